@@ -12,7 +12,7 @@ _HOME = {
     "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
     "ContrastiveCallback": "dipole.rl.callbacks.contrastive",
     "ContrastiveDrQ": "dipole.rl.drq",
-    "ContrastiveSAC": "dipole.rl.agent",
+    "ContrastiveSAC": "dipole.rl.sac",
     "ControlEnv": "dipole.rl.envs.control",
     "DotEnv": "dipole.rl.envs.dot",
     "EvaluationCallback": "dipole.rl.callbacks.evaluating",

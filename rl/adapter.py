@@ -28,13 +28,12 @@ from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.inference import Embedder
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import remove_scratch
-from dipole.rl import algorithms, augmentation, kept, snapshots
+from dipole.rl import algorithms, artifacts, augmentation, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
-from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.registry import find, make_env
-from dipole.rl.envs.running.admission import stack
 from dipole.rl.envs.running.faults import guarded
+from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.at_once import evaluate_each
 from dipole.rl.episodes.history import SCORES, Evaluation, scores
@@ -42,6 +41,7 @@ from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import export_sb3
 from dipole.rl.exported import NO_VECTORS
 from dipole.rl.hub import export_hub
+from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameBatch
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class RLAdapter(Adapter):
             raise ConfigError(
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
-        self._kept = None if self.kept is None else kept.read(self.kept)
-        self.agent = algorithms.find(config.algorithm)(
+        self._kept = None if self.kept is None else artifacts.read(self.kept)
+        self.agent = algorithms.ALGORITHMS[config.algorithm](
             "CnnPolicy",
             self._environments() if self._kept is None else None,
             _init_setup_model=self._kept is None,
@@ -99,11 +99,11 @@ class RLAdapter(Adapter):
         )
         if self._kept is not None:
             assert self.kept is not None
-            kept.settle(self.agent, self._kept, self.kept)
+            artifacts.make_networks(self.agent, self._kept, self.kept)
         self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
         self.module = nn.ModuleDict(self.agent.parts())
-        self.embedding_dim = self.agent.settings.features
+        self.embedding_dim = config.features
         self.steps_per_epoch = 1000
         self.history: list[Evaluation] = []
         self._observations: list[Any] = []
@@ -138,7 +138,7 @@ class RLAdapter(Adapter):
         agent, train = self.agent, run.config.train
         agent.adopt(run.objective, **_settings_of(train.learning_rate, train.precision))
         if run.objective is not None:
-            start_bilinear(bilinear_terms(run.objective), agent.settings)
+            start_bilinear(bilinear_terms(run.objective), agent.bilinear_init)
         if self._pending is not None:
             snapshots.restore(agent, self._pending)
             self._pending = None
@@ -170,15 +170,15 @@ class RLAdapter(Adapter):
 
     def embed(self, batch: FrameBatch) -> Pairs:
         """Anchors of the encoder against keys of the momentum encoder."""
-        return self.agent._pairs(batch, self.agent.anchors(batch.observations))
+        return self.agent.make_pairs(batch, self.agent.anchors(batch.observations))
 
     def _played(self, part: EvaluatedPart) -> int:
-        """The seed of evaluated episodes: other ones than those of the test for choosing settings."""
+        """Return the seed of evaluated episodes. Validation and test use different ones."""
         return self.seed.stream("probe", "validation") if part == "validation" else self.seed.probe
 
     @property
     def _has_new_score(self) -> bool:
-        """Whether a score is that of this evaluation: it is a result, of the part that results are of."""
+        """Whether this evaluation reaches a step count of the papers, whose score is a result."""
         reached = max((each.environment_steps for each in self.history), default=0)
         return any(reached < steps <= self.agent.environment_steps for steps in SCORES.values())
 
@@ -216,7 +216,7 @@ class RLAdapter(Adapter):
 
     @torch.no_grad()
     def diagnostic_pairs(self) -> Pairs | None:
-        """One batch of the replay buffer, as the objective sees it; None without one or before there is a batch."""
+        """Return one batch of the replay buffer as pairs, or None without an objective or a full batch."""
         if self.agent.contrast is None or len(self.agent.replay_buffer) < self.batch_size:
             return None
         return self.embed(next(self.batches(0, self.agent.num_timesteps)))
@@ -274,7 +274,7 @@ class RLAdapter(Adapter):
         self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 
     def keep(self, folder: Path) -> None:
-        kept.keep(folder, self.agent, self.data_info())
+        artifacts.keep(folder, self.agent, self.data_info())
 
     def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
         """Refused: what an agent gives for its inputs is actions."""
@@ -295,7 +295,7 @@ class RLAdapter(Adapter):
 
 
 def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
-    """The agent's settings that stand in [train], besides the batch."""
+    """Return the agent's settings that come from [train], except for the batch size."""
     return {"learning_rate": learning_rate, "precision": _PRECISIONS[precision]}
 
 
@@ -309,8 +309,11 @@ def _build_encoder(
     filters: int,
 ) -> None:
     space = gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8)
-    with torch.device("meta"):
-        PixelEncoder(space, features, seen, layers, filters)
+    try:
+        with torch.device("meta"):
+            PixelEncoder(space, features, seen, layers, filters)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _example(objective: Composite, dim: int, count: int, positives: int | None) -> Pairs:
@@ -320,7 +323,7 @@ def _example(objective: Composite, dim: int, count: int, positives: int | None) 
 
 
 class _Report(BaseCallback):
-    """Tells the run about every agent step, between rollouts, where evaluation and checkpoints are safe."""
+    """Reports agent steps to the run between rollouts. There, evaluation and checkpoints are safe."""
 
     def __init__(self, run: "Run", adapter: RLAdapter) -> None:
         super().__init__()

@@ -1,19 +1,28 @@
-"""Agents by the name that `rl.algorithm` has for them."""
+"""Agents by the name of their algorithm, and from files."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from dipole.rl.pixel_agent import PixelAgent
+from dipole.rl import description
+from dipole.rl.drq import ContrastiveDrQ
+from dipole.rl.pixel_agent import PixelAgent
+from dipole.rl.sac import ContrastiveSAC
 
-_HOME = {
-    "sac": "dipole.rl.agent:ContrastiveSAC",
-    "drq": "dipole.rl.drq:ContrastiveDrQ",
-}
+ALGORITHMS: dict[str, type[PixelAgent]] = {"sac": ContrastiveSAC, "drq": ContrastiveDrQ}
 
 
-def find(name: str) -> "type[PixelAgent]":
-    """The class of an algorithm."""
-    module, _, attribute = _HOME[name].partition(":")
-    found: type[PixelAgent] = getattr(import_module(module), attribute)
-    return found
+def open_agent(path: str | Path, cls: Any = None, *arguments: Any, **given: Any) -> Any:
+    """Build an agent from its zip; no code in the file is run.
+
+    Args:
+        path: what `ContrastiveSAC.save` wrote.
+        cls: the agent's class; by default that of the algorithm in the file.
+        arguments: as in `description.open_agent`.
+        given: likewise.
+
+    Raises:
+        CheckpointError: the file is damaged or was not written here. ConfigError: the agent needs what was not given.
+    """
+    if cls is None:
+        cls = ALGORITHMS.get(description.read(Path(path))["settings"].get("algorithm"), ContrastiveSAC)
+    return description.open_agent(path, cls, *arguments, **given)

@@ -1,4 +1,4 @@
-"""What users may hand to environments, callbacks and functions; the agent's settings are checked by their model."""
+"""Checks of arguments of environments, callbacks and functions. `settings.py` checks the agent's settings."""
 
 from numbers import Integral, Real
 from typing import Any
@@ -11,7 +11,7 @@ from dipole.core.utils.errors import ConfigError
 
 
 def plain(value: Any) -> Any:
-    """A NumPy scalar as Python's number, which is what gymnasium, SB3 and a setting's text take; all else as it is."""
+    """Return a NumPy scalar as a Python number, lists as tuples, and anything else unchanged."""
     if isinstance(value, (list, tuple)):
         return tuple(map(plain, value))
     return value.item() if isinstance(value, np.generic) else value
@@ -36,7 +36,7 @@ def check_number(low: float, high: float, /, **options: Any) -> None:
 
 
 def check_seed(seed: Any) -> int | None:
-    """Return the seed as Python's integer; raise ConfigError unless NumPy's generators take it (None draws one)."""
+    """Return the seed as an int. Raise ConfigError unless NumPy accepts it (None draws one)."""
     if seed is None:
         return None
     if not _is(Integral, seed) or not 0 <= seed < 2**32:

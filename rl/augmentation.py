@@ -1,4 +1,4 @@
-"""Random views of stored frames: the peer's crop, DrQ's shift (bilinear as well), none, or a function of the user's.
+"""Random views of stored frames: CURL's crop, DrQ's shift (also bilinear), none, or your own function.
 
 One offset per sample serves all frames of its stack, so that motion inside the stack survives.
 """
@@ -33,11 +33,11 @@ class Augmentation(Protocol):
 
 
 class Crop:
-    """A random window; with `inclusive=False` the last offset is never drawn, as in the CURL repository.
+    """A random window. With `inclusive=False` the last offset is never drawn, as in the CURL repository.
 
     Args:
         size: height and width of the window.
-        inclusive: draw offsets 0..m (m = rendered size - size); False draws 0..m-1.
+        inclusive: draw offsets 0..m (m = rendered size - size). False draws 0..m-1.
     """
 
     def __init__(self, size: Size, inclusive: bool = True) -> None:
@@ -89,7 +89,7 @@ class Bilinear(Shift):
 
 
 class Custom:
-    """A function (B, C, H, W) uint8 -> (B, C, h, w), values 0..255; it may draw from torch's generator."""
+    """A function (B, C, H, W) uint8 -> (B, C, h, w), values 0..255. It may draw from torch's generator."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], channels: int, rendered: Size) -> None:
         self.function = function
@@ -164,7 +164,7 @@ def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: i
 
 
 def one_number(height: int, width: int) -> Size:
-    """The size of an image; one number for a square one."""
+    """Return the size of an image, as one number if it is square."""
     return height if height == width else (height, width)
 
 
@@ -174,7 +174,7 @@ def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclus
     Args:
         choice: "crop", "shift", "bilinear", "none" or a function.
         channels, rendered: of the environment's observations.
-        size: height and width that the network sees, of a square; by default 84 % of the rendered height and width for
+        size: height and width that the network sees, of a square. By default 84 % of the rendered height and width for
             crops (84 of 100), the rendered size otherwise.
         inclusive: see `Crop`.
     """

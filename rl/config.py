@@ -24,9 +24,9 @@ _OF_THE_ENVIRONMENT = (
 
 
 class RLConfig(AgentTable):
-    """The [rl] table. Settings of the agent that are left out come from the preset."""
+    """The [rl] table. The preset gives the agent's settings that the recipe does not name."""
 
-    # The preset stands in the values that it has brought, and so does a file.
+    # A run's identity holds the values of a preset or file, not its name.
     incidental: ClassVar[frozenset[str]] = frozenset(
         {"preset", "hyperparameters", "storage", "workers", "evaluation_workers"}
     )
@@ -37,9 +37,9 @@ class RLConfig(AgentTable):
     task: str = Field(
         "dot", description='"dot", a task of the suite ("cheetah-run", ...), one of your own, or an id of gymnasium'
     )
-    size: int | None = Field(None, ge=12, description="rendered height and width; default 100 (dot: 28)")
+    size: int | None = Field(None, ge=12, description="rendered height and width. Default 100 (dot: 28)")
     frame_stack: int = Field(3, ge=1, description="frames in an observation")
-    action_repeat: int | None = Field(None, ge=1, description="control steps per action; default the papers'")
+    action_repeat: int | None = Field(None, ge=1, description="control steps per action. Default the papers'")
     camera: int | None = Field(None, ge=0, description="default 0 (quadruped: 2)")
     rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
     difficulty: Literal["easy", "medium", "hard"] | None = Field(
@@ -51,11 +51,11 @@ class RLConfig(AgentTable):
     workers: bool = Field(False, description="each environment in a process of its own")
     augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
     storage: Storage = Field(
-        "auto", description="where replay keeps its frames; auto: on a GPU where they fit; disk: in TMPDIR"
+        "auto", description="where replay stores its frames. auto: on a GPU if they fit. disk: in TMPDIR"
     )
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
     evaluation_seeds: Literal["first", "each"] = Field(
-        "first", description="first: one for the first episode of an evaluation; each: every episode has its own"
+        "first", description="first: one seed for the first episode of an evaluation. each: every episode has its own"
     )
     evaluation_workers: int = Field(
         1,
@@ -136,5 +136,5 @@ _RATES = {(preset, "cheetah-run"): 2e-4 for preset in ("curl", "paper")}
 
 
 def _of_file(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file of hyper-parameters says, of the agent and of [train]."""
+    """Read the file of hyper-parameters: settings of the agent, and of [train]."""
     return zoo.read(str(given["hyperparameters"]), str(given.get("task", "dot")))

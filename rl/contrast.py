@@ -1,7 +1,9 @@
-"""The contrastive objective inside an agent: built to its width, tried on what it has, blamed for what it breaks."""
+"""The contrastive objective inside an agent: building it, checking that it fits, and finding duplicates in a batch."""
 
 import copy
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
@@ -10,11 +12,10 @@ from dipole.core.objectives.objective import Composite, Objective, objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import ConfigError, PairsError
-from dipole.rl.settings import Settings
 
 
 def as_composite(given: str | Objective | Composite | None) -> Composite | None:
-    """A text built, one objective as a sum of itself, a sum as it is; None for "none" and None.
+    """Return a Composite for a text, an Objective or a Composite, and None for "none" and None.
 
     Raises:
         SpecError: for a wrong text. ConfigError: for anything else.
@@ -38,11 +39,17 @@ def unregistered(contrast: Composite) -> tuple[str, ...]:
     return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if registry.name_of(kind) is None)
 
 
-def fit(contrast: Composite, settings: Settings) -> Composite:
-    """Create the parameters that are not there yet for embeddings of the agent's width; those that are stay."""
+def fit(contrast: Composite, width: int, bilinear_init: str) -> Composite:
+    """Create missing parameters for embeddings of the agent's width. Existing ones stay.
+
+    Args:
+        contrast: the objective.
+        width: of the embeddings.
+        bilinear_init: how a new matrix W starts, "uniform" or "identity".
+    """
     new = [term for term in bilinear_terms(contrast) if isinstance(term.W, UninitializedParameter)]
-    contrast.build(settings.features)
-    start_bilinear(new, settings)
+    contrast.build(width)
+    start_bilinear(new, bilinear_init)
     return contrast
 
 
@@ -52,14 +59,15 @@ def bilinear_terms(contrast: Composite) -> list[Objective]:
 
 
 @torch.no_grad()
-def start_bilinear(terms: list[Objective], settings: Settings) -> None:
-    """Start each W as `bilinear_init` says; they are built as the identity."""
-    for term in terms if settings.bilinear_init == "uniform" else ():
-        term.W.uniform_(0, 1)
+def start_bilinear(terms: list[Objective], bilinear_init: str) -> None:
+    """Draw each W from [0, 1) for "uniform". It is built as the identity."""
+    if bilinear_init == "uniform":
+        for term in terms:
+            term.W.uniform_(0, 1)
 
 
 def largest(gradients: list[Tensor]) -> Tensor:
-    """The largest magnitude in each of n gradients: (n,); NaN where there is one.
+    """Return the largest magnitude in each of n gradients, (n,), or NaN if there is one.
 
     PyTorch's norm of the infinite order takes 18 times as long on a CPU (13 million numbers an update), and one kernel
     for all of them on a GPU.
@@ -73,7 +81,7 @@ def require_unlabelled(contrast: Composite, width: int, positives: int, batch_si
     """Try a copy of the objective on what an agent has: a batch without labels, `positives` keys for each anchor.
 
     Raises:
-        ConfigError: if it asks for more; said before training instead of at the first update.
+        ConfigError: if it asks for more. This comes before training instead of at the first update.
     """
     trial = copy.deepcopy(contrast).cpu()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -81,3 +89,36 @@ def require_unlabelled(contrast: Composite, width: int, positives: int, batch_si
             trial(Pairs.cross(torch.randn(batch_size, width), torch.randn(batch_size, positives, width)))
         except PairsError as error:
             raise ConfigError(f"the objective {contrast} cannot run inside an agent: {error}") from error
+
+
+def duplicates(stacks: Any, positives: int) -> Tensor | None:
+    """Return the candidates that show the same observation as another anchor, for `Pairs.cross(dropped=)`.
+
+    Args:
+        stacks: (B, n) integers. Equal rows are the same observation.
+        positives: K, keys of each observation. Candidate j + c B is key c of observation j.
+
+    Returns:
+        (B, E) long, padded with -1, or None if no two rows are equal.
+    """
+    size = len(stacks)
+    _, group, counts = np.unique(stacks, axis=0, return_inverse=True, return_counts=True)
+    largest = int(counts.max())
+    if largest == 1:
+        return None
+    dropped = np.full((size, (largest - 1) * positives), -1, np.int64)
+    for label in np.flatnonzero(counts > 1):
+        members = np.flatnonzero(group == label)
+        for member in members:
+            others = members[members != member]
+            keys = (others[:, None] + size * np.arange(positives)).ravel()
+            dropped[member, : len(keys)] = keys
+    return torch.from_numpy(dropped)
+
+
+def bf16_is_native(device: torch.device) -> bool:
+    """Return whether the device multiplies bfloat16 in hardware. Others emulate it, slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())

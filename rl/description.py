@@ -1,4 +1,4 @@
-"""An agent's own description inside its zip: all that is needed to build it again, as JSON, without the pickles of SB3.
+"""The description of an agent inside its zip: everything that builds it again, as JSON instead of SB3's pickles.
 
 `ContrastiveSAC.load` reads a file as SB3 does, code in it included. `open_agent` reads the description and the weights
 alone, so that a file from anywhere can be played and continued.
@@ -17,19 +17,19 @@ from stable_baselines3.common.save_util import load_from_zip_file
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, SpecError
-from dipole.rl import algorithms
+from dipole.rl import settings as presets
 from dipole.rl.settings import Inputs
 
 FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
-_LARGEST = 10_000_000  # bytes of a description; more is none
+_LARGEST = 10_000_000  # bytes of a description
 COUNTERS = ("num_timesteps", "_episode_num", "_n_updates", "environment_steps", "_current_progress_remaining")
-# Keywords of the agent that may hold code, which no file of ours does.
+# Keywords of the agent that may hold code, which our files never do.
 _CODE = ("learning_rate", "augmentation", "action_noise", "replay_buffer_class", "replay_buffer_kwargs")
 
 
 def describe(agent: Any) -> dict[str, Any]:
-    """What `build` makes the agent from."""
+    """Return what `build` makes the agent from."""
     settings = dict(agent.settings)
     given: dict[str, Any] = {
         "learning_rate": settings["learning_rate"],
@@ -39,7 +39,8 @@ def describe(agent: Any) -> dict[str, Any]:
         "replay_buffer_kwargs": None if agent.has_own_replay else agent.replay_buffer_kwargs,
     }
     code = [name for name in _CODE if given[name] is not None and not isinstance(given[name], int | float | str)]
-    settings["learning_rate"] = None if "learning_rate" in code else settings["learning_rate"]
+    if "learning_rate" in code:
+        settings["learning_rate"] = None
     return {
         "format": _FORMAT,
         "settings": settings,
@@ -71,9 +72,9 @@ def read(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             if FILE not in archive.namelist():
                 raise CheckpointError(
-                    f"{path} holds no description by dipole (it is of an earlier version, or of another program): what "
-                    "SB3 itself writes is read by running code in it, which is not done here. If you trust it, load it "
-                    "in Python with ContrastiveSAC.load(path), and save it again."
+                    f"{path} holds no description by dipole: reading SB3's own files runs code in them, which is not "
+                    "done here. If you trust the file, load it in Python with ContrastiveSAC.load(path), and save "
+                    "it again."
                 )
             if archive.getinfo(FILE).file_size > _LARGEST:
                 raise ValueError(f"{FILE} is too large")
@@ -85,8 +86,8 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"the agent {path} cannot be read: {error}") from error
 
 
-def inputs_of(path: Any) -> Inputs:
-    """What of its environment's observations an agent's file says it sees; one without a word of it saw images."""
+def settings_of(path: Any) -> dict[str, Any]:
+    """Return the settings in an agent's file, or {} if they cannot be read."""
     if isinstance(path, str | Path) and not Path(path).exists():
         path = Path(path).with_suffix(".zip")  # as SB3 finds it
     try:
@@ -94,26 +95,32 @@ def inputs_of(path: Any) -> Inputs:
             told = json.loads(archive.read(FILE))
         if hasattr(path, "seek"):
             path.seek(0)
-        found: Inputs = told["settings"].get("inputs", "pixels")
+        found = dict(told["settings"])
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return "auto"  # loading says what is wrong
+        return {}  # loading says what is wrong
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def inputs_of(path: Any) -> Inputs:
+    """Return the part of its environment's observations that a saved agent sees."""
+    found: Inputs = settings_of(path).get("inputs", "auto")
     return found
 
 
 def open_agent(
     path: str | Path,
-    cls: Any = None,
+    cls: Any,
     env: Any = None,
     device: str = "auto",
     objective: Objective | Composite | None = None,
     **given: Any,
 ) -> Any:
-    """Build an agent from its zip; no code in the file is run.
+    """Build an agent from its zip without running code in it.
 
     Args:
         path: what `ContrastiveSAC.save` wrote.
-        cls: the agent's class; by default the one that the file names.
-        env: to go on learning in. Without one the agent plays; its replay is as small as can be.
+        cls: the agent's class.
+        env: to go on learning in. Without one the agent can only play.
         device: where to.
         objective: as `ContrastiveSAC.load` takes it.
         given: keywords of `ContrastiveSAC` that a file cannot hold: functions, SB3's objects, tensorboard_log.
@@ -124,9 +131,7 @@ def open_agent(
     told = read(Path(path))
     try:
         with explained(path, objective):
-            agent = build(
-                cls or algorithms.find(told["settings"].get("algorithm", "sac")), told, env, device, objective, **given
-            )
+            agent = build(cls, told, env, device, objective, **given)
             load_weights(agent, path)
             for name in COUNTERS:
                 setattr(agent, name, told["counters"][name])
@@ -145,7 +150,7 @@ def build(
     objective: Objective | Composite | None = None,
     **given: Any,
 ) -> Any:
-    """Build the agent of a description, without its weights; see `open_agent`."""
+    """Build the agent of a description, without its weights. See `open_agent`."""
     missing = [name for name in told["code"] if name not in given]
     if missing:
         raise ConfigError(
@@ -154,23 +159,23 @@ def build(
         )
     if told["own_terms"] and objective is None:
         raise ConfigError(unregistered_message(told["own_terms"]))
+    presets.require_changeable(given)
     settings = {name: value for name, value in told["settings"].items() if name not in given}
     if objective is not None:
         settings["objective"] = objective
-    settings.setdefault("inputs", "pixels")  # of an earlier version
     keywords = {"augmentation": told["augmentation"], "storage": told["storage"], "seed": told["seed"]}
     keywords |= {"stats_window_size": told["stats_window_size"], "device": device, **settings, **given}
     if env is not None:
         agent = cls("CnnPolicy", env, **keywords)
     else:
         agent = cls("CnnPolicy", None, _init_setup_model=False, **keywords)
-        settle(agent, told)
+        make_networks(agent, told)
     agent.task = told.get("task")
     return agent
 
 
 def told_spaces(agent: Any) -> dict[str, Any]:
-    """What an agent sees and does, as `settle` reads it."""
+    """Describe the spaces of an agent, as `make_networks` reads them."""
     return {
         "n_envs": agent.n_envs,
         "observation_space": _described(agent.observation_space),
@@ -178,7 +183,7 @@ def told_spaces(agent: Any) -> dict[str, Any]:
     }
 
 
-def settle(agent: Any, told: Mapping[str, Any]) -> None:
+def make_networks(agent: Any, told: Mapping[str, Any]) -> None:
     """Make the networks of an agent that was made without an environment, for what `told_spaces` says."""
     agent.observation_space, agent.action_space = map(_space, (told["observation_space"], told["action_space"]))
     agent.n_envs = int(told["n_envs"])
@@ -186,7 +191,7 @@ def settle(agent: Any, told: Mapping[str, Any]) -> None:
 
 
 def load_weights(agent: Any, path: str | Path) -> None:
-    """What is learned, of a zip into an agent of the same settings; tensors alone are read."""
+    """Load the weights and optimizers of a zip into an agent with the same settings. Only tensors are read."""
     _, parameters, variables = load_from_zip_file(path, load_data=False, device=agent.device)
     agent.set_parameters(parameters, exact_match=True, device=agent.device)
     for name, value in (variables or {}).items():
@@ -195,7 +200,7 @@ def load_weights(agent: Any, path: str | Path) -> None:
 
 @contextmanager
 def explained(path: Any, objective: Any) -> Iterator[None]:
-    """Say of an objective that is not known, or another one, how to give the right one."""
+    """Explain how to give the right objective if it is unknown or another one."""
     try:
         yield
     except SpecError as error:
@@ -223,7 +228,7 @@ def _described(space: Any) -> dict[str, Any]:
         return {"bits": list(space.shape)}
     if isinstance(space, spaces.Discrete):
         return {"n": int(space.n), "start": int(space.start)}
-    # One number stands for bounds that are the same everywhere, as those of images are.
+    # One number is enough for bounds that are the same everywhere, as for images.
     low, high = (
         side.flat[0].item() if (side == side.flat[0]).all() else side.tolist() for side in (space.low, space.high)
     )

@@ -29,7 +29,7 @@ def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
     batch = buffer.sample_views(batch_size, agent._augment, max(agent._positives, 1))
     buffer.rng.bit_generator.state = state
     torch.set_rng_state(generator)
-    pairs = agent._pairs(batch, agent.anchors(batch.observations))
+    pairs = agent.make_pairs(batch, agent.anchors(batch.observations))
     t_neg = agent.contrast.sharpness()[1]
     return diagnose_pairs(pairs, t_neg) | diagnose_objective(agent.contrast, pairs.anchors)
 
@@ -39,7 +39,7 @@ def diagnose_pairs(pairs: Pairs, t_neg: float = SHARPNESS[1]) -> dict[str, float
 
     Args:
         pairs: anchors against keys.
-        t_neg: sharpness of the negatives' weights whose entropy it is, >= 0; an objective's own is
+        t_neg: sharpness of the negatives' weights whose entropy it is, >= 0. An objective's own is
             `Composite.sharpness`.
 
     Raises:

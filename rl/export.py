@@ -21,15 +21,13 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
 from dipole.rl import networks, seen
-from dipole.rl.envs.running.admission import stack
+from dipole.rl.envs.running.validate import stack
 from dipole.rl.exported import AGENT
 from dipole.rl.inputs import named
 from dipole.rl.pixel_agent import PixelAgent
-from dipole.rl.policy import encoder_keywords, head_keywords, sde_keywords
-from dipole.rl.settings import sac_keywords, sb3_keywords
 
 CODE, SEEN = "networks.py", "seen.py"
-PLAIN_REPLAY = 10_000  # transitions that SB3's own replay holds twice over; `buffer_size=` of `SAC.load` changes it
+PLAIN_REPLAY = 10_000  # transitions, which SB3's replay stores twice. `buffer_size=` of `SAC.load` changes it
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Form:
     """An algorithm as SB3's own.
 
     Args:
-        base: SB3's class. policy: of its networks, which stands in `code`.
+        base: SB3's class. policy: that of its networks, in `code`.
         name: of the algorithm, in words.
     """
 
@@ -68,13 +66,13 @@ agent = {own}.load("FOLDER/agent.zip", env={env})
 agent.learn(10_000, reset_num_timesteps=False)  # goes on as it was trained, with a replay of its own"""
 
 _NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `agent.zip` holds the networks, {also}the
-objective with what it has learned, and every setting; optimizers and replay begin anew. `{file}` holds the
+objective with what it has learned, and every setting. Optimizers and replay start anew. `{file}` holds the
 networks{and_also}: its deterministic actions are those of `agent.zip`, bit for bit, and `learn` goes on as plain
 {name} of stable-baselines3, on images cut to their middle, without augmentation and without contrast, with a replay of
 {replay:,} transitions (`{base}.load(path, env=..., buffer_size=...)` takes another number).
 
-Both are files of stable-baselines3: loading one runs code in it, so load files of people you trust. `dipole play` reads
-agent.zip without that. The networks' classes in `{file}` are those of Python {python}; elsewhere take them from
+Both are files of stable-baselines3: loading one runs code in it, so only load files that you trust. `dipole play` reads
+agent.zip without that. The networks' classes in `{file}` are those of Python {python}. Elsewhere take them from
 `networks.py` and `seen.py` beside it:
 
 ```python
@@ -96,7 +94,7 @@ def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any
 
 
 def save_plain(agent: PixelAgent, folder: Path) -> None:
-    """Write SB3's own zip and the code of its networks into a folder; TrainingError if it would act otherwise."""
+    """Write SB3's own zip and the code of its networks into a folder. Raise TrainingError if it would act otherwise."""
     form = FORMS[agent.algorithm]
     played = plain(agent)
     _require_same(agent, played)
@@ -115,7 +113,7 @@ def save_plain(agent: PixelAgent, folder: Path) -> None:
 
 def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
     """The agent as SB3's own algorithm, with the same networks and temperature."""
-    chosen, form = agent.settings, FORMS[agent.algorithm]
+    form = FORMS[agent.algorithm]
     policy, keywords = _keywords(agent)
     base: Any = form.base
     made = base(
@@ -131,7 +129,7 @@ def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
     made.observation_space, made.action_space = agent.observation_space, agent.action_space
     made.n_envs = agent.n_envs
     made._setup_model()
-    made.buffer_size = min(PLAIN_REPLAY, chosen.buffer_size)
+    made.buffer_size = min(PLAIN_REPLAY, agent.buffer_size)
     own = {name: value for name, value in agent.policy.state_dict().items() if not name.startswith("contrast.")}
     made.policy.load_state_dict(own)
     learned = getattr(agent, "log_ent_coef", None)
@@ -142,13 +140,14 @@ def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
 
 
 def _keywords(agent: PixelAgent) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What SB3's policy and what its algorithm are made with."""
-    chosen, size = agent.settings, agent.policy.encoder.image_size
-    policy = {"encoder": encoder_keywords(chosen, size), **head_keywords(chosen)}
-    if agent.algorithm == "drq":
-        return policy, sb3_keywords(chosen) | {"policy_delay": chosen.actor_every}
-    policy |= {"log_std_bounds": list(chosen.log_std_bounds), "sde": sde_keywords(chosen)}
-    return policy, sac_keywords(chosen) | {"target_entropy": agent.target_entropy}  # type: ignore[attr-defined]
+    """Return what SB3's policy and its algorithm are made with."""
+    keywords = agent.sb3_keywords(agent.settings)
+    keywords.pop("buffer_size")
+    keywords.pop("target_noise_clip", None)  # SB3's TD3 has another noise
+    policy = agent.policy_keywords()
+    if "log_std_bounds" in policy:
+        policy["log_std_bounds"] = list(policy["log_std_bounds"])
+    return policy, keywords
 
 
 def _require_same(agent: PixelAgent, other: OffPolicyAlgorithm) -> None:

@@ -1,4 +1,4 @@
-"""Agents that `dipole export` wrote, as `dipole embed` meets them; nothing heavy is imported."""
+"""Agents that `dipole export` wrote, for `dipole embed`. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_VECTORS = "is an agent, which gives actions and no vectors of inputs: play it
 
 
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
-    """Refuse the folder of an agent; None for any other."""
+    """Refuse the folder of an agent, and return None for any other."""
     if (folder / AGENT).is_file():
         raise ConfigError(f"{folder} {NO_VECTORS}")
     return None

@@ -19,13 +19,13 @@ from dipole.core.utils.files import why
 from dipole.core.utils.transfer import to_device
 
 Size = int | tuple[int, int]
-"""Height and width; one number for both."""
+"""Height and width, or one number for both."""
 
 _AT_ONCE = 4096  # planes that are copied at a time when a ring moves
 
 
 class Frames:
-    """A ring of planes (n_envs, F, H, W) in host memory; a plane is one channel of one frame."""
+    """A ring of planes (n_envs, F, H, W) in host memory. A plane is one channel of one frame."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self.shape = shape
@@ -48,7 +48,7 @@ class Frames:
     def windows(
         self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
     ) -> Tensor:
-        """Return a window of each stack (B, C, height, width); only its pixels are copied."""
+        """Return a window of each stack (B, C, height, width). Only its pixels are copied."""
         view = sliding_window_view(self.data, extents(size), axis=(-2, -1))
         return to_device(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
 
@@ -71,8 +71,8 @@ class Frames:
 class DiskFrames(Frames):
     """The same ring in a file of the temporary folder (TMPDIR), for more frames than memory holds.
 
-    The file has no name: it is gone when the process ends, however it ends. What is used often stays in memory, as the
-    system decides. All of it is reserved at once: a disk that fills up later would end the process at a write.
+    The file has no name and is gone when the process ends. The system keeps frequently used parts in memory. It is all
+    reserved at once, because a disk that fills up later would end the process at a write.
 
     Raises:
         TrainingError: if the disk refuses.
@@ -95,7 +95,7 @@ class DiskFrames(Frames):
                 "another folder."
             ) from error
         if hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)  # a draw is anywhere: what lies behind it is not wanted
+            mapped.madvise(mmap.MADV_RANDOM)  # draws are random: do not read ahead
         self.data = np.frombuffer(mapped, np.uint8).reshape(shape)
 
 
@@ -140,7 +140,7 @@ def extents(size: Size) -> tuple[int, int]:
 
 
 def digest(plane: NDArray[np.uint8]) -> int:
-    """64 bits that tell a plane from others: the same for the same pixels, in every process."""
+    """Return a 64-bit hash of a plane that is the same in every process."""
     return int.from_bytes(
         hashlib.blake2b(np.ascontiguousarray(plane).data, digest_size=8).digest(), "little", signed=True
     )

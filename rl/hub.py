@@ -31,16 +31,16 @@ agent = {base}.load(load_from_hub(repo_id="OWNER/NAME", filename="{file}"))
 action, _ = agent.predict(observation, deterministic=True)"""
 
 _NOTES = """Deterministic mean return of {episodes} episodes, the first with seed {seed}: {mean:.2f} +/- {std:.2f}
-(`results.json`). `{file}` is for stable-baselines3 alone; `agent.zip` is for `dipole play FOLDER/agent.zip` and
+(`results.json`). `{file}` is for stable-baselines3 alone, and `agent.zip` for `dipole play FOLDER/agent.zip` and
 `{own}.load`, and holds the objective and every setting as well.
 
-Loading a file with stable-baselines3 runs code in it, so load files of people you trust. The networks' classes in
-`{file}` are those of Python {python}; elsewhere take them from `networks.py` and `seen.py` beside it:
+Loading a file with stable-baselines3 runs code in it, so only load files that you trust. The networks' classes in
+`{file}` are those of Python {python}. Elsewhere take them from `networks.py` and `seen.py` beside it:
 `custom_objects={{"policy_class": networks.{policy}}}`."""
 
 
 def name_of(algorithm: str, task: str) -> str:
-    """The model's name: `sac-cheetah-run`; slashes become dashes, as in huggingface_sb3, and colons too."""
+    """The model's name: `sac-cheetah-run`. Slashes and colons become dashes, as in huggingface_sb3."""
     return f"{algorithm}-{re.sub(r'[^0-9A-Za-z._-]', '-', task)}"
 
 
@@ -53,7 +53,7 @@ def export_hub(
     episodes: int,
     seed: int,
 ) -> None:
-    """Write the folder; the agent plays so many episodes for its result, the first of them for the video.
+    """Write the folder. The agent plays episodes for its result, and the first one for the video.
 
     Args:
         agent: a trained one. folder: an empty one. record, data: of its run.

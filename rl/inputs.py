@@ -1,4 +1,4 @@
-"""What of an environment's observations an agent sees: its setting `inputs`."""
+"""The part of an environment's observations that an agent sees: its setting `inputs`."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDictObs
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl.envs.running.admission import image_keys
+from dipole.rl.envs.running.validate import image_keys
 from dipole.rl.seen import Layout, layout
 from dipole.rl.settings import Inputs
 
@@ -42,7 +42,7 @@ class VecKeepDictObs(VecEnvWrapper):
 
 
 def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
-    """An environment with the part of its observations that an agent sees.
+    """Return an environment with the part of its observations that an agent sees.
 
     Args:
         learner: the agent's class.
@@ -70,7 +70,7 @@ def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
 
 
 def seen_by(learner: str, space: spaces.Space[Any]) -> Layout:
-    """Where image and vectors lie in an agent's observations; ConfigError for what is neither."""
+    """Return the layout of an agent's observations. Raise ConfigError for other kinds."""
     try:
         return layout(space)
     except ValueError as error:
@@ -89,7 +89,7 @@ def require_kinds(learner: str, space: spaces.Space[Any]) -> None:
 
 
 def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None:
-    """Raise ConfigError where observations do not have the part that is asked for."""
+    """Raise ConfigError if observations do not have the requested part."""
     missing = {
         "pixels": seen.image is None,
         "state": not seen.vectors or seen.image is not None,
@@ -105,7 +105,7 @@ def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None
 
 
 def require_policy(policy: Any, learner: str, seen: Layout) -> None:
-    """Raise ConfigError for the name of a policy that does not fit the observations; they all name the same one."""
+    """Raise ConfigError for the name of a policy that does not fit the observations. All names mean the same policy."""
     if not isinstance(policy, str):
         return
     fits = ["CnnPolicy"]
@@ -119,10 +119,10 @@ def require_policy(policy: Any, learner: str, seen: Layout) -> None:
 
 
 def require_image(seen: Layout, learner: str) -> None:
-    """Raise ConfigError where a contrast has no image to be of."""
+    """Raise ConfigError if there is no image for the contrast."""
     if seen.image is None:
         raise ConfigError(
-            f"{learner} sees no image here (a Box of uint8 with three dimensions; a grey one has one of 1), and the "
+            f"{learner} sees no image here (a Box of uint8 with three dimensions, of which a grey one has 1), and the "
             "contrast is of images: objective='none' trains it on vectors alone (--set objective=none)."
         )
 
@@ -135,7 +135,7 @@ def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...
         space: the environment's, likewise.
 
     Returns:
-        (key,) for a space that is that entry; all keys of a smaller dictionary; None where there are none such.
+        (key,) for a space that is that entry, all keys of a smaller dictionary, or None.
     """
     if not isinstance(space, spaces.Dict):
         return None
@@ -145,12 +145,12 @@ def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...
 
 
 def taken(observation: Any, keys: tuple[str, ...], seen: spaces.Space[Any]) -> Any:
-    """The part of an observation that `part_of` found."""
+    """Return the part of an observation that `part_of` found."""
     return {key: observation[key] for key in keys} if isinstance(seen, spaces.Dict) else observation[keys[0]]
 
 
 def named(seen: Layout) -> str:
-    """In words."""
+    """Name the inputs in words."""
     if seen.image is None:
         return "vectors"
     return "pixels and vectors" if seen.vectors else "pixels"

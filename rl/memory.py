@@ -1,4 +1,4 @@
-"""How much memory is free, and a refusal with the bytes where a replay buffer cannot fit."""
+"""Free memory, and an error with the bytes if a replay buffer cannot fit."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ def available_bytes(place: torch.device | Path) -> int:
 
 
 def has_room_for(needed: int, device: torch.device) -> bool:
-    """Whether a GPU would hold so many bytes and as many again are left for what is computed there."""
+    """Return whether a GPU has room for twice as many bytes: these, and as many for computing."""
     return device.type == "cuda" and 2 * needed <= available_bytes(device)
 
 

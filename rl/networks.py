@@ -1,10 +1,11 @@
-"""The networks that an agent acts with, on torch, gymnasium, stable-baselines3 and `seen` alone.
+"""The networks of an agent, on torch, gymnasium, stable-baselines3 and `seen` alone.
 
-An exported folder holds copies of both files, so that `stable_baselines3.SAC.load` (or `TD3.load`) plays the agent
+An exported folder has copies of both files, so that `stable_baselines3.SAC.load` (or `TD3.load`) plays the agent
 without dipole.
 """
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,19 +24,19 @@ Maps = tuple[Tensor, ...]
 
 
 class PixelEncoder(BaseFeaturesExtractor):
-    """Conv 3x3/2, then 3x3/1, ReLU after each, Linear, LayerNorm (SAC-AE; CURL never applies the tanh).
+    """Conv 3x3/2, then 3x3/1, ReLU after each, Linear, LayerNorm (SAC-AE, while CURL never applies the tanh).
 
     Split in `convolve` and `head`, because the actor shares the convolutions of the critic but has a head of its own,
     and because the actor's loss stops between the two.
 
-    Where observations hold vectors as well, `forward` puts them beside the embedding; where they hold no image, the
-    embedding has no numbers.
+    If observations have vectors as well, `forward` appends them to the embedding. Without an image the embedding is
+    empty.
 
     Args:
-        observation_space: Box (C, H, W) uint8, as rendered; larger images than `image_size` are cut to their middle.
+        observation_space: Box (C, H, W) uint8, as rendered. Images larger than `image_size` are cut to their middle.
             Or vectors (a Box), or a Dict of one image and vectors.
         features_dim: width of the embedding.
-        image_size: height and width of what the convolutions see; one number for both.
+        image_size: height and width of what the convolutions see, or one number for both.
         layers, filters: number and channels of the convolutions.
         tanh: apply tanh to the embedding.
         channels_last: memory layout of the convolutions.
@@ -143,6 +144,22 @@ class CentredEncoder(PixelEncoder):
         return tuple(part.sub_(0.5) for part in super().prepare(images))
 
 
+def q_values(critic: Any, features: Tensor, actions: Tensor) -> Tensor:
+    """Return all Q functions of features (B, d) and actions (B, A): (B, n_critics), in the features' precision."""
+    joint = torch.cat([features, actions], 1)
+    return torch.cat([network(joint) for network in critic.q_networks], 1).to(features.dtype)
+
+
+@torch.no_grad()
+def soft_update(online: Iterable[nn.Module], copies: Iterable[nn.Module], tau: float) -> None:
+    """Set copy <- tau online + (1 - tau) copy."""
+    modules = list(zip(online, copies, strict=True))
+    sources: list[Tensor] = [parameter for module, _ in modules for parameter in module.parameters()]
+    targets: list[Tensor] = [parameter for _, module in modules for parameter in module.parameters()]
+    if targets:
+        torch._foreach_lerp_(targets, sources, tau)
+
+
 def detached(maps: Maps) -> Maps:
     """The same maps, through which no gradient goes."""
     return tuple(each.detach() for each in maps)
@@ -164,7 +181,7 @@ def initialise(module: nn.Module) -> None:
 
 
 class SquashedActor(Actor):
-    """SB3's actor with the log standard deviation squashed into its range instead of clamped; gSDE as SB3 has it."""
+    """SB3's actor with the log standard deviation squashed into its range instead of clamped. gSDE is SB3's."""
 
     log_std_bounds: tuple[float, float]
     noise_is_new = False  # whether gSDE's matrix was drawn for a rollout that has not begun
@@ -197,7 +214,7 @@ class SquashedActor(Actor):
 
 
 class Encoders:
-    """What policies have in common whose actor shares the convolutions of their critic."""
+    """The shared part of policies whose actor shares the convolutions of their critic."""
 
     actor: Any
     critic: Any
@@ -212,7 +229,7 @@ class Encoders:
     def keywords(
         self, encoder: dict[str, Any], hidden: list[int], critic_hidden: list[int] | None, critics: int, activation: str
     ) -> dict[str, Any]:
-        """What SB3's policy is given of keywords of the encoder, and of actor and critic."""
+        """Return keywords of SB3's policy for those of the encoder, of actor and critic."""
         return {
             "net_arch": {"pi": list(hidden), "qf": list(hidden if critic_hidden is None else critic_hidden)},
             "n_critics": critics,
@@ -268,7 +285,7 @@ class Encoders:
 
 
 class PixelPolicy(Encoders, SACPolicy):
-    """Actor, critic and momentum critic of SAC on images; the actor's convolutions are the critic's own.
+    """Actor, critic and momentum critic of SAC on images. The actor's convolutions are the critic's own.
 
     The optimizer of the actor leaves the convolutions alone.
 
@@ -281,7 +298,7 @@ class PixelPolicy(Encoders, SACPolicy):
         critic_hidden: widths of the critic.
         critics: how many Q functions.
         activation: its name in torch.nn.
-        sde: keywords of SB3's gSDE (log_std_init, use_expln, clip_mean); None: without it.
+        sde: keywords of SB3's gSDE (log_std_init, use_expln, clip_mean), or None without it.
     """
 
     actor: SquashedActor
@@ -320,8 +337,8 @@ class PixelPolicy(Encoders, SACPolicy):
         self.critic_target = self.make_critic()
         for network in (self.actor.latent_pi, self.critic):
             network.apply(initialise)
-        # One orthogonal matrix for mean and deviation, as a single output layer would have; gSDE's deviation is a
-        # parameter with a start of its own.
+        # One orthogonal matrix for mean and deviation, as for a single output layer. gSDE's deviation is a
+        # parameter with its own start.
         outputs: list[Any] = [self.actor.mu, self.actor.log_std]
         if self.sde is not None:
             outputs = [next(each for each in self.actor.mu.modules() if isinstance(each, nn.Linear))]
@@ -361,14 +378,14 @@ class NoisyActor(TD3Actor):
 
 
 def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:
-    """Actions mean + clip(noise) inside (-1, 1); the gradient passes as if nothing were cut off (DrQ-v2)."""
+    """Actions mean + clip(noise) inside (-1, 1). The gradient passes as if nothing were cut off (DrQ-v2)."""
     action = mean + (noise if clip is None else noise.clamp(-clip, clip))
     inside = action.clamp(-1 + 1e-6, 1 - 1e-6)
     return action - action.detach() + inside.detach()
 
 
 class DrQPolicy(Encoders, TD3Policy):
-    """Actor, critic and momentum critic of DrQ-v2; the actor's convolutions are the critic's own.
+    """Actor, critic and momentum critic of DrQ-v2. The actor's convolutions are the critic's own.
 
     There is no momentum copy of the actor: where SB3 wants one it gets the actor itself.
 

@@ -35,7 +35,7 @@ def write(folder: Path, name: str, value: Any) -> None:
 
 
 def read(folder: Path, name: str) -> Any:
-    """Read what `write` wrote; an error of Python's where it is damaged."""
+    """Read what `write` wrote. A damaged file raises Python's own errors."""
     tree, stored = files(name)
     told = read_json(folder / tree)
     with np.load(folder / stored, allow_pickle=False) as arrays:

@@ -1,8 +1,8 @@
 """Experience replay that stores every frame once.
 
-An observation is C indices into one ring of single channels, so that a transition costs what is new in its next
-observation instead of the 2 C channels that storing observation and next observation takes: 100,000 transitions of
-9x100x100 fit in about 3.1 GB instead of 18.
+An observation is a block of C consecutive planes (single channels) in a ring. The next observation of the same episode
+moves on by one frame: it shares all planes but the newest. 100,000 transitions of 9x100x100 take about 3.1 GB instead
+of 18.
 """
 
 import copy
@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -31,15 +31,10 @@ from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_b
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
 
-if TYPE_CHECKING:
-    from dipole.rl.segments import Segment
-
-# Room for the first frame of each episode; where episodes are shorter than 50 steps the ring grows.
-_SLACK = 50
-# A channel that was seen among so many observations' worth of new ones before is known again.
-_MEMORY = 32
-_STEPS = ("actions", "rewards", "dones", "ends", "valid", "stacks", "oldest_frame")  # (n_envs, steps, ...)
-_PLACES = ("_head", "_tail", "_written", "_newest", "pos", "full")
+# Room for the first stack of each episode: one frame in 32 steps. If episodes need more the ring grows.
+_SLACK = 32
+_STEPS = ("actions", "rewards", "dones", "ends", "valid", "starts")  # (n_envs, steps, ...)
+_COUNTERS = ("_head", "_tail", "_written", "_newest", "pos", "full")
 
 
 @dataclass(frozen=True)
@@ -47,15 +42,15 @@ class FrameBatch:
     """Transitions drawn for one update, their images augmented.
 
     Args:
-        observations: (B, C, h, w) uint8; float32 of "bilinear" views.
+        observations: (B, C, h, w) uint8, or float32 for "bilinear" views.
         next_observations: (B, C, h, w) likewise.
-        positives: (B, K, C, h, w), K further views of the observations; None for K = 0.
+        positives: (B, K, C, h, w), K further views of the observations, or None for K = 0.
         actions: (B, A) float.
         rewards: (B, 1) float.
         dones: (B, 1) float, without time limits.
-        stacks: (B, C) digests of the observation's channels; equal rows are exact duplicates, pixel for pixel.
-        discounts: (B, 1) of the value of the next observation, where returns are of several steps; else None.
-        states: (B, S) vectors of the observations beside their images, where they have such; else None.
+        stacks: (B, C) hashes of the observation's channels. Equal rows are exact duplicates.
+        discounts: (B, 1) of the next observation's value, or None for returns of one step.
+        states: (B, S) vectors of the observations, or None.
         next_states: (B, S) likewise.
     """
 
@@ -72,17 +67,16 @@ class FrameBatch:
 
 
 class FrameReplayBuffer(ReplayBuffer):
-    """Replay for stacked pixel observations; takes the place of SB3's ReplayBuffer (`replay_buffer_class=`).
+    """Replay for stacked pixel observations, in place of SB3's ReplayBuffer (`replay_buffer_class=`).
 
-    Any stacking is stored exactly: channels are recognised by their pixels, so grey or coloured frames, a repeated
-    first frame, a zero-padded one (VecFrameStack), frames with a stride or no overlap at all need no declaration. A
-    time limit (`TimeLimit.truncated`) is not a termination. A step that a fault ended (`info["fault"]`), or whose
-    reward or action is not finite, is never sampled.
+    Frames are expected newest last, each step bringing one (`frame_stack`). Anything else is stored exactly as well, as
+    whole observations: the ring then grows while memory allows. A time limit (`TimeLimit.truncated`) is not a
+    termination. A step that a fault ended (`info["fault"]`), or whose reward, action or vectors are not finite, is
+    never sampled.
 
     Args:
-        buffer_size: transitions over all environments, >= 1, rounded up to a multiple of `n_envs`. Where the stream
-            needs more new channels for each than `frame_stack` says, the ring grows; where memory does not suffice for
-            that, a warning says how many fit.
+        buffer_size: transitions over all environments, >= 1, rounded up to a multiple of `n_envs`. If memory does not
+            suffice for the frames of so many, a warning says how many fit.
         observation_space: a Box (C, H, W) of uint8, vectors (another Box), or a Dict of one such image and vectors,
             which are stored beside it for every step.
         action_space: of the agent.
@@ -90,13 +84,12 @@ class FrameReplayBuffer(ReplayBuffer):
         n_envs: environments, >= 1.
         optimize_memory_usage: has no effect: every frame is stored once.
         handle_timeout_termination: False counts a time limit (`TimeLimit.truncated`) as a termination.
-        frame_stack: frames in an observation, >= 1, of which each step is expected to bring one; by default C / 3 where
-            C is a multiple of 3, otherwise C.
-        storage: "host"; "device" to keep the frames on the training device; "disk" for more than memory holds, in a
-            file of the temporary folder (TMPDIR); "auto": on the device, if that is a GPU whose free memory is twice
-            what they need, else on the host.
-        seed: of the sampler, from 0 to 2**32 - 1; drawn from NumPy's global generator (which SB3 seeds) if left out.
-        n_steps: rewards in a return, >= 1; as SB3's NStepReplayBuffer, returns end where an episode does.
+        frame_stack: frames in an observation, >= 1, of which each step is expected to bring one. By default C / 3 if C
+            is a multiple of 3, otherwise C.
+        storage: "host", "device" (the training device), "disk" (a file in the temporary folder TMPDIR, for more than
+            memory holds), or "auto": the device if that is a GPU with twice the needed memory free, else the host.
+        seed: of the sampler, from 0 to 2**32 - 1. By default drawn from NumPy's global generator, which SB3 seeds.
+        n_steps: rewards in a return, >= 1. As in SB3's NStepReplayBuffer, returns end with the episode.
         gamma: discount of the rewards in a return, in [0, 1].
 
     Raises:
@@ -159,7 +152,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self.rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
 
     def _allocate(self) -> None:
-        channels, height, width = self.layout.shape
+        height, width = self.layout.shape[1:]
         self.frames = STORES[self.storage]((self.n_envs, self._ring, height, width), self.device)
         size = (self.n_envs, self.buffer_size)
         self.actions = np.zeros((*size, self.action_dim), np.float32)
@@ -167,8 +160,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self.dones = np.zeros(size, np.float32)
         self.ends = np.zeros(size, bool)
         self.valid = np.zeros(size, bool)
-        self.stacks = np.zeros((*size, 2, channels), np.int64)  # serial numbers of observation and next observation
-        self.oldest_frame = np.zeros(size, np.int64)  # no serial number of a transition is below it
+        self.starts = np.zeros((*size, 2), np.int64)  # first plane of observation and next observation
         self.digests = np.zeros((self.n_envs, self._ring), np.int64)
         self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
 
@@ -183,47 +175,32 @@ class FrameReplayBuffer(ReplayBuffer):
             return Path(tempfile.gettempdir())
         return self.device if self.storage == "device" else torch.device("cpu")
 
-    @staticmethod
-    def bytes_needed(steps: int, n_envs: int, frame: tuple[int, ...], frame_stack: int, action_dim: int) -> int:
-        """Bytes of a full buffer, of which each step brings one new frame.
-
-        An episode's first observation is one frame more; episodes of 50 steps or longer are reckoned with.
-
-        Args:
-            steps: for each environment, >= 1.
-            n_envs: environments, >= 1.
-            frame: (c, H, W) of a new frame.
-            frame_stack: frames in an observation, >= 1.
-            action_dim: numbers of an action.
-        """
-        channels = frame[0] * frame_stack
-        return _bytes(steps, n_envs, _ring(steps, frame[0], channels), frame[1:], channels, action_dim)
-
     @property
     def nbytes(self) -> int:
         """Bytes of this buffer when full."""
-        channels, *size = self.layout.shape
-        images = _bytes(self.buffer_size, self.n_envs, self._ring, tuple(size), channels, self.action_dim)
-        return images + self.n_envs * self.buffer_size * 8 * self.layout.width
+        return self._bytes(self._ring)
+
+    def _bytes(self, ring: int) -> int:
+        per_step = 4 * self.action_dim + 4 + 4 + 1 + 1 + 16 + 8 * self.layout.width
+        plane = int(np.prod(self.layout.shape[1:])) + 8
+        return self.n_envs * (ring * plane + self.buffer_size * per_step)
 
     @property
     def capacity(self) -> int:
-        """Transitions that it can hold; fewer than `buffer_size` asks for only where memory ended (with a warning)."""
+        """Transitions that it can hold. Fewer than `buffer_size` only if memory did not suffice (with a warning)."""
         if self._room is None:
             return self.buffer_size * self.n_envs
         return self._room
 
     def reset(self) -> None:
-        """Forget every transition; the sampler goes on."""
+        """Forget every transition, but not the sampler's state."""
         super().reset()
         self._head = np.zeros(self.n_envs, np.int64)  # transitions ever added
         self._tail = np.zeros(self.n_envs, np.int64)  # the oldest that is still whole
         self._written = np.zeros(self.n_envs, np.int64)  # planes ever stored
-        self._newest: list[tuple[NDArray[np.uint8], list[int]] | None] = [None] * self.n_envs
-        self._recent: list[dict[int, int]] = [{} for _ in range(self.n_envs)]  # digest -> serial number
+        self._newest: list[NDArray[np.uint8] | None] = [None] * self.n_envs  # next observation of the last step
         self._room: int | None = None
-        # Where what is stored lies on a disk already, for the next checkpoint.
-        self.segments: tuple[Segment, ...] = ()
+        self.files: tuple[Any, ...] = ()  # of the last checkpoint, see `segments`
 
     def size(self) -> int:
         """Steps stored (of the fullest environment), as SB3 counts."""
@@ -250,7 +227,7 @@ class FrameReplayBuffer(ReplayBuffer):
             action: (n_envs, A).
             reward: (n_envs,).
             done: (n_envs,).
-            infos: of each environment; `TimeLimit.truncated` and `fault` count.
+            infos: of each environment, for `TimeLimit.truncated` and `fault`.
         """
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         if self.layout.width:
@@ -262,8 +239,6 @@ class FrameReplayBuffer(ReplayBuffer):
                 env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
                 bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
             )  # fmt: skip
-        if self._head[0] == max(self.buffer_size // 100, _MEMORY):
-            self._grow()  # while there is little to move
         self._count()
 
     def _put_states(self, obs: Any, next_obs: Any) -> None:
@@ -282,15 +257,17 @@ class FrameReplayBuffer(ReplayBuffer):
         ends: bool,
         valid: bool,
     ) -> None:
-        oldest = max(int(self._written[env]) - self._window, 0)
-        before = self._serials(env, obs)
-        after = self._serials(env, following)
-        self._newest[env] = (following.copy(), after)
+        last = self._newest[env]
+        if last is not None and np.array_equal(obs, last):
+            before = int(self.starts[env, (self._head[env] - 1) % self.buffer_size, 1])
+        else:
+            before = self._write(env, obs)
+        after = self._write_next(env, obs, before, following)
+        self._newest[env] = following.copy()
         self._tail[env] = max(self._tail[env], self._head[env] - self.buffer_size + 1)
         slot = self._head[env] % self.buffer_size
         finite = bool(np.isfinite(reward) and np.isfinite(action).all() and np.isfinite(self.states[env, slot]).all())
-        self.stacks[env, slot] = before, after
-        self.oldest_frame[env, slot] = oldest
+        self.starts[env, slot] = before, after
         self.actions[env, slot] = action if finite else 0.0
         self.rewards[env, slot] = reward if finite else 0.0
         self.dones[env, slot], self.ends[env, slot], self.valid[env, slot] = done, ends, valid and finite
@@ -300,75 +277,53 @@ class FrameReplayBuffer(ReplayBuffer):
         self.pos = int(self._head[0] % self.buffer_size)
         self.full = bool((self._head - self._tail >= self.buffer_size).all())
 
-    @property
-    def _window(self) -> int:
-        """So many planes back one is known again."""
-        return _MEMORY * self.layout.shape[0]
+    def _write_next(self, env: int, obs: NDArray[np.uint8], before: int, following: NDArray[np.uint8]) -> int:
+        """Store what is new in a next observation: a grey frame, a frame, or all of it."""
+        if before + len(obs) == self._written[env]:  # the newest planes are those of `obs`
+            for new in (1, self._frame_shape[0]):
+                if new < len(obs) and np.array_equal(following[:-new], obs[new:]):
+                    self._write(env, following[-new:])
+                    return before + new
+        return self._write(env, following)
 
-    def _serials(self, env: int, obs: NDArray[np.uint8]) -> list[int]:
-        """Serial numbers of an observation's channels: of planes that were seen lately, or new ones."""
-        newest = self._newest[env]
-        if newest is not None and np.array_equal(obs, newest[0]):
-            return newest[1]
-        recent = self._recent[env]
-        serials = self._moved_on(env, obs)
-        for plane in obs[len(serials) :]:
-            name = digest(plane)
-            known = recent.get(name, -1)
-            if known < 0 or known < self._written[env] - self._window:
-                known = recent[name] = self._write(env, plane, name)
-            serials.append(known)
-        if len(recent) > 4 * self._window:
-            least = self._written[env] - self._window
-            self._recent[env] = {name: serial for name, serial in recent.items() if serial >= least}
-        return serials
-
-    def _moved_on(self, env: int, obs: NDArray[np.uint8]) -> list[int]:
-        """Serial numbers of the leading channels of a stack that has moved on by a frame: comparing is cheaper."""
-        newest, new = self._newest[env], self._frame_shape[0]
-        if newest is None or not np.array_equal(obs[:-new], newest[0][new:]):
-            return []
-        known = newest[1][new:]
-        return known if min(known, default=0) >= self._written[env] - self._window else []
-
-    def _write(self, env: int, plane: NDArray[np.uint8], name: int) -> int:
-        serial = int(self._written[env])
-        if self._head[env] - self._tail[env] < self.buffer_size and self._loses(env, serial):
-            self._grow(int(1.25 * self._ring))
-        self.frames.put(env, serial % self._ring, plane)
-        self.digests[env, serial % self._ring] = name
-        self._written[env] += 1
-        # Transitions that used the plane just overwritten are whole no more.
-        while self._loses(env, serial):
+    def _write(self, env: int, planes: NDArray[np.uint8]) -> int:
+        """Store planes (n, H, W) and return the serial number of the first."""
+        first = int(self._written[env])
+        last = first + len(planes)
+        if self._head[env] - self._tail[env] < self.buffer_size and self._loses(env, last):
+            self._grow()
+        serials = np.arange(first, last)
+        self.frames.put(env, serials % self._ring, planes)
+        self.digests[env, serials % self._ring] = [digest(plane) for plane in planes]
+        self._written[env] = last
+        while self._loses(env, last):  # a plane of the oldest transition is overwritten
             self._tail[env] += 1
-        return serial
+        return first
 
-    def _loses(self, env: int, serial: int) -> bool:
-        """Whether writing the plane of this number overwrites one of the oldest transition."""
+    def _loses(self, env: int, written: int) -> bool:
+        """Return whether the oldest transition loses a plane once so many are written."""
         tail = self._tail[env]
-        return bool(tail < self._head[env] and self.oldest_frame[env, tail % self.buffer_size] <= serial - self._ring)
+        return bool(tail < self._head[env] and self.starts[env, tail % self.buffer_size, 0] < written - self._ring)
 
-    def _grow(self, least: int = 0) -> None:
-        """Make the ring long enough for the planes that a transition of this stream brings, if memory allows."""
+    def _grow(self) -> None:
+        """Make the ring long enough for this stream's planes per transition, if memory allows."""
         if self._room is not None:
             return
         channels = self.layout.shape[0]
-        rate = float((self._written / np.maximum(self._head, 1)).max())  # planes for each transition
-        ring = max(least, min(_ring(self.buffer_size, rate, channels), _ring(self.buffer_size, 2 * channels, channels)))
-        if ring <= 1.05 * self._ring:
+        rate = float((self._written / np.maximum(self._head, 1)).max())
+        ring = max(_ring(self.buffer_size, rate, channels), int(1.25 * self._ring))
+        needed, free = self._bytes(ring), available_bytes(self._place)
+        if needed <= free:
+            self._resize(ring)
             return
-        needed, free = self.n_envs * ring * int(np.prod(self.frames.shape[2:])), available_bytes(self._place)
-        if needed > free:
-            self._room = max(int((self._ring - self._window) / rate), 1) * self.n_envs
-            warnings.warn(
-                f"replay holds about {self._room:,} transitions instead of {self.buffer_size * self.n_envs:,}: each "
-                f"brings {rate:.3g} new channels of its {channels}, so that all of them would need "
-                f"{gigabytes(needed)}, and {gigabytes(free)} are free. Lower buffer_size, or free memory.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            return
-        self._resize(ring)
+        self._room = max(int(self._ring / rate), 1) * self.n_envs
+        warnings.warn(
+            f"replay holds about {self._room:,} transitions instead of {self.buffer_size * self.n_envs:,}: each brings "
+            f"{rate:.3g} new channels of its {channels}, so that all of them would need {gigabytes(needed)}, and "
+            f"{gigabytes(free)} are free. Lower buffer_size, or free memory.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
     def _resize(self, ring: int) -> None:
         """Put what is stored into a ring of another length."""
@@ -414,16 +369,21 @@ class FrameReplayBuffer(ReplayBuffer):
         return env, (self._tail[env] + offset) % self.buffer_size
 
     def _outcomes(
-        self, env: NDArray[Any], slot: NDArray[Any], normalizer: VecNormalize | None
+        self,
+        env: NDArray[Any],
+        slot: NDArray[Any],
+        normalizer: VecNormalize | None,
+        n_steps: int,
+        gamma: float,
     ) -> tuple[NDArray[Any], NDArray[Any], Tensor | None]:
         """Rewards (B, 1), the slot (B,) of the step that each return ends with, and the discount of what follows.
 
-        R = sum_{j < m} gamma^j r_{t+j}, discount gamma^m; m <= n_steps ends with the episode, the newest step, or
+        R = sum_{j < m} gamma^j r_{t+j}, discount gamma^m. m <= n_steps ends with the episode, the newest step, or
         before a step that failed.
         """
-        if self.n_steps == 1:
+        if n_steps == 1:
             return self._normalize_reward(self.rewards[env, slot][:, None], normalizer), slot, None
-        ahead = np.arange(self.n_steps)
+        ahead = np.arange(n_steps)
         # Steps between the drawn one and the newest.
         left = (self._head[env] - 1 - slot) % self.buffer_size
         path = (slot[:, None] + ahead) % self.buffer_size  # (B, n)
@@ -431,12 +391,12 @@ class FrameReplayBuffer(ReplayBuffer):
         goes_on[:, 1:] &= ~self.ends[env[:, None], path[:, :-1]]
         taken = np.logical_and.accumulate(goes_on, axis=1)
         rewards = self._normalize_reward(self.rewards[env[:, None], path], normalizer)
-        powers = (self.gamma**ahead).astype(np.float32)
+        powers = (gamma**ahead).astype(np.float32)
         count = taken.sum(1)
         return (
             (rewards * powers * taken).sum(1, keepdims=True).astype(np.float32),
             path[np.arange(len(slot)), count - 1],
-            self._tensor((self.gamma ** count[:, None]).astype(np.float32)),
+            self._tensor((gamma ** count[:, None]).astype(np.float32)),
         )
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
@@ -454,12 +414,12 @@ class FrameReplayBuffer(ReplayBuffer):
             TrainingError: as `draw`.
         """
         which, slot = self.draw(batch_size)
-        rewards, last, discounts = self._outcomes(which, slot, env)
+        rewards, last, discounts = self._outcomes(which, slot, env, self.n_steps, self.gamma)
         states, following = self._drawn_states(which, slot, last, env)
         return ReplayBufferSamples(
-            self.layout.observation(self.frames.stacks(which, self.stacks[which, slot, 0] % self._ring), states),
+            self.layout.observation(self.frames.stacks(which, self._planes(which, slot, 0)), states),
             self._tensor(self.actions[which, slot]),
-            self.layout.observation(self.frames.stacks(which, self.stacks[which, last, 1] % self._ring), following),
+            self.layout.observation(self.frames.stacks(which, self._planes(which, last, 1)), following),
             self._tensor(self.dones[which, last][:, None]),
             self._tensor(rewards),
             discounts,
@@ -472,6 +432,8 @@ class FrameReplayBuffer(ReplayBuffer):
         positives: int = 1,
         env: VecNormalize | None = None,
         times: tuple[int, int] = (1, 1),
+        n_steps: int | None = None,
+        gamma: float | None = None,
     ) -> FrameBatch:
         """Draw transitions with augmented observations and further views of each.
 
@@ -484,16 +446,20 @@ class FrameReplayBuffer(ReplayBuffer):
             env: as in `sample`.
             times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w), (N
                 B, C, h, w).
+            n_steps: rewards in a return. By default the buffer's.
+            gamma: discount of the rewards in a return. By default the buffer's.
 
         Returns:
-            The batch; its `positives` are (B, K, C, h, w), None for K = 0.
+            The batch.
 
         Raises:
             TrainingError: as `draw`.
         """
         which, slot = self.draw(batch_size)
-        rewards, last, discounts = self._outcomes(which, slot, env)
-        before, after = self.stacks[which, slot, 0] % self._ring, self.stacks[which, last, 1] % self._ring
+        rewards, last, discounts = self._outcomes(
+            which, slot, env, n_steps or self.n_steps, self.gamma if gamma is None else gamma
+        )
+        before, after = self._planes(which, slot, 0), self._planes(which, last, 1)
         observations, next_observations = (
             torch.cat([augmentation.draw(self.frames, which, stacks, self.rng) for _ in range(count)])
             for stacks, count in zip((before, after), times, strict=True)
@@ -513,10 +479,14 @@ class FrameReplayBuffer(ReplayBuffer):
             next_states,
         )
 
+    def _planes(self, env: NDArray[Any], slot: NDArray[Any], side: int) -> NDArray[Any]:
+        """Return the ring's slots (B, C) of observations (side 0) or next observations (1)."""
+        return (self.starts[env, slot, side][:, None] + np.arange(self.layout.shape[0])) % self._ring
+
     def _drawn_states(
         self, env: NDArray[Any], slot: NDArray[Any], last: NDArray[Any], normalizer: VecNormalize | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Vectors (B, S) of observations and of those that returns end with; None where there are none."""
+        """Return vectors (B, S) of observations and of those that returns end with, or None."""
         if not self.layout.width:
             return None, None
         found = (self.states[env, slot, 0], self.states[env, last, 1])
@@ -533,25 +503,22 @@ class FrameReplayBuffer(ReplayBuffer):
 
     @property
     def extent(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
-        """Numbers of the steps, and for each environment of the planes, that are there: first and one after the last.
-
-        Planes that nothing shows any more but that may be recognised are there.
-        """
+        """Numbers of the stored steps, and of each environment's planes: the first, and one after the last."""
         planes = []
         for env, (tail, head, written) in enumerate(zip(self._tail, self._head, self._written, strict=True)):
-            oldest = self.oldest_frame[env, tail % self.buffer_size] if tail < head else written
-            planes.append((int(max(min(oldest, written - self._window), written - self._ring, 0)), int(written)))
+            oldest = self.starts[env, tail % self.buffer_size, 0] if tail < head else written
+            planes.append((int(oldest), int(written)))
         return (int(self._tail.min()), int(self._head[0])), tuple(planes)
 
-    def places(self) -> dict[str, Any]:
-        """What is known of the whole: counters, the newest observations and the sampler's generator."""
-        return copy.deepcopy({**{name: getattr(self, name) for name in _PLACES}, "ring": self._ring, "rng": self.rng})
+    def counters(self) -> dict[str, Any]:
+        """Return counters, the newest observations and the sampler's generator."""
+        return copy.deepcopy({**{name: getattr(self, name) for name in _COUNTERS}, "ring": self._ring, "rng": self.rng})
 
-    def load_places(self, state: dict[str, Any]) -> None:
-        """Begin to continue from what `places` returned; `load_part` brings the rest.
+    def load_counters(self, state: dict[str, Any]) -> None:
+        """Continue from `counters`. `load_part` brings the rest.
 
         Args:
-            state: what `places` returned.
+            state: what `counters` returned.
 
         Raises:
             ValueError: the state is of another buffer.
@@ -566,12 +533,10 @@ class FrameReplayBuffer(ReplayBuffer):
             raise ValueError("the replay's counters contradict each other")
         ring = int(state["ring"])
         if ring != self._ring:
-            channels, *size = self.layout.shape
-            steps = self.buffer_size
-            needed = _bytes(steps, self.n_envs, max(ring, 1), tuple(size), channels, self.action_dim)
-            require_bytes(needed, steps * self.n_envs, self._frame_shape, self._place)
+            needed = self._bytes(max(ring, 1))
+            require_bytes(needed, self.buffer_size * self.n_envs, self._frame_shape, self._place)
             self._resize(max(ring, 1))
-        for name in _PLACES:
+        for name in _COUNTERS:
             setattr(self, name, state[name])
         self.rng = state["rng"]
 
@@ -616,105 +581,24 @@ class FrameReplayBuffer(ReplayBuffer):
             self.digests[env, serials] = names[start:stop]
             start = stop
 
-    def settle(self) -> None:
-        """Work out what follows from what was loaded; steps that are not finite are dropped, with a warning."""
-        for env, written in enumerate(self._written):
-            serials = range(max(int(written) - self._window, 0), int(written))
-            self._recent[env] = {int(self.digests[env, serial % self._ring]): serial for serial in serials}
-        bad = ~(np.isfinite(self.rewards) & np.isfinite(self.actions).all(-1))
-        live = (
-            [
-                (env, number % self.buffer_size)
-                for env, (tail, head) in enumerate(zip(self._tail, self._head, strict=True))
-                for number in range(tail, head)
-            ]
-            if bad.any()
-            else []
-        )
-        self._dropped(sum(bool(bad[each] and self.valid[each]) for each in live))
-        self.rewards[bad], self.actions[bad], self.valid[bad] = 0.0, 0.0, False
-
-    def _dropped(self, count: int) -> None:
-        if count:
-            warnings.warn(
-                f"{count:,} of {len(self):,} transitions in this replay have a reward or an action that is not finite: "
-                "they are dropped (never sampled).",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored, and the sampler's generator: arrays, numbers and lists."""
-        steps, planes = self.extent
-        return {**self.places(), "steps": steps, "planes": planes, **self.part(steps, planes)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned, in this version or in one that stored whole frames.
-
-        Args:
-            state: what `state_dict` returned.
-
-        Raises:
-            ValueError: the state is of a buffer of another shape.
-            TrainingError: memory is too small for it.
-        """
-        if "planes" not in state:
-            self._load_whole_frames(state)
-            return
-        self.load_places(state)
-        self.load_part(state, state["steps"], state["planes"])
-        self.settle()
-
-    def _load_whole_frames(self, state: dict[str, Any]) -> None:
-        """Take over the replay of an earlier version: frames (n_envs, F, c, H, W), and their slots as stacks."""
-        self.reset()
-        frames, stacks, size = state["frames"], state["stacks"], self.buffer_size
-        shape = self.layout.shape
-        found = (frames.shape[2] * stacks.shape[-1], *frames.shape[3:])
-        if found != shape or len(frames) != self.n_envs or state["actions"].shape[1] > size:
-            raise ValueError(
-                f"the replay holds observations {found} of {counted(len(frames), 'environment')}, the agent's {shape}"
-            )
-        head, tail = state["_head"], state["_tail"]
-        first, dropped = int(tail.min()), 0
-        for number in range(first, int(head[0])):
-            slot, following = number % size, (number + 1) % size
-            for env in range(self.n_envs):
-                before, after = (frames[env, stacks[env, slot, side]].reshape(shape) for side in (0, 1))
-                done = bool(state["dones"][env, slot])
-                ends = done or (number + 1 < head[0] and (stacks[env, slot, 1] != stacks[env, following, 0]).any())
-                reward, action, valid = (state[name][env, slot] for name in ("rewards", "actions", "valid"))
-                finite = np.isfinite(reward) and np.isfinite(action).all()
-                dropped += int(valid and not finite and number >= tail[env])
-                self._append(env, before, after, action, float(reward), done, bool(ends), bool(valid))
-        self._tail = np.maximum(self._tail, tail - first)
-        self._count()
-        self.rng = state["rng"]
-        self._dropped(dropped)
-
     def __getstate__(self) -> dict[str, Any]:
-        own = ("frames", "digests", "segments", "_recent", "states", *_STEPS, *_PLACES)
-        state = {name: value for name, value in self.__dict__.items() if name not in own}
-        return state | {"stored": self.state_dict()}
+        own = ("frames", "digests", "files", "states", *_STEPS, *_COUNTERS)
+        steps, planes = self.extent
+        stored = {**self.counters(), "steps": steps, "planes": planes, **self.part(steps, planes)}
+        return {name: value for name, value in self.__dict__.items() if name not in own} | {"stored": stored}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        stored = state.pop("stored", None)
-        if stored is None:  # of an earlier version
-            stored = {name: state.pop(name) for name in (*_PLACES, "actions", "rewards", "dones", "valid", "stacks")}
-            stored |= {"frames": state.pop("frames_used"), "rng": state.pop("rng")}
-            state.pop("oldest_frame")
-            state["_device"] = state.pop("device")
-            channels = state["observation_space"].shape[0]
-            state |= {"n_steps": 1, "gamma": 0.99, "_ring": _ring(state["buffer_size"], channels, channels)}
-        self.__dict__.update({"layout": layout(state["observation_space"]), **state})
+        stored = state.pop("stored")
+        self.__dict__.update(state)
         if self._device.type == "cuda" and not torch.cuda.is_available():
             self._device = torch.device("cpu")
         self._allocate()
-        self.load_state_dict(stored)
+        self.load_counters(stored)
+        self.load_part(stored, stored["steps"], stored["planes"])
 
     @property
     def device(self) -> torch.device:
-        """Where batches go, and where frames lie that are kept on the training device; SB3 sets it after loading."""
+        """The device of batches, and of frames with storage="device". SB3 sets it after loading."""
         return self._device
 
     @device.setter
@@ -729,10 +613,5 @@ class FrameReplayBuffer(ReplayBuffer):
 
 
 def _ring(steps: int, planes: float, channels: int) -> int:
-    """Planes that hold `steps` transitions, each of which brings so many new ones."""
-    return max(int(planes * (steps + max(steps // _SLACK, 4))) + (_MEMORY + 4) * channels, 1)
-
-
-def _bytes(steps: int, n_envs: int, ring: int, size: tuple[int, ...], channels: int, action_dim: int) -> int:
-    plane = int(np.prod(size)) + 8
-    return n_envs * (ring * plane + steps * (4 * action_dim + 4 + 4 + 1 + 1 + 16 * channels + 8))
+    """Planes that hold `steps` transitions of so many new ones each, and some for the starts of episodes."""
+    return max(int(planes * (steps + max(steps // _SLACK, 4))) + 4 * channels, 1)

@@ -1,4 +1,4 @@
-"""Keywords of stable-baselines3's algorithms as settings of the agents: taken, renamed, or refused with the cure."""
+"""Keywords of stable-baselines3's algorithms as settings of the agents: taken, renamed or refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _OTHERS = {
 _OF_POLICY = ("n_critics", "log_std_init", "use_expln", "clip_mean", "use_sde")
 _NOT_OF_POLICY = {
     "features_extractor_class": (
-        "the encoder is the agent's own (features, layers, filters, tanh); one of yours is trained by "
+        "the encoder is the agent's own (features, layers, filters, tanh). Your own one is trained by "
         "stable_baselines3's SAC with ContrastiveCallback"
     ),
     "features_extractor_kwargs": "the encoder's are the settings features, layers, filters and tanh",
@@ -38,7 +38,7 @@ def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
         given: keywords of SB3's SAC or TD3, and settings.
 
     Raises:
-        ConfigError: for one that has no meaning for this agent, with what takes its place; for a setting that is given
+        ConfigError: for one without a meaning for this agent, with its replacement, or for a setting that is given
             twice.
     """
     rest = {name: value for name, value in given.items() if name not in (*_IDLE, "policy_kwargs")}

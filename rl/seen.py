@@ -1,4 +1,4 @@
-"""What an agent sees of an observation: one image, vectors of numbers, or both.
+"""The layout of observations: one image, vectors of numbers, or both.
 
 On torch, NumPy and gymnasium alone, as an exported folder holds a copy of this file.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where image and vectors lie in an observation.
+    """The image and the vectors of an observation.
 
     Args:
-        image: key of the image; "" where the observation is the image itself, None where there is none.
-        shape: (C, H, W) of the image; (0, 1, 1), an image without channels, where there is none.
+        image: key of the image. "" if the observation is the image itself, None if there is none.
+        shape: (C, H, W) of the image, or (0, 1, 1) if there is none.
         vectors: key -> shape of everything else, in the order in which it is put together.
     """
 
@@ -49,7 +49,7 @@ class Layout:
         return some[:, :0].reshape(len(some), *self.shape)
 
     def state(self, observation: Any) -> Any:
-        """All vectors (n, width) of observations, one after the other; None where there is none."""
+        """Return all vectors (n, width) of observations side by side, or None."""
         found = self._vectors(observation)
         if not found:
             return None

@@ -1,8 +1,7 @@
-"""Replay on the disk, in files that are written once: a checkpoint adds what is new and links what lies there already.
+"""Replay in files of a checkpoint. Each file is written once, and later checkpoints link to it.
 
-A checkpoint's folder holds all of its files. Those that an earlier checkpoint wrote are hard links to the same bytes,
-so that removing either folder leaves the other whole; where a file system has no links they are copied. What the ring
-has overwritten is linked no more.
+The files of earlier checkpoints are hard links to the same bytes, so that either folder can be removed. File systems
+without links get copies. Overwritten parts of the ring are not linked any more.
 """
 
 import os
@@ -20,7 +19,7 @@ from dipole.core.utils.files import digest
 from dipole.rl.replay import FrameReplayBuffer
 
 _NAME = re.compile(r"replay-\d+-\d+\.npz")
-_MOST = 64  # files of a replay; beyond that the two smallest neighbours become one
+_MOST = 64  # files of a replay: with more, the two smallest neighbours are merged
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Segment:
         bytes, sha256: of the file.
         steps: numbers of the steps in it, of each environment: the first and the one after the last.
         planes: of each environment the serial numbers of its planes.
-        folder: where it lies; not in the manifest, as a checkpoint may be moved.
+        folder: that of the file. It is not in the manifest, as a checkpoint may be moved.
     """
 
     file: str
@@ -43,20 +42,20 @@ class Segment:
     folder: Path = field(compare=False)
 
     def told(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Return its entry in the manifest."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 def write(folder: Path, buffer: FrameReplayBuffer) -> tuple[Segment, ...]:
-    """Put what a replay holds into a folder; returns its files, for `buffer.segments` once the folder is in its place.
+    """Write a replay into a folder. Return its files, for `buffer.files` once the folder is in its place.
 
     Raises:
         OSError: the disk refused.
     """
     (first, last), planes = buffer.extent
-    kept = [each for each in buffer.segments if _is_needed(each, first, planes)]
+    kept = [each for each in buffer.files if _is_needed(each, first, planes)]
     if not all(_is_there(each) for each in kept) or (kept and kept[0].steps[0] > first):
-        kept = []  # somebody has removed or changed a file: all of it is in memory
+        kept = []  # a file was removed or changed: write everything again
     linked = [_link(each, folder) for each in kept]
     steps, rest = (first, last), planes
     if kept:
@@ -70,7 +69,7 @@ def write(folder: Path, buffer: FrameReplayBuffer) -> tuple[Segment, ...]:
 
 
 def read(folder: Path, buffer: FrameReplayBuffer, told: list[dict[str, Any]]) -> None:
-    """Put the files of a manifest into a replay whose `load_places` has been called.
+    """Put the files of a manifest into a replay whose `load_counters` has been called.
 
     Raises:
         CheckpointError: a file is damaged. Other errors of Python's where the manifest is.
@@ -87,12 +86,11 @@ def read(folder: Path, buffer: FrameReplayBuffer, told: list[dict[str, Any]]) ->
             )
         with np.load(folder / each.file, allow_pickle=False) as arrays:
             buffer.load_part(arrays, each.steps, each.planes)
-    buffer.settle()
-    buffer.segments = tuple(segments)
+    buffer.files = tuple(segments)
 
 
 def sizes(told: Any) -> dict[str, int]:
-    """Names and bytes of the files of a manifest; ValueError for a name that is none."""
+    """Return names and bytes of the files in a manifest. Raise ValueError for a wrong name."""
     found = {str(each["file"]): int(each["bytes"]) for each in told}
     for name in found:
         if not _NAME.fullmatch(name):

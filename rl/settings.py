@@ -1,4 +1,8 @@
-"""Every setting of the agents, said once: their keywords, and keys of a recipe's [rl]."""
+"""All settings of the agents: their ranges, defaults and presets.
+
+They are keywords of `ContrastiveSAC` and `ContrastiveDrQ`, and keys of a recipe's [rl] table. An agent stores each one
+in an attribute: in SB3's own if SB3 has one (`ATTRIBUTES`), otherwise in one with the setting's name.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
@@ -15,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dipole.core.train import compiling
-from dipole.core.train.config import Settings as Table
+from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import plain
 
@@ -26,14 +30,14 @@ Beta = Annotated[float, Field(ge=0, le=0.999999)]
 AlgorithmName = Literal["sac", "drq"]
 Preset = Literal["curl", "paper", "small", "sb3", "drqv2"]
 Storage = Literal["auto", "host", "device", "disk"]
-"""Where replay keeps its frames."""
+"""The place of replay's frames."""
 Inputs = Literal["auto", "pixels", "state", "both"]
-"""What of an observation an agent sees."""
+"""The part of an observation that an agent sees."""
 
 # The preset of an algorithm where none is given.
 DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2"}
 
-# What a preset changes of the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
+# Changes of each preset to the defaults, which are those of the CURL repository (MishaLaskin/curl, 8416d6e).
 _PRESETS: dict[str, dict[str, Any]] = {
     # The repository as its run script calls it.
     "curl": {},
@@ -104,23 +108,23 @@ USERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class AgentTable(Table):
-    """The settings that an agent has wherever it is made; those that are left out come from the preset."""
+class AgentTable(Settings):
+    """The settings of an agent in Python and in a recipe. The preset gives the missing ones."""
 
-    algorithm: AlgorithmName = Field("sac", description="sac (CURL) or drq (DrQ-v2); its presets follow it")
-    preset: Preset = Field("curl", description="where settings that are left out come from")
+    algorithm: AlgorithmName = Field("sac", description="sac (CURL) or drq (DrQ-v2), which decides the presets")
+    preset: Preset = Field("curl", description="gives the settings that are not named")
     inputs: Inputs = Field(
-        "auto", description="what is learned from: the image, the vectors of numbers, or both; auto: all there is"
+        "auto", description="what is learned from: the image, the vectors of numbers, or both (auto: all there is)"
     )
     bilinear_init: Literal["uniform", "identity"] = Field(
         "uniform", description="how a bilinear W starts: on [0, 1) as the repository, or as the identity"
     )
     image_size: int | None = Field(
-        None, ge=1, le=4096, description="what the network sees; default 84 % of the rendered size for crops"
+        None, ge=1, le=4096, description="what the network sees. Default 84 % of the rendered size for crops"
     )
     crop_inclusive: bool = Field(False, description="false never draws the last crop offset (the repository)")
     positives: int | None = Field(
-        None, ge=1, le=64, description="views of an observation besides the anchor; default what the objective asks for"
+        None, ge=1, le=64, description="views of an observation besides the anchor. Default what the objective asks for"
     )
     exclude_duplicates: bool = Field(False, description="keep exact duplicates in a batch out of the negatives")
     buffer_size: int = Field(100_000, ge=2, description="transitions in replay")
@@ -133,12 +137,12 @@ class AgentTable(Table):
     gradient_steps: int = Field(
         -1,
         ge=-1,
-        description="updates at a time; -1: one for each transition since the last",
+        description="updates at a time (-1: one for each transition since the last)",
         json_schema_extra={"allowed": "an integer >= 0, or -1 (one for each transition)"},
     )
     gamma: Share = Field(0.99, description="discount")
     encoder_learning_rate: float | None = Field(
-        None, ge=0, le=10, description="of the contrastive steps; default the critic's"
+        None, ge=0, le=10, description="of the contrastive steps. Default the critic's"
     )
     beta: Beta = Field(0.9, description="Adam's first decay of actor, critic and encoder")
     temperature_learning_rate: Rate = Field(1e-4, description="of the entropy temperature's own Adam")
@@ -146,13 +150,13 @@ class AgentTable(Table):
     initial_temperature: float = Field(0.1, ge=1e-12, le=1e12, description="of the entropy bonus")
     ent_coef: Literal["auto"] | float = Field(
         "auto",
-        description="weight of the entropy; auto: learned from initial_temperature on",
+        description="weight of the entropy (auto: learned from initial_temperature on)",
         json_schema_extra={"allowed": "'auto' or a number >= 0"},
     )
     n_steps: int = Field(1, ge=1, le=1000, description="rewards in a return, as SB3's n-step replay counts them")
     target_entropy: Literal["auto"] | float = Field(
         "auto",
-        description="of the policy; auto: minus the number of actions",
+        description="of the policy (auto: minus the number of actions)",
         json_schema_extra={"allowed": "'auto' or a number"},
     )
     actor_every: Period = Field(2, description="updates between steps of the actor")
@@ -161,7 +165,7 @@ class AgentTable(Table):
     tau: Share = Field(0.01, description="share of the online Q functions in each target step")
     encoder_tau: Share = Field(0.05, description="share of the online encoder in each target step")
     encoder_steps: Literal[1, 2] = Field(
-        2, description="optimizers that step the encoder on the contrastive gradient; 2 is the repository's oddity"
+        2, description="optimizers that step the encoder on the contrastive gradient (2 in the repository)"
     )
     twin_loss: Literal["sum", "half"] = Field(
         "sum", description="sum adds the two squared errors, half halves each (SAC's paper)"
@@ -177,7 +181,7 @@ class AgentTable(Table):
     )
     critic_hidden: tuple[Period, ...] | None = Field(
         None,
-        description="widths of the critic; default those of the actor",
+        description="widths of the critic. Default those of the actor",
         json_schema_extra={"allowed": "a list of layer widths, integers >= 1"},
     )
     n_critics: int = Field(2, ge=1, le=64, description="Q functions, of which the smallest counts")
@@ -188,7 +192,7 @@ class AgentTable(Table):
     sde_sample_freq: int = Field(
         -1,
         ge=-1,
-        description="use_sde: agent steps between draws of its noise; -1: one for each rollout",
+        description="use_sde: agent steps between draws of its noise (-1: one for each rollout)",
         json_schema_extra={"allowed": "an integer >= 1, or -1 (one draw for each rollout)"},
     )
     use_sde_at_warmup: bool = Field(False, description="use_sde: its noise before learning_starts as well")
@@ -213,7 +217,7 @@ class AgentTable(Table):
     channels_last: bool = Field(True, description="memory layout of the convolutions")
     compile: bool | compiling.CompileMode = Field(
         False,
-        description="compile the networks of the update (torch.compile), in its default mode or another; for GPUs",
+        description="compile the networks of the update (torch.compile), in its default mode or another, for GPUs",
         json_schema_extra={"allowed": compiling.ALLOWED},
     )
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
@@ -279,13 +283,13 @@ class AgentTable(Table):
         return bounds
 
 
-class Settings(AgentTable):
-    """Settings of an agent; a recipe says these four in `objective` and in [train].
+class AgentSettings(AgentTable):
+    """All settings of an agent. A recipe has these four in `objective` and in [train].
 
     Attributes:
         objective: text of the contrastive objective, or "none" (augmentation alone, the control).
         batch_size: transitions in an update.
-        learning_rate: of actor and critic; a number or a function of the remaining progress (1 to 0).
+        learning_rate: of actor and critic: a number, or a function of the remaining progress (1 to 0).
         precision: "float32" or "bf16" (autocast).
     """
 
@@ -296,21 +300,9 @@ class Settings(AgentTable):
     )
     precision: Literal["float32", "bf16"] = "float32"
 
-    def __setstate__(self, state: dict[Any, Any]) -> None:
-        # Agents that were saved when this was a dataclass hold its fields alone.
-        if "__pydantic_fields_set__" not in state:
-            complete = type(self)().__dict__ | state
-            state = {
-                "__dict__": complete,
-                "__pydantic_fields_set__": set(state),
-                "__pydantic_extra__": None,
-                "__pydantic_private__": None,
-            }
-        super().__setstate__(state)
-
 
 def algorithm_of(preset: str) -> AlgorithmName:
-    """Whose preset it is."""
+    """Return the algorithm of a preset."""
     found: AlgorithmName = _PRESETS[preset].get("algorithm", "sac")
     return found
 
@@ -320,12 +312,41 @@ def augmentation(preset: str) -> str:
     return str(_PRESETS[preset].get("augmentation", "crop"))
 
 
-PRESETS = {name: Settings(preset=name, algorithm=algorithm_of(name)) for name in get_args(Preset)}
-NAMES = tuple(Settings.model_fields)
+PRESETS = {name: AgentSettings(preset=name, algorithm=algorithm_of(name)) for name in get_args(Preset)}
+NAMES = tuple(AgentSettings.model_fields)
+
+# Settings that SB3 stores under another name.
+ATTRIBUTES: dict[str, dict[str, str]] = {
+    "sac": {"target_every": "target_update_interval"},
+    "drq": {"actor_every": "policy_delay", "noise_clip": "target_noise_clip"},
+}
+
+# Settings that a saved agent's weights or optimizers depend on, or that only matter at the start.
+FIXED = (
+    "algorithm", "preset", "inputs", "objective", "image_size", "features", "layers", "filters", "hidden",
+    "critic_hidden", "n_critics", "use_sde", "log_std_init", "bilinear_init", "ent_coef", "initial_temperature",
+    "encoder_steps", "joint_backward",
+)  # fmt: skip
 
 
-def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = ()) -> Settings:
-    """Return a preset with settings replaced; NumPy's numbers count as Python's.
+def attributes(algorithm: str) -> dict[str, str]:
+    """Return the settings that an algorithm has, and the agent's attribute that stores each."""
+    used = [name for name in NAMES if name != "algorithm" and algorithm in USERS.get(name, (algorithm,))]
+    return {name: ATTRIBUTES[algorithm].get(name, name) for name in used}
+
+
+def require_changeable(names: Iterable[str]) -> None:
+    """Raise ConfigError for a setting that cannot change once an agent is saved."""
+    for name in names:
+        if name in FIXED:
+            raise ConfigError(
+                f"{name} cannot change when an agent is loaded: its weights and optimizers depend on it. Make a new "
+                "agent with this setting."
+            )
+
+
+def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = ()) -> AgentSettings:
+    """Return a preset with settings replaced. NumPy's numbers count as Python's.
 
     Args:
         preset: a name of `PRESETS`.
@@ -333,12 +354,14 @@ def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = 
         besides: other keywords that the caller takes, which a message about an unknown one names as well.
 
     Raises:
-        ConfigError: for an unknown preset or setting, or a value out of range; with the nearest name.
+        ConfigError: for an unknown preset or setting, or a value out of range, with the nearest name.
     """
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}.{nearest(str(preset), PRESETS)} Allowed: {', '.join(PRESETS)}.")
     try:
-        return Settings.model_validate({"preset": preset, **{name: plain(each) for name, each in overrides.items()}})
+        return AgentSettings.model_validate(
+            {"preset": preset, **{name: plain(each) for name, each in overrides.items()}}
+        )
     except ValidationError as error:
         raise ConfigError(_first_problem(error, overrides, sorted({*NAMES, *besides}))) from None
 
@@ -348,18 +371,18 @@ def _first_problem(error: ValidationError, given: Mapping[str, Any], names: list
     if not first["loc"]:  # what settings are together
         return str(first["msg"]).removeprefix("Value error, ")
     name = str(first["loc"][0])
-    field = Settings.model_fields.get(name)
+    field = AgentSettings.model_fields.get(name)
     if field is None:
         return f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
     if given[name] is None:
-        return f"{name} must not be None; leave it out for the preset's value."
+        return f"{name} must not be None. Leave it out for the preset's value."
     values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     near = nearest(given[name], values) if isinstance(given[name], str) else ""
     return f"{name} must be {allowed(field)}, got {given[name]!r}.{near}"
 
 
 def allowed(field: FieldInfo) -> str:
-    """What values a setting takes, in words, read off its type and its bounds."""
+    """Describe the allowed values of a setting from its type and bounds."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "allowed" in extra:
         return str(extra["allowed"])
@@ -378,27 +401,3 @@ def allowed(field: FieldInfo) -> str:
     if low is not None and high is not None:
         return f"{what} between {low:g} and {high:g}"
     return what if low is None else f"{what} >= {low:g}"
-
-
-def sb3_keywords(chosen: Settings) -> dict[str, Any]:
-    """What every off-policy algorithm of SB3 is given of an agent's settings."""
-    return {
-        "learning_rate": chosen.learning_rate,
-        "learning_starts": chosen.learning_starts,
-        "batch_size": chosen.batch_size,
-        "tau": chosen.tau,
-        "gamma": chosen.gamma,
-        "train_freq": chosen.train_freq,
-        "gradient_steps": chosen.gradient_steps,
-    }
-
-
-def sac_keywords(chosen: Settings) -> dict[str, Any]:
-    """What SB3's SAC is given of an agent's settings, whichever class it is."""
-    return sb3_keywords(chosen) | {
-        "ent_coef": f"auto_{chosen.initial_temperature!r}" if chosen.ent_coef == "auto" else chosen.ent_coef,
-        "target_update_interval": chosen.target_every,
-        "use_sde": chosen.use_sde,
-        "sde_sample_freq": chosen.sde_sample_freq,
-        "use_sde_at_warmup": chosen.use_sde_at_warmup,
-    }

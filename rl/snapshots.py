@@ -1,8 +1,8 @@
-"""Everything a bit-exact continuation needs, in one folder that appears whole or not at all.
+"""Checkpoints for a bit-equal continuation, in one folder that is written atomically.
 
 agent.zip (networks and optimizers, SB3's format), replay and state (generators, environments with their physics, frame
-stacks, observations, counters) as .json and .npz each, replay-<first>-<last step>.npz (what was stored in these steps;
-files of an earlier checkpoint are linked and not written again), and manifest.json (their sizes, checksums of the
+stacks, observations, counters) as .json and .npz each, replay-<first>-<last step>.npz (the steps between them,
+linked if an earlier checkpoint wrote them), and manifest.json (their sizes, checksums of the
 replay's). No code in any of them is run.
 """
 
@@ -19,23 +19,20 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTranspose
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError
-from dipole.core.utils.extras import lazy
 from dipole.core.utils.files import replacing, why
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
+from dipole.rl.action_noise import noise_state, set_noise_state
+from dipole.rl.algorithms import open_agent
 from dipole.rl.callbacks.contrastive import LEARNED, Learned
-from dipole.rl.envs.running.admission import rows_of
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
+from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.noise import noise_state, set_noise_state
 from dipole.rl.pixel_agent import PixelAgent
 
-# It stood here in earlier versions.
-__getattr__ = lazy(__name__, {"CheckpointCallback": "dipole.rl.callbacks.checkpointing"}, "rl")
-
 KEEP = 2
-_FORMAT = 3  # 2 held the whole replay in replay.npz, 1 pickles
+_FORMAT = 4
 _PARTS = ("agent.zip", *plain_state.files("replay"), *plain_state.files("state"))
 _NAME = re.compile(r"agent-\d{9,}")
 _COUNTERS = (
@@ -51,21 +48,21 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
 
     Args:
         agent: what is saved.
-        folder: where to; one that is there is replaced as a whole.
+        folder: where to. An existing one is replaced.
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError: the disk refused, or an environment's `get_state` returns what only code could make again; a
-            folder that was there before is untouched.
+        CheckpointError: the disk refused, or an environment's `get_state` returns objects that cannot be saved. An
+            existing folder stays untouched.
     """
     folder = Path(folder)
     try:
         with replacing(folder) as temporary:
             temporary.mkdir()
             agent.save(temporary / "agent.zip")
-            plain_state.write(temporary, "replay", agent.replay_buffer.places())
+            plain_state.write(temporary, "replay", agent.replay_buffer.counters())
             plain_state.write(temporary, "state", _state(agent))
             sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
             written = segments.write(temporary, agent.replay_buffer)
@@ -73,7 +70,7 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
             (temporary / "manifest.json").write_text(json.dumps(told))
     except OSError as error:
         raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
-    agent.replay_buffer.segments = tuple(dataclasses.replace(each, folder=folder) for each in written)
+    agent.replay_buffer.files = tuple(dataclasses.replace(each, folder=folder) for each in written)
     return folder
 
 
@@ -99,13 +96,13 @@ def resume(
             replay_buffer_class and its keywords, tensorboard_log.
 
     Raises:
-        CheckpointError: the folder is missing, incomplete or unreadable, or of an earlier version, which wrote pickles.
+        CheckpointError: the folder is missing, incomplete or unreadable, or of another version.
         ConfigError: a keyword is needed that was not given, or the environments do not fit the agent.
         TrainingError: replay cannot fit into memory.
     """
     folder = Path(folder)
     check(folder)
-    agent: PixelAgent = description.open_agent(folder / "agent.zip", cls, env, device, objective, **given)
+    agent: PixelAgent = open_agent(folder / "agent.zip", cls, env, device, objective, **given)
     restore(agent, folder)
     return agent
 
@@ -117,11 +114,8 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
     with _readable(folder):
         description.load_weights(agent, folder / "agent.zip")
         replay = plain_state.read(folder, "replay")
-        if manifest["format"] == _FORMAT:
-            agent.replay_buffer.load_places(replay)
-            segments.read(folder, agent.replay_buffer, manifest["replay"])
-        else:
-            agent.replay_buffer.load_state_dict(replay)
+        agent.replay_buffer.load_counters(replay)
+        segments.read(folder, agent.replay_buffer, manifest["replay"])
         _take(agent, plain_state.read(folder, "state"))
 
 
@@ -152,7 +146,7 @@ def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """Return the manifest; raise CheckpointError unless every part is there at its full size."""
+    """Return the manifest. Raise CheckpointError unless every part is there at its full size."""
     try:
         manifest: dict[str, Any] = read_json(folder / "manifest.json")
         known, sizes = manifest["format"], dict(manifest["bytes"])
@@ -161,11 +155,10 @@ def check(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} is no checkpoint of an agent: its manifest.json is missing or damaged."
         ) from error
-    if known not in (2, _FORMAT):
+    if known != _FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} is of another version of dipole. Those of earlier versions hold pickles, which "
-            "may run any code when they are read, so they are not. Finish the run with the version that began it, or "
-            "begin again (dipole train --resume never)."
+            f"the checkpoint {folder} was written by another version of dipole (format {known}, this one reads "
+            f"{_FORMAT}). Finish the run with that version, or begin again (dipole train --resume never)."
         )
     for name, size in [(name, sizes.get(name)) for name in _PARTS] + list(parts.items()):
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0

@@ -19,7 +19,7 @@ _SAME = (
 )  # fmt: skip
 _RENAMED = {**RENAMED, "n_envs": "envs"}
 _TRAIN = {"batch_size": "batch_size", "n_timesteps": "steps", "learning_rate": "learning_rate"}
-# They have one value that fits an agent from pixels; it says nothing new.
+# Only these values fit an agent from pixels.
 _FITTING = {
     "policy": ("CnnPolicy", "MlpPolicy", "MultiInputPolicy"),
     "normalize": (False, "False"),
@@ -36,7 +36,7 @@ def read(path: str | Path, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Args:
         path: the file.
-        task: whose entry is read; where it has none, `default`.
+        task: whose entry is read, or else `default`.
 
     Raises:
         ConfigError: the file cannot be read, has no such entry, or an entry has a key without a meaning here.
@@ -74,7 +74,7 @@ def _translate(where: str, key: str, value: Any, agent: dict[str, Any], train: d
     elif key in _SAME or key in _RENAMED:
         agent[_RENAMED.get(key, key)] = int(value) if isinstance(value, float) and value.is_integer() else value
     elif key in _PRESET:
-        raise ConfigError(f"{where}: {key} has no meaning here; in its place stand {_PRESET[key]}.")
+        raise ConfigError(f"{where}: {key} has no meaning here. Use {_PRESET[key]} instead.")
     else:
         known = ", ".join(sorted([*_SAME, *_RENAMED, *_TRAIN, *_FITTING, "policy_kwargs"]))
         raise ConfigError(f"{where}: {key} has no meaning here. Known: {known}.")
@@ -93,7 +93,7 @@ def _number(where: str, key: str, value: Any) -> float:
 
 
 def _policy_settings(where: str, value: Any) -> dict[str, Any]:
-    """The settings in `dict(net_arch=[256, 256], activation_fn=nn.ReLU)`, text or mapping; nothing in it is run."""
+    """The settings in `dict(net_arch=[256, 256], activation_fn=nn.ReLU)`, text or mapping. Nothing in it is run."""
     given: Any = value
     if isinstance(value, str):
         try:
@@ -110,7 +110,7 @@ def _policy_settings(where: str, value: Any) -> dict[str, Any]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A value without names, or the name X of `nn.X`; `dict(...)` is a value as well."""
+    """Return a literal, the name X of `nn.X`, or the contents of `dict(...)`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nn":
         return node.attr
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:

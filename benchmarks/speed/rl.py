@@ -185,7 +185,7 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
     """Milliseconds of one update without sampling; bf16 only where the processor has it."""
     import torch
 
-    from dipole.rl.agent import bf16_is_native
+    from dipole.rl.contrast import bf16_is_native
 
     subjects: dict[str, Callable[[], None]] = {}
     if folder is not None:
@@ -211,21 +211,21 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
 
 def parts(batch_size: int, rounds: int) -> dict[str, float]:
     """Milliseconds of the parts of one update, same mathematics in float32."""
-    from dipole.rl.encoder import detached
+    from dipole.rl.networks import detached
 
     agent = ours(batch_size)
     batch = agent.replay_buffer.sample_views(batch_size, agent._augment, 1)
-    target, logs = agent._target(batch), {}
+    target, logs = agent.target(batch), {}
     observations = agent.policy.encoder.prepare(batch.observations)
     convolved = detached(agent.policy.encoder.convolve(observations))
     features = agent.policy.encoder.head(convolved).detach()
     return interleaved(
         {
-            "target": lambda: agent._target(batch),
-            "critic": lambda: agent._critic_step(batch, observations, target, logs),
-            "actor and temperature (every 2nd)": lambda: agent._actor_step(convolved, features, logs),
-            "momentum copies (every 2nd)": agent._follow,
-            "contrast": lambda: agent._contrast_step(
+            "target": lambda: agent.target(batch),
+            "critic": lambda: agent.update_critic(batch, observations, target, logs),
+            "actor and temperature (every 2nd)": lambda: agent.update_actor(convolved, features, None, logs),
+            "momentum copies (every 2nd)": agent.update_targets,
+            "contrast": lambda: agent.update_contrast(
                 batch, agent.policy.encoder.head(agent.policy.encoder.convolve(observations)), logs
             ),
         },
@@ -280,11 +280,16 @@ def memory(transitions: int = 2000) -> dict[str, int]:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
+    import gymnasium
+    import numpy as np
+
     from dipole.rl.replay import FrameReplayBuffer
 
     whole = 9 * RENDERED * RENDERED
+    images = gymnasium.spaces.Box(0, 255, (9, RENDERED, RENDERED), np.uint8)
+    actions = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)
     found = {
-        "ours, calculated": FrameReplayBuffer.bytes_needed(100_000, 1, (3, RENDERED, RENDERED), 3, ACTIONS),
+        "ours, calculated": FrameReplayBuffer(100_000, images, actions, device="cpu").nbytes,
         "SB3 default and peer, calculated": 100_000 * (2 * whole + 4 * ACTIONS + 8),
         "SB3 optimize_memory_usage, calculated": 100_000 * (whole + 4 * ACTIONS + 8),
     }

@@ -33,8 +33,8 @@ from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.seeding import Seeds, isolated, seed_everything
 from dipole.rl.contrast import require_unlabelled
-from dipole.rl.encoder import PixelEncoder
 from dipole.rl.envs.dot import DotEnv
+from dipole.rl.networks import PixelEncoder
 from dipole.vision.image_ops import centre
 
 OBJECTIVES = {

@@ -24,7 +24,7 @@ ARRAY = re.compile(r"\b(Tensor|NDArray|ndarray|Array)\b")
 DOES = re.compile(
     r"(Add|Apply|Begin|Build|Call(ed)?|Choose|Combine|Compare|Compute|Continue|Create|Cut|Decorate|Draw|Drop|Embed"
     r"|Encode|Evaluate|Fill|Find|Give|Go|Join|Judge|Keep|Load|Look|Make|Measure|Open|Pair|Play|Put|Raise|Read|Rebuild"
-    r"|Register|Return|Run|Say|Score|Set|Start|Store|Take|Train|Turn|Unpack|Update|Work|Write|Yield)\b"
+    r"|Register|Run|Say|Score|Set|Start|Store|Take|Train|Turn|Unpack|Update|Work|Write|Yield)\b"
 )
 """Starts of sentences that describe an action and no result."""
 SILENT = ("None", "NoReturn", "Never", "inspect._empty")

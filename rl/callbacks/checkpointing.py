@@ -14,10 +14,10 @@ from dipole.rl.snapshots import KEEP, checkpoints, save
 class CheckpointCallback(BaseCallback):
     """Saves `folder/agent-<agent steps>` every `every` agent steps, between rollouts, and keeps the newest two.
 
-    What a process that was killed while it wrote has left in the folder is removed when training begins.
+    Unfinished files of a killed process are removed when training begins.
 
     Args:
-        folder: where to; it is made.
+        folder: where to. It is created.
         every: agent steps between checkpoints, >= 1.
 
     Raises:

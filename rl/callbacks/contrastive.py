@@ -27,14 +27,14 @@ from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled
-from dipole.rl.envs.running.admission import image_keys, stack
+from dipole.rl.envs.running.validate import image_keys, stack
 
 Seen = Tensor | dict[str, Tensor]
 """Observations: images (B, C, H, W), or a dictionary that holds some."""
 
 
 def random_shift(images: Tensor) -> Tensor:
-    """Move each image (B, C, H, W) by up to 4 pixels, repeating its border (DrQ); the size stays."""
+    """Move each image (B, C, H, W) by up to 4 pixels, repeating its border (DrQ). The size stays."""
     top, left = np.random.randint(0, 2 * SHIFT + 1, (2, len(images)))
     return shift(images, top, left, SHIFT)
 
@@ -58,18 +58,18 @@ class ContrastiveCallback(BaseCallback):
     momentum copy (of k views where the objective asks for k). Observations come from the replay buffer, before the
     agent's own update, or from the rollout of an on-policy agent, after the update that it was collected for (the
     policy must not move between the two). No observation is the negative of an equal one. Of a dictionary the images
-    are augmented, and the encoder sees all of it. What is learned (the objective's weights, the momentum copy, the
-    optimizer) is saved with the agent, and goes on where a loaded agent gets such a callback.
+    are augmented, and the encoder sees all of it. The agent's file holds the objective's weights, the momentum copy and
+    the optimizer. A loaded agent continues with them if it gets such a callback.
 
     Args:
-        objective: text such as "infonce(temperature=0.1) + 0.1*dp"; an Objective or Composite is trained as it is.
+        objective: text such as "infonce(temperature=0.1) + 0.1*dp". An Objective or Composite is trained as it is.
             Cosines, the default, stay bounded. Raw products (similarity=bilinear or dot) of features that nothing else
             keeps small grow without bound, above all with an on-policy agent: use them with an encoder that ends in a
             normalisation.
         updates: contrastive steps for each rollout, >= 1.
-        batch_size: observations in a step, >= 2; of a rollout that has fewer different ones, all of these.
-        augmentation: function (B, C, H, W) uint8 -> as many images, (B, C, H, W); random shifts by default.
-        encoder: finds the module to train in the agent; its features extractor by default.
+        batch_size: observations in a step, >= 2. A rollout with fewer different observations gives all of them.
+        augmentation: function (B, C, H, W) uint8 -> as many images, (B, C, H, W). Random shifts by default.
+        encoder: finds the module to train in the agent. Its features extractor by default.
         learning_rate: of the contrastive Adam, which is separate from the agent's, >= 0.
         tau: share of the encoder in each step of its momentum copy, in [0, 1].
 
@@ -102,7 +102,7 @@ class ContrastiveCallback(BaseCallback):
             raise ConfigError(f"encoder must be a function that finds a module in the agent, got {encoder!r}.")
         built = as_composite(objective)
         if built is None:
-            raise ConfigError("ContrastiveCallback needs an objective; leave the callback out for none.")
+            raise ConfigError("ContrastiveCallback needs an objective. Leave the callback out for none.")
         self.objective = built
         self.updates = updates
         self.batch_size = batch_size
@@ -153,7 +153,7 @@ class ContrastiveCallback(BaseCallback):
         setattr(self.model, LEARNED, learned)
 
     def _largest_batch(self, space: spaces.Space[Any]) -> int:
-        """Observations of a step, `batch_size` or all of a rollout; OptionError where they do not fit into memory."""
+        """Return the most observations of a step. Raise OptionError if they do not fit into memory."""
         model: Any = self.model
         rollout = getattr(model, "rollout_buffer", None)
         most = self.batch_size if rollout is None else min(self.batch_size, rollout.buffer_size * model.n_envs)
@@ -175,7 +175,7 @@ class ContrastiveCallback(BaseCallback):
                 for each in (views[key] if isinstance(views, dict) else views for key in self._images):
                     if not isinstance(each, Tensor) or len(each) != 2:
                         got = str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__
-                        raise ConfigError(f"augmentation made {got} of two images; it must give as many, (B, C, H, W).")
+                        raise ConfigError(f"augmentation made {got} of two images. It must give as many, (B, C, H, W).")
                 found: Any = self._features(trial, views)
             except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
                 if isinstance(error, DipoleError):
@@ -220,7 +220,7 @@ class ContrastiveCallback(BaseCallback):
             self.logger.record("train/contrast_loss", self._step(seen))
 
     def _replayed(self) -> Seen | None:
-        """A batch of the replay buffer; None while there are too few."""
+        """Return a batch of the replay buffer, or None while there are too few."""
         model: Any = self.model
         ready = max(self.batch_size, getattr(model, "learning_starts", 0))
         if model.replay_buffer.size() * model.n_envs < ready:
@@ -229,7 +229,7 @@ class ContrastiveCallback(BaseCallback):
         return seen
 
     def _collected(self) -> Seen | None:
-        """Different observations of the last rollout; None where there is none to be told from another."""
+        """Return different observations of the last rollout, or None if there are fewer than two."""
         assert self._rollout is not None
         count = len(next(iter(self._rollout.values())))
         if count < 2:
@@ -248,7 +248,7 @@ class ContrastiveCallback(BaseCallback):
         return encoder(preprocess_obs(seen, self.model.observation_space, normalize_images=normalise))
 
     def _step(self, seen: Seen) -> float:
-        """One step of the encoder and the objective; returns the loss."""
+        """Step the encoder and the objective, and return the loss."""
         assert self.contrast is not None
         anchors = self._features(self.encoder, self._augmented(seen))
         with torch.no_grad():
@@ -280,11 +280,11 @@ class ContrastiveCallback(BaseCallback):
 
 
 LEARNED = "contrastive"
-"""The attribute of an agent that a callback has trained; SB3's `save` writes it."""
+"""The attribute of a trained agent that holds `Learned`. SB3's `save` writes it."""
 
 
 class Learned:
-    """What a callback has learned, as it is when the agent is saved: weights, momentum copy, optimizer."""
+    """The state of a callback that is saved with the agent: weights, momentum copy, optimizer."""
 
     def __init__(self, contrast: Composite, keys: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._parts: dict[str, Any] = {"contrast": contrast, "keys": keys, "optimizer": optimizer}
@@ -297,7 +297,7 @@ class Learned:
         return {"objective": str(self._parts["contrast"]), **{k: each.state_dict() for k, each in self._parts.items()}}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned; ConfigError where that is of another objective or encoder."""
+        """Continue from `state`. Raise ConfigError for another objective or encoder."""
         text = str(self._parts["contrast"])
         if state["objective"] != text:
             raise ConfigError(
@@ -315,7 +315,7 @@ class Learned:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Learned":
-        """What a file held, for the callback to come."""
+        """Make one from a file, for a callback that comes later."""
         found = cls.__new__(cls)
         found._parts, found._state = {}, state
         return found
@@ -330,7 +330,7 @@ def _on_the_host(value: Any) -> Any:
 
 
 def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:
-    """The observations of a rollout, each different one once; "" is the key of those that are no dictionary.
+    """Return the different observations of a rollout. If they are no dictionary, the only key is "".
 
     Args:
         stored: (steps, environments, ...) array, or a dictionary of such, as a rollout buffer holds.
@@ -353,9 +353,9 @@ def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:
 
 @torch.no_grad()
 def equal(seen: Seen, positives: int) -> Tensor:
-    """Candidates (B, B K) that show what the anchor shows, for `Pairs.cross(dropped=)`; -1 elsewhere.
+    """Return the candidates (B, B K) that show the same observation as the anchor, and -1 elsewhere.
 
-    Told by a sum of the bytes, weighed at random, modulo 2^64: nothing waits for the device.
+    Observations are compared by a randomly weighted sum of their bytes, modulo 2^64, on their device.
     """
     parts = list(seen.values()) if isinstance(seen, dict) else [seen]
     size, device = len(parts[0]), parts[0].device

@@ -32,13 +32,13 @@ class EvaluationCallback(BaseCallback):
         env: an environment of its own, no VecEnv.
         every: environment steps between evaluations, >= 1.
         episodes: of each evaluation, >= 1.
-        folder: for evaluations.jsonl and videos; nothing is written without it.
-        seed: of the evaluation's episodes, from 0 to 2**32 - 1; the same start states at every evaluation.
-        video_every: evaluations between videos of a first episode, >= 0 (0: none); .gif, one for each, in `folder`.
+        folder: for evaluations.jsonl and videos. Nothing is written without it.
+        seed: of the evaluation's episodes, from 0 to 2**32 - 1. Every evaluation has the same start states.
+        video_every: evaluations between videos of a first episode, >= 0 (0: none). Each is a .gif in `folder`.
         diagnose: log embedding diagnostics as well (contrastive agents only).
 
     Raises:
-        ConfigError: for an argument out of range, or videos without a folder; when training begins, an environment that
+        ConfigError: for an argument out of range, or videos without a folder. When training begins: an environment that
             is the training environment itself, or whose observations are not the agent's.
         TrainingError: from training, five episodes in a row end with a fault.
     """
@@ -70,7 +70,7 @@ class EvaluationCallback(BaseCallback):
 
     @property
     def environment_steps(self) -> int:
-        """Environment steps taken in training; agent steps where the agent does not count them."""
+        """Environment steps taken in training, or agent steps if the agent does not count them."""
         return int(getattr(self.model, "environment_steps", self.model.num_timesteps))
 
     def _on_training_start(self) -> None:

@@ -1,7 +1,7 @@
 """Tasks of the DeepMind Control Suite seen through pixels, as Gymnasium environments.
 
-Straight on `dm_control.suite`: channel-first uint8 frames, a frame stack, action repeat, the time limit as truncation,
-and the full state in and out for bit-exact resume.
+They use `dm_control.suite` directly: channel-first uint8 frames, a frame stack, action repeat, the time limit as
+truncation, and the full state in and out for a bit-equal resume.
 """
 
 from collections import deque
@@ -18,14 +18,14 @@ from dipole.rl.envs.observed import check_inputs, observed, space_of
 from dipole.rl.envs.registry import environment
 from dipole.rl.envs.suite import tasks
 
-# What tasks of the suite change in the model from one episode to the next (targets, gains, terrain, colours).
+# Fields of the model that tasks change between episodes (targets, gains, terrain, colours).
 _EPISODE_FIELDS = (
     "body_pos", "body_quat", "geom_pos", "geom_size", "geom_rgba", "site_pos", "site_size", "site_rgba", "light_pos",
     "mat_rgba", "dof_damping", "jnt_stiffness", "wrap_prm", "hfield_data",
 )  # fmt: skip
 # A bound this wide (the lqr tasks have 1e10) is no bound: actions are then used as they are.
 _UNBOUNDED = 1e6
-# The suite's episodes last 1000 control steps; lqr has no limit of its own.
+# The suite's episodes last 1000 control steps. The lqr tasks have no limit of their own.
 _TIME_LIMIT = 1000
 # The lqr tasks draw the stiffness of their springs when they are loaded, before anything else.
 _STIFFNESS = (15, 25)
@@ -36,31 +36,31 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
 
     The observation is (3 * frame_stack, size, size) uint8, the newest frame last, the first frame repeated at reset.
     Actions lie in [-1, 1] and are mapped affinely to the task's own bounds. A step repeats the action `action_repeat`
-    control steps (environment steps, in the papers' counting) and sums their rewards; `info["environment_steps"]` says
-    how many were taken. The time limit is a truncation; only a task's own end is a termination.
+    control steps (environment steps, in the papers' counting) and sums their rewards. `info["environment_steps"]` says
+    how many were taken. The time limit is a truncation. Only a task's own end is a termination.
 
     `inputs="state"` observes dm_control's own observation instead, put together in its order (S,), float32, and draws
-    nothing; "both" is a dictionary of "pixels" and "state", the newest one.
+    nothing. "both" is a dictionary of "pixels" and "state", the newest one.
 
     Args:
-        task: "cheetah-run", "ball_in_cup-catch", ...; any task of the suite.
+        task: "cheetah-run", "ball_in_cup-catch", or any other task of the suite.
         size: rendered height and width in pixels, >= 1.
         frame_stack: frames in an observation, >= 1.
-        action_repeat: control steps for each action, >= 1; the papers' value for the task by default.
-        camera: camera number or name; 0 by default, 2 (which follows the body) for the quadruped.
+        action_repeat: control steps for each action, >= 1. The papers' value for the task by default.
+        camera: camera number or name. 0 by default, 2 (which follows the body) for the quadruped.
         rendering: "paper" (pixels identical to dm_control's) or "fast" (no shadows, reflections or anti-aliasing:
             another look, the same information, more than ten times cheaper).
-        seed: seed of the first episode, from 0 to 2**32 - 1; `reset(seed=...)` sets it as well.
-        render_mode: "rgb_array" or None; `render()` returns the newest frame at full size (H, W, 3).
+        seed: seed of the first episode, from 0 to 2**32 - 1. `reset(seed=...)` sets it as well.
+        render_mode: "rgb_array" or None. `render()` returns the newest frame at full size (H, W, 3).
         task_kwargs: passed on to dm_control's task.
         inputs: "pixels", "state" or "both".
-        render_size: height and width of what `render()` draws, >= 1; by default `size`.
+        render_size: height and width of what `render()` draws, >= 1. By default `size`.
 
     Raises:
-        ConfigError: for an unknown task or a setting out of range; from `step`, an action of another shape; from
-            `reset`, a seed out of range.
+        ConfigError: for an unknown task or a setting out of range, from `step` for an action of another shape, from
+            `reset` for a seed out of range.
         gymnasium.error.ResetNeeded: from `step`, outside an episode.
-        RenderingError: no OpenGL library works; with the line that installs one.
+        RenderingError: no OpenGL library works. The message has the line that installs one.
         DipoleError: mujoco or dm_control is not installed.
     """
 
@@ -109,7 +109,7 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         self._limit = limit if np.isfinite(limit) else _TIME_LIMIT
         self.size, self.inputs, self._rendering = size, inputs, rendering
         self._view = tasks.CAMERA.get(domain, 0) if camera is None else camera
-        # One camera for each size that is drawn, made when it is; all sizes must be known before the first.
+        # One camera per drawn size, made at first use. All sizes must be known before the first.
         self._cameras: dict[int, Any] = {}
         _make_room(self._physics, max(size, self.render_size), rendering)
         if inputs != "state":
@@ -146,7 +146,7 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         return self._observation(), {"environment_steps": 0}
 
     def _begin_episode(self) -> None:
-        """What a subclass changes in the model once the task has set up an episode."""
+        """Change the model after the task has set up an episode (for subclasses)."""
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         check_step(self._playing, action, self.action_space)
@@ -185,7 +185,7 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         return self._cameras[size]
 
     def _keep(self, step: Any) -> None:
-        """Remember the task's own observation, where it is shown."""
+        """Store the task's own observation if it is shown."""
         if self.inputs != "pixels":
             self._vector = np.concatenate([np.ravel(each) for each in step.observation.values()]).astype(np.float32)
 
@@ -240,7 +240,7 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
 
 
 def _make_room(physics: Any, size: int, rendering: str) -> None:
-    """What is read when the rendering context is made, that is, with the first camera."""
+    """Set what MuJoCo reads when it makes the rendering context, with the first camera."""
     physics.model.vis.global_.offwidth = max(size, physics.model.vis.global_.offwidth)
     physics.model.vis.global_.offheight = max(size, physics.model.vis.global_.offheight)
     if rendering == "fast":
@@ -249,7 +249,7 @@ def _make_room(physics: Any, size: int, rendering: str) -> None:
 
 
 def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
-    """One camera for the life of the environment: physics.render() builds and frees a scene at every call."""
+    """Make a camera for the life of the environment: physics.render() builds and frees a scene at every call."""
     import mujoco
     from dm_control.mujoco import engine
     from dm_control.mujoco.wrapper.core import Error as WrapperError
@@ -261,7 +261,7 @@ def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:
     if rendering == "fast":
         view.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
         view.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
-        # Bodies are meshed once, with the context that the camera has made; tendons (the cup's string) at every frame.
+        # Bodies are meshed once, with the camera's context, and tendons (the cup's string) at every frame.
         physics.model.vis.quality.numslices, physics.model.vis.quality.numstacks = 10, 5
     return view
 

@@ -14,29 +14,29 @@ from dipole.rl.envs.suite.backgrounds import Background, videos_in
 
 _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance from the world's centre
 _ROLL = np.pi / 6  # of the camera at full difficulty
-# Strength of colour and camera, and how many videos (Stone et al. 2021, sec. 4; None: all there are, 60 of DAVIS).
+# Strength of colour and camera, and how many videos (Stone et al. 2021, sec. 4). None: all, 60 in DAVIS.
 DIFFICULTIES: dict[str, tuple[float, int | None]] = {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
 
 
 class DistractingControlEnv(ControlEnv):
     """`ControlEnv` whose colours, camera and background are drawn anew at each reset.
 
-    Colours and camera stay for the episode; a background stays, or moves on by a frame with every step (`dynamic`).
+    Colours and camera stay for the episode. A background stays too, or advances by a frame with every step (`dynamic`).
 
-    Every colour of a material or body is moved by up to `colour` in each channel, uniformly; the camera by up to
+    Every colour of a material or body is moved by up to `colour` in each channel, uniformly. The camera moves by up to
     `camera_shift` of its way from the centre in each direction, and rolled by up to `camera_shift` / 0.3 of 30 degrees.
-    The draws come from the environment's own generator: a seed says them, and the task's start states stay those of
+    The draws come from the environment's own generator: the seed fixes them, and the task's start states stay those of
     `ControlEnv`.
 
     Args:
         task, size, frame_stack, action_repeat, camera, rendering, seed, render_mode, task_kwargs, inputs, render_size:
             as `ControlEnv`.
-        colour: 0 to 1; that of the difficulty by default, or 0.1.
-        camera_shift: 0 to 0.3; that of the difficulty by default, or 0.03.
+        colour: 0 to 1. That of the difficulty by default, or 0.1.
+        camera_shift: 0 to 0.3. That of the difficulty by default, or 0.03.
         difficulty: "easy", "medium" or "hard" as the paper names them: 0.1, 0.2 or 0.3 for colour and camera, and the
             first 4, 8 or all videos of the folder.
         backgrounds: a folder of pictures, or of folders with the frames of a video each (DAVIS 2017, as the paper
-            has); without it the sky stays as it is.
+            has). Without it the sky stays as it is.
         dynamic: whether videos move.
 
     Raises:
@@ -117,7 +117,7 @@ class DistractingControlEnv(ControlEnv):
         )
         import mujoco
 
-        # Where cameras are follows from the model only when asked, and the first picture is drawn before a step.
+        # MuJoCo moves its cameras in a step, and the first picture is drawn before one.
         mujoco.mj_camlight(model.ptr, self._physics.data.ptr)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -139,7 +139,7 @@ class DistractingControlEnv(ControlEnv):
 
 
 def _rolled(quaternion: NDArray[np.float64], half: float) -> NDArray[np.float64]:
-    """A rotation about the camera's own axis of sight before the camera's own: q (cos h, 0, 0, sin h)."""
+    """Roll a camera about its line of sight before its own rotation: q (cos h, 0, 0, sin h)."""
     w, x, y, z = quaternion
     c, s = np.cos(half), np.sin(half)
     return np.array([w * c - z * s, x * c + y * s, y * c - x * s, z * c + w * s])

@@ -22,7 +22,7 @@ _VELOCITIES = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 @environment("dot")
 class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
-    """A green dot is pushed by the action; the reward is 1 on the red dot and falls to 0 at 5/6 of the square's side.
+    """The action pushes a green dot. The reward is 1 on the red dot and falls to 0 at 5/6 of the square's side.
 
     Observations are (3 * frame_stack, size, size) uint8, actions two velocities in [-1, 1], episodes 50 steps
     (a time limit, so a truncation). Positions are uniform in the unit square.
@@ -31,13 +31,13 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         size: height and width in pixels, at least 12.
         frame_stack: frames in an observation, >= 1, the first one repeated at reset.
         render_mode: "rgb_array" or None.
-        inputs: "pixels"; "state", the positions of both dots (4,) float32 in [0, 1]; or "both", a dictionary of
+        inputs: "pixels", "state" (the positions of both dots, (4,) float32 in [0, 1]), or "both", a dictionary of
             "pixels" and "state".
-        render_size: height and width of what `render` draws, at least 12; by default `size`.
+        render_size: height and width of what `render` draws, at least 12. By default `size`.
 
     Raises:
-        ConfigError: for a setting out of range; from `step`, an action that is not (2,); from `reset`, a seed out of
-            range.
+        ConfigError: for a setting out of range, from `step` for an action that is not (2,), from `reset` for a seed
+            out of range.
         gymnasium.error.ResetNeeded: from `step`, outside an episode.
     """
 
@@ -57,7 +57,7 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         check_inputs(inputs)
         if min(size, self.render_size) < _SMALLEST:
             raise ConfigError(
-                f"size must be at least {_SMALLEST}, where two dots can be told apart, got "
+                f"size must be at least {_SMALLEST}, so that two dots can be distinguished, got "
                 f"{min(size, self.render_size)}."
             )
         self.inputs = inputs

@@ -1,4 +1,4 @@
-"""What the environments of this folder show of themselves: pixels, their state as numbers, or both."""
+"""Observations of the environments of this folder: pixels, their state as numbers, or both."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def check_inputs(inputs: str) -> None:
 
 
 def space_of(inputs: str, image: tuple[int, int, int], low: float, high: float, numbers: int) -> spaces.Space[Any]:
-    """An image (C, H, W), a vector of so many numbers between two bounds, or a dictionary of both."""
+    """Return the space of an image (C, H, W), of a vector with bounds, or of a dictionary of both."""
     parts: dict[str, spaces.Space[Any]] = {
         "pixels": spaces.Box(0, 255, image, np.uint8),
         "state": spaces.Box(low, high, (numbers,), np.float32),
@@ -29,7 +29,7 @@ def space_of(inputs: str, image: tuple[int, int, int], low: float, high: float, 
 
 
 def observed(inputs: str, pixels: Callable[[], NDArray[Any]], state: Callable[[], NDArray[Any]]) -> Any:
-    """An observation; what is not shown is not made."""
+    """Make the parts of an observation that are asked for."""
     if inputs == "both":
         return {"pixels": pixels(), "state": state()}
     return pixels() if inputs == "pixels" else state()

@@ -23,7 +23,7 @@ _ID = re.compile(r".+-v\d+")
 
 @dataclass(frozen=True)
 class Environment:
-    """What is known about one name.
+    """An environment by name.
 
     Args:
         name: of the task.
@@ -37,7 +37,7 @@ class Environment:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The keywords that are left to the user; none are known of an id of gymnasium's."""
+        """Keywords that users can set. Ids of gymnasium have none that are known."""
         if self.factory is gymnasium.make:
             return ()
         parameters = inspect.signature(self.factory).parameters.values()
@@ -45,7 +45,7 @@ class Environment:
         return tuple(name for name in named if name not in self.fixed)
 
     def default(self, setting: str) -> Any:
-        """What a keyword is where nobody gives it; None where the factory has no such keyword."""
+        """Return a keyword's default, or None if the factory has no such keyword."""
         if setting in self.fixed or setting not in self.settings:
             return self.fixed.get(setting)
         return inspect.signature(self.factory).parameters[setting].default
@@ -63,7 +63,7 @@ class Environment:
         return code
 
     def make(self, **settings: Any) -> gymnasium.Env[Any, Any]:
-        """Make it; ConfigError for a keyword that it does not have."""
+        """Make it. Raise ConfigError for a keyword that it does not have."""
         for name in settings if self.factory is not gymnasium.make else ():
             if name not in self.settings:
                 raise ConfigError(
@@ -83,13 +83,12 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
     """Decorate a class or function that makes an environment, to make it known under a name, also to gymnasium.
 
     The environment shows uint8 images (C, H, W), vectors, or a dictionary of one image and vectors, and takes
-    continuous or discrete actions; an agent that gets it looks at that. The factory's keywords with their defaults are
-    its settings; those that a recipe can set are `size`, `frame_stack`, `action_repeat`, `camera` and `rendering`, as
-    far as the factory has them. `info["environment_steps"]` counts steps of a repeated action (1 where it is missing);
-    get_state and set_state make a resume bit-exact.
+    continuous or discrete actions. The factory's keywords are its settings. A recipe can set `size`, `frame_stack`,
+    `action_repeat`, `camera` and `rendering` if the factory has them. `info["environment_steps"]` counts the steps of a
+    repeated action (1 if it is missing). get_state and set_state make a resume bit-equal.
 
     Args:
-        name: the task, such as "dot"; `dipole/dot-v0` for gymnasium.
+        name: the task, such as "dot" (`dipole/dot-v0` in gymnasium).
         fixed: keywords of the factory that belong to this name.
 
     Returns:
@@ -104,7 +103,7 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
         taken = _environments.get(_key(name))
         if taken is not None and f"{taken.factory.__module__}:{taken.factory.__qualname__}" != place:
             raise RegistryError(
-                f"the environment {name!r} is already registered by {taken.factory.__module__}; {place} needs another "
+                f"the environment {name!r} is already registered by {taken.factory.__module__}: {place} needs another "
                 "name."
             )
         _environments[_key(name)] = Environment(name, factory, fixed)
@@ -145,7 +144,7 @@ def find(task: str) -> Environment:
 
 
 def _spec(task: str) -> EnvSpec:
-    # gymnasium.make imports the module that an id names; gymnasium.spec does not.
+    # gymnasium.make imports the module that an id names, gymnasium.spec does not.
     module, _, name = task.rpartition(":")
     if module:
         import_module(module)
@@ -168,8 +167,8 @@ def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
         settings: keywords of the environment, such as those of `ControlEnv` or `DotEnv`.
 
     Raises:
-        ConfigError: for an unknown task, a keyword that the task does not have, or a value out of range. What
-            gymnasium, or an environment of somebody else, says of the keywords of an id is raised as it is.
+        ConfigError: for an unknown task, a keyword that the task does not have, or a value out of range.
+            Errors of gymnasium and of other environments are raised unchanged.
     """
     return find(task).make(**settings)
 

@@ -14,10 +14,6 @@ _HOME = {
     "score_at": "dipole.rl.episodes.history",
     "scores": "dipole.rl.episodes.history",
     "write_video": "dipole.rl.episodes.video",
-    # These stood in dipole.rl.episodes of earlier versions, whose other names are here.
-    "EvaluationCallback": "dipole.rl.callbacks.evaluating",
-    "diagnose": "dipole.rl.diagnosis",
-    "diagnose_pairs": "dipole.rl.diagnosis",
 }
 
 __all__ = sorted(_HOME)

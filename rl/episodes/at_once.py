@@ -1,4 +1,4 @@
-"""Episodes with seeds of their own, one after another or several at a time: the same returns either way."""
+"""Episodes with one seed each, played one after another or several at a time, with the same returns."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dipole.rl.episodes.play import check_environment, evaluate, seeing
 
 
 def episode_seed(seed: int, episode: int, attempt: int = 0) -> int:
-    """The seed of an episode; one that a fault has ended is tried again with another."""
+    """Return the seed of an episode. After a fault the next attempt has another one."""
     return int(np.random.SeedSequence([seed, episode, attempt]).generate_state(1)[0]) >> 1
 
 
@@ -28,15 +28,15 @@ def evaluate_each(
     seed: int = 0,
     observations: list[Any] | None = None,
 ) -> list[float]:
-    """Returns of episodes, each begun with its own seed, by deterministic actions.
+    """Return the returns of episodes with deterministic actions, each started with its own seed.
 
-    What an episode gives depends on its number alone, whichever environment plays it: in workers they are stepped side
-    by side. Actions are computed one observation at a time in this process, so that no bit depends on who else plays.
-    An environment must forget what was before its `reset(seed=...)`; wrappers with running means do not.
+    The result of an episode depends only on its number, not on the environment that plays it. Actions are computed one
+    observation at a time in this process, so that no bit depends on the other episodes.
+    An environment must forget what was before its `reset(seed=...)`. Wrappers with running means do not.
 
     Args:
         agent: any SB3 agent.
-        env: one environment, or several in workers; not those of training.
+        env: one environment, or several in workers, but not those of training.
         episodes: how many.
         seed: of all of them.
         observations: collects every observation, in the order of the episodes.

@@ -37,7 +37,7 @@ class Evaluation:
 
 
 def read_evaluations(path: str | Path) -> list[Evaluation]:
-    """The evaluations of a file.
+    """Return the evaluations in a file.
 
     Args:
         path: of an evaluations.jsonl.
@@ -53,7 +53,7 @@ def read_evaluations(path: str | Path) -> list[Evaluation]:
 
 
 def score_at(history: Sequence[Evaluation], environment_steps: int) -> float | None:
-    """Mean return of the first evaluation at or after so many environment steps; None if training was shorter.
+    """Mean return of the first evaluation at or after so many environment steps, or None if training was shorter.
 
     Args:
         history: evaluations of one run.
@@ -64,7 +64,7 @@ def score_at(history: Sequence[Evaluation], environment_steps: int) -> float | N
 
 
 def scores(history: Sequence[Evaluation]) -> dict[str, float]:
-    """The papers' scores that a run has reached, by "100k" and "500k".
+    """Return the papers' scores that a run has reached, by "100k" and "500k".
 
     Args:
         history: evaluations of one run.
@@ -81,7 +81,7 @@ class Aggregate:
         n: seeds.
         mean: of the scores.
         iqm: their interquartile mean.
-        low: lower end of its bootstrap interval; nan for one seed.
+        low: lower end of its bootstrap interval, or nan for one seed.
         high: upper end.
     """
 
@@ -93,7 +93,7 @@ class Aggregate:
 
 
 def aggregate(values: Sequence[float], confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> Aggregate:
-    """Mean, interquartile mean and percentile bootstrap interval over seeds (Agarwal et al. 2021).
+    """Return mean, interquartile mean and percentile bootstrap interval over seeds (Agarwal et al. 2021).
 
     Args:
         values: one score for each seed.

@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_whole
-from dipole.rl.envs.running.admission import admitted, rendered
 from dipole.rl.envs.running.faults import PATIENCE, fault_message, guarded
+from dipole.rl.envs.running.validate import rendered, validate
 from dipole.rl.inputs import part_of, taken
 
 
@@ -28,18 +28,18 @@ def evaluate(
     deterministic: bool = True,
     seeds: Callable[[int], int] | None = None,
 ) -> list[float]:
-    """Returns of whole episodes that an agent plays; no generator of training is touched by deterministic actions.
+    """Return the returns of whole episodes. Deterministic actions use no random generator of training.
 
-    An episode that a fault of the environment ends does not count and is played again; five of them in a row stop.
+    An episode that a fault of the environment ends does not count and is played again. Five in a row raise an error.
 
     Args:
         agent: any SB3 agent.
         env: not the training environment.
         episodes: how many, >= 1.
-        seed: of the first episode; None draws one.
+        seed: of the first episode. None draws one.
         frames: a list that collects the rendered frames, (H, W, 3), of the first episode, for a video.
         observations: collects every observation of the episodes that count, the agent's part of it.
-        deterministic: take the mean action; False draws from the policy, with torch's global generator.
+        deterministic: take the mean action. False draws from the policy, with torch's global generator.
         seeds: of every beginning of an episode, by its number, in place of `seed`.
 
     Raises:
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
-    """What an agent sees of an environment's observations; ConfigError where it was made for others."""
+    """Return a function that selects the agent's part of an observation. Raise ConfigError if there is none."""
     seen = agent.observation_space
     if seen in (space, transposed(space)):
         return lambda observation: observation
@@ -92,12 +92,12 @@ def seeing(agent: BaseAlgorithm, space: Any) -> Callable[[Any], Any]:
 
 def check_environment(env: Any) -> None:
     """Raise ConfigError for what is not one gymnasium environment."""
-    if isinstance(env, str | VecEnv) or not isinstance(admitted(env), gymnasium.Env):
+    if isinstance(env, str | VecEnv) or not isinstance(validate(env), gymnasium.Env):
         raise ConfigError(f"evaluation needs one gymnasium environment (make_env(...)), got {type(env).__name__}.")
 
 
 def transposed(space: Any) -> Any:
-    """The channel-first space that SB3 makes of images with their channels last; other spaces as they are."""
+    """Return the channel-first space that SB3 makes of channel-last images, and other spaces unchanged."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: transposed(each) for key, each in space.items()})
     if is_image_space(space) and not is_image_space_channels_first(space):

@@ -1,4 +1,4 @@
-"""What an agent on the disk reaches in whole episodes: `dipole play`."""
+"""`dipole play`: whole episodes of a saved agent."""
 
 import json
 from contextlib import closing
@@ -16,8 +16,8 @@ from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.text import counted
+from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_seed, check_whole
-from dipole.rl.description import open_agent
 from dipole.rl.envs.registry import find
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.video import require_format, write_video
@@ -43,7 +43,7 @@ class Trial:
         shown = "" if self.video is None else f"\n{self.video}"
         return (
             f"{self.task}: return {np.mean(self.returns):.2f} +- {np.std(self.returns):.2f} "
-            f"({counted(len(self.returns), 'episode')}, {how}, seed {self.seed}; interquartile mean "
+            f"({counted(len(self.returns), 'episode')}, {how}, seed {self.seed}, interquartile mean "
             f"{interquartile_mean(self.returns):.2f}, {min(self.returns):.2f} to {max(self.returns):.2f}){shown}"
         )
 
@@ -77,17 +77,17 @@ def trial(
     runs: Path = DEFAULT_RUNS,
     size: int | None = None,
 ) -> Trial:
-    """Play episodes with the agent of a run or an export; the same arguments play the same episodes.
+    """Play episodes with the agent of a run or an export. The same arguments play the same episodes.
 
     Args:
-        name: a run's folder or hash, agent.zip, or a folder that holds it.
-        task: another one than the agent's own; rendered and stacked as the agent wants its observations.
+        name: a run's folder or hash, agent.zip, or a folder with it.
+        task: another one than the agent's own. It is rendered and stacked as the agent expects.
         episodes, seed: how many, and the seed of the first one and of drawn actions.
-        deterministic: the mean action; False draws from the policy.
+        deterministic: the mean action. False draws from the policy.
         video: .gif or .mp4 of the first episode.
         device: where to.
         runs: where hashes are looked up.
-        size: height and width of the video, at most 4096, drawn at that size; by default as the agent observes.
+        size: height and width of the video, at most 4096, drawn at that size. By default as the agent observes.
 
     Raises:
         ConfigError: for an argument out of range, an unknown task, or one that does not fit the agent.

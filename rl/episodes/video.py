@@ -43,7 +43,7 @@ def write_video(frames: Sequence[NDArray[np.uint8]], path: str | Path, fps: int 
 
 
 def require_format(path: str | Path) -> Path:
-    """Return the path of a video that can be written here; ConfigError for another suffix, or .mp4 without ffmpeg."""
+    """Return the path of a video. Raise ConfigError for another suffix, or .mp4 without ffmpeg."""
     path = Path(path)
     if path.suffix not in (".gif", ".mp4"):
         raise ConfigError(f"videos are written as .gif or .mp4, not {path.suffix or path.name!r}.")

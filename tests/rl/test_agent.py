@@ -14,8 +14,8 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError, SpecError, TrainingError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl import pixel_agent as agent_module
-from dipole.rl.agent import duplicates
-from dipole.rl.description import open_agent
+from dipole.rl.algorithms import open_agent
+from dipole.rl.contrast import duplicates
 from dipole.rl.settings import PRESETS
 
 OBJECTIVES = [
@@ -81,7 +81,7 @@ def test_convolutions_are_one_and_the_actor_does_not_step_them(tiny_agent):
 
 
 def test_chunks_and_memory_format_do_not_change_the_embedding():
-    from dipole.rl.encoder import PixelEncoder
+    from dipole.rl.networks import PixelEncoder
 
     space = spaces.Box(0, 255, (9, 28, 28), np.uint8)
     images = torch.randint(0, 256, (7, 9, 28, 28), dtype=torch.uint8)
@@ -218,7 +218,7 @@ def test_duplicates_reach_the_objective(tiny_agent):
         agent = tiny_agent(exclude_duplicates=exclude, learning_starts=12, batch_size=64)
         agent.learn(12)
         batch = agent.replay_buffer.sample_views(64, agent._augment, 1)
-        pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
+        pairs = agent.make_pairs(batch, agent.policy.encoder(batch.observations))
         counts[exclude] = pairs.negative_counts
     assert (counts[False] == 63).all()
     assert (counts[True] <= 63).all()
@@ -233,7 +233,7 @@ def test_the_same_pixels_are_duplicates_wherever_they_come_from(tiny_agent):
         agent.replay_buffer.add(seen, frames[[1 - step % 2] * 2], np.zeros((2, 2)), np.zeros(2), np.zeros(2), [{}, {}])
     batch = agent.replay_buffer.sample_views(32, agent._augment, 1)
     shows = [np.array_equal(each, frames[1][:, 2:-2, 2:-2]) for each in batch.observations.numpy()]
-    pairs = agent._pairs(batch, agent.policy.encoder(batch.observations))
+    pairs = agent.make_pairs(batch, agent.policy.encoder(batch.observations))
     expected = [len(shows) - shows.count(shown) for shown in shows]
     assert pairs.negative_counts.tolist() == expected
 
@@ -261,14 +261,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tiny_agent, term, joint
     )
     before = None
 
-    original = ContrastiveSAC._outcome
+    original = ContrastiveSAC.contrastive_loss
 
     def snapshot(self, pairs, logs):
         nonlocal before
         before = [p.detach().clone() for p in guarded]
         return original(self, pairs, logs)
 
-    agent._outcome = snapshot.__get__(agent)
+    agent.contrastive_loss = snapshot.__get__(agent)
     if term == "critic":
         before = [p.detach().clone() for p in guarded]
     with pytest.raises(TrainingError, match=rf"the {term} loss is nan at update \d+ \(12 environment steps\)"):
@@ -376,10 +376,10 @@ def test_float_images_of_an_augmentation_are_not_changed_in_place(tiny_agent):
 def test_a_fixed_entropy_weight_stays(tiny_agent, tmp_path):
     for weight in (0.2, 0):
         agent = tiny_agent(ent_coef=weight).learn(16)
-        assert agent.log_ent_coef.exp().item() == pytest.approx(weight)
+        assert agent.temperature().item() == pytest.approx(weight)
         agent.save(tmp_path / "agent.zip")
         loaded = ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
-        assert loaded.log_ent_coef.exp().item() == pytest.approx(weight)
+        assert loaded.temperature().item() == pytest.approx(weight)
     assert tiny_agent(ent_coef="auto_0.3").log_ent_coef.exp().item() == pytest.approx(0.3)
     with pytest.raises(ConfigError, match="ent_coef must be 'auto' or a number >= 0, got -1"):
         tiny_agent(ent_coef=-1)
@@ -387,14 +387,14 @@ def test_a_fixed_entropy_weight_stays(tiny_agent, tmp_path):
 
 def test_returns_of_several_steps_reach_the_target(tiny_agent):
     agent = tiny_agent(n_steps=3, gamma=0.9).learn(30)
-    batch = agent.replay_buffer.sample_views(64, agent._augment, 1)
+    batch = agent._sample(64)
     found = {round(float(each), 4) for each in batch.discounts}
     assert found <= {0.9, 0.81, 0.729}
     assert 0.729 in found
     torch.manual_seed(0)
-    target = agent._target(batch)
+    target = agent.target(batch)
     torch.manual_seed(0)
-    single = agent._target(dataclasses.replace(batch, discounts=None))
+    single = agent.target(dataclasses.replace(batch, discounts=None))
     shares = batch.discounts / 0.9
     torch.testing.assert_close(target - batch.rewards, (single - batch.rewards) * shares)
 

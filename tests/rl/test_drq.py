@@ -13,8 +13,8 @@ pytest.importorskip("stable_baselines3")
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, make_env, resume
+from dipole.rl.algorithms import open_agent
 from dipole.rl.augmentation import shift, shift_bilinear
-from dipole.rl.description import open_agent
 from dipole.rl.drq import noise_at
 from dipole.rl.replay import FrameBatch
 from dipole.rl.snapshots import save

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -207,20 +206,3 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("rl"))):
         plot_curves({"none": [[Evaluation(0, 0, (1.0, 3.0))]]}, tmp_path / "curve.svg")
-
-
-def test_names_of_earlier_versions_are_the_same_things():
-    from dipole.rl import envs
-    from dipole.rl.callbacks.checkpointing import CheckpointCallback
-    from dipole.rl.envs.running.workers import WorkerVecEnv
-
-    old = {
-        "evaluation": (EvaluationCallback, aggregate, diagnose, evaluate, interquartile_mean, plot_curves, scores),
-        "checkpoint": (CheckpointCallback,),
-        "environments": (envs.ControlEnv, envs.make_env),
-        "faults": (WorkerVecEnv,),
-        "dot": (DotEnv,),
-    }
-    for module, things in old.items():
-        for thing in things:
-            assert getattr(import_module(f"dipole.rl.{module}"), thing.__name__) is thing

@@ -20,7 +20,8 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError
 from dipole.rl import ContrastiveSAC, DotEnv, make_env
-from dipole.rl.description import FILE, open_agent
+from dipole.rl.algorithms import open_agent
+from dipole.rl.description import FILE
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.trial import trial
 

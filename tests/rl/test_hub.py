@@ -13,7 +13,7 @@ from stable_baselines3 import SAC
 from dipole.core.cli import main
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
-from dipole.rl.description import open_agent
+from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.registry import make_env
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.hub import name_of

@@ -20,8 +20,8 @@ from dipole.core.train.trained_run import evaluate_run
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env, resume
 from dipole.rl import snapshots as checkpoints
-from dipole.rl.description import open_agent
-from dipole.rl.envs.running.admission import stack
+from dipole.rl.algorithms import open_agent
+from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import save_plain
@@ -93,7 +93,7 @@ def test_values_and_actions_see_both_the_contrast_the_image_alone():
     assert batch.states.shape == batch.next_states.shape == (8, 4)
     anchors = agent.anchors(batch.observations)
     assert anchors.shape == (8, agent.settings.features)
-    assert agent._pairs(batch, anchors).candidates.shape[-1] == agent.settings.features
+    assert agent.make_pairs(batch, anchors).candidates.shape[-1] == agent.settings.features
 
 
 def test_without_vectors_in_the_values_the_two_agents_are_one():

@@ -37,7 +37,7 @@ def filled(steps, buffer=None, n_envs=1, size=60, seed=0):
 def kept(folder, buffer):
     folder.mkdir()
     written = segments.write(folder, buffer)
-    buffer.segments = written
+    buffer.files = written
     return [each.told() for each in written]
 
 
@@ -53,9 +53,9 @@ def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path,
     for number in range(12):
         filled(17, buffer, n_envs)
         told = kept(tmp_path / str(number), buffer)
-        state = buffer.places()
+        state = buffer.counters()
         other = FrameReplayBuffer(60 * n_envs, SPACE, ACTION, "cpu", n_envs, seed=9)
-        other.load_places(plain_copy(state, tmp_path / str(number)))
+        other.load_counters(plain_copy(state, tmp_path / str(number)))
         segments.read(tmp_path / str(number), other, told)
         assert len(other) == len(buffer) == min(17 * (number + 1), 60) * n_envs
         twin = pickled(buffer)
@@ -93,7 +93,7 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
     # Nothing of the first folder is needed.
     shutil.rmtree(tmp_path / "one")
     other = filled(0, size=400)
-    other.load_places(buffer.places())
+    other.load_counters(buffer.counters())
     segments.read(tmp_path / "two", other, second)
     assert len(other) == 50
 
@@ -130,7 +130,7 @@ def test_many_saves_are_few_files(tmp_path, monkeypatch):
         assert len(told) <= 4
     assert sorted(path.name for path in (tmp_path / "19").iterdir()) == sorted(each["file"] for each in told)
     other = filled(0, size=400)
-    other.load_places(buffer.places())
+    other.load_counters(buffer.counters())
     segments.read(tmp_path / "19", other, told)
     same(other, pickled(buffer))
 
@@ -185,35 +185,6 @@ def test_a_manifest_that_lies_is_refused(tiny_agent, tmp_path, change, said):
 
 def test_a_ring_beyond_memory_is_refused_before_it_is_made(tmp_path):
     buffer = filled(10)
-    state = buffer.places() | {"ring": 10**15}
+    state = buffer.counters() | {"ring": 10**15}
     with pytest.raises(TrainingError, match="needs"):
-        filled(0).load_places(state)
-
-
-def test_a_replay_of_whole_frames_is_taken_over(tmp_path):
-    """As earlier versions stored it: frames (n, F, 3, H, W), and slots of them as stacks."""
-    rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (1, 30, 3, SIZE, SIZE), dtype=np.uint8)
-    steps = 8
-    stacks = np.zeros((1, steps, 2, 3), np.int32)
-    for step in range(steps):
-        stacks[0, step] = [[step, step + 1, step + 2], [step + 1, step + 2, step + 3]]
-    rewards = np.arange(steps, dtype=np.float32)[None]
-    rewards[0, 3] = np.nan
-    state = {
-        "actions": np.zeros((1, steps, 2), np.float32), "rewards": rewards, "dones": np.zeros((1, steps), np.float32),
-        "valid": np.ones((1, steps), bool), "stacks": stacks, "oldest_frame": np.zeros((1, steps), np.int64),
-        "_head": np.array([steps]), "_tail": np.array([1]), "_written": np.array([11]), "_newest": [None], "pos": 0,
-        "full": True, "frames": frames, "rng": np.random.default_rng(5),
-    }  # fmt: skip
-    buffer = FrameReplayBuffer(8, SPACE, ACTION, "cpu", seed=0)
-    with pytest.warns(RuntimeWarning, match=r"1 of 7 transitions in this replay have a reward or an action that is"):
-        buffer.load_state_dict(state)
-    assert len(buffer) == 7
-    batch = buffer.sample(64)
-    found = {int(reward) for reward in batch.rewards[:, 0]}
-    assert found == {1, 2, 4, 5, 6, 7}
-    for reward, image, following in zip(batch.rewards[:, 0], batch.observations, batch.next_observations, strict=True):
-        at = int(reward)
-        np.testing.assert_array_equal(image.numpy(), np.concatenate(frames[0, at : at + 3]))
-        np.testing.assert_array_equal(following.numpy(), np.concatenate(frames[0, at + 1 : at + 4]))
+        filled(0).load_counters(state)

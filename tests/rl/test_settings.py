@@ -5,7 +5,7 @@ import pytest
 from dipole.core.train.recipe import load, resolve
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.config import RLConfig
-from dipole.rl.settings import DEFAULT, PRESETS, USERS, AgentTable, Settings
+from dipole.rl.settings import DEFAULT, PRESETS, USERS, AgentSettings, AgentTable
 from dipole.rl.settings import resolve as settings_of
 
 # What a recipe says in `objective` and [train].
@@ -89,7 +89,7 @@ def test_every_setting_can_be_set_in_both_doors(algorithm):
     own = {name for name in AgentTable.model_fields if algorithm in USERS.get(name, (algorithm,))}
     changed = changed_for(algorithm)
     assert set(changed) == own - {"preset", "algorithm", "log_std_bounds"}  # of policies without use_sde
-    assert set(AgentTable.model_fields) == set(Settings.model_fields) - ELSEWHERE
+    assert set(AgentTable.model_fields) == set(AgentSettings.model_fields) - ELSEWHERE
     preset = DEFAULT[algorithm]
     given = settings_of(preset, changed)
     table = recipe(algorithm=algorithm, **changed).config.rl
@@ -192,15 +192,6 @@ def test_a_complete_configuration_is_read_back_as_it_is():
     assert config.rl.hidden == (256,)
     assert config.rl.filters == PRESETS["small"].filters
     config.to_toml()
-
-
-def test_settings_saved_as_plain_fields_are_read():
-    """Agents that were saved when the settings were a dataclass."""
-    old = {name: value for name, value in dict(PRESETS["paper"]).items() if name not in ("preset", "train_freq")}
-    found = Settings.__new__(Settings)
-    found.__setstate__(old)
-    assert {name: getattr(found, name) for name in old} == old
-    assert found.train_freq == 1
 
 
 def test_a_preset_and_its_values_are_one_run():

@@ -1,4 +1,4 @@
-"""What happens when an environment fails: the episode ends as truncated, the fault is reported, training goes on."""
+"""Faults of environments: the episode ends as truncated, the fault is reported, and training continues."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.envs.registry import shown
-from dipole.rl.envs.running.admission import (
+from dipole.rl.envs.running.state import wrapper_names, wrappers_set_state, wrappers_state
+from dipole.rl.envs.running.validate import (
     LARGEST,
-    admitted,
     require_contained,
     require_finite_observation,
     require_full_range,
     require_observation,
     under_contract,
+    validate,
 )
-from dipole.rl.envs.running.state import wrapper_names, wrappers_set_state, wrappers_state
 
-# So many faults in a row without one good step between them mean that the environment is broken for good.
+# So many faults without a good step mean that the environment is broken.
 PATIENCE = 5
 
 
 def describe(error: BaseException, step: int, episode: int, seed: int | None) -> dict[str, Any]:
-    """What is put into `info["fault"]`."""
+    """Return the value of `info["fault"]`."""
     return {"error": f"{type(error).__name__}: {error}", "step": step, "episode": episode, "seed": seed}
 
 
@@ -37,7 +37,7 @@ def fault_message(environment: int, fault: dict[str, Any]) -> str:
 
 
 def require_finite(reward: Any) -> None:
-    """Raise ValueError for a reward that nothing can be learned from."""
+    """Raise ValueError for a reward that is not finite as float32."""
     if not (np.abs(np.asarray(reward, np.float64)) <= LARGEST).all():
         raise ValueError(f"the reward is {reward}")
 
@@ -47,9 +47,9 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     The fault holds error, step, episode and seed.
 
-    The observation of such a step is the last good one, the reward 0; replay leaves the step out. An exception in
-    `reset` is tried again; after five faults without a good step TrainingError is raised. What is no fault but another
-    interface (an observation outside its space, gym's old tuples) raises ConfigError at once.
+    The observation of such a step is the last good one, the reward is 0, and replay leaves the step out. A failing
+    `reset` is tried again. Five faults without a good step raise TrainingError. A wrong interface (an observation
+    outside its space, gym's old tuples) raises ConfigError at once.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -111,7 +111,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
             ) from error
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the wrapped environment, of its wrappers and of this one; the inner one may be None."""
+        """Return the state of the environment (or None), of its wrappers and of this one."""
         inner = getattr(self.unwrapped, "get_state", None)
         return {
             "inner": inner() if callable(inner) else None,
@@ -124,9 +124,9 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
         return wrapper_names(self.env)
 
     def set_state(self, state: dict[str, Any]) -> bool:
-        """Restore `get_state`; False if the environment cannot take a state, so that it must be reset.
+        """Restore `get_state`. Return False if the environment cannot take a state and must be reset.
 
-        What wrappers have learned of all episodes (running means) is restored all the same.
+        Running means of wrappers are restored in any case.
         """
         inner = getattr(self.unwrapped, "set_state", None)
         whole = state["inner"] is not None and callable(inner)
@@ -135,11 +135,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
             # Wrappers such as gymnasium's order check allow a step only after a reset.
             self.env.reset()
             inner(state["inner"])
-        if "wrappers" in state:
-            wrappers_set_state(self.env, state["wrappers"])
-        elif whole and (monitor := _monitor(self)) is not None and state["rewards"] is not None:
-            # Of an earlier version, which knew of the Monitor alone.
-            monitor.rewards, monitor.needs_reset = list(state["rewards"]), state["needs_reset"]
+        wrappers_set_state(self.env, state["wrappers"])
         if whole:
             self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
             self._first = None
@@ -162,5 +158,5 @@ def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
     """
     if isinstance(env, Guard):
         return env
-    env = under_contract(admitted(env))
+    env = under_contract(validate(env))
     return Guard(env if _monitor(env) is not None else Monitor(env))

@@ -1,7 +1,7 @@
-"""What wrappers remember: read off their attributes, so that any wrapper continues without methods of its own.
+"""The state of wrappers, read from their attributes, so that a resumed wrapper needs no methods of its own.
 
-A wrapper with `get_state` and `set_state` of its own is asked instead. What its constructor was given is not state: the
-new environment's own value stays. Functions, spaces and what only draws are not state either.
+A wrapper with `get_state` and `set_state` is asked instead. Arguments of its constructor, functions, spaces and drawing
+are not state.
 """
 
 import copy
@@ -28,7 +28,7 @@ _LINKS = {
     "num_envs",
     "render_mode",
 }
-# Clocks and files of the process that has ended; what the vector environment is about to do.
+# Clocks and files of the old process, and pending calls of the vector environment.
 _OF_THE_PROCESS = {
     "t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos", "_seeds", "_options",
     "start_time", "spec",
@@ -44,7 +44,7 @@ def wrapper_names(env: Any) -> list[str]:
 
 
 def wrappers_state(env: Any) -> list[_State]:
-    """What each wrapper remembers, outermost first; `unsaved` names attributes that no file can hold."""
+    """Return the state of each wrapper, outermost first. `unsaved` names attributes that cannot be saved."""
     return [_state_of(each) for each in _wrappers(env)]
 
 
@@ -89,7 +89,7 @@ def _state_of(wrapper: Any) -> _State:
     told: _State = {"name": type(wrapper).__qualname__, "state": {}, "unsaved": []}
     if _has_methods(wrapper):
         told["state"] = wrapper.get_state()
-    elif not isinstance(wrapper, PassiveEnvChecker):  # what it has checked is no state of the task
+    elif not isinstance(wrapper, PassiveEnvChecker):  # its checks are no state of the task
         for name, value in _attributes(wrapper).items():
             if _is_fixed(value):
                 continue
@@ -110,19 +110,19 @@ def _attributes(thing: Any) -> _State:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a value is no state: code, a space, a link to another environment, something that draws."""
+    """Return whether a value is code, a space, an environment or drawing, so not state."""
     root = type(value).__module__.partition(".")[0]
     kinds = gymnasium.Space | EnvSpec | gymnasium.Env | VecEnv
     return callable(value) or inspect.ismodule(value) or isinstance(value, kinds) or root in _DRAWING
 
 
 def _is_part(value: Any) -> bool:
-    """Whether a value is a small object of a library (running means, stacked frames), of which attributes are state."""
+    """Return whether a value is a small library object (running means, stacked frames) with state in attributes."""
     return type(value).__module__.partition(".")[0] in _LIBRARIES and hasattr(value, "__dict__")
 
 
 def _plain(value: Any) -> Any:
-    """A copy that a checkpoint holds; TypeError with the type of what it does not."""
+    """Return a copy that a checkpoint can hold. Raise TypeError with the type otherwise."""
     if value is None or isinstance(
         value, bool | int | float | str | bytes | np.random.Generator | np.random.RandomState
     ):

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, which are started again when they die."""
+"""Environments in worker processes that are restarted when they die."""
 
 import multiprocessing
 import warnings
@@ -20,7 +20,7 @@ class _HungError(EOFError):
     """A worker did not answer in time."""
 
 
-# What a pipe raises whose other end is gone.
+# Raised by a pipe whose other end is gone.
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _TO_BEGIN = 60.0  # seconds: a process imports its libraries first
 _REFUSED = "dipole refuses"  # key of an info
@@ -28,27 +28,26 @@ START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() 
 _COUNTERS = ("_root_seeds", "_steps", "_episodes", "_deaths", "_in_a_row")
 
 _Step = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
-"""What a worker answers to a step: observation, reward, done, info, and the reset's info."""
+"""A worker's answer to a step: observation, reward, done, info, and the reset's info."""
 
 
 class WorkerVecEnv(SubprocVecEnv):
-    """Environments in processes of their own (GL contexts are made there only); a dead one is started again.
+    """Environments in worker processes, which alone make GL contexts. A dead worker is restarted.
 
-    Its episode then ends as truncated, with `info["fault"]`, and a new one starts with a seed drawn for the restart. A
-    worker may die at any time, also between two calls of `learn`.
+    Its episode then ends as truncated, with `info["fault"]`, and a new one starts with a seed drawn for the restart.
 
     Args:
-        env_fns: functions, one at least, that make one environment each; they must be picklable by cloudpickle.
-        start_method: "forkserver" or "spawn" (default: the first, where the system has it); "fork" breaks OpenGL and
+        env_fns: functions, one at least, that make one environment each. They must be picklable by cloudpickle.
+        start_method: "forkserver" or "spawn" (default: the first that the system has). "fork" breaks OpenGL and
             threads.
-        timeout: seconds, 0.001 to 1e9, that an environment may take for a step or a reset; one that takes longer is
-            ended and counts as dead. A process has at least a minute to begin. None: no limit.
-        restarts: dead workers to tolerate, >= 0, before TrainingError is raised; five faults of a worker without a good
-            step between them raise it as well.
+        timeout: seconds, 0.001 to 1e9, that an environment may take for a step or a reset. A slower one is ended
+            and counts as dead. A process has at least a minute to start. None: no limit.
+        restarts: dead workers to tolerate, >= 0, before TrainingError is raised. Five faults of a worker without a
+            good step raise it as well.
 
     Raises:
-        ConfigError: an argument is out of range, or an environment cannot be made at all; from a call, what an
-            environment refuses (an action of another shape).
+        ConfigError: an argument is out of range, or an environment cannot be made. From a call: what an environment
+            refuses (an action of another shape).
         TrainingError: from a call, no restarts are left, or five faults of a worker without a good step between them.
     """
 
@@ -77,7 +76,7 @@ class WorkerVecEnv(SubprocVecEnv):
         self._context: Any = multiprocessing.get_context(start_method)
         self._restarts_left = restarts
         if start_method == "forkserver":
-            # The server imports this once; without it every worker would import torch for itself.
+            # The server imports this once. Otherwise every worker would import torch itself.
             self._context.set_forkserver_preload([__name__])
         self.waiting = self.closed = False
         self.remotes, self.processes = (), []
@@ -94,7 +93,7 @@ class WorkerVecEnv(SubprocVecEnv):
                 process.terminate()
             late = f" in time (timeout={timeout:g})" if isinstance(error, _HungError) else ""
             raise ConfigError(
-                f"an environment could not be made in its worker process{late}; the worker has printed why. Make it "
+                f"an environment could not be made in its worker process{late}. The worker has printed why. Make it "
                 "once without workers to see the error."
             ) from error
         VecEnv.__init__(self, len(self._make), *found[0])
@@ -104,7 +103,7 @@ class WorkerVecEnv(SubprocVecEnv):
         self._episodes = [1] * self.num_envs
         self._deaths = [0] * self.num_envs
         self._in_a_row = [0] * self.num_envs
-        # What the next step returns for workers that were found dead between two steps.
+        # Results of the next step for workers that died between two steps.
         self._pending: dict[int, _Step] = {}
         self._started = True
 
@@ -220,7 +219,7 @@ class WorkerVecEnv(SubprocVecEnv):
         return result
 
     def _answer(self, index: int, least: float = 0.0) -> Any:
-        """What a worker sends; _HungError where it sends nothing in time."""
+        """Return what a worker sends. Raise _HungError if it sends nothing in time."""
         if self._timeout is not None and not self.remotes[index].poll(max(self._timeout, least)):
             raise _HungError
         return self.remotes[index].recv()
@@ -235,15 +234,15 @@ class WorkerVecEnv(SubprocVecEnv):
         return remote, process
 
     def counters(self) -> dict[str, Any]:
-        """What this process knows of its workers: seeds, steps, episodes and deaths."""
+        """Return seeds, steps, episodes and deaths of the workers."""
         return {name: list(getattr(self, name)) for name in _COUNTERS}
 
     def continue_from(self, observations: list[Any], counters: dict[str, Any] | None) -> None:
-        """Go on in the middle of episodes whose states the workers have been given.
+        """Continue in the middle of episodes whose states the workers already have.
 
         Args:
             observations: of each environment, the newest.
-            counters: what `counters` returned; None: those of new environments.
+            counters: what `counters` returned, or None for new environments.
         """
         self._last_obs = observations
         for name, values in (counters or {}).items():

@@ -1,1 +1,1 @@
-"""What the DeepMind Control Suite needs: its tasks by name, and something to draw with."""
+"""Tasks of the DeepMind Control Suite by name, and rendering."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dipole.core.utils.errors import ConfigError
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-# How much of the floor stays before the picture (google-research/distracting_control); the others have 0.3.
+# Opacity of the floor before the picture (google-research/distracting_control). The others have 0.3.
 _FLOOR = {"reacher": 0.0, "walker": 1.0, "cheetah": 1.0}
 _FLOORS = ("floor", "ground")
 
@@ -21,7 +21,7 @@ def videos_in(folder: str | Path, most: int | None) -> list[list[Path]]:
 
     Args:
         folder: where to look.
-        most: so many are used, the first ones; None for all.
+        most: use the first ones, at most so many. None for all.
 
     Raises:
         ConfigError: there is no such folder, or no picture in it.
@@ -46,9 +46,9 @@ class Background:
 
     Args:
         physics: of the task.
-        domain: of dm_control; it says how much of the floor stays.
+        domain: of dm_control, which sets the floor's opacity.
         videos: of `videos_in`.
-        dynamic: whether an episode shows the frames of its video in turn, back and forth; otherwise one of them.
+        dynamic: whether an episode shows the frames of its video in turn, back and forth, or only one of them.
 
     Raises:
         ConfigError: the task has no sky.

@@ -1,6 +1,6 @@
 """The tasks by name and the papers' settings for them.
 
-The list is written out, so that naming a task does not load MuJoCo; a test holds it against dm_control's own.
+The list is written out, so that naming a task does not load MuJoCo. A test compares it with dm_control's.
 """
 
 from dipole.core.utils.errors import ConfigError, nearest
@@ -40,7 +40,7 @@ PAPER_TASKS = (
 # Control steps per agent step (CURL, appendix): 2 for finger and walker, 8 for cartpole, 4 otherwise.
 ACTION_REPEAT = {"finger": 2, "walker": 2, "cartpole": 8}
 DEFAULT_ACTION_REPEAT = 4
-# Camera 0 of the quadruped is fixed to the world; 2 follows the body.
+# Camera 0 of the quadruped is fixed to the world, and 2 follows the body.
 CAMERA = {"quadruped": 2}
 
 

@@ -1,6 +1,6 @@
-"""What a trained agent needs besides its weights: the spaces that it sees and acts in, and what is known of its task.
+"""The spaces of a trained agent and the description of its task, in kept/agent.json.
 
-kept/agent.json; with it an agent is built without its environment
+With this file an agent is built without its environment.
 """
 
 import json
@@ -21,7 +21,7 @@ def keep(folder: Path, agent: PixelAgent, info: dict[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read what `keep` wrote; CheckpointError where it is damaged."""
+    """Read what `keep` wrote. Raise CheckpointError if it is damaged."""
     try:
         told: dict[str, Any] = json.loads(read_text(folder / _FILE))
         if set(told) != {"n_envs", "observation_space", "action_space", "info"}:
@@ -31,10 +31,10 @@ def read(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, error) from error
 
 
-def settle(agent: PixelAgent, told: dict[str, Any], folder: Path) -> None:
+def make_networks(agent: PixelAgent, told: dict[str, Any], folder: Path) -> None:
     """Make the networks of an agent that has no environment."""
     try:
-        description.settle(agent, told)
+        description.make_networks(agent, told)
     except DipoleError:
         raise
     except (ValueError, TypeError, KeyError, OverflowError) as error:

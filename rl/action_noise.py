@@ -1,4 +1,4 @@
-"""What SB3's action noise remembers between steps (the correlated noise of Ornstein and Uhlenbeck), for checkpoints."""
+"""The state of SB3's action noise (Ornstein-Uhlenbeck noise is correlated in time), for checkpoints."""
 
 import copy
 from typing import Any
@@ -9,7 +9,7 @@ from dipole.core.utils.errors import CheckpointError
 
 
 def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
-    """Its class, and its attributes but for types and functions; each environment's own of a vectorised one."""
+    """Return the class and the plain attributes. Vectorised noise has one state per environment."""
     if noise is None:
         return None
     kept: dict[str, Any] = {
@@ -22,7 +22,7 @@ def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
 
 
 def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> ActionNoise | None:
-    """A noise that continues from a state; vectorised where the state is.
+    """Return noise that continues from a state, vectorised if the state is.
 
     Raises:
         CheckpointError: the noise is another one than was saved.

@@ -1,4 +1,4 @@
-"""What may be an environment, and what its answers must look like: each violation is one message with its name."""
+"""Checks of environments and of what they return, with one message per mistake."""
 
 import inspect
 from numbers import Real
@@ -22,14 +22,14 @@ _OLD = (
 )
 
 
-def admitted(env: Any) -> Any:
-    """The environment, made if it is a name; a VecEnv as it is.
+def validate(env: Any) -> Any:
+    """Return the environment, and make it if it is a name.
 
     Raises:
         ConfigError: for anything else.
     """
     if isinstance(env, str):
-        return admitted(_made(env))
+        return validate(_made(env))
     if isinstance(env, VecEnv):
         return env
     allowed = "Allowed: a gymnasium.Env, a VecEnv of stable-baselines3, or a name (make_env)."
@@ -75,7 +75,7 @@ def _made(task: str) -> Any:
 
 
 class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Innermost of the wrappers: raises ConfigError where `reset` or `step` does not return what gymnasium's do."""
+    """The innermost wrapper. Raises ConfigError if `reset` or `step` does not return what gymnasium's do."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result: Any = self.env.reset(seed=seed, options=options)
@@ -111,7 +111,7 @@ def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _is_flag(value: Any) -> bool:
-    """Whether it is true or false: a boolean, a number, or an array or tensor of a single one."""
+    """Return whether a value is a boolean, a number, or an array or tensor of one."""
     return isinstance(value, Real | np.bool_) or (
         hasattr(value, "dtype") and getattr(value, "shape", None) in ((), (1,))
     )
@@ -128,7 +128,7 @@ def require_observation(name: str, space: spaces.Space[Any], observation: Any, p
 
     Args:
         name: of the environment.
-        space: Box, or a Dict of spaces; others are asked whether they contain it.
+        space: Box, a Dict of spaces, or any space that can say whether it contains it.
         observation: what `reset` or `step` gave.
         part: the key inside a dictionary.
     """
@@ -178,7 +178,7 @@ def stack(rows: list[Any]) -> Any:
 
 
 def require_contained(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
-    """Raise ConfigError for values outside a space's bounds, or NaN; for the first observations of an environment."""
+    """Raise ConfigError for NaN or values outside a space's bounds, in the first observations of an environment."""
     if isinstance(space, spaces.Dict):
         for key, each in space.spaces.items():
             require_contained(name, each, observation[key], key)
@@ -186,7 +186,7 @@ def require_contained(name: str, space: spaces.Space[Any], observation: Any, par
         which = f"the environment {name} gives{f' for {part!r}' if part else ''}"
         if np.isnan(observation).any():
             raise ConfigError(f"{which} NaN as an observation. Allowed: {space}.")
-        room = 1e-3 if np.issubdtype(space.dtype, np.floating) else 0  # rounding is nobody's error
+        room = 1e-3 if np.issubdtype(space.dtype, np.floating) else 0  # allow rounding
         slack = room * np.maximum(1, np.abs(observation))
         if (observation < space.low - slack).any() or (observation > space.high + slack).any():
             raise ConfigError(
@@ -196,7 +196,7 @@ def require_contained(name: str, space: spaces.Space[Any], observation: Any, par
 
 
 def require_finite_observation(observation: Any) -> None:
-    """Raise ValueError for an observation that nothing can be learned from."""
+    """Raise ValueError for an observation that is not finite as float32."""
     for part in observation.values() if isinstance(observation, dict) else (observation,):
         if isinstance(part, np.ndarray) and part.dtype.kind == "f" and not (np.abs(part) <= LARGEST).all():
             raise ValueError("the observation is not finite")
@@ -217,7 +217,7 @@ def require_full_range(name: str, space: spaces.Space[Any], observations: list[A
 
 
 def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
-    """A picture (H, W, 3) uint8 of the environment as it is; ConfigError where it draws none."""
+    """Render the environment, (H, W, 3) uint8. Raise ConfigError if it draws no picture."""
     picture = env.render()
     found = np.asarray(picture) if isinstance(picture, np.ndarray) else None
     if found is None or found.ndim != 3 or found.shape[2] not in (1, 3, 4) or found.dtype != np.uint8:

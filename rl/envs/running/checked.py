@@ -1,0 +1,134 @@
+"""Checks of an agent's environments: what they may be, and what they return while the agent learns."""
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.rl.action_noise import noise_state, set_noise_state
+from dipole.rl.arguments import check_whole
+from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.envs.running.validate import (
+    require_contained,
+    require_finite_observation,
+    require_observation,
+    rows_of,
+    validate,
+)
+from dipole.rl.inputs import require_kinds, shown_to
+from dipole.rl.settings import Inputs
+
+
+class CheckedEnvironments(OffPolicyAlgorithm):
+    """An algorithm of SB3 that guards its environments, counts their steps and reports their faults."""
+
+    inputs: Inputs
+    environment_steps: int
+    faults: list[dict[str, Any]]
+    _is_guarded: bool
+
+    @classmethod
+    def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        env = validate(env)
+        require_kinds(cls.__name__, env.observation_space)
+        inner = env.unwrapped if isinstance(env, VecEnv) else env
+        if isinstance(inner, DummyVecEnv):
+            inner.envs = [guarded(each) for each in inner.envs]
+        elif isinstance(inner, gymnasium.Env):
+            env = guarded(env)
+        wrapped = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        cls._require_actions(wrapped.action_space)
+        return wrapped
+
+    def _shown(self, env: Any, verbose: int = 0) -> VecEnv:
+        """Return the environment as the agent sees it."""
+        return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.inputs)
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Take another environment, as SB3 does.
+
+        Args:
+            env: with the same observations and actions as the first one.
+            force_reset: as in SB3.
+        """
+        super().set_env(self._shown(env, self.verbose), force_reset)
+
+    @classmethod
+    def _require_actions(cls, space: spaces.Space[Any]) -> None:
+        fits = False
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
+            fits = bool((np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all())
+        if not fits:
+            raise ConfigError(
+                f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
+                f"{space}."
+            )
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
+        super()._update_info_buffer([_with_sb3_episode(info) for info in infos], dones)
+        for index, info in enumerate(infos):
+            steps = info.get("environment_steps", 1)
+            check_whole(0, **{"info['environment_steps']": steps})
+            self.environment_steps += int(steps)
+            if "fault" in info:
+                self._count_fault(index, info["fault"])
+        self.logger.record("time/environment_steps", self.environment_steps)
+
+    def _count_fault(self, index: int, fault: dict[str, Any]) -> None:
+        self.faults.append({"environment": index, "agent_step": self.num_timesteps, **fault})
+        self.logger.record("rollout/faults", len(self.faults))
+        warnings.warn(fault_message(index, fault), RuntimeWarning, stacklevel=3)
+
+    def _store_transition(self, replay: Any, action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any) -> None:
+        # A VecEnv of the user's own has no Guard that checks rewards.
+        for index in np.flatnonzero(~np.isfinite(reward)):
+            if "fault" not in infos[index]:
+                error = ValueError(f"the reward is {reward[index]}")
+                self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
+        self._check_observations(new_obs)
+        super()._store_transition(replay, action, new_obs, reward, dones, infos)
+
+    def _check_observations(self, observations: Any, bounds: bool = False) -> None:
+        """Refuse observations of an unguarded VecEnv that are not in their space."""
+        if self._is_guarded or self.env is None:
+            return
+        name = type(self.env.unwrapped).__name__
+        for index, each in enumerate(rows_of(observations)):
+            require_observation(name, self.observation_space, each)
+            if bounds:
+                require_contained(name, self.observation_space, each)
+            try:
+                require_finite_observation(each)
+            except ValueError as error:
+                raise TrainingError(
+                    f"{error}: environment {index} of {name} at agent step {self.num_timesteps}. WorkerVecEnv ends the "
+                    "episode there and goes on."
+                ) from None
+
+    def _setup_learn(
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *rest: Any, **settings: Any
+    ) -> tuple[int, Any]:
+        check_whole(0, total_timesteps=total_timesteps)
+        if reset_num_timesteps:
+            self.environment_steps = 0
+        noise = noise_state(self.action_noise)
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
+        if not reset_num_timesteps:  # SB3 resets it in every call of `learn`
+            self.action_noise = set_noise_state(self.action_noise, noise)
+        assert self.env is not None
+        self._is_guarded = self.env.has_attr("wrapper_names")
+        self._check_observations(self._last_obs, bounds=True)
+        return prepared
+
+
+def _with_sb3_episode(info: dict[str, Any]) -> dict[str, Any]:
+    """Drop an info's "episode" unless it is what SB3 expects, the returns and lengths of its Monitor."""
+    episode = info.get("episode", {})
+    if not episode or (isinstance(episode, dict) and {"r", "l"} <= episode.keys()):
+        return info
+    return {key: value for key, value in info.items() if key != "episode"}

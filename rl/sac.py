@@ -1,0 +1,376 @@
+"""CURL: soft actor-critic from pixels with a contrastive auxiliary objective, as a subclass of SB3's SAC."""
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import SAC
+from stable_baselines3.common.policies import BasePolicy
+from torch import Tensor, nn
+
+from dipole.rl import settings as presets
+from dipole.rl.networks import Maps, PixelPolicy, detached, q_values, soft_update
+from dipole.rl.pixel_agent import Logs, PixelAgent
+from dipole.rl.replay import FrameBatch
+from dipole.rl.seen import joined
+
+_DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
+
+
+class ContrastiveSAC(PixelAgent, SAC):
+    """CURL (Laskin et al. 2020) with any contrastive objective, on SB3's learn / predict / save / load / callbacks.
+
+    One update, in the repository's order (theta: encoder, Q, pi; bar: momentum copies):
+
+        y = r + gamma (1 - done) (min_i Qbar_i(x', a') - alpha log pi(a'|x')),   a' ~ pi(x')
+        critic:    sum_i mean (Q_i(x, a) - y)^2                                  -> encoder, Q
+        every 2nd: mean (alpha log pi(a|x) - min_i Q_i(x, a)), a ~ pi(x)         -> pi; stops at the convolutions
+                   mean alpha (-log pi - target entropy)                         -> alpha
+                   Qbar <- tau Q + (1 - tau) Qbar, the encoder with its own tau
+        contrast:  objective(anchors = encoder(x), positives = encoder_bar(x+))  -> encoder, W
+
+    x, x' and each x+ are independent random views of the stored observation. With `joint_backward` critic and contrast
+    are one loss, and its gradient steps the encoder once.
+
+    Args:
+        policy: "CnnPolicy". "MultiInputPolicy" (dictionaries) and "MlpPolicy" (vectors) mean the same here.
+        env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
+            continuous actions.
+        objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone. By
+            default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
+        preset: "curl" (the repository, the default), "paper", "small" (two cores), or "sb3" (SB3's SAC).
+        augmentation: "crop", "shift", "bilinear", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w). By default
+            the preset's.
+        storage: where replay keeps its frames: "host", "device", "disk", or "auto" (on a GPU where they fit).
+        settings: any other field of `settings.AgentSettings` by name (batch_size, learning_rate, ...), and SB3's
+            policy_kwargs, action_noise, replay_buffer_class, replay_buffer_kwargs, stats_window_size,
+            tensorboard_log, verbose, seed, device.
+
+    Raises:
+        ConfigError: for a setting or environment that does not fit.
+        SpecError: for a wrong objective text.
+        OptionError: a batch of images would not fit into memory.
+        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
+    """
+
+    algorithm: ClassVar[presets.AlgorithmName] = "sac"
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": PixelPolicy}
+    policy: PixelPolicy
+
+    # Attributes that store settings, besides those of `PixelAgent` and of SB3's SAC.
+    temperature_learning_rate: float
+    temperature_beta: float
+    actor_every: int
+    encoder_steps: int
+    twin_loss: str
+    detach_encoder: bool
+    joint_backward: bool
+    log_std_bounds: tuple[float, float]
+    log_std_init: float
+    use_expln: bool
+    clip_mean: float
+
+    # Acting: SB3's predict -> SquashedActor.get_action_dist_params
+
+    # Updating ---------------------------------------------------------------------------------------------------------
+
+    def update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
+        """Make one update in the order of the CURL repository.
+
+        Args:
+            batch: drawn by replay.
+            contrasting: whether the contrastive objective takes part.
+            logs: gets the losses, () each.
+        """
+        encoder = self.policy.encoder
+        acting = self._n_updates % self.actor_every == 0
+        if self.use_sde:
+            self.policy.actor.reset_noise()
+            self.policy.actor.noise_is_new = False
+        target = self.target(batch)
+        images = encoder.prepare(batch.observations)
+        if self.joint_backward:
+            maps = self.update_critic_and_contrast(batch, images, target, contrasting, logs)
+            with torch.no_grad():  # the step has changed the head
+                features = encoder.head(maps)
+            contrasting = False
+        else:
+            self.update_critic(batch, images, target, logs)
+            # Until the contrast is stepped the encoder stays: actor and contrast share its features.
+            with torch.set_grad_enabled(contrasting):
+                maps = encoder.convolve(images) if acting or contrasting else ()
+                features = encoder.head(maps) if maps else torch.empty(0)
+        if acting:
+            self.update_actor(detached(maps), features.detach(), batch.states, logs)
+        if self._n_updates % self.target_update_interval == 0:
+            self.update_targets()
+        if contrasting:
+            self.update_contrast(batch, features, logs)
+
+    @torch.no_grad()
+    def target(self, batch: FrameBatch) -> Tensor:
+        """Return y = r + gamma (1 - done) (min_i Qbar_i(x', a') - alpha log pi(a'|x')), (B, 1).
+
+        Args:
+            batch: drawn by replay.
+        """
+        images = self.policy.encoder.prepare(batch.next_observations)
+        maps = self.policy.encoder.convolve(images)
+        features = joined(self.policy.actor.features_extractor.head(maps), batch.next_states)  # type: ignore[operator]
+        action, log_density = self.draw_action(features)
+        key_encoder = self.policy.key_encoder
+        features = joined(key_encoder.head(key_encoder.convolve(images)), batch.next_states)
+        q = q_values(self.critic_target, features, action).min(1, keepdim=True).values
+        return self.returns(batch, q - self.temperature() * log_density)
+
+    def update_critic(self, batch: FrameBatch, images: Maps, target: Tensor, logs: Logs) -> None:
+        """Step encoder and Q functions on sum_i mean (Q_i(x, a) - y)^2.
+
+        Args:
+            batch: actions and vectors.
+            images: the prepared observations, (b, C, h, w) in chunks.
+            target: y, (B, 1).
+            logs: gets the loss, ().
+        """
+        encoder = self.policy.encoder
+        with torch.set_grad_enabled(not self.detach_encoder):
+            maps = encoder.convolve(images)
+        loss = self.critic_loss(encoder.head(maps), batch, target)
+        self.minimise({"critic": loss}, [self.critic.optimizer])
+        logs["critic_loss"] = loss.detach()
+
+    def critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
+        """Return the sum over the Q functions of the mean squared error, (), halved with `twin_loss="half"`.
+
+        Args:
+            features: (B, d) of the observations' images.
+            batch: actions and vectors.
+            target: y, (B, 1).
+        """
+        q = q_values(self.critic, joined(features, batch.states), batch.actions.to(features.dtype))
+        loss = (q - target).square().mean(0).sum()
+        return 0.5 * loss if self.twin_loss == "half" else loss
+
+    def update_actor(self, maps: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
+        """Step the policy on mean (alpha log pi(a|x) - min_i Q_i(x, a)), then the temperature.
+
+        Args:
+            maps: detached feature maps (b, filters, height, width) in chunks: the actor's gradient stops there.
+            features: (B, d), what the Q functions see of the maps.
+            states: (B, S) vectors, or None.
+            logs: gets the losses, () each.
+        """
+        actor = self.policy.actor
+        action, log_density = self.draw_action(joined(actor.features_extractor.head(maps), states))  # type: ignore[operator]
+        alpha = self.temperature().detach()
+        q = q_values(self.critic, joined(features, states), action).min(1, keepdim=True).values
+        loss = (alpha * log_density - q).mean()
+        self.minimise({"actor": loss}, [actor.optimizer])
+        logs["actor_loss"] = loss.detach()
+        if self.log_ent_coef is not None:
+            assert isinstance(self.target_entropy, float)
+            loss = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
+            self.minimise({"temperature": loss}, [self.ent_coef_optimizer])
+            logs["ent_coef_loss"] = loss.detach()
+        logs["ent_coef"], logs["entropy"] = alpha.squeeze(), -log_density.detach().mean()
+
+    def update_contrast(self, batch: FrameBatch, anchors: Tensor, logs: Logs) -> None:
+        """Step encoder and objective on objective(encoder(x), encoder_bar(x+)).
+
+        Args:
+            batch: whose positives are encoded.
+            anchors: (B, d) encoder(x), with their graph.
+            logs: gets the losses, () each.
+        """
+        pairs = self.make_pairs(batch, anchors)
+        optimizers = [each for each in (self.encoder_optimizer, self.contrast_optimizer) if each is not None]
+        self.minimise({"contrastive": self.contrastive_loss(pairs, logs)}, optimizers, pairs)
+        gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        logs["contrast_grad_norm_squared"] = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        self.after_contrast()
+
+    def update_critic_and_contrast(
+        self, batch: FrameBatch, images: Maps, target: Tensor, contrasting: bool, logs: Logs
+    ) -> Maps:
+        """Step encoder, Q functions and objective on the sum of both losses. Return the detached feature
+        maps (b, filters, height, width).
+
+        Args:
+            batch: drawn by replay.
+            images: the prepared observations, (b, C, h, w) in chunks.
+            target: y, (B, 1).
+            contrasting: False leaves the contrast out.
+            logs: gets the losses, () each.
+        """
+        encoder = self.policy.encoder
+        maps = encoder.convolve(images)
+        anchors = encoder.head(maps)
+        features = encoder.head(detached(maps)) if self.detach_encoder else anchors
+        losses = {"critic": self.critic_loss(features, batch, target)}
+        logs["critic_loss"] = losses["critic"].detach()
+        pairs = None
+        if contrasting:
+            pairs = self.make_pairs(batch, anchors)
+            losses["contrastive"] = self.contrastive_loss(pairs, logs)
+        self.minimise(losses, [self.critic.optimizer, self.contrast_optimizer if contrasting else None], pairs)
+        if contrasting:
+            self.after_contrast()
+        return detached(maps)
+
+    def update_targets(self) -> None:
+        """Move the momentum copies: Qbar with tau, the encoder with encoder_tau."""
+        soft_update(self.critic.q_networks, self.critic_target.q_networks, self.tau)
+        soft_update([self.policy.encoder], [self.policy.key_encoder], self.encoder_tau)
+
+    def draw_action(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return drawn actions (B, A) of the policy and their log densities (B, 1).
+
+        Args:
+            features: (B, d), what the actor sees.
+        """
+        actor = self.policy.actor
+        if self.use_sde:
+            return actor.explored(features)
+        mean, log_std = actor.distribution(features)
+        return sample_action(mean, log_std, torch.randn_like(mean))
+
+    def temperature(self) -> Tensor:
+        """Return alpha, the weight of the entropy: (1,), or () if it is fixed."""
+        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.exp()
+
+    # Setting up -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
+        """The settings that SB3's SAC is made with and stores.
+
+        Args:
+            chosen: all settings.
+        """
+        same = ("target_entropy", "use_sde", "sde_sample_freq", "use_sde_at_warmup")
+        auto = chosen.ent_coef == "auto"
+        return {
+            **super().sb3_keywords(chosen),
+            **{name: getattr(chosen, name) for name in same},
+            "ent_coef": f"auto_{chosen.initial_temperature!r}" if auto else chosen.ent_coef,
+            "target_update_interval": chosen.target_every,
+        }
+
+    def _setting(self, name: str, attribute: str) -> Any:
+        if name == "ent_coef" and isinstance(self.ent_coef, str):
+            return "auto"
+        if name == "initial_temperature":
+            if isinstance(self.ent_coef, str):
+                return float(self.ent_coef.removeprefix("auto_"))
+            return presets.PRESETS[self.preset].initial_temperature
+        return super()._setting(name, attribute)
+
+    def policy_keywords(self) -> dict[str, Any]:
+        """Keywords of `PixelPolicy`."""
+        sde = {name: getattr(self, name) for name in ("log_std_init", "use_expln", "clip_mean")}
+        return super().policy_keywords() | {
+            "log_std_bounds": self.log_std_bounds,
+            "sde": sde if self.use_sde else None,
+        }
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if self.log_ent_coef is not None:
+            self.ent_coef_optimizer = self.policy.adam(
+                [self.log_ent_coef], self.temperature_learning_rate, self.temperature_beta
+            )
+        self._fit_optimizers()
+
+    def _compile_networks(self) -> None:
+        super()._compile_networks()
+        self.policy.actor.distribution = self._compiled(self.policy.actor.distribution)  # type: ignore[method-assign]
+
+    def _adam_betas(self) -> dict[str, float]:
+        return {"ent_coef_optimizer": self.temperature_beta}
+
+    def _set_learning_rates(self) -> None:
+        super()._set_learning_rates()
+        if self.ent_coef_optimizer is not None:
+            for group in self.ent_coef_optimizer.param_groups:
+                group["lr"] = self.temperature_learning_rate
+
+    def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
+        encoder = list(self.policy.encoder.parameters())
+        if self.joint_backward:
+            super()._setup_contrast_optimizers(own, rate)
+            return
+        self.contrast_optimizer = self.policy.adam([*encoder, *own], rate)
+        if self.encoder_steps == 2:
+            self.encoder_optimizer = self.policy.adam(encoder, rate)
+
+    def _store_transition(self, *step: Any) -> None:
+        self.policy.actor.noise_is_new = False
+        super()._store_transition(*step)
+
+    def exploration_state(self) -> dict[str, Any] | None:
+        """Return the noise matrices of gSDE, or None without it."""
+        if not self.use_sde:
+            return None
+        actor: Any = self.policy.actor
+        drawn = {name: getattr(actor.action_dist, name).detach().cpu().numpy() for name in _DRAWN}
+        return drawn | {"new": actor.noise_is_new}
+
+    def set_exploration_state(self, state: dict[str, Any] | None) -> None:
+        """Continue from `exploration_state`. A rollout that has not begun keeps its noise.
+
+        Args:
+            state: what `exploration_state` returned. None changes nothing.
+        """
+        if state is None or not self.use_sde:
+            return
+        actor: Any = self.policy.actor
+        for name in _DRAWN:
+            setattr(actor.action_dist, name, torch.from_numpy(state[name]).to(self.device))
+        actor.keeps_noise = bool(state["new"])
+
+    def set_up_for_playing(self) -> None:
+        if self.target_entropy == "auto":
+            assert isinstance(self.action_space, spaces.Box)
+            self.target_entropy = float(-np.prod(self.action_space.shape).astype(np.float32))
+        super().set_up_for_playing()
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the modules that a run saves."""
+        policy = self.policy
+        return {
+            "actor": policy.actor,
+            "critic": policy.critic,
+            "critic_target": policy.critic_target,
+            "temperature": _Temperature(self.temperature_parameter()),
+        }
+
+    def temperature_parameter(self) -> Tensor:
+        """Return the log of the learned or fixed temperature, (1,)."""
+        return self.ent_coef_tensor.log().reshape(1) if self.log_ent_coef is None else self.log_ent_coef
+
+
+class _Temperature(nn.Module):
+    """The entropy temperature among the weights that a run saves."""
+
+    def __init__(self, log_ent_coef: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("log_ent_coef", log_ent_coef)
+
+
+def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return squashed Gaussian actions and their log densities (SAC, App. C).
+
+        u = mean + exp(log_std) noise,  a = tanh(u),
+        log pi = sum_d [ -noise^2 / 2 - log_std - log(2 pi) / 2 - log(1 - a^2 + 1e-6) ]
+
+    Args:
+        mean, log_std, noise: (B, A).
+
+    Returns:
+        a (B, A) and log pi (B, 1).
+    """
+    action = torch.tanh(mean + log_std.exp() * noise)
+    density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    return action, (density - torch.log(torch.relu(1 - action.square()) + 1e-6)).sum(-1, keepdim=True)

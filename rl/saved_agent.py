@@ -1,0 +1,208 @@
+"""Settings of agents as attributes, and their files: SB3's zip, written atomically, with a description in JSON."""
+
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq
+
+from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.utils.files import replacing
+from dipole.rl import description
+from dipole.rl import settings as presets
+from dipole.rl.arguments import check_seed
+from dipole.rl.augmentation import Augmentation
+from dipole.rl.contrast import as_composite
+from dipole.rl.inputs import shown_to
+from dipole.rl.sb3_names import without_sb3_names
+
+
+class SavedAgent(OffPolicyAlgorithm):
+    """An algorithm of SB3 that stores each setting in one attribute, and can change it when it is loaded."""
+
+    algorithm: ClassVar[presets.AlgorithmName]
+    # SB3's keywords that are passed on unchanged.
+    passed_on: ClassVar[tuple[str, ...]] = (
+        "action_noise", "replay_buffer_class", "replay_buffer_kwargs", "stats_window_size", "tensorboard_log",
+        "verbose", "seed", "device",
+    )  # fmt: skip
+
+    # Attributes that store settings, besides SB3's own.
+    preset: str
+    inputs: presets.Inputs
+    objective: str
+    precision: str
+    compile: Any
+    bilinear_init: str
+    image_size: int | None
+    crop_inclusive: bool
+    positives: int | None
+    exclude_duplicates: bool
+    encoder_learning_rate: float | None
+    beta: float
+    contrast_every: int
+    encoder_tau: float
+    hidden: tuple[int, ...]
+    critic_hidden: tuple[int, ...] | None
+    n_critics: int
+    activation: str
+    features: int
+    layers: int
+    filters: int
+    tanh: bool
+    channels_last: bool
+    chunk: int
+    _augment: Augmentation
+
+    # Settings ---------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
+        """Return the settings that SB3's algorithm is made with and stores.
+
+        Args:
+            chosen: all settings.
+        """
+        shared = (
+            "learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq",
+            "gradient_steps",
+        )  # fmt: skip
+        return {name: getattr(chosen, name) for name in shared}
+
+    @property
+    def settings(self) -> presets.AgentSettings:
+        """All settings, read from the attributes that store them."""
+        stored = presets.attributes(self.algorithm)
+        return presets.AgentSettings.model_validate(
+            {"algorithm": self.algorithm, **{name: self._setting(name, each) for name, each in stored.items()}}
+        )
+
+    def _setting(self, name: str, attribute: str) -> Any:
+        value = getattr(self, attribute)
+        if isinstance(value, TrainFreq):
+            frequency, unit = int(value.frequency), value.unit.value
+            return frequency if unit == "step" else (frequency, unit)
+        return value
+
+    def policy_keywords(self) -> dict[str, Any]:
+        """Keywords of the policy: those of the encoder, of actor and critic."""
+        return {
+            "encoder": {
+                "features_dim": self.features,
+                "image_size": self._augment.size,
+                "layers": self.layers,
+                "filters": self.filters,
+                "tanh": self.tanh,
+                "channels_last": self.channels_last,
+                "chunk": self.chunk,
+            },
+            "hidden": list(self.hidden),
+            "critic_hidden": None if self.critic_hidden is None else list(self.critic_hidden),
+            "critics": self.n_critics,
+            "activation": self.activation,
+            "beta": self.beta,
+        }
+
+    # Files ------------------------------------------------------------------------------------------------------------
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        names, variables = super()._get_torch_save_params()
+        own = ("encoder_optimizer", "contrast_optimizer")
+        return names + [name for name in own if getattr(self, name) is not None], variables
+
+    def _excluded_save_params(self) -> list[str]:
+        own = ("_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer", "_is_guarded")
+        return [*super()._excluded_save_params(), *own]
+
+    @classmethod
+    def load(
+        cls,
+        path: Any,
+        env: Any = None,
+        device: torch.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        objective: Objective | Composite | None = None,
+        **changes: Any,
+    ) -> Self:
+        """Return an agent that `save` wrote, with changed settings.
+
+        SB3 runs code in the file. `resume` and `dipole play` do not.
+
+        Args:
+            path: the file.
+            env: to learn in.
+            device: where to.
+            custom_objects: as in SB3.
+            print_system_info: as in SB3.
+            force_reset: as in SB3.
+            objective: for terms that are not registered: modules of the same classes, which get the saved weights.
+            changes: settings that weights and optimizers do not depend on (tau, learning_rate, ...), augmentation,
+                storage, and SB3's own keywords.
+
+        Raises:
+            ConfigError: for a setting that is unknown, out of range or fixed; if the objective is not known here, or
+                another one.
+        """
+        if env is not None:
+            env = shown_to(cls.__name__, cls._wrap_env(env), description.inputs_of(path))
+        attributes = cls._changed_attributes(path, changes)
+        if objective is not None:
+            attributes["_given"] = as_composite(objective)
+        with description.explained(path, objective):
+            return super().load(path, env, device, custom_objects, print_system_info, force_reset, **attributes)
+
+    @classmethod
+    def _changed_attributes(cls, path: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keywords of `load` as attributes."""
+        other = ("augmentation", "storage", *cls.passed_on)
+        rest = without_sb3_names({name: value for name, value in changes.items() if name not in other})
+        presets.require_changeable(rest)
+        saved = description.settings_of(path) or {"preset": presets.DEFAULT[cls.algorithm]}
+        chosen = presets.resolve(saved["preset"], {**saved, "algorithm": cls.algorithm, **rest}, other)
+        stored = presets.attributes(cls.algorithm)
+        found = {stored[name]: getattr(chosen, name) for name in rest}
+        if "seed" in changes:
+            found["seed"] = check_seed(changes["seed"])
+        if "stats_window_size" in changes:
+            found["_stats_window_size"] = changes["stats_window_size"]
+        named = [name for name in other if name in changes and name not in ("seed", "stats_window_size")]
+        return found | {name: changes[name] for name in named}
+
+    def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """Save as SB3 does, atomically.
+
+        Replay and random generators are not in the file; `snapshots.save` writes all that a bit-equal continuation
+        needs.
+
+        Args:
+            path: NAME.zip, or an open file.
+            exclude: as in SB3.
+            include: as in SB3.
+        """
+        if not isinstance(path, (str, pathlib.Path)):
+            super().save(path, exclude, include)
+            return
+        with replacing(_with_suffix(path, ".zip")) as temporary:
+            super().save(temporary, exclude, include)
+            description.add_to(temporary, self)
+
+    def save_replay_buffer(self, path: Any) -> None:
+        """Save the replay buffer as SB3 does, atomically.
+
+        Args:
+            path: NAME.pkl, or an open file.
+        """
+        if not isinstance(path, (str, pathlib.Path)):
+            super().save_replay_buffer(path)
+            return
+        with replacing(_with_suffix(path, ".pkl")) as temporary:
+            super().save_replay_buffer(temporary)
+
+
+def _with_suffix(path: str | pathlib.Path, suffix: str) -> pathlib.Path:
+    path = pathlib.Path(path)
+    return path if path.suffix else path.with_suffix(suffix)
