@@ -443,8 +443,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         for name, value in ({name: term.value for name, term in terms.items()} | dict(losses)).items():
             if not bool(value.isfinite()):
                 return (
-                    f"the {name} loss is {float(value.detach())} {where}. The step was not taken. Lower the learning rate, or "
-                    "look at the rewards and observations of the environment."
+                    f"the {name} loss is {float(value.detach())} {where}. The step was not taken. Lower the learning "
+                    "rate, or look at the rewards and observations of the environment."
                 )
         names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
         first = parameters[norms.isfinite().tolist().index(False)]
