@@ -1,4 +1,4 @@
-"""`dipole bench`, `report`, `results`, `sweep`, `demo`: arguments only; nothing heavy is imported before they run."""
+"""`dipole bench`, `report`, `results`, `sweep`, `demo`: arguments only. Nothing heavy is imported before they run."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from dipole.core.utils.text import counted
 NEXT = """
 What comes next:
   dipole train digits-simclr --set 'objective=hcl + 0.2*dp'       # a run of your own
-  dipole list objectives                                          # what can stand there; `dipole show NAME` explains it
+  dipole list objectives                                          # all objectives; `dipole show NAME` explains one
   dipole list runs{runs}  # what was just trained; `dipole compare RUN RUN`
   dipole bench --plan                                             # the papers' tables, and how long each takes"""
 
@@ -166,7 +166,7 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object; what else is said is on stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; other messages go to stderr")
 
 
 def _running(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +245,7 @@ def _how_to_report(arguments: argparse.Namespace) -> str:
 
 
 def _results(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.keeping import add, contents
+    from dipole.benchmarks.results_command import add, contents
     from dipole.core.utils.progress import duration
     from dipole.core.utils.text import text_table
 
@@ -265,7 +265,7 @@ def _results(arguments: argparse.Namespace) -> int:
         for said in conflicts:
             print(f"conflict: {said}")
         if conflicts and not a.replace:
-            print("What was there stays. --replace takes other results of a run, and another suite.")
+            print("The file is unchanged. Use --replace to take the new results and the new suite.")
         for said in left_out:
             print(f"left out: {said}")
     return 1 if left_out or (conflicts and not a.replace) else 0
@@ -303,7 +303,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     check_output(a.output)
     with answering(a.json) as answer:
         slurm = dict(a.slurm)
-        code = bench("demo", "small", a.runs, a.engine, a.jobs, a.threads, slurm=slurm, answer=answer, tells_kept=False)
+        code = bench(
+            "demo", "small", a.runs, a.engine, a.jobs, a.threads, slurm=slurm, answer=answer, mentions_shipped=False
+        )
         write_report(arguments.runs, arguments.output)
         answer |= {"report": str(arguments.output)}
     if not a.json:
@@ -314,7 +316,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _next(runs: Path) -> str:
-    """What is said at the end of a demo; comments stand below each other."""
+    """Return the hints at the end of a demo, with aligned comments."""
     option = "" if runs == Path("runs") else f" --runs {quote(str(runs))}"
     return NEXT.format(runs=f"{option:<46}")
 
@@ -357,6 +359,6 @@ def _place(text: str) -> Path:
     """A path, or the results that come with dipole by their name."""
     if text != "shipped":  # SHIPPED_NAME, without what its module loads
         return Path(text)
-    from dipole.benchmarks.kept import SHIPPED
+    from dipole.benchmarks.results_file import SHIPPED
 
     return SHIPPED

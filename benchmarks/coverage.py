@@ -1,7 +1,7 @@
-"""`python -m dipole.benchmarks.coverage`: how often the intervals of a report hold a truth that is known.
+"""`python -m dipole.benchmarks.coverage`: test how often the intervals of a report contain the true value.
 
-Runs are drawn from distributions that are known, intervals are made of them by the code of reports
-(`dipole.benchmarks.statistics`), and those that hold the truth are counted; so are false alarms without any effect.
+It draws runs from known distributions, computes intervals with the code of reports (`dipole.benchmarks.statistics`),
+and counts the intervals that contain the truth. It also counts false alarms without any effect.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[Array, Array]]
 
 
 def _standard(spread: float, draw: Callable[[np.random.Generator, tuple[int, ...]], Array]) -> Draw:
-    """A row and its base (each of mean 0 without effect) from one distribution; the row's times `spread`."""
+    """A row and its base (each of mean 0 without effect) from one distribution. The row's times `spread`."""
 
     def both(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Array, Array]:
         return spread * draw(generator, shape), draw(generator, shape)
@@ -63,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Study:
-    """All that was simulated; `alarms` are shares of suites without effect in which something is decided."""
+    """The results. `alarms` are shares of suites without effect in which a difference is significant."""
 
     repeats: int
     lines: tuple[Line, ...]
@@ -71,7 +71,7 @@ class Study:
 
 
 def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> Study:
-    """Simulate everything; 4000 repeats take seconds."""
+    """Simulate everything. 4000 repeats take seconds."""
     lines = [
         Line(what, name, *_counted(intervals, draw, repeats, seeds))
         for what, intervals in INTERVALS.items()
@@ -204,12 +204,12 @@ def _percent(share: float) -> str:
 
 
 def _absent(given: float) -> str:
-    """How many repeats have no interval, where it is worth a word."""
+    """How many repeats have no interval, if it is worth a word."""
     return f" ({100 * (1 - given):.0f} none)" if given < 0.995 else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; 1 where an interval holds less than it should."""
+    """Print the tables. 1 where an interval holds less than it should."""
     parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.coverage", description=__doc__)
     parser.add_argument("--repeats", type=_repeats, default=REPEATS, help=f"suites drawn (default {REPEATS})")
     parser.add_argument("--json", action="store_true", help="print the shares as JSON")

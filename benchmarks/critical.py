@@ -1,4 +1,4 @@
-"""Which of several methods ranked over blocks can be told apart: Friedman's test and Nemenyi's critical difference."""
+"""Compare several methods over blocks: Friedman's test, Nemenyi's critical difference, performance profiles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LEVEL = 0.05
 class CriticalDifference:
     """Mean ranks (1 is best, best first), Friedman's p, and the difference of mean ranks that would tell two apart.
 
-    `groups` are the places (first, last) of rows that are not told apart: all where Friedman's test finds nothing.
+    `groups` are the places (first, last) of rows without a significant difference: all, if Friedman's test finds none.
     """
 
     labels: tuple[str, ...]
@@ -30,8 +30,8 @@ class CriticalDifference:
 def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LEVEL) -> CriticalDifference:
     """Methods compared over N blocks, as Demsar (JMLR 2006, Sec. 3.2.2) does.
 
-    Ranks r_ij inside each block, ties their mean; Friedman's Q = (k - 1) sum_j (sum_i d_ij)^2 / sum_ij d_ij^2 with
-    d_ij = r_ij - (k + 1) / 2, which is corrected for ties, against chi^2 of k - 1 degrees of freedom; then Nemenyi's
+    Ranks r_ij inside each block, ties their mean. Friedman's Q = (k - 1) sum_j (sum_i d_ij)^2 / sum_ij d_ij^2 with
+    d_ij = r_ij - (k + 1) / 2, which is corrected for ties, against chi^2 of k - 1 degrees of freedom. Then Nemenyi's
     CD = q sqrt(k (k + 1) / (6 N)), q the studentized range of k means over sqrt(2).
 
     Args:
@@ -43,7 +43,7 @@ def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LE
     labels = list(blocks[0]) if blocks else []
     if len(blocks) < 2 or len(labels) < 2 or any(set(block) != set(labels) for block in blocks):
         raise DataError("a critical difference needs two blocks or more with the same methods, two or more")
-    # What differs in the last digits of a float is a tie.
+    # Values that differ in the last digits only are ties.
     values = np.array([[float(f"{block[label]:.10g}") for label in labels] for block in blocks])  # (N, k)
     ranks = stats.rankdata(-values, axis=1)
     n, k = ranks.shape
@@ -60,7 +60,7 @@ def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LE
 
 
 def _groups(means: Sequence[float], difference: float) -> tuple[tuple[int, int], ...]:
-    """Longest runs of sorted means that lie inside the difference; none of one row, none inside another."""
+    """Longest runs of sorted means that lie inside the difference. None of one row, none inside another."""
     found: list[tuple[int, int]] = []
     for first, mean in enumerate(means):
         last = max(i for i in range(first, len(means)) if means[i] - mean < difference)
@@ -75,7 +75,7 @@ def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: 
     tau is 0 at the worst run of a task and 1 at its best, so that tasks of different units weigh the same.
 
     Args:
-        tasks: values of the runs of each method, larger is better; methods that lack a task are left out.
+        tasks: values of the runs of each method, larger is better. Methods that lack a task are left out.
 
     Raises:
         DataError: no task.

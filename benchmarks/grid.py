@@ -15,7 +15,7 @@
     ]
     batch = [64, 128, 256]
     rate = [0.03, 0.06, 0.12]
-    zip = [["batch", "rate"]]               # walk together; the other axes are multiplied, the first one slowest
+    zip = [["batch", "rate"]]               # walk together. The other axes are multiplied, the first one slowest
     exclude = [{ data = "STL-10", batch = 256 }]
 
 A value that is a table has a name, and what else it has goes into the row or column, `set` behind its own. `[row]` and
@@ -85,7 +85,7 @@ def expand(suite: Entry) -> dict[str, Any]:
     """A suite as its file has it, with every grid multiplied out and no grid left.
 
     Raises:
-        ConfigError: an axis is empty or stands for nothing, or there are too many points.
+        ConfigError: an axis is empty or unused, or there are too many points.
     """
     found = {key: value for key, value in suite.items() if key not in ("grid", "row", "column")}
     shared = read_grid(suite.get("grid", {}), "[grid]")
@@ -124,7 +124,7 @@ def _expanded(part: Entry, suite: Entry, shared: Grid, of: str) -> dict[str, Any
 def _multiplied(
     entry: Entry, name: str, shared: Grid | None, of: str
 ) -> Iterator[tuple[dict[str, Value], dict[str, Any]]]:
-    """An entry at each point of its own grid and of the shared one; axes not in its name are written behind it."""
+    """An entry at each point of its own grid and of the shared one. Axes not in its name are written behind it."""
     label = str(entry.get(name, "?"))
     own = read_grid(entry.get("grid", {}), f"the grid of {'row' if name == 'method' else 'column'} {label!r}{of}")
     if useless := [axis for axis in own.axes if not _takes(entry, axis) and not _brings(own.axes[axis])]:
@@ -290,12 +290,12 @@ def _is_setting(axis: str) -> bool:
 
 
 def _takes(entry: Entry, axis: str) -> bool:
-    """Whether a row or column can have an axis: it is written there, a setting, or an option of the objective."""
+    """Return whether a row or column uses an axis: in a text, as a setting, or as an option of the objective."""
     return _is_written(entry, axis) or _is_setting(axis) or axis in _options(entry)
 
 
 def _options(entry: Entry) -> dict[str, None]:
-    """What of a row's objective an axis can name: OPTION, objective.TERM.OPTION, objective.TERM.weight."""
+    """Return the names by which an axis changes an objective: OPTION, objective.TERM.OPTION, objective.TERM.weight."""
     found: dict[str, None] = {}
     for term in _terms(entry.get("objective")):
         names = [option.name for option in registry.get(term.name).options]
@@ -305,7 +305,7 @@ def _options(entry: Entry) -> dict[str, None]:
 
 
 def _terms(text: object) -> list[Term]:
-    """The terms of an objective; none of one that cannot be read, which is said when it is built."""
+    """Return the terms of an objective, none if it cannot be read: building it reports the error."""
     if not isinstance(text, str) or text == "none":
         return []
     try:

@@ -1,4 +1,4 @@
-"""What a suite asked for, kept in the runs folder, so that a report needs neither the suite's recipes nor a domain."""
+"""The description of a suite in the runs folder: a report needs neither the suite's recipes nor a domain."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -52,8 +52,8 @@ class RowEntry(_Part):
     Attributes:
         label: "method" or "method / group".
         objective: its text.
-        base: label of the row that it is tested against; None where there is none.
-        fill: what stands for placeholders in the metrics of columns, by name.
+        base: label of the row that it is tested against, or None if there is none.
+        fill: values of placeholders in the metrics of columns, by name.
     """
 
     label: str
@@ -85,7 +85,7 @@ class ColumnEntry(_Part):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def metric_of(self, row: RowEntry) -> str:
-        """What is read from the record for a row.
+        """Return the metric of a row.
 
         Args:
             row: whose `fill` takes the places of placeholders.
@@ -102,7 +102,7 @@ class Manifest(_Part):
         scale: name of the scale.
         title: a line.
         kind: "table", "figure" or "study".
-        published: id of the printed table that it makes again; None where there is none.
+        published: id of the printed table that it makes again, or None if there is none.
         protocol: what is done otherwise than the paper says, by name.
         x_label: of the horizontal axis, for figures.
         y_label: of the vertical axis.
@@ -142,7 +142,7 @@ class Manifest(_Part):
 
     @property
     def is_paper_protocol(self) -> bool:
-        """Whether it makes a printed table again, and nothing is done otherwise than the paper says."""
+        """True if it repeats a printed table by the paper's protocol."""
         return self.published is not None and not self.protocol
 
 
@@ -187,10 +187,10 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Every suite that was run in a folder of runs; a damaged file is a problem and stays as it is.
+    """Every suite that was run in a folder of runs. A damaged file is a problem and stays as it is.
 
     Args:
-        runs: the folder of runs; one that is not there, or where no suite was run, holds none.
+        runs: the folder of runs. One that is not there, or if no suite was run, holds none.
 
     Returns:
         Suites as they were expanded, by the order of their files' names, and what is wrong with other files.

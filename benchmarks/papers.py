@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from dipole.benchmarks.protocol import Item, Paper, papers
-from dipole.benchmarks.report import published
-from dipole.benchmarks.report.claims import evaluate
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.evaluate import evaluate
+from dipole.benchmarks.claims.protocol import Item, Paper, papers
 from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
 from dipole.core.utils.files import atomic_write

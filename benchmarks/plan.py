@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks.report import published
-from dipole.benchmarks.report.comparison import margin
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.printed import margin
 from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.run.reference import Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import seeds_needed
@@ -41,14 +41,14 @@ class Estimator:
             self._seconds[key].append(seconds)
 
     def seconds(self, config: RunConfig) -> float | None:
-        """Estimated wall time of one run, None where nothing like it was ever run."""
+        """Estimated wall time of one run, None if nothing like it was ever run."""
         for key in _kinds(config.model_dump(mode="json")):
             if key in self._seconds:
                 return median(self._seconds[key])
         return None
 
     def total(self, configs: Sequence[RunConfig], slots: int) -> "Time":
-        """Wall time of several runs on `slots` places; what is like no earlier one, by the reference table."""
+        """Return the wall time of several runs, `slots` at a time. Runs without a similar earlier run are estimated."""
         known = [self.seconds(config) for config in configs]
         left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
         every = [*(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
@@ -56,7 +56,7 @@ class Estimator:
         return Time(max(sum(every) / slots, max(every, default=0.0)), len(left), within)
 
     def _reckoned(self, config: RunConfig) -> Reckoned:
-        """By the table; runs of a suite differ in objective and seed, and are looked up once."""
+        """Look a run up in the table. Runs that differ in objective or seed are looked up once."""
         kind = json.dumps([kind_of(config), config.train.epochs, config.train.steps], sort_keys=True, default=str)
         if kind not in self._table:
             self._table[kind] = reckon(config)
@@ -65,7 +65,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds that runs will take; how many of them are reckoned by the reference table; within which factor."""
+    """Seconds of several runs, how many are estimated by the reference table, and within which factor."""
 
     seconds: float
     reckoned: int
@@ -104,7 +104,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `--plan` prints."""
+    """The plan of a suite: runs, time and seeds."""
 
     jobs: int
     cells: int
@@ -118,14 +118,14 @@ class Plan:
         return self.time.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--plan --json` prints; a spread that is not known is null."""
+        """Return the plan for `--plan --json`. An unknown spread is null."""
         lines = [asdict(line) | {"std": None if isnan(line.std) else line.std} for line in self.seeds]
         counts = {"jobs": self.jobs, "finished": self.finished, "slots": self.slots}
         return {**counts, "time": asdict(self.time), "seeds": lines}
 
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
-    """What of the jobs cannot be built as it is set: encoder, taps and objective of each, without data or memory."""
+    """Return the jobs that cannot be built, with the reason. Builds encoder and objective without data or memory."""
     found: dict[str, list[Cell]] = defaultdict(list)
     for job in jobs:
         try:
@@ -138,10 +138,10 @@ def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
 def make_plan(
     sized: Sized, jobs: Sequence[Job], records: Mapping[str, RunRecord], slots: int, effect: float | None
 ) -> Plan:
-    """Plan a suite: `records` are the finished runs of the folder; `effect` is a difference in units of the columns.
+    """Plan a suite: `records` are the finished runs of the folder. `effect` is a difference in units of the columns.
 
     Without `effect`, a column's difference is the smallest that matters for its metric (see `margin`) or,
-    where nothing is published, one percentage point (0.01 of a fraction times the column's factor).
+    if nothing is published, one percentage point (0.01 of a fraction times the column's factor).
     """
     missing = [job.config for job in jobs if job.hash not in records]
     time = Estimator(records.values()).total(missing, slots)

@@ -14,7 +14,7 @@ BENCH = ".bench"
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the runs folder that is no readable record; it is reported and left alone.
+    """A path in the runs folder that is not a readable record. It is reported and left unchanged.
 
     Args:
         path: where it lies.
@@ -46,7 +46,7 @@ class Collection:
 
 
 def read_records(folder: Path) -> Collection:
-    """Read every record of a runs folder; a corrupt, foreign or misplaced file becomes a problem.
+    """Read every record of a runs folder. A corrupt, foreign or misplaced file becomes a problem.
 
     Args:
         folder: the runs folder.
@@ -88,7 +88,7 @@ def read_records(folder: Path) -> Collection:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether the folder of a run holds the valid record of a finished run of that name."""
+    """Return whether a folder holds the valid record of a finished run of its name."""
     try:
         record = read_record(folder / "record.json")
     except RecordError:

@@ -17,9 +17,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.protocol import deviations, leaves, tuples
 from dipole.benchmarks.grid import MOST, expand
-from dipole.benchmarks.protocol import deviations, leaves, tuples
-from dipole.benchmarks.report import published
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
@@ -43,9 +43,9 @@ def _file_name(text: str) -> str:
 FileName = Annotated[str, AfterValidator(_file_name)]
 # Settings that say where files lie or where to compute, not what is measured.
 CHANGED = "changed by --set"
-"""What a suite's protocol calls settings that were given over its own."""
+"""The entry of a suite's protocol for settings given over its own."""
 PLACES = ("device", "text.senteval", "text.cache")
-# What a suite itself says for every run: overriding it would have no effect or fill the cells with something else.
+# Settings that a suite sets itself: overriding them would have no effect or change the meaning of the cells.
 OWN = {"objective": "the rows say it", "seed": "use --seeds", "name": "it is made of suite and row"}
 
 
@@ -59,7 +59,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 class Column(Settings):
     """One measurement: `metric` of the record times `factor`, from a run with these settings.
 
-    {name} in the metric stands for what the row fills in: a table whose rows are readings of one run.
+    {name} in the metric is replaced by the row's `fill`: for tables whose rows are several metrics of one run.
     """
 
     name: str
@@ -69,19 +69,19 @@ class Column(Settings):
     unit: str = ""
     recipe: str | None = Field(None, description="in place of the scale's recipe")
     set: tuple[str, ...] = ()
-    fill: dict[str, str] = Field(default_factory=dict, description="what {name} in a row's objective stands for here")
+    fill: dict[str, str] = Field(default_factory=dict, description="values of {name} in a row's objective")
 
     def objective_of(self, row: "MethodRow") -> str:
         """The row's objective in this column: a table whose columns are options of the objective fills them in."""
         return filled(row.objective, self.fill)
 
     def metric_of(self, row: "MethodRow") -> str:
-        """What is read from the record for a row."""
+        """Return the metric of a row."""
         return filled(self.metric, row.fill)
 
 
 class MethodRow(Settings):
-    """One method; `method` and `group` are those of the published table where there is one."""
+    """One method. `method` and `group` are those of the published table if there is one."""
 
     method: str
     objective: str
@@ -91,7 +91,7 @@ class MethodRow(Settings):
     control: bool = Field(False, description="a row of ours that no paper prints: its printed numbers stay empty")
     recipe: str | None = None
     set: tuple[str, ...] = ()
-    fill: dict[str, str] = Field(default_factory=dict, description="what {name} in a column's metric stands for here")
+    fill: dict[str, str] = Field(default_factory=dict, description="values of {name} in a column's metric")
 
     @property
     def label(self) -> str:
@@ -99,7 +99,7 @@ class MethodRow(Settings):
 
 
 class Change(Settings):
-    """What a row has at one scale in place of its own; `set` comes after that of the row."""
+    """Changes of a row at one scale. `set` comes after that of the row."""
 
     recipe: str | None = None
     objective: str | None = None
@@ -112,7 +112,7 @@ class Change(Settings):
 
 
 class Scale(Settings):
-    """Where and how often: a recipe, settings over it, seeds, and what differs from the paper's protocol."""
+    """One scale of a suite: a recipe, settings over it, seeds, and the differences from the paper's protocol."""
 
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     recipe: str | None = None
@@ -260,10 +260,10 @@ class Sized:
 
     @cached_property
     def protocol(self) -> Mapping[str, str | int | float]:
-        """What is done otherwise than in the paper; empty means the paper's protocol.
+        """The differences from the paper. Empty means the paper's protocol.
 
-        A suite that says nothing of the kind is held against the shipped one at scale paper, and at that scale every
-        suite against what the paper states: nobody gets the verdict of a published table by leaving differences out.
+        A suite that names none is compared with the shipped one at scale paper. At that scale every suite is also
+        compared with what the paper states. So a suite cannot get the verdict of a published table by omission.
         """
         changed = [text for text in self.overrides if _key(text) not in PLACES]
         said = self.scale.protocol | ({CHANGED: ", ".join(changed)} if changed else {})
@@ -273,7 +273,7 @@ class Sized:
 
     @cached_property
     def unmet(self) -> Mapping[str, str]:
-        """What these settings do otherwise than the paper states, by the key of the fact in published/PAPER.toml."""
+        """Differences from the paper's statements, by the key of the fact in published/PAPER.toml."""
         own = {"suite.seeds": len(self.seeds), "suite.processes": self.scale.processes}
         cells = []
         for row, column, seed in self.cells():
@@ -287,7 +287,7 @@ class Sized:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
 
     def base_of(self, row: MethodRow) -> str | None:
-        """Label of the row that this one is tested against; None for the base itself."""
+        """Label of the row that this one is tested against. None for the base itself."""
         base = row.base or self.suite.base
         return None if base == row.label else base
 
@@ -298,7 +298,7 @@ class Sized:
                     yield row, column, seed
 
     def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
-        """The configuration of a place; those that differ in the seed alone are read once."""
+        """The configuration of a place. Those that differ in the seed alone are read once."""
         rest = tuple(text for text in overrides if _key(text) != "seed")
         if (recipe, rest) not in self._configured:
             self._configured[recipe, rest] = load(recipe, overrides).config
@@ -311,7 +311,7 @@ class Sized:
         return {}
 
     def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
-        """Recipe and overrides of a cell's run; later settings win: scale, column, row, --set, objective, seed."""
+        """Recipe and overrides of a cell's run. Later settings win: scale, column, row, --set, objective, seed."""
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
             raise ConfigError(f"suite {self.suite.name!r} names no recipe for {row.label!r}, {column.name!r}.")
@@ -319,7 +319,7 @@ class Sized:
         return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
     def jobs(self) -> list[Job]:
-        """All runs this suite needs, each once, in the order of the rows; bad settings are reported together."""
+        """All runs this suite needs, each once, in the order of the rows. Bad settings are reported together."""
         known: dict[tuple[str, tuple[str, ...]], tuple[RunConfig, str]] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
         problems: dict[str, dict[str, None]] = {}
@@ -371,7 +371,7 @@ def read_suite(name: str | Path) -> Suite:
 
 
 def _deviations(sized: Sized) -> dict[str, str | int | float]:
-    """Where a suite that claims a published table does otherwise than the shipped suite of that table."""
+    """Return how a suite that claims a published table differs from the shipped suite of that table."""
     theirs_path = suites().get(sized.suite.published or "")
     reference = read_suite(theirs_path).scale.get("paper") if theirs_path else None
     if theirs_path is None or reference is None:
@@ -396,7 +396,7 @@ def _deviations(sized: Sized) -> dict[str, str | int | float]:
                     found.setdefault(key, {})[f"{ours.get(key)} in place of {wanted.get(key)}"] = None
     if sized.scale.processes != reference.processes:
         found["processes"] = {f"{sized.scale.processes} in place of {reference.processes}": None}
-    # What the shipped suite says of itself holds of a copy, too.
+    # The differences of the shipped suite hold for a copy, too.
     return {**paper.protocol, **{key: "; ".join(values) for key, values in found.items()}} if paper != sized else {}
 
 

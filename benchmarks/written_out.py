@@ -13,7 +13,7 @@ LISTS = ("columns", "rows")
 
 
 def written_out(path: Path) -> str:
-    """What the file of a suite stands for; the text is a suite itself, with the same cells.
+    """Return the expanded text of a suite file, which is a suite with the same cells.
 
     Raises:
         ConfigError: the file is no suite.

@@ -1,1 +1,1 @@
-"""Records as tables, charts and verdicts; the printed numbers of the papers."""
+"""Records as tables, charts and verdicts. The printed numbers of the papers."""

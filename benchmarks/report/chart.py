@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Chart:
-    """What all chart types have: a title and the titles of both axes."""
+    """The base of all chart types: a title and the titles of both axes."""
 
     title: str
     x_label: str
@@ -41,12 +41,12 @@ class Chart:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether three of these fit beside each other."""
+        """True if three of these fit in a row."""
         return False
 
     @property
     def shown(self) -> str:
-        """What is drawn, for readers who cannot see it."""
+        """The contents in words, for readers who cannot see the picture."""
         raise NotImplementedError
 
     @property
@@ -160,7 +160,7 @@ def wrapped_rows(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def broken(label: str) -> list[str]:
-    """Break a label into lines of at most LETTERS letters; three dots mark what is cut off."""
+    """Break a label into lines of at most LETTERS letters. Three dots mark what is cut off."""
     if len(label) <= LETTERS:
         return [label]
     return wrap(label, LETTERS, max_lines=LINES, placeholder=" ...") or [label[:LETTERS]]
@@ -181,7 +181,7 @@ def width_beside(labels: Sequence[str]) -> int:
 
 
 def rounded(values: Sequence[float | None]) -> list[float | None]:
-    """Round values to what a picture shows; None for values that are not finite.
+    """Round values to the resolution of a picture, with None for values that are not finite.
 
     That is STEPS steps over their range, and at least DIGITS digits of each.
     """
@@ -212,7 +212,7 @@ def layered(layers: Sequence[Any], data: dict[str, Rows], width: Any, height: An
 
 
 def cell_of(value: float | None) -> Cell:
-    """Return a number as a cell; an empty cell for a number that is not finite."""
+    """Return a number as a cell, which is empty if the number is not finite."""
     if value is None or not isfinite(value):
         return Cell("")
     return Cell(str(value) if isinstance(value, int) else number(value), value)

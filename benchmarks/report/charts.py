@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.comparisons import compared
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import CellResult, SuiteResults, curves_on, measure
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart
+from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.training_charts import (
     LOSS,
@@ -39,8 +39,8 @@ LEAST_OPTIONS = 4
 OPTION = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)")
 
 
-def pictures(results: SuiteResults, runs: Path | Beside) -> dict[str, list[Picture]]:
-    """Return all pictures of a suite by kind, in the order of the report; kinds without data are absent.
+def pictures(results: SuiteResults, runs: Path | RunFiles) -> dict[str, list[Picture]]:
+    """Return all pictures of a suite by kind, in the order of the report. Kinds without data are absent.
 
     `runs` is the folder of the runs, or what lies beside their records.
     """
@@ -52,7 +52,7 @@ def pictures(results: SuiteResults, runs: Path | Beside) -> dict[str, list[Pictu
         found["Measurements"] = measured(results)
     if manifest.kind == "study":
         found["Over all columns"] = compared(results, [group.columns for group in groups_of(results)])
-    found |= training_pictures(results, Beside.of(runs))
+    found |= training_pictures(results, RunFiles.of(runs))
     return {name: shown for name, shown in found.items() if shown}
 
 
@@ -194,7 +194,7 @@ def option_of(texts: Sequence[str]) -> tuple[str, list[float]] | None:
 
 
 def _varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:
-    """Options in which the texts differ, and their values in each text; none if anything else differs."""
+    """Options in which the texts differ, and their values in each text, none if anything else differs."""
     found = [OPTION.findall(text) for text in texts]
     rests = {OPTION.sub(lambda m: m[1], text) for text in texts}
     if len(texts) < LEAST_OPTIONS or len(rests) != 1 or len({len(pairs) for pairs in found}) != 1:
@@ -313,9 +313,9 @@ def _memory(record: RunRecord) -> float:
     return (record.peak_device_bytes or record.peak_memory_bytes) / 2**20
 
 
-def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path | Beside) -> dict[str, list[Picture]]:
+def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path | RunFiles) -> dict[str, list[Picture]]:
     """Return results, curves and cost by objective of runs outside suites, for every task that has several runs."""
-    runs = Beside.of(runs)
+    runs = RunFiles.of(runs)
     found: dict[str, list[Picture]] = {"Comparison": [], "Learning curves": [], "Training loss": [], "Cost": []}
     for task, records in groups.items():
         by: dict[str, list[RunRecord]] = {}

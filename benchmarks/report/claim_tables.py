@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from dipole.benchmarks.report import published
-from dipole.benchmarks.report.claims import NO_DATA, Outcome, evaluate
-from dipole.benchmarks.report.comparison import AGREES, DIFFERS
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.evaluate import NO_DATA, Outcome, evaluate
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS
 from dipole.benchmarks.report.results import Claimed, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
 
@@ -48,7 +48,7 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
 
 
 def short_claims_table(results: SuiteResults) -> ReportTable | None:
-    """What the terminal shows of the claims: kind, estimate, p and verdict."""
+    """Return the claims for the terminal: kind, estimate, p and verdict."""
     found = [each for each in results.claims() if each.ours.items]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Rows of a suite compared over all its columns: performance profiles, and which mean ranks can be told apart."""
+"""Compare the rows of a suite over all its columns: performance profiles and mean ranks with significance."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ ENOUGH = 5
 
 
 def compared(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> list[Picture]:
-    """Profile and critical difference of the rows that have every column; `groups` are columns of the same runs."""
+    """Profile and critical difference of the rows that have every column. `groups` are columns of the same runs."""
     complete = [row.label for row in results.rows if all(results.samples(row.label, c) for c in results.columns)]
     if len(complete) < 2 or not results.columns:
         return []
@@ -99,7 +99,7 @@ def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequen
 
 
 def _placed(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Values of one column as they are; of several the mean number of rows that a row beats, ties half."""
+    """Values of one column as they are. Of several the mean number of rows that a row beats, ties half."""
     if len(columns) == 1:
         return dict(columns[0])
     return {

@@ -25,7 +25,7 @@ from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.core.utils.text import counted
 
 MARKERS = 10
-"""About so many markers on a line; each shows its values in a tooltip."""
+"""About so many markers on a line. Each shows its values in a tooltip."""
 MOST_BANDS = 3
 """Bands of more lines than this are hidden until one is chosen in the legend."""
 NAMED = 12
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineChart(Chart):
-    """Lines with bands; values that are not finite interrupt a line."""
+    """Lines with bands. Values that are not finite interrupt a line."""
 
     lines: Sequence[Line]
     from_zero: bool = False
@@ -135,7 +135,7 @@ class LineChart(Chart):
 
 @dataclass(frozen=True)
 class Steps:
-    """One histogram: heights between edges; len(edges) = len(heights) + 1."""
+    """One histogram: heights between edges. There is one more edge than heights."""
 
     label: str
     edges: Sequence[float]
@@ -144,7 +144,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class HistogramChart(Chart):
-    """Outlined densities over each other; pictures that are compared have the same `top`."""
+    """Outlined densities over each other. Pictures that are compared have the same `top`."""
 
     series: Sequence[Steps]
     top: float
@@ -196,7 +196,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class ScatterChart(Chart):
-    """Points by group; if it `is_equal`, one length is the same on both axes, so that angles are true."""
+    """Points by group. If it `is_equal`, one length is the same on both axes, so that angles are true."""
 
     groups: Sequence[Dots]
     is_equal: bool = True
@@ -261,7 +261,7 @@ def line_chart(
 def histogram(
     title: str, x_label: str, y_label: str, series: Sequence[Steps], top: float = 0.0
 ) -> HistogramChart | None:
-    """Return densities over each other, on an axis up to `top` at least; None if a value is missing."""
+    """Return densities over each other, on an axis up to `top` at least, or None if a value is missing."""
     heights = [h for s in series for h in s.heights]
     if not heights or not all(map(isfinite, [*heights, *(e for s in series for e in s.edges)])):
         return None
@@ -269,7 +269,7 @@ def histogram(
 
 
 def scatter_chart(title: str, x_label: str, y_label: str, groups: Sequence[Dots]) -> ScatterChart | None:
-    """Return the finite points by group; None if there are none."""
+    """Return the finite points by group, or None if there are none."""
     kept = []
     for group in groups:
         points = [(x, y) for x, y in zip(group.x, group.y, strict=True) if isfinite(x) and isfinite(y)]
@@ -278,7 +278,7 @@ def scatter_chart(title: str, x_label: str, y_label: str, groups: Sequence[Dots]
 
 
 def doubles(x: Sequence[float]) -> bool:
-    """Whether positive numbers grow by factors (of 1.5 or more, or equal ones) and eightfold in all."""
+    """Return whether positive numbers grow by factors (of 1.5 or more, or equal ones) and eightfold in all."""
     if len(x) < 3 or min(x) <= 0:
         return False
     ordered = sorted(set(x))

@@ -28,7 +28,7 @@ class Curve:
 
 
 def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
-    """Curves of the named quantities; damaged lines and values that are no numbers are left out."""
+    """Curves of the named quantities. Damaged lines and values that are no numbers are left out."""
     wanted = list(names)
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     marks = [json.dumps(name).encode() for name in wanted]
@@ -50,7 +50,7 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, up to where it cannot be read; none where there is none."""
+    """The lines of a file, up to where it cannot be read, none if there is none."""
     with suppress(ReceivedError):
         yield from read_lines(path)
 

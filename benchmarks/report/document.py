@@ -1,14 +1,14 @@
-"""What a report shows, before any format: sections of tables and pictures, out of a folder of runs."""
+"""The contents of a report before any format: sections of tables and pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.benchmarks.collecting import gather, places_of
+from dipole.benchmarks.gather import gather, places_of
 from dipole.benchmarks.report import charts, findings, overview, searches, tables
-from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
@@ -97,7 +97,7 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     )
 
 
-def _suite(results: SuiteResults, beside: Beside, others: Sequence[SuiteResults]) -> Section:
+def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResults]) -> Section:
     manifest = results.manifest
     shown = [tables.results_table(results)]
     pictures = dict(charts.pictures(results, beside))

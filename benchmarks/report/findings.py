@@ -1,12 +1,12 @@
-"""What a report found, in the sentences it opens with: differences that hold or do not, and where they are from."""
+"""The opening sentences of a report: significant differences, verdicts on claims, and the machines."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, stdev
 
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.manifest import ColumnEntry, RowEntry
-from dipole.benchmarks.report.comparison import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
@@ -22,7 +22,7 @@ ONE_POINT = 0.01
 def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list[str]:
     """One sentence each on the differences from the base, the printed numbers and the paper's claims.
 
-    What is missing is said first.
+    Missing runs come first.
     """
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
     missing = [f"{asked - done} of {counted(asked, 'run')} {are(asked - done)} missing."] if done < asked else []
@@ -40,12 +40,12 @@ def tested(results: SuiteResults) -> list[CellResult]:
 
 
 def decided(results: SuiteResults) -> list[CellResult]:
-    """Those whose difference is decided among all of the suite's tests."""
+    """Return the tested cells whose difference is significant among all tests of the suite (Holm)."""
     return [c for c in tested(results) if isfinite(c.p_holm) and c.p_holm < LEVEL]
 
 
 def of_learning(results: SuiteResults) -> list[str]:
-    """What to know before differences are read: runs whose embeddings lie at one point, and those that gained nothing.
+    """Return warnings: runs whose embeddings lie at one point, and runs that are not above the untrained encoder.
 
     The second where the suite measured the untrained encoder too.
     """
@@ -77,7 +77,7 @@ def _over_untrained(results: SuiteResults, row: RowEntry, column: ColumnEntry) -
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """Of runs outside suites, by task: which objective has the largest first result, and whether it is told apart."""
+    """Return, by task of runs outside suites, the objective with the largest first result, and its significance."""
     found = []
     for task, records in groups.items():
         name = next((name for record in records for name, value in record.results.items() if value is not None), None)
@@ -101,7 +101,7 @@ def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
 
 
 def of_machines(records: Iterable[RunRecord]) -> str:
-    """Where runs were made and with what: devices with their machine, and the versions of libraries."""
+    """Return the machines of runs and the versions of libraries."""
     devices: Counter[str] = Counter()
     versions: dict[str, set[str]] = {}
     for record in records:
@@ -193,7 +193,7 @@ def _beside_printed(results: SuiteResults) -> Sequence[str]:
 
 
 def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:
-    """How many claims are decided, and which and by what."""
+    """Return how many claims have a verdict, and the first of them."""
     found = [each for each in results.claims(others) if each.ours.items]
     if not found:
         return []

@@ -19,11 +19,11 @@ from dipole.core.utils.version import __version__
 def to_html(report: Report) -> str:
     """One file without any reference to another: styles, script and pictures are inside.
 
-    The first pictures of a kind are there as SVG, which needs no script; the spec beside each is what Vega draws under
+    The first pictures of a kind are there as SVG, which needs no script. The spec beside each is what Vega draws under
     the pointer, and, of those beyond, when they are unfolded.
 
     Raises:
-        ConfigError: Jinja or, where there is something to draw, Vega-Altair is not installed.
+        ConfigError: Jinja or, if there is something to draw, Vega-Altair is not installed.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -59,7 +59,7 @@ def to_html(report: Report) -> str:
 
 
 def _drawn(picture: Picture, is_now: bool) -> str:
-    """A chart as SVG, and its spec in a template, which browsers neither show nor run; the spec alone if not now."""
+    """A chart as SVG, and its spec in a template, which browsers neither show nor run. The spec alone if not now."""
     spec = picture.chart.spec
     name = escape(picture.chart.description, quote=True)
     packed = {**spec, "datasets": {key: _packed(rows) for key, rows in spec["datasets"].items()}}
@@ -72,7 +72,7 @@ def _drawn(picture: Picture, is_now: bool) -> str:
 
 
 def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows as columns, with repeated texts as places in a list; charts.js unpacks them."""
+    """Rows as columns, with repeated texts as places in a list, which charts.js unpacks."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

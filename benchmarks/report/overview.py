@@ -1,26 +1,26 @@
-"""What a report of many suites opens with: a line for each suite, and the claims of the papers that are decided."""
+"""The overview of a report of many suites: a line for each suite, and the claims with a verdict."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, UNDECIDED
 from dipole.benchmarks.report import findings
-from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
 from dipole.benchmarks.report.results import Claimed, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, number
 from dipole.core.utils.text import are, counted
 
 FEW = 5
-"""Suites whose findings are read as sentences; of more there is a table."""
+"""Suites whose findings are read as sentences. Of more there is a table."""
 
 
 def tables(suites: Sequence[SuiteResults]) -> list[ReportTable]:
-    """The tables of the overview; those that have a row."""
+    """The tables of the overview. Those that have a row."""
     return [table for table in (suites_table(suites), decided_table(suites)) if table.rows]
 
 
 def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
-    """A row for each suite: finished runs, differences from its base that are decided, what leads, and claims."""
+    """Return a row for each suite: finished runs, significant differences from its base, the leader, and claims."""
     rows = []
     for suite in suites:
         tested, decided = findings.tested(suite), findings.decided(suite)
@@ -92,7 +92,7 @@ def _claims(suites: Sequence[SuiteResults]) -> list[_Found]:
 
 
 def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
-    """How much of all of it is decided."""
+    """Return in one sentence how many differences are significant and how many claims have a verdict."""
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
     verdicts = Counter(each.verdict for each in _claims(suites))
     said = f"{len(suites)} suites: {decided} of {counted(tested, 'difference')} from their bases {are(decided)} decided"

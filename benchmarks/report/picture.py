@@ -7,11 +7,11 @@ from typing import TypeVar
 from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.row_charts import HeatMap
 
-# More lines than this in one picture are told apart by nobody: they become rows of a heat map.
+# More lines than this in one picture are illegible: they become rows of a heat map.
 MOST_LINES = 10
 # More rows than this are no picture any more, but a table.
 MOST_ROWS = 30
-# So much of a kind is drawn at once; what is beyond is drawn when it is unfolded. A large map counts threefold.
+# So much of a kind is drawn at once. What is beyond is drawn when it is unfolded. A large map counts threefold.
 DRAWN, LARGE = 12, 100
 
 Item = TypeVar("Item")
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart and the sentence below it; `note` says once, above all of a kind, which were chosen."""
+    """A chart and the sentence below it. `note` says once, above all of a kind, which were chosen."""
 
     chart: Chart
     caption: str
@@ -27,7 +27,7 @@ class Picture:
 
 
 def pictured(chart: Chart | None, caption: str, note: str = "") -> list[Picture]:
-    """A list of one picture, or of none where there is nothing to draw."""
+    """A list of one picture, or of none if there is nothing to draw."""
     return [] if chart is None else [Picture(chart, caption, note)]
 
 
@@ -43,7 +43,7 @@ def drawn_at_once(pictures: Sequence[Picture]) -> int:
 
 
 def ends(items: Sequence[Item], value: Callable[[Item], float], what: str) -> tuple[list[Item], str]:
-    """All items, or as many of the largest and smallest as are legible, in their order; and the sentence on it."""
+    """All items, or as many of the largest and smallest as are legible, in their order, and the sentence on it."""
     if len(items) <= MOST_ROWS:
         return list(items), ""
     ordered = sorted(range(len(items)), key=lambda i: value(items[i]))

@@ -14,16 +14,16 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Rank:
-    """One objective over several tasks; without runs of all of them it has no rank.
+    """One objective over several tasks. Without runs of all of them it has no rank.
 
     Args:
         label: of the row.
         tasks: how many it has runs of.
-        mean_rank: 1 is best; nan where it is not ranked.
+        mean_rank: 1 is best, or nan if it is not ranked.
         better: tasks on which it is better than the base beyond chance.
         worse: tasks on which it is worse.
-        improvement: probability that a run beats a run of the base; None where there is no base or no rank.
-        gain: over the base, in units of its mean; None likewise.
+        improvement: probability that a run beats a run of the base, or None if there is no base or no rank.
+        gain: over the base, in units of its mean, or None likewise.
         missing: tasks without runs.
     """
 
@@ -44,13 +44,13 @@ def rank_objectives(
     runs: Mapping[str, Hashable] | None = None,
     decided: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Rank]:
-    """Rank objectives over tasks, best mean rank first; those that lack a task last, without a rank.
+    """Rank objectives over tasks, best mean rank first. Those that lack a task last, without a rank.
 
     Args:
         tasks: task -> objective -> value by seed.
         base: the objective the others are compared with.
-        lower_is_better: tasks whose values are costs; they enter with the sign turned.
-        runs: a name for each task; those of one name are measured on the same runs. Default: all are.
+        lower_is_better: tasks whose values are costs. They enter with the sign turned.
+        runs: a name for each task. Those of one name are measured on the same runs. Default: all are.
         decided: of each objective its significant differences from the base, larger is better, where they are known.
     """
     turned = set(lower_is_better)

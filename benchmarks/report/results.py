@@ -8,10 +8,11 @@ from itertools import pairwise
 from math import isfinite, nan
 from statistics import fmean
 
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.evaluate import NO_DATA, NO_TEST, Outcome, evaluate
+from dipole.benchmarks.claims.printed import Comparison, among, compare, protocol_differences
+from dipole.benchmarks.claims.verdicts import NOT_COMPARED
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
-from dipole.benchmarks.report import published
-from dipole.benchmarks.report.claims import NO_DATA, NO_TEST, Outcome, evaluate
-from dipole.benchmarks.report.comparison import NOT_COMPARED, Comparison, among, compare, protocol_differences
 from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
 from dipole.benchmarks.statistics import PairedTest, Summary, difference, holm, seeds_needed, summarize
 from dipole.core.record import RunRecord
@@ -41,7 +42,7 @@ def _cost(record: RunRecord) -> dict[str, float | None]:
 
 
 def _seconds(record: RunRecord) -> float:
-    """Of the steps alone; of the whole run where its record is of a version that did not part them."""
+    """Of the steps alone. Of the whole run where its record is of a version that did not part them."""
     return record.wall_seconds if record.training_seconds is None else record.training_seconds
 
 
@@ -54,11 +55,11 @@ class CellResult:
         column: what was measured.
         samples: values by seed.
         wanted: runs that the suite asks for.
-        summary: of the sample; None without one.
-        against_base: the test against the base row; None where there is none.
-        p_holm: its p-value among all of the suite; nan without a test.
-        comparison: beside the printed cell; None where nothing is printed or run.
-        printed: the printed cell; None where there is none.
+        summary: of the sample, or None without one.
+        against_base: the test against the base row, or None if there is none.
+        p_holm: its p-value among all of the suite, or nan without a test.
+        comparison: beside the printed cell, or None if nothing is printed or run.
+        printed: the printed cell, or None if there is none.
         has_failed: whether a run of it has failed.
         family: tests of the suite.
     """
@@ -118,7 +119,7 @@ class Claimed:
 
     @property
     def why(self) -> str:
-        """What the verdict rests on, or what it would take."""
+        """The reason for the verdict, or what would decide it."""
         return self.ours.why(self.verdict_alone)
 
 
@@ -128,7 +129,7 @@ def curves_on(records: Iterable[RunRecord]) -> str:
 
 
 class SuiteResults:
-    """A suite's cells filled from records; also the grid on which a paper's claims are evaluated.
+    """A suite's cells filled from records. Also the grid on which a paper's claims are evaluated.
 
     Args:
         manifest: the suite as it was expanded.
@@ -143,7 +144,7 @@ class SuiteResults:
         by_row = {r.label: r for r in manifest.rows}
         self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-        # By the suites whose tables they are read on; a report asks for each in several places.
+        # By the suites whose tables they are read on. A report asks for each in several places.
         self._claimed: dict[tuple[SuiteResults, ...], list[Claimed]] = {}
         for job in manifest.jobs:
             record = self.records.get(job.hash)
@@ -157,7 +158,7 @@ class SuiteResults:
 
     @property
     def table(self) -> published.PrintedTable | None:
-        """The printed table that the suite makes again; None where there is none."""
+        """The printed table that the suite makes again, or None if there is none."""
         return published.tables().get(self.manifest.published or "")
 
     @property
@@ -171,7 +172,7 @@ class SuiteResults:
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Label of a row; None where there is none of the name, or more than one.
+        """Label of a row, or None if there is none of the name, or more than one.
 
         Args:
             name: a label, or a method that one row alone has.
@@ -183,12 +184,12 @@ class SuiteResults:
         return fits[0] if len(fits) == 1 else None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """A number of a cell over its seeds; None where nothing was run.
+        """A number of a cell over its seeds, or None if nothing was run.
 
         Args:
             row: a label, or a method that one row alone has.
             column: its name.
-            kind: "mean", "std" (n - 1; None for one seed), or "drop", the loss against the balanced column or group.
+            kind: "mean", "std" (n - 1. None for one seed), or "drop", the loss against the balanced column or group.
         """
         if kind == "std":
             samples = self.samples(row, column)
@@ -197,12 +198,12 @@ class SuiteResults:
         return fmean(samples.values()) if samples else None
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
-        """Values by seed; None where nothing was run.
+        """Values by seed, or None if nothing was run.
 
         Args:
             row: as of `value`.
             column: as of `value`.
-            kind: "mean", the values; "drop", the loss against the balanced column or group of the same seed; of "std"
+            kind: "mean", the values. "drop", the loss against the balanced column or group of the same seed. Of "std"
                 there are none.
         """
         if kind == "std":
@@ -215,7 +216,7 @@ class SuiteResults:
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Finished runs behind a cell, by seed; [] where there is none.
+        """Finished runs behind a cell, by seed, or [] if there is none.
 
         Args:
             row: a label.
@@ -247,7 +248,7 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """One cell; None where there is none of that name.
+        """One cell, or None if there is none of that name.
 
         Args:
             row: a label.
@@ -260,7 +261,7 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
-        """Claims that speak of this suite's table, on the printed numbers and on ours; [] where it has none.
+        """Claims that speak of this suite's table, on the printed numbers and on ours, or [] if it has none.
 
         Args:
             others: results of further suites: of those of the same scale a claim about two tables takes the second.
@@ -272,7 +273,7 @@ class SuiteResults:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
         mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
-        claims = [claim for claim in published.claims() if self.table.id in claim.tables]
+        claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
         asked = tuple(mine[name] for name in sorted({name for claim in claims for name in claim.tables} & set(mine)))
         if asked not in self._claimed:
             self._claimed[asked] = self._judge(claims, mine)
@@ -297,11 +298,11 @@ class SuiteResults:
 
     @property
     def base(self) -> str | None:
-        """The row that others are tested against; None for a suite without one."""
+        """The row that others are tested against. None for a suite without one."""
         return next((row.base for row in self.rows if row.base), None)
 
     def ranks(self) -> list[Rank]:
-        """The rows ranked over the columns, best mean rank first; those that lack a column last, without a rank."""
+        """The rows ranked over the columns, best mean rank first. Those that lack a column last, without a rank."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         tasks = {name: rows for name, rows in self.tasks().items() if rows}
         decided: dict[str, list[float]] = defaultdict(list)
@@ -329,7 +330,7 @@ class SuiteResults:
 
     @property
     def empty_columns(self) -> list[str]:
-        """A line per column whose metric no finished run has: a name written wrongly, or a probe that was left out."""
+        """A line per column without a number in any finished run: a misspelled name, or a probe that was left out."""
         lines = []
         for column in self.manifest.columns:
             finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
@@ -344,7 +345,7 @@ class SuiteResults:
 
     @property
     def protocol_notes(self) -> list[str]:
-        """What differs from the protocol of the paper, a sentence each."""
+        """Differences from the protocol of the paper, a sentence each."""
         paper = self.table.protocol if self.table else {}
         return protocol_differences(paper, self.manifest.protocol)
 

@@ -57,7 +57,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class IntervalChart(Chart):
-    """One row per label: a marker, its interval, a dot per run; a vertical line at `reference` if there is one."""
+    """One row per label: a marker, its interval, a dot per run. A vertical line at `reference` if there is one."""
 
     rows: Sequence[Estimate]
     reference: float | None = 0.0
@@ -205,7 +205,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class HeatMap(Chart):
-    """Rows by columns, the value as colour; `middle` is where two colours meet, None for one scale of colours."""
+    """Rows by columns, the value as colour. `middle` is where two colours meet, None for one scale of colours."""
 
     tiles: Sequence[Tile]
     value_label: str
@@ -284,7 +284,7 @@ class HeatMap(Chart):
 def interval_chart(
     title: str, x_label: str, rows: Sequence[Estimate], reference: float | None = 0.0
 ) -> IntervalChart | None:
-    """Return estimates below each other, None without a number; the axis is logarithmic if they span SPAN."""
+    """Return estimates below each other, None without a number. The axis is logarithmic if they span SPAN."""
     numbers = [v for r in rows for v in (r.value, r.low, r.high, *r.runs) if isfinite(v)]
     if not numbers:
         return None
@@ -295,13 +295,13 @@ def interval_chart(
 def heat_map(
     title: str, x_label: str, y_label: str, tiles: Sequence[Tile], value_label: str, middle: float | None = None
 ) -> HeatMap | None:
-    """Return the finite tiles of rows by columns; None if there are none."""
+    """Return the finite tiles of rows by columns, or None if there are none."""
     kept = [tile for tile in tiles if isfinite(tile.value)]
     return HeatMap(title, x_label, y_label, kept, value_label, middle) if kept else None
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Numbers by size, as a row may lack some; other names as they come."""
+    """Numbers by size, as a row may lack some. Other names as they come."""
     try:
         return sorted(names, key=float)
     except ValueError:

@@ -35,7 +35,7 @@ def spent(search: SearchSummary) -> str:
 
 
 def notes(search: SearchSummary) -> list[str]:
-    """What the numbers are of, and what they are not."""
+    """Return what the numbers mean."""
     return [
         "Trials are measured on a validation part of the training data. The winner's value there is the largest of "
         "many and so too good; its seeds on the test part, which no trial has seen, are the result.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows at one place: text, a smaller second line, the value it sorts by, its emphasis.
+    """One cell of a table: text, a smaller second line, the value it sorts by, its emphasis.
 
     `link` is the section of the report that it leads to.
     """
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """One table: `name` is its file name, `head` its columns; the first column names the row."""
+    """One table: `name` is its file name, `head` its columns. The first column names the row."""
 
     name: str
     title: str
@@ -35,7 +35,7 @@ class ReportTable:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: those that have a number somewhere and, where none is missing, no other text."""
+        """Which columns hold numbers: those that have a number somewhere and, if none is missing, no other text."""
         columns = [[row[i] for row in self.rows if row[i].text] for i in range(len(self.head))]
         kinds = [[type(cell.sort) for cell in column if cell.mark not in ("open", "bad")] for column in columns]
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
@@ -48,7 +48,7 @@ class ReportTable:
 
 
 def to_csv(table: ReportTable) -> str:
-    """Comma-separated values; a text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Comma-separated values. A text that a spreadsheet would run as a formula gets an apostrophe before it."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     subs = [any(row[i].sub for row in table.rows) for i in range(len(table.head))]
@@ -61,7 +61,7 @@ def to_csv(table: ReportTable) -> str:
 
 
 def to_markdown(table: ReportTable) -> str:
-    """A table that GitHub renders; markup inside texts is escaped."""
+    """A table that GitHub renders. Markup inside texts is escaped."""
     lines = [f"### {plain(table.title)}", ""]
     if table.note:
         lines += [plain(table.note), ""]
@@ -75,7 +75,7 @@ def to_markdown(table: ReportTable) -> str:
 
 
 def to_latex(table: ReportTable) -> str:
-    """A `tabular` of booktabs, to be put into a table of a paper; markup inside texts is escaped, the best bold."""
+    """A `tabular` of booktabs, to be put into a table of a paper. Markup inside texts is escaped, the best bold."""
     kinds = "".join("r" if is_number else "l" for is_number in table.numeric)
     said = [" ".join(text.split()) for text in (table.title, table.note) if text]
     lines = [*(f"% {text}" for text in said), rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]

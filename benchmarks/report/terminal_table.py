@@ -16,7 +16,7 @@ WORD = 13
 
 
 def print_table(console: Console, table: ReportTable) -> None:
-    """Print a table in blocks of columns that fit; each repeats the first column, nothing is cut off."""
+    """Print a table in blocks of columns that fit. Each repeats the first column, nothing is cut off."""
     shown = table.without_empty_columns()
     for place, chosen in enumerate(_blocks(console, shown)):
         console.print(_drawn(shown, chosen, shown.title if place == 0 else ""))
@@ -41,7 +41,7 @@ def _drawn(table: ReportTable, chosen: Sequence[int], title: str) -> Table:
     for i in chosen:
         most = WIDEST if i else WIDEST_NAME
         if table.numeric[i]:
-            # Numbers are as wide as they are; the words of their name stand below each other.
+            # Numbers are as wide as they are. The words of their name stand below each other.
             most = max(WORD, *(len(text) for row in table.rows for text in (row[i].text, row[i].sub)))
         justify = "right" if table.numeric[i] else "left"
         found.add_column(escape(table.head[i]), justify=justify, overflow="fold", max_width=most)  # type: ignore[arg-type]

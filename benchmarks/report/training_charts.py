@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry
-from dipole.benchmarks.report.beside import Beside
 from dipole.benchmarks.report.curve_charts import Dots, Line, Steps, histogram, line_chart, scatter_chart
 from dipole.benchmarks.report.curves import Curve
 from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.row_charts import Tile, heat_map
+from dipole.benchmarks.report.run_files import RunFiles
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
 
@@ -78,7 +78,7 @@ def models_of(results: SuiteResults, group: Group) -> dict[str, str]:
     return {labels[0]: ", ".join(labels) for labels in rows.values()}
 
 
-def training_pictures(results: SuiteResults, runs: Beside) -> dict[str, list[Picture]]:
+def training_pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
     """Return the pictures of a suite's runs by kind, in the order of the report."""
     curves, losses, entropy, ranks, histograms = [], [], [], [], []
     show = results.manifest.show
@@ -120,7 +120,7 @@ def _names(row: RowEntry, columns: Iterable[ColumnEntry]) -> dict[str, str]:
     return names | {logged_name(c.metric): logged_name(c.metric_of(row)) for c in columns}
 
 
-def _read(results: SuiteResults, group: Group, runs: Beside) -> Curves:
+def _read(results: SuiteResults, group: Group, runs: RunFiles) -> Curves:
     found = {}
     for row in results.rows:
         names = _names(row, group.columns)
@@ -153,7 +153,7 @@ def mean_line(label: str, curves: Sequence[Curve], factor: float = 1.0) -> Line:
 
 
 def _at(curve: Curve, steps: Sequence[float]) -> list[float]:
-    """Values of a curve at steps within its range; of a step that it has twice (a resumed run), the later one."""
+    """Values of a curve at steps within its range. Of a step that it has twice (a resumed run), the later one."""
     known = dict(zip(curve.steps, curve.values, strict=True))
     own = sorted(known)
     return [float(value) for value in np.interp(steps, own, [known[step] for step in own])]
@@ -253,7 +253,7 @@ def loss_pictures(title_of: Callable[[str], str], curves: Curves, ordered: Seque
 
 
 def _is_shown(results: SuiteResults, kind: str, lines: Sequence[Line]) -> bool:
-    """Whether the suite asks for it or it is a curve: single measurements are in the table of diagnostics."""
+    """True if the suite asks for it or it is a curve: single measurements are in the table of diagnostics."""
     return bool(lines) and (kind in results.manifest.show or any(len(line.x) > 1 for line in lines))
 
 
@@ -333,7 +333,7 @@ def _mean_of(one: Steps) -> float:
 
 
 def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str]]) -> list[Steps]:
-    """Mean over seeds of the density of pair distances, in parts; "all" only if there is no other part."""
+    """Mean over seeds of the density of pair distances, in parts. "all" only if there is no other part."""
     known = [record.histogram for record in records if record.histogram is not None]
     series: list[Steps] = []
     for kind, label in parts:
@@ -349,7 +349,7 @@ def _mean_histogram(records: Sequence[RunRecord], parts: Sequence[tuple[str, str
     return series
 
 
-def _scatter(results: SuiteResults, runs: Beside) -> list[Picture]:
+def _scatter(results: SuiteResults, runs: RunFiles) -> list[Picture]:
     """The points that planar runs leave in points.json: first seed of every cell."""
     if SCATTER not in results.manifest.show:
         return []
@@ -366,7 +366,7 @@ def _scatter(results: SuiteResults, runs: Beside) -> list[Picture]:
 
 
 def _points(found: Any) -> list[Dots]:
-    """Points of a run by class; none if points.json holds something else."""
+    """Points of a run by class, none if points.json holds something else."""
     try:
         rows = [(float(x), float(y), int(c)) for x, y, c in zip(found["x"], found["y"], found["label"], strict=True)]
     except (ValueError, TypeError, KeyError, OverflowError):

@@ -1,4 +1,4 @@
-"""`dipole report`: one self-contained HTML file; its tables as Markdown, CSV and LaTeX, its charts as SVG and PDF."""
+"""`dipole report`: one self-contained HTML file. Its tables as Markdown, CSV and LaTeX, its charts as SVG and PDF."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from dipole.core.utils.files import atomic_write, why
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
     """Write what folders of runs and results files hold: report.html, report.md, or a folder with a file of everything.
 
-    In a folder each table is a .csv and a .tex, claims are .json as well; each chart, under charts/ or in the folder
+    In a folder each table is a .csv and a .tex, claims are .json as well. Each chart, under charts/ or in the folder
     `figures`, an .svg, a .pdf, a Vega-Lite spec and a .tex of its numbers.
 
     Raises:
-        ConfigError: the output's name says none of these; or there is no run, and the file has a report already.
+        ConfigError: the output's name says none of these, or there is no run, and the file has a report already.
         RecordError: it cannot be written.
     """
     check_output(output)
@@ -56,7 +56,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
 
 
 def check_output(output: Path) -> None:
-    """Whether a report can have that name.
+    """Check that a report can have that name.
 
     Raises:
         ConfigError: it says no format.

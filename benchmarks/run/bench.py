@@ -11,11 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dipole.benchmarks.collecting import gather
-from dipole.benchmarks.kept import SHIPPED_NAME, kept_of, kept_overrides, known_runs
+from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import Manifest, manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
 from dipole.benchmarks.run.engine import Engine
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.tasks import Result, Task
@@ -55,16 +55,16 @@ def bench(
     console: Console | None = None,
     answer: dict[str, Any] | None = None,
     known: Sequence[Path] = (),
-    tells_kept: bool = True,
+    mentions_shipped: bool = True,
 ) -> int:
     """Run what is missing of a suite and return the exit code: 1 if a job failed or, with `plan_only`, cannot be built.
 
     Args:
         name: a shipped suite or the path of a suite file.
         scale: "small" (minutes to hours on two cores) or "paper" (the paper's settings).
-        runs: folder of runs; it is created.
+        runs: folder of runs. It is created.
         engine: "local" processes, a "ray" cluster, or jobs of "slurm".
-        jobs, threads: jobs at a time and threads per job; the default depends on the machine.
+        jobs, threads: jobs at a time and threads per job. The default depends on the machine.
         plan_only: print the number of jobs, the estimated time, the seeds needed and what cannot be built, and stop.
         effect: the difference that the plan's number of seeds has to show, in units of the columns.
         overrides: settings over those of every run, such as the place of the data.
@@ -72,7 +72,7 @@ def bench(
         slurm: options of sbatch, for the engine "slurm".
         answer: filled with what `--json` prints.
         known: results files, or folders of them, whose runs are not repeated.
-        tells_kept: whether to mention shipped results of this suite.
+        mentions_shipped: whether to mention shipped results of this suite.
     """
     answer = {} if answer is None else answer
     console, stderr = consoles(console)
@@ -86,9 +86,9 @@ def bench(
         slots = make_engine(engine, jobs, threads, slurm=slurm).slots if engine == "local" else jobs or 1
         return _print_plan(sized, wanted, records, slots, effect, console, answer)
     chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
-    if tells_kept and not known:
+    if mentions_shipped and not known:
         _mention_shipped(sized, wanted, records, stderr)
-    if not overrides and (kept := kept_overrides(known).get((sized.suite.name, scale))):
+    if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
     described = manifest(sized, wanted)
@@ -124,7 +124,7 @@ def _print_plan(
 
 def _mention_shipped(sized: Sized, wanted: Sequence[Job], records: Mapping[str, RunRecord], console: Console) -> None:
     missing = {job.hash for job in wanted if job.hash not in records}
-    if count := len(kept_of(sized) & missing):
+    if count := len(shipped_runs(sized) & missing):
         verb = "comes" if count == 1 else "come"
         say(console, f"{count} of {len(wanted)} runs {verb} with dipole as results: --known {SHIPPED_NAME}.")
 
@@ -157,7 +157,7 @@ def as_dict(summary: Summary) -> dict[str, Any]:
 
 
 def finished(runs: Path) -> dict[str, RunRecord]:
-    """Return the finished runs of a folder, those of its results files included; none if there is no folder yet."""
+    """Return the finished runs of a folder, those of its results files included, none if there is no folder yet."""
     return gather([runs]).collection.done if runs.is_dir() else {}
 
 
@@ -174,7 +174,7 @@ def _plan_shipped(
     scale: ScaleName, records: Mapping[str, RunRecord], known: Sequence[Path], estimator: Estimator, slots: int
 ) -> list[_Planned]:
     """Plan every shipped suite of a scale, with the settings its known results were made with."""
-    changed, found = kept_overrides(known), []
+    changed, found = stored_overrides(known), []
     for name in suites():
         suite = read_suite(name)
         if scale in suite.scale:
@@ -250,14 +250,14 @@ def bench_all(
     console: Console | None = None,
     answer: dict[str, Any] | None = None,
 ) -> int:
-    """Run what is missing of every shipped suite, the shortest first; the exit code is 1 if a job failed.
+    """Run what is missing of every shipped suite, the shortest first. The exit code is 1 if a job failed.
 
     It may be stopped at any time, and continues when it is started again. Runs share processes, as starting a process
     takes longer than many of them.
 
     Args:
         scale, runs, jobs, threads, known: as for `bench`.
-        within: hours; a suite that takes longer by the plan is left out.
+        within: hours. A suite that takes longer by the plan is left out.
         answer: filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
@@ -294,7 +294,7 @@ def make_engine(
     shared_process: bool = False,
     slurm: Mapping[str, str] | None = None,
 ) -> Engine:
-    """Return the engine of a name; with `shared_process` a local process runs many jobs.
+    """Return the engine of a name. With `shared_process` a local process runs many jobs.
 
     Raises:
         ConfigError: options of sbatch are given for another engine.
@@ -320,7 +320,7 @@ def run_jobs(
     console: Console,
     processes: int = 1,
 ) -> Summary:
-    """Run the jobs without a finished record; a failed job does not stop the others."""
+    """Run the jobs without a finished record. A failed job does not stop the others."""
     missing = {job.hash: job for job in jobs if job.hash not in records}
     skipped = len(jobs) - len(missing)
     tasks = [Task(job.hash, label(job), job.command, processes) for job in missing.values()]

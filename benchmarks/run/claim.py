@@ -1,9 +1,8 @@
-"""Who works on a job: a claim per job, so that several runners on one folder repeat nothing and lose nothing.
+"""One claim per job, so that several runners on one folder never do the same job at the same time.
 
-A claim is a lock file that the operating system gives back with its process, also after kill -9, and beside it a file
-that names the process: host, boot, name space of process numbers, number, and when it began. Who shares the folder need
-not share the lock (another host, another container): there the named process is believed as long as it renews its file,
-and for `STALE_AFTER` seconds more.
+A claim is a lock file, which the operating system releases with its process, also after kill -9, and a file that names
+the process: host, boot, process namespace, number, and start time. Another host or container may share the folder
+without sharing the lock. There a claim counts while its process renews the file, and for `STALE_AFTER` seconds more.
 """
 
 import json
@@ -33,11 +32,11 @@ class TakenError(Exception):
 
 @contextmanager
 def claim(folder: Path, name: str) -> Iterator[None]:
-    """Hold the claim `name` for the duration of the block; TakenError if a living process has it."""
+    """Hold the claim `name` for the duration of the block. TakenError if a living process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     try:
-        # Who asks whether a lock is held takes it for a moment (`is_held`): that is nobody's claim.
+        # `is_held` takes the lock for a moment to see whether it is free: that is not a claim.
         lock = FileLock(_lock_of(path)).acquire(timeout=GLIMPSE, poll_interval=0.01)
     except Timeout as error:
         raise TakenError(name) from error
@@ -58,9 +57,9 @@ def claim(folder: Path, name: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the claim of a file FOLDER/NAME.json belongs to a living process.
+    """Return whether the claim FOLDER/NAME.json belongs to a living process.
 
-    One that is dated in the future is not: `claim` looks whether anybody renews it before it takes it.
+    A claim dated in the future is not: `claim` waits for a renewal before it takes it.
     """
     return is_locked(_lock_of(path)) or _is_renewed_elsewhere(path)
 
@@ -70,7 +69,7 @@ def _lock_of(path: Path) -> Path:
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:
-    """Whether a process that need not share our locks renews this file."""
+    """Return whether a process that may not share our locks renews this file."""
     try:
         return _may_live(path) and -RENEW_EVERY <= _age(path) < STALE_AFTER
     except FileNotFoundError:
@@ -78,9 +77,9 @@ def _is_renewed_elsewhere(path: Path) -> bool:
 
 
 def _beats_in_the_future(path: Path) -> bool:
-    """Whether somebody renews a file that is dated in the future: a clock was set back, or theirs runs ahead of ours.
+    """Return whether a process renews a file dated in the future: a clock was set back, or runs ahead of ours.
 
-    Waits for one renewal to tell; without one the date is nobody's, however far ahead it is.
+    Waits for one renewal. Without one the claim is free, however far ahead its date is.
     """
     try:
         if not _may_live(path) or _age(path) >= -RENEW_EVERY:
@@ -96,7 +95,7 @@ def _beats_in_the_future(path: Path) -> bool:
 
 
 def _may_live(path: Path) -> bool:
-    """Whether the process that a file names may live although its lock is free; a file never written whole is nobody's.
+    """Return whether the process that a file names may live although its lock is free. Not for incomplete files.
 
     A process of this name space is known to live or to be gone. Of others we know that their machine was not started
     again: what was last renewed before this boot, under this host's name, was an earlier boot's.
@@ -118,7 +117,7 @@ def _may_live(path: Path) -> bool:
 
 
 def _booted() -> float:
-    """When this machine was started; 0 where it does not say."""
+    """When this machine was started. 0 where it does not say."""
     with suppress(OSError, RuntimeError):
         return psutil.boot_time()
     return 0.0
@@ -131,7 +130,7 @@ def _renew(path: Path, stop: threading.Event) -> None:
 
 
 def _age(path: Path) -> float:
-    """Seconds since a claim was renewed, by the clock of the file system that dates it; below 0 in the future."""
+    """Seconds since a claim was renewed, by the clock of the file system that dates it. Below 0 in the future."""
     clock = path.parent / ".clock"
     clock.touch()
     return clock.stat().st_mtime - path.stat().st_mtime

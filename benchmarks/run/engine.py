@@ -27,7 +27,7 @@ class Engine(ABC):
 
     @abstractmethod
     def attempt(self, task: Task, runs: Path) -> Result | None:
-        """Run a task and wait for its end, in a thread of its own; None if another runner holds the task."""
+        """Run a task and wait for its end, in a thread of its own, or None if another runner holds the task."""
 
     @abstractmethod
     def prepare(self, tasks: Sequence[Task], runs: Path) -> None:

@@ -22,9 +22,9 @@ class LocalEngine(Engine):
     """A process per job: one at a time per GPU, or one per `threads` cores on a machine without GPUs.
 
     Args:
-        jobs: processes at a time; default one per GPU, or one per core without GPUs.
-        threads: computing threads of a process; default the cores divided among the processes.
-        gpus: names for CUDA_VISIBLE_DEVICES; default those this process sees.
+        jobs: processes at a time. Default: one per GPU, or one per core without GPUs.
+        threads: computing threads of a process. Default: the cores divided among the processes.
+        gpus: names for CUDA_VISIBLE_DEVICES. Default: those this process sees.
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None, gpus: Sequence[str] | None = None) -> None:
@@ -57,8 +57,8 @@ class PoolEngine(Engine):
     """Processes that run many jobs one after another. Starting a process takes longer than many small runs.
 
     Args:
-        jobs: processes at a time; default one per core.
-        threads: computing threads of a process; default the cores divided among the processes.
+        jobs: processes at a time. Default: one per core.
+        threads: computing threads of a process. Default: the cores divided among the processes.
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:

@@ -4,7 +4,7 @@
 
 Processor seconds of one thread, so that a machine that is shared counts little of what others do. Two kinds of entries:
 `runs`, of each suite's small scale the first run of every recipe at one and at three units of length, what lies between
-them being the time of a unit; and `steps`, a few steps of each encoder and image size that the suites have in batches
+them being the time of a unit, and `steps`, a few steps of each encoder and image size that the suites have in batches
 of two sizes, on data that ship with scikit-learn and Python, divided by the operations that are counted for them.
 """
 

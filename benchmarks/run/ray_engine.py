@@ -30,11 +30,11 @@ Answer = tuple[Result | None, bytes | None]
 
 
 class RayEngine(Engine):
-    """Jobs on the Ray cluster that RAY_ADDRESS names or that runs on this machine; otherwise on a new local one.
+    """Jobs on the Ray cluster that RAY_ADDRESS names or that runs on this machine. Otherwise on a new local one.
 
     Args:
-        jobs: jobs at a time over the whole cluster; default as many as its resources allow.
-        threads: cores of a job; default all cores of a node divided by its GPUs, or 1 without GPUs.
+        jobs: jobs at a time over the whole cluster. Default: as many as its resources allow.
+        threads: cores of a job. Default: all cores of a node divided by its GPUs, or 1 without GPUs.
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""How long a run takes that nobody has run yet: a table of short runs of named machines, times the pace of this one.
+"""Estimate how long a new run takes: from a table of short runs on named machines, times the pace of this machine.
 
 `times.json` is made by `python -m dipole.benchmarks.run.measure_times`. Runs like one of the table are reckoned from
-its start and its time per epoch or step; others from what they compute (`work.py`) and the seconds of a billion
+its start and its time per epoch or step. Others from what they compute (`work.py`) and the seconds of a billion
 operations of the table's nearest encoder.
 """
 
@@ -16,7 +16,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.protocol import leaves
+from dipole.benchmarks.claims.protocol import leaves
 from dipole.benchmarks.run.work import Work, work_of
 from dipole.core.train.config import RunConfig
 from dipole.core.utils.cache import kept_json
@@ -25,9 +25,9 @@ from dipole.core.utils.process import boot
 
 TABLE = Path(__file__).with_name("times.json")
 TRIES = 5
-# What says nothing of the time of a unit, or stands in the estimate by itself.
+# Settings without influence on the time of a unit, or part of the estimate by themselves.
 LEFT_OUT = ("name", "description", "seed", "train.epochs", "train.steps", "train.checkpoint_every", "train.log_every")
-# What decides most about it, and how much a difference counts beside one of any other setting.
+# The settings with most influence, and their weights. Any other setting counts 1.
 WEIGHTS = {
     "domain": 1000.0, "vision.encoder.name": 30.0, "vision.data.source": 20.0, "vision.augment.size": 20.0,
     "vision.method": 5.0, "vision.views": 5.0, "text.encoder": 30.0, "text.corpus": 20.0, "rl.task": 2.0,
@@ -57,7 +57,7 @@ def reckon(config: RunConfig) -> Reckoned:
         return _by_work(work)
     nearest = runs[distances.index(distance)]
     length = float(config.train.epochs or config.train.steps or 1)
-    # An agent's and a block's step is as long as its batch; an epoch has the same rows in any batch.
+    # An agent's and a block's step is as long as its batch. An epoch has the same rows in any batch.
     rows = _ratio(kind, nearest["kind"], "train.batch_size") if unit == "step" else 1.0
     rows *= _ratio(kind, nearest["kind"], "vision.views")
     seconds = nearest["fixed"] + length * nearest["per_unit"] * rows
@@ -97,7 +97,7 @@ def table() -> Mapping[str, Any]:
 
 
 def calibration() -> float:
-    """Processor seconds of a fixed piece of work on this machine; measured once for each boot, in less than 2 s."""
+    """Processor seconds of a fixed piece of work on this machine. Measured once for each boot, in less than 2 s."""
     return float(kept_json("pace", _boot(), measure_pace))
 
 

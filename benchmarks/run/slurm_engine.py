@@ -1,6 +1,6 @@
 """The SLURM engine: jobs of a SLURM array, through submitit (extra `slurm`).
 
-All nodes have to share the runs folder. submitit submits a job again that meets its time limit or is pre-empted; the
+All nodes have to share the runs folder. submitit submits a job again that meets its time limit or is pre-empted. The
 run then continues from its checkpoint.
 """
 
@@ -24,8 +24,8 @@ class SlurmEngine(Engine):
     """Tasks as the jobs of a SLURM array, one node each.
 
     Args:
-        jobs: array jobs at a time; default 16.
-        threads: cores of a job; default 4.
+        jobs: array jobs at a time. Default: 16.
+        threads: cores of a job. Default: 4.
         options: of sbatch, by submitit's names: partition, account, qos, time (minutes), gpus_per_node, mem, ...
         cluster: "slurm", or "local" for processes on this machine.
     """
@@ -97,7 +97,7 @@ class SlurmEngine(Engine):
 
     @staticmethod
     def _is_lost(error: BaseException) -> bool:
-        """Whether a job ended without an answer: it was killed, for its memory or with its node."""
+        """True if a job ended without an answer: it was killed, for its memory or with its node."""
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
         return isinstance(error, UncompletedJobError) and not isinstance(error, FailedJobError)

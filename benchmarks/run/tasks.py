@@ -18,13 +18,13 @@ from dipole.core.record import now
 from dipole.core.utils.files import check_own
 
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
-"""Signals that ask a worker to end; after any other signal it counts as killed."""
+"""Signals that ask a worker to end. After any other signal it counts as killed."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What an engine needs to know of a job."""
+    """A job as an engine sees it."""
 
     hash: str
     label: str
@@ -49,7 +49,7 @@ class Result:
 
 
 class Children:
-    """Running workers; after `stop` new ones are ended at once."""
+    """Running workers. After `stop` new ones are ended at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Children:
 def run_worker(
     task: Task, runs: Path, environment: Mapping[str, str], children: Children | None = None
 ) -> Result | None:
-    """Start a worker and wait for it; None, without a start or a line in the log, if another runner holds the task."""
+    """Start a worker and wait for it. None, without a start or a line in the log, if another runner holds the task."""
     children = children or Children()
 
     def run(log: IO[str]) -> int:
@@ -91,7 +91,7 @@ def run_worker(
 
 
 def run_here(task: Task, runs: Path) -> Result | None:
-    """Run a task in this process; see `run_worker`."""
+    """Run a task in this process. See `run_worker`."""
 
     def run(log: IO[str]) -> int:
         with redirect_stdout(log), redirect_stderr(log):

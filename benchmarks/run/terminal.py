@@ -1,4 +1,4 @@
-"""What `dipole bench` says on the terminal: the plan, progress with the time left, results and failures."""
+"""The terminal output of `dipole bench`: the plan, progress with the time left, results and failures."""
 
 import time
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 
 
 def reckoning() -> str:
-    """What a time is reckoned from, for one line below it."""
+    """Return the basis of an estimated time."""
     here = reference.calibration()
     pace = reference.table()["steps"][0]["pace"]
     return (
@@ -70,7 +70,7 @@ def reckoning() -> str:
 
 
 def print_cells(console: Console, sized: Sized) -> None:
-    """What a suite expands to: its rows and columns with the settings of each."""
+    """Print the rows and columns of a suite with the settings of each."""
     say(console, f"recipe {sized.scale.recipe or '-'}, seeds {', '.join(map(str, sized.seeds))}")
     if sized.scale.set:
         say(console, f"  every run: {' '.join(sized.scale.set)}")
@@ -126,7 +126,7 @@ def _left(seconds: float | None) -> str:
 
 
 def consoles(given: Console | None) -> tuple[Console, Console]:
-    """Where results go, and what is said on the way to them: stdout and stderr, or the one that is given."""
+    """Return the consoles for results and for messages: stdout and stderr, or the given one for both."""
     return (given, given) if given is not None else (console(), console(stderr=True))
 
 

@@ -1,6 +1,6 @@
-"""What a run has to compute: optimizer steps, rows of a step, and floating-point operations of a row.
+"""Count the work of a run: optimizer steps, rows of a step, and floating-point operations of a row.
 
-Counted on networks without memory, so that a run of weeks is counted in a second; of data nothing is read but
+Counted on networks without memory, so that a run of weeks is counted in a second. Of data nothing is read but
 sizes, where a file tells them.
 """
 
@@ -19,7 +19,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.version import __version__
 
 COUNTED = 4  # images, or blocks of them, of the batch that is counted
-WORDS = 12  # of a sentence, where nobody has read the corpus
+WORDS = 12  # of a sentence of a corpus that is not read
 PASSES = 10  # of the encoder for a row of an agent's update: critics, targets, actor, and two views of the contrast
 SENTENCES = {
     "wiki3029.jsonl.gz": (3029, 200),
@@ -33,14 +33,14 @@ published (Zhu et al. 2015), of the unlabelled reviews of IMDb (Maas et al. 2011
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes.
+    """The work of a run.
 
     Args:
         family: what is computed alike: domain and encoder.
         steps: of the optimizer, over the whole run.
         rows: of a step.
         flops: of a row, forward and back, all its views.
-        units: steps of an epoch, or 1 where the run's length is told in steps.
+        units: steps of an epoch, or 1 if the run's length is given in steps.
         seen: rows that are encoded, once forward, when the run is evaluated.
     """
 
@@ -53,7 +53,7 @@ class Work:
 
 
 def work_of(config: RunConfig) -> Work | None:
-    """What a run computes; None where its domain is not one of dipole's, or its networks are somebody else's files."""
+    """Return the work of a run, or None if it cannot be counted (another domain, or downloaded networks)."""
     count = {"vision": _vision, "text": _text, "rl": _agent}.get(config.domain)
     if count is None:
         return None

@@ -85,13 +85,13 @@ def command_line(runs: Path, name: str, processes: int, command: list[str]) -> l
 
 
 def arguments(runs: Path, name: str, processes: int, parent: int, command: list[str]) -> list[str]:
-    """What `main` is given; `parent` is the process whose end ends the worker."""
+    """Return the arguments of `main`. The worker ends with the process `parent`."""
     flags = ["--runs", str(runs), "--resume", "auto"]
     return [str(runs), name, str(processes), str(parent), "--", *command, *flags]
 
 
 def _is_that_run(command: list[str], name: str) -> bool:
-    """Whether the command still means the run that the suite was expanded to: recipes and defaults can be edited."""
+    """Return whether the command still means this run: recipes and defaults can be edited."""
     from dipole.core.train.recipe import load
 
     settings = [text for flag, text in pairwise(command) if flag == "--set"]
@@ -122,7 +122,7 @@ def _torchrun(command: list[str], processes: int) -> int:
 
 
 def _die_with_parent() -> None:
-    """Linux tells the launcher to end when this worker dies; it ends its own children then."""
+    """Linux tells the launcher to end when this worker dies. It ends its own children then."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -130,7 +130,7 @@ def _die_with_parent() -> None:
 def follow(parent: int) -> None:
     """End this process soon after the one that started it, so that a killed runner leaves nothing training.
 
-    What was trained so far lies in the checkpoint; the next runner goes on from there.
+    What was trained so far lies in the checkpoint. The next runner goes on from there.
     """
 
     lives = _life_of(parent)
@@ -138,7 +138,7 @@ def follow(parent: int) -> None:
     def watch() -> None:
         while lives():
             time.sleep(1.0)
-        # The trainer answers the signal with a checkpoint; what does not answer within the time is ended.
+        # The trainer answers the signal with a checkpoint. What does not answer within the time is ended.
         _end()
         time.sleep(GRACE)
         os._exit(128 + signal.SIGTERM)
@@ -147,7 +147,7 @@ def follow(parent: int) -> None:
 
 
 def _life_of(parent: int) -> Callable[[], bool]:
-    """What tells whether the process that started this one lives."""
+    """Return a function that says whether the process that started this one lives."""
     if os.name != "nt":
         return lambda: os.getppid() == parent
     # Windows gives an orphan no other parent, and the python of a virtual environment starts another, which is ours.

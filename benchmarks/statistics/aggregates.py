@@ -22,12 +22,12 @@ class Interval:
 
     Args:
         value: the estimate.
-        low: lower end; nan where there is no interval.
+        low: lower end, or nan if there is no interval.
         high: upper end.
         level: share of such intervals that hold the truth, in (0, 1).
         method: how it was made.
-        needs: what would give an interval, where there is none; else "".
-        p: two-sided, of no gain, for `relative_gain`; nan of other estimates.
+        needs: what would give an interval, if there is none, or "".
+        p: two-sided, of no gain, for `relative_gain`. Nan of other estimates.
     """
 
     value: float
@@ -62,8 +62,8 @@ def iqm_interval(
     Args:
         tasks: T of them, the values of each by seed, or (S,) in an order that all share.
         confidence: of the interval, in (0, 1).
-        runs: a name for each task; those of one name are columns of the same runs, which is what all are taken for
-            where nothing is said.
+        runs: a name for each task. Those of one name are columns of the same runs, which is what all are taken for
+            if nothing is said.
 
     Raises:
         DataError: there is no task, a task without values or with one that is not finite, or another number of names.
@@ -167,7 +167,7 @@ def _interval(value: Array, bounds: tuple[Array, Array], confidence: float, meth
 
 
 def needs(seeds: int) -> str:
-    """What would give an interval where so many seeds have none."""
+    """Return what would give an interval, if so many seeds have none."""
     if seeds < estimates.NEEDED:
         return f"no interval: {estimates.NEEDED} seeds give one"
     return f"no interval: {seeds} seeds gave the same, more may differ"

@@ -24,8 +24,8 @@ class Summary:
     Args:
         n: values.
         mean: of them.
-        std: with n - 1; nan for one value.
-        low: lower end of the interval; nan without a spread to make it of.
+        std: with n - 1. Nan for one value.
+        low: lower end of the interval, or nan without a spread to make it of.
         high: upper end.
     """
 
@@ -43,11 +43,11 @@ class PairedTest:
     Args:
         n: pairs, or values of the smaller sample.
         difference: other - base.
-        low: lower end of its interval; nan where there is none.
+        low: lower end of its interval, or nan if there is none.
         high: upper end.
-        p_t: two-sided, of the t-test; nan where it decides nothing.
-        p_wilcoxon: two-sided, of the signed-rank test; of the rank-sum test where they are taken apart.
-        effect: Cohen's d_z; nan where they are taken apart.
+        p_t: two-sided, of the t-test, or nan if it decides nothing.
+        p_wilcoxon: two-sided, of the signed-rank test. Of the rank-sum test where they are taken apart.
+        effect: Cohen's d_z, or nan if they are taken apart.
         method: "paired t", or "Welch" where they are taken apart.
         spread: standard deviation of one pair, or what both sides have in common.
     """
@@ -69,7 +69,7 @@ class WelchTest:
 
     Args:
         difference: a - b.
-        low: lower end of its interval; nan where there is none.
+        low: lower end of its interval, or nan if there is none.
         high: upper end.
         df: degrees of freedom.
         p: two-sided.
@@ -155,7 +155,7 @@ def paired(
         base: values by seed.
         other: values by seed.
         confidence: of the interval, in (0, 1).
-        resolution: smallest step of the metric, such as 1 / n of n test points; differences are rounded to it before
+        resolution: smallest step of the metric, such as 1 / n of n test points. Differences are rounded to it before
             they are ranked, so that equal ones are ties. Default: what floating point adds.
 
     Raises:
@@ -182,7 +182,7 @@ def paired(
 
 
 def _step(values: Array, resolution: float | None) -> float:
-    """What differences of these values are multiples of, as far as anybody can tell."""
+    """Return the step to which differences of these values are rounded."""
     noise = NOISE * float(np.abs(values).max(initial=0.0))
     return max(resolution or 0.0, noise) or 1.0
 
@@ -274,7 +274,7 @@ def against_single_value(mean: float, std: float, n: int, printed: float, confid
 
 
 def _test(difference: float, error: float, df: float, confidence: float) -> WelchTest:
-    """The t-test of a difference with a standard error; without one there is no interval."""
+    """The t-test of a difference with a standard error. Without one there is no interval."""
     if error == 0:
         return WelchTest(difference, nan, nan, df, 1.0 if difference == 0 else nan)
     half = float(t_quantile((1 + confidence) / 2, df)) * error

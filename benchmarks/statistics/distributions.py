@@ -15,7 +15,7 @@ def t_quantile(p: Any, df: Any) -> Any:
 
 
 def t_above(t: Any, df: Any) -> Any:
-    """P(T > t), by symmetry; accurate in the far tail."""
+    """P(T > t), by symmetry. Accurate in the far tail."""
     return special.stdtr(df, -t)
 
 

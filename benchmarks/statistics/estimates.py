@@ -1,6 +1,6 @@
 """Estimates over runs that are drawn together, on arrays of any number of repeats: the formulas behind `aggregates`.
 
-Values are (..., T, S): tasks, and seeds of each; nan where a task has no such run, at the same places in every repeat.
+Values are (..., T, S): tasks, and seeds of each, or nan if a task has no such run, at the same places in every repeat.
 `runs` names for each task whose runs it measures: the columns of the same runs have one name, and a seed of them is one
 draw, not several. What an estimate owes to a draw is summed over its columns before variances are.
 """
@@ -17,7 +17,7 @@ from dipole.benchmarks.statistics.distributions import t_above, t_quantile
 from dipole.core.evaluation.intervals import Array
 
 NOISE = 1e-12
-"""Values that differ by less than this share of their size are equal: floating point tells them apart, nobody else."""
+"""Values that differ by less than this share of their size are equal: they differ by rounding only."""
 NEEDED = 2
 """Runs of a task, or pairs of them, from which on there is an interval."""
 MIDDLE_HALF = 1.4
@@ -27,21 +27,21 @@ PRIOR_SEEDS = 15
 
 
 class Estimate(NamedTuple):
-    """Values (...), their variances and degrees of freedom; both are nan where nothing tells the spread."""
+    """Values (...), their variances and degrees of freedom. Both are nan if nothing tells the spread."""
 
     value: Array
     variance: Array
     df: Array
 
     def bounds(self, confidence: float) -> tuple[Array, Array]:
-        """value +- t_df sqrt(variance); nan where every draw owed it the same, which tells no spread."""
+        """value +- t_df sqrt(variance), or nan if every draw owed it the same, which tells no spread."""
         known = self.variance > 0
         t = t_quantile((1 + confidence) / 2, np.where(known, self.df, 1.0))
         half = np.where(known, t * np.sqrt(np.where(known, self.variance, 0.0)), np.nan)
         return self.value - half, self.value + half
 
     def p_values(self) -> Array:
-        """Two-sided, of a true value of 0; nan where there is no spread."""
+        """Two-sided, of a true value of 0, or nan if there is no spread."""
         known = self.variance > 0
         t = np.abs(self.value) / np.sqrt(np.where(known, self.variance, np.nan))
         return cast(Array, 2 * t_above(t, np.where(known, self.df, 1.0)))
@@ -67,7 +67,7 @@ def _of_pairs_else_apart(
     base: Array,
     runs: Sequence[Hashable],
 ) -> Estimate:
-    """A formula on pairs; where all pairs of a task differ by the same, on the sides taken apart."""
+    """A formula on pairs. Where all pairs of a task differ by the same, on the sides taken apart."""
     found = formula(ours, base, runs, True)
     both = _present_in_tasks(ours) & _present_in_tasks(base)  # (T, S)
     same = np.zeros(found.value.shape, dtype=bool)
@@ -85,7 +85,7 @@ def _of_pairs_else_apart(
 def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estimate:
     """Gain over the base in units of its mean, g_t = (x_t - b_t) / |b_t|: mean over the middle tasks.
 
-    Of T tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired); without two common
+    Of T tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired). Without two common
     seeds ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to first order a pair owes
     (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. Pairs of a task that all differ by the
     same tell no spread: the sides are then drawn apart, too.
@@ -114,7 +114,7 @@ def interquartile_means(values: Array, runs: Sequence[Hashable]) -> Estimate:
     """Mean of the middle half of all runs of all tasks (Agarwal et al. 2021), floor(N / 4) of N cut at each end.
 
     Its variance is that of winsorized values (Tukey and McLaughlin 1963), summed over what is drawn together, and no
-    less than `MIDDLE_HALF` times that of the mean: cut values tell little of the spread where there are few.
+    less than `MIDDLE_HALF` times that of the mean: cut values tell little of the spread if there are few.
     """
     flat = values.reshape(*values.shape[:-2], -1)
     there = _present(flat)
@@ -188,7 +188,7 @@ def _present_in_tasks(values: Array) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class _Owed:
-    """A mean (...), and what each draw of a name adds to its error: (..., S), 0 for the absent; how many are there."""
+    """A mean (...), and what each draw of a name adds to its error: (..., S), 0 for the absent. How many are there."""
 
     name: Hashable
     mean: Array
@@ -220,8 +220,8 @@ def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple
 def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) -> Estimate:
     """The variance of a value that owes its error to draws (Satterthwaite 1946 over their names).
 
-    What the draws of one name and seed owe is summed first; n / (n - 1) times the sum of squares estimates each name's
-    variance. Beside `scale`, the size of the values, rounding of floating point is no spread.
+    What the draws of one name and seed owe is summed first. N / (n - 1) times the sum of squares estimates each name's
+    variance. RunFiles `scale`, the size of the values, rounding of floating point is no spread.
     """
     together: dict[Hashable, list[_Owed]] = {}
     for part in parts:

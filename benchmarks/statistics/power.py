@@ -11,7 +11,7 @@ def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired:
 
     Args:
         difference: of the two means.
-        std: spread of one arm, or of the differences by seed where `is_paired`; >= 0.
+        std: spread of one arm, or of the differences by seed where `is_paired`. >= 0.
         n: seeds of each arm.
         alpha: level of the test, in (0, 1).
         is_paired: whether arms are paired by seed.
@@ -36,7 +36,7 @@ def seeds_needed(
     is_paired: bool = False,
     limit: int = 1_000_000,
 ) -> int | None:
-    """Smallest number of seeds of each arm that shows a difference; None for no difference, and beyond the limit.
+    """Smallest number of seeds of each arm that shows a difference. None for no difference, and beyond the limit.
 
     Args:
         difference: of the two means.
@@ -54,7 +54,7 @@ def seeds_needed(
 
 
 def fewest(is_enough: Callable[[int], bool], limit: int) -> int | None:
-    """The smallest n from 2 on that is enough, by doubling and halving; None beyond `limit`."""
+    """The smallest n from 2 on that is enough, by doubling and halving. None beyond `limit`."""
     low, high = 1, 2
     while not is_enough(high):
         if high >= limit:

@@ -1,4 +1,4 @@
-"""`dipole sweep`: ask for values, train on them, prune, tell; then the winner's seeds on the test part."""
+"""`dipole sweep`: ask for values, train on them, prune, tell. Then the winner's seeds on the test part."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: a recipe, a space, and the number by which trials are compared."""
+    """A recipe, a space, and the number by which trials are compared."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -72,7 +72,7 @@ def sweep(
     console: Console | None = None,
     answer: dict[str, Any] | None = None,
 ) -> int:
-    """Search, and train the winner; the exit code is 1 if no trial finished or a run of the winner failed.
+    """Search, and train the winner. The exit code is 1 if no trial finished or a run of the winner failed.
 
     Args:
         recipe: a shipped recipe or the path of one.
@@ -82,9 +82,9 @@ def sweep(
         minimize: whether less is better.
         seeds: seeds 0 to N-1 of the winner, evaluated on the test part.
         overrides: settings of every run.
-        runs: folder of runs; the search lies in its folder .sweeps.
+        runs: folder of runs. The search lies in its folder .sweeps.
         engine, jobs, threads: where trials run, as for `dipole bench`.
-        name: of the search; by default the recipe's with a hash of what is searched.
+        name: of the search. By default the recipe's with a hash of what is searched.
         seed: of the proposals.
         slurm: options of sbatch, for the engine "slurm".
         answer: filled with what `--json` prints.
@@ -158,7 +158,7 @@ def _single(engine: EngineName, threads: int | None, place: int, slots: int, slu
 
 
 class _Driver:
-    """What every slot of a search does."""
+    """The loop that every slot of a search runs."""
 
     def __init__(self, search: Search, study: Study, objective: str, runs: Path, trials: int, console: Console) -> None:
         self._search, self._study, self._objective = search, study, objective

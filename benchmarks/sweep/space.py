@@ -1,4 +1,4 @@
-"""The space of a search: `train.learning_rate=log(1e-4, 1e-2)`, and the settings that a choice of values stands for."""
+"""The space of a search: `train.learning_rate=log(1e-4, 1e-2)`, and the settings of a choice of values."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def _written(value: Value) -> str:
 
 
 def settings(values: Mapping[str, Value], objective: str) -> list[str]:
-    """The overrides (`--set`) that a choice of values stands for.
+    """The overrides (`--set`) of a choice of values.
 
-    A key `objective.TERM.OPTION` or `objective.TERM.weight` changes the objective's text; a term that stands there
+    A key `objective.TERM.OPTION` or `objective.TERM.weight` changes the objective's text. A term that stands there
     twice is TERM.0 and TERM.1.
 
     Args:
         values: by key.
-        objective: the objective without them; a value for the key "objective" replaces it first.
+        objective: the objective without them. A value for the key "objective" replaces it first.
 
     Raises:
         ConfigError: the objective has no such term.

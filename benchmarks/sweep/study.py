@@ -21,16 +21,16 @@ from dipole.core.utils.process import is_locked
 SWEEPS = ".sweeps"
 """Folder of a runs folder that holds searches."""
 BUSY = 120.0
-"""Seconds that one process waits for another one's write."""
+"""Seconds that a process waits for the write of another."""
 
 
 class Study:
     """A search that goes on.
 
     Args:
-        folder: its folder; it is created.
+        folder: its folder. It is created.
         space: what varies.
-        described: what tells it from another search: a folder of another description is refused.
+        described: the description of the search. A folder with another description is refused.
         maximize: whether more is better.
         seed: of the proposals.
     """
@@ -93,7 +93,7 @@ class Study:
         return bool(driver) and is_locked(self._lock_of(driver))
 
     def ask(self, trials: int) -> tuple[Any, dict[str, Value]] | None:
-        """The next trial and its values; None where as many as wanted are done or under way."""
+        """The next trial and its values, or None if as many as wanted are done or under way."""
         with FileLock(self.folder / "ask.lock", timeout=BUSY):
             if len(self.spent()) >= trials:
                 return None
@@ -107,7 +107,7 @@ class Study:
         return [each for each in self._study.trials if each.state != waiting and not each.user_attrs.get("lost")]
 
     def finish(self, trial: Any, value: float | None, pruned: bool = False) -> None:
-        """Put down how a trial ended; without a value it failed, or was stopped early."""
+        """Put down how a trial ended. Without a value it failed, or was stopped early."""
         states = self._optuna.trial.TrialState
         if value is not None:
             self._study.tell(trial, value)
@@ -116,14 +116,14 @@ class Study:
 
     @property
     def best(self) -> Any:
-        """The best finished trial; None before there is one."""
+        """The best finished trial. None before there is one."""
         try:
             return self._study.best_trial
         except ValueError:
             return None
 
     def importance(self) -> dict[str, float]:
-        """How much of what tells good trials from others each key explains (PED-ANOVA, Optuna's); sums to 1.
+        """Return how much each key explains the difference of good trials to others (Optuna's PED-ANOVA). Sums to 1.
 
         Empty where too little is known to say so.
         """

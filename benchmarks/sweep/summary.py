@@ -1,4 +1,4 @@
-"""What is known of a search: one JSON file beside the runs, written as it goes on and read by the report."""
+"""The state of a search in one JSON file of the runs folder, which the report reads."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, st
 
 
 def read_summary(path: Path) -> SearchSummary:
-    """Read one search; DataError says what is wrong with it."""
+    """Read one search. DataError says what is wrong with it."""
     try:
         return read_part(path, SearchSummary)
     except RecordError as error:

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 
-from dipole.benchmarks.collecting import gather
-from dipole.benchmarks.kept import SHIPPED
+from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import RowEntry
 from dipole.benchmarks.report.document import Report, Section, make_report
 from dipole.benchmarks.report.html import to_html
@@ -16,6 +15,7 @@ from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, plain, to_markdown
 from dipole.benchmarks.report.tables import results_table
+from dipole.benchmarks.results_file import SHIPPED
 from dipole.core.utils.text import counted
 
 PAGE = "report.html"

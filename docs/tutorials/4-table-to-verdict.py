@@ -36,7 +36,7 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 # ## The printed table and its claims
 
 # %%
-from dipole.benchmarks.report import published
+from dipole.benchmarks.claims import published
 
 TABLE = "arora-table2-text"
 table = published.table(TABLE)
@@ -91,10 +91,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from dipole.benchmarks.collecting import gather
-from dipole.benchmarks.kept import SHIPPED
+from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.results_file import SHIPPED
 
 runs = Path("runs")
 manifest = next(each for each in read_manifests(runs)[0] if each.published == TABLE)

@@ -10,18 +10,17 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from dipole.benchmarks import equivalence
-from dipole.benchmarks.collecting import gather
-from dipole.benchmarks.equivalence import Evidence
-from dipole.benchmarks.kept import SHIPPED
+from dipole.benchmarks.claims import equivalence, published
+from dipole.benchmarks.claims.claim_specs import Part
+from dipole.benchmarks.claims.equivalence import Evidence
+from dipole.benchmarks.claims.evaluate import evaluate
+from dipole.benchmarks.claims.printed import compare
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, UNDECIDED
+from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report import published
-from dipole.benchmarks.report.claims import evaluate
-from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED, compare
-from dipole.benchmarks.report.readings import PARAMETERS, Part
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.verdicts import KINDS
 from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.results_file import SHIPPED
 from dipole.benchmarks.run.terminal import print_results
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import Summary, summarize
@@ -62,7 +61,6 @@ def test_one_seed_decides_nothing_and_says_so(id_):
 
 def test_there_are_55_and_each_has_kinds_whose_every_part_names_its_parameters():
     assert len(TESTABLE) == 55
-    assert PARAMETERS.keys() == KINDS.keys()
     for id_ in TESTABLE:
         claim = CLAIMS[id_]
         assert claim.parts, id_

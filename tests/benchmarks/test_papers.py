@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dipole.benchmarks import papers as page
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers
 from dipole.benchmarks.plan import faults
-from dipole.benchmarks.protocol import deviations, differs, facts_of, leaves, papers
-from dipole.benchmarks.report import published
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli.app import main
 from dipole.core.objectives.registry import registry

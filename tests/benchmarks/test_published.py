@@ -6,19 +6,11 @@ from math import isnan
 import pytest
 from scipy import stats
 
-from dipole.benchmarks.report import claims as claims_module
-from dipole.benchmarks.report.claims import evaluate
-from dipole.benchmarks.report.comparison import (
-    AGREES,
-    DIFFERS,
-    NOT_COMPARED,
-    UNDECIDED,
-    among,
-    compare,
-    margin,
-    protocol_differences,
-)
-from dipole.benchmarks.report.published import Claim, PrintedCell, claims, figures, table, tables
+from dipole.benchmarks.claims import evaluate as claims_module
+from dipole.benchmarks.claims.evaluate import evaluate
+from dipole.benchmarks.claims.printed import among, compare, margin, protocol_differences
+from dipole.benchmarks.claims.published import Claim, PrintedCell, claims, figures, table, tables
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.statistics import summarize
 from dipole.core.utils.errors import DataError
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.report import findings, published, tables
+from dipole.benchmarks.report import findings, tables
 from dipole.benchmarks.report.curves import Curve, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
-from dipole.benchmarks.report import published
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.tables import beside_table

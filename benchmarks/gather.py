@@ -1,4 +1,4 @@
-"""Everything that a report or a suite needs, out of folders of runs and results files together."""
+"""Read folders of runs and results files into one collection."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.benchmarks.kept import KeptRun, KeptSuite, differing, merged, read_kept, results_files
 from dipole.benchmarks.manifest import Manifest, read_manifests
-from dipole.benchmarks.report.beside import Beside
+from dipole.benchmarks.report.run_files import RunFiles
+from dipole.benchmarks.results_file import (
+    StoredRun,
+    StoredSuite,
+    differing,
+    merged,
+    read_results_file,
+    results_files,
+    strangers,
+)
 from dipole.benchmarks.run_records import Collection, Problem, read_records
-from dipole.benchmarks.same_data import strangers
 from dipole.core.record import RunRecord
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import is_file, is_folder
@@ -31,12 +38,12 @@ class Gathered:
 
     collection: Collection
     manifests: list[Manifest]
-    beside: Beside
+    beside: RunFiles
     problems: list[Problem]
 
 
 def gather(places: Iterable[Path]) -> Gathered:
-    """Read folders of runs and results files; of a run that two places have, the first one's counts.
+    """Read folders of runs and results files. If two places have the same run, the first counts.
 
     Args:
         places: folders of runs, results files and folders of them.
@@ -51,8 +58,8 @@ def gather(places: Iterable[Path]) -> Gathered:
     records: dict[str, RunRecord] = {}
     problems: list[Problem] = []
     folders: dict[str, Path] = {}
-    kept: dict[str, KeptRun] = {}
-    suites: dict[str, KeptSuite] = {}
+    kept: dict[str, StoredRun] = {}
+    suites: dict[str, StoredSuite] = {}
     damaged: list[Problem] = []
     for place in places:
         if not is_file(place) and not is_folder(place):
@@ -64,7 +71,7 @@ def gather(places: Iterable[Path]) -> Gathered:
             raise DataError(
                 f"{place} is one run: give the folder that it lies in, {place.parent}; `dipole compare` shows two runs."
             )
-        found: list[tuple[Path, KeptSuite]] = []
+        found: list[tuple[Path, StoredSuite]] = []
         if not is_file(place):
             of_folder = read_records(place)
             problems += of_folder.problems
@@ -76,10 +83,10 @@ def gather(places: Iterable[Path]) -> Gathered:
                     damaged.append(Problem(place / name, f"{OTHERWISE}: {odd}"))
             manifests, unreadable = read_manifests(place)
             damaged += unreadable
-            found += [(place, KeptSuite(manifest, {})) for manifest in manifests]
+            found += [(place, StoredSuite(manifest, {})) for manifest in manifests]
         for path in results_files(place):
             try:
-                suite = read_kept(path)
+                suite = read_results_file(path)
             except RecordError as error:
                 damaged.append(Problem(path, str(error)))
                 continue
@@ -106,13 +113,13 @@ def gather(places: Iterable[Path]) -> Gathered:
             Problem(places[0], f"{manifest.name}: run {name} {why}")
             for name, why in strangers([record for record in of_suite if record.status == "done"]).items()
         ]
-    return Gathered(collection, manifests, Beside(folders, kept, places[0]), damaged)
+    return Gathered(collection, manifests, RunFiles(folders, kept, places[0]), damaged)
 
 
-def _richer(one: KeptRun, other: KeptRun) -> KeptRun:
+def _richer(one: StoredRun, other: StoredRun) -> StoredRun:
     """A run that two suites keep: the curves that either of them shows."""
     points = other.points if one.points is None else one.points
-    return KeptRun(one.record, {**other.curves, **one.curves}, {**other.measured, **one.measured}, points)
+    return StoredRun(one.record, {**other.curves, **one.curves}, {**other.measured, **one.measured}, points)
 
 
 def places_of(runs: Path | Sequence[Path]) -> list[Path]:

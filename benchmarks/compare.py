@@ -1,4 +1,4 @@
-"""`dipole compare`: two runs, side by side; nothing heavy is imported before it runs."""
+"""`dipole compare`: two runs, side by side. Nothing heavy is imported before it runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ if TYPE_CHECKING:
     from dipole.core.record import RunRecord
 
 LONGEST = 48
-"""Characters of a setting that are shown; --json has all of them."""
+"""Characters of a setting that are shown. --json has all of them."""
 
 Runner = Callable[[argparse.Namespace], int]
 
 
 def compare(parser: argparse.ArgumentParser) -> Runner:
-    """Compare two runs: settings that differ, numbers with intervals, a verdict where there is one.
+    """Compare two runs: settings that differ, numbers with intervals, a verdict if there is one.
 
-    Runs of the same settings and other seeds in the folders of the two are counted with them: without a second seed of
-    each nothing is decided.
+    Runs of the same settings with other seeds in the same folders count as well. A verdict needs two seeds of each.
     """
     parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("second", metavar="RUN", help="what it is compared with")
@@ -68,12 +67,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     if not settings:
         print("\nTwo seeds of one setting: what they differ in is its spread.")
     elif len(first) < 2 or len(second) < 2:
-        print("\nWith one seed of either nothing is decided: train more, --set seed=1.")
+        print("\nA verdict needs two seeds of each: train more, --set seed=1.")
     return 0
 
 
 def _with_siblings(folder: Path) -> list[RunRecord]:
-    """A run, and the finished ones beside it that differ in the seed alone; a seed counts once."""
+    """A run, and the finished ones beside it that differ in the seed alone. A seed counts once."""
     from dipole.core.record import read_record
     from dipole.core.record.listing import RECORD, run_folders
     from dipole.core.utils.errors import ConfigError, RecordError

@@ -5,14 +5,15 @@
     {"run": "4a00b63bd773", "cells": [[0, 0, 0]], ..., "record": {...}, "curves": [...]}      a job, and its record
 
 One line is one run, in the order of the suite's cells, so that a further seed is a further line. A job without a record
-is one that the suite asks for and nobody has finished. Every number of a record is kept as it is; of metrics.jsonl the
-curves that the suite's pictures show, as a report thins them.
+is not finished. Every number of a record is stored unchanged. Of metrics.jsonl the file has the curves that the
+suite's pictures show, thinned as in a report.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -23,7 +24,6 @@ from pydantic import Field, ValidationError
 
 from dipole.benchmarks.manifest import CellEntry, JobEntry, Manifest
 from dipole.benchmarks.report.curves import Curve
-from dipole.benchmarks.same_data import strangers
 from dipole.benchmarks.suite import CHANGED, Sized
 from dipole.core.record import Part, RunRecord, schema_problem
 from dipole.core.record.additions import AddedResult
@@ -37,18 +37,18 @@ VERSION = 1
 SHIPPED = Path(__file__).parent / "results" / "suites"
 """The results that come with dipole."""
 SHIPPED_NAME = "shipped"
-"""What a command calls them."""
+"""Their name on the command line."""
 SHARED = ("config", "versions", "hardware", "seeds", "data")
 """Fields of a record that many have in common: a line of their own holds each once."""
 OWN = ("name", "objective", "seed")
-"""What a configuration repeats of its record."""
+"""Fields that a configuration repeats of its record."""
 BETWEEN = re.compile(r", (?=[\w-]+(?:\.[\w-]+)+=)")
 """Between two settings that a suite was changed by."""
 Index = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class StoredRun:
     """A finished run without its folder: the record as it was measured, and what lies beside it.
 
     Args:
@@ -71,11 +71,11 @@ class KeptRun:
 
 
 @dataclass(frozen=True)
-class KeptSuite:
+class StoredSuite:
     """A results file: a suite as it was expanded, and its finished runs by name."""
 
     manifest: Manifest
-    runs: Mapping[str, KeptRun]
+    runs: Mapping[str, StoredRun]
 
 
 class _Head(Part):
@@ -105,7 +105,7 @@ class _Run(Part):
     points: Any = None
 
 
-def read_kept(path: Path) -> KeptSuite:
+def read_results_file(path: Path) -> StoredSuite:
     """Read a results file as a whole.
 
     Raises:
@@ -142,7 +142,7 @@ def read_kept(path: Path) -> KeptSuite:
         raise RecordError(f"the results file {path} does not hold together: {error}") from error
 
 
-def _whole(head: _Head, shared: Mapping[str, dict[str, Any]], runs: list[_Run]) -> KeptSuite:
+def _whole(head: _Head, shared: Mapping[str, dict[str, Any]], runs: list[_Run]) -> StoredSuite:
     if len({line.run for line in runs}) < len(runs):
         raise ValueError("a run stands in it twice")
     # Rows and columns are known by their numbers: the jobs are read once these are.
@@ -154,10 +154,10 @@ def _whole(head: _Head, shared: Mapping[str, dict[str, Any]], runs: list[_Run]) 
         cells = [CellEntry(row=suite.rows[r].label, column=suite.columns[c].name, seed=s) for r, c, s in line.cells]
         jobs.append(JobEntry(hash=line.run, command=line.command, processes=line.processes, cells=cells))
     kept = {line.run: _run(line, shared) for line in runs if line.record is not None}
-    return KeptSuite(suite.model_copy(update={"jobs": jobs}), kept)
+    return StoredSuite(suite.model_copy(update={"jobs": jobs}), kept)
 
 
-def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> KeptRun:
+def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> StoredRun:
     def part(name: Any) -> dict[str, Any]:
         if not isinstance(name, str) or name not in shared:
             raise ValueError(f"the part {str(name)[:40]!r} of run {line.run[:40]} is missing")
@@ -175,7 +175,7 @@ def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> KeptRun:
         if odd := [name for name, found in group.values.items() if len(found) != len(group.steps)]:
             raise ValueError(f"the curve {odd[0]!r} of run {line.run} has not a value for each step")
         curves |= {name: Curve(tuple(group.steps), tuple(found)) for name, found in group.values.items()}
-    return KeptRun(record, curves, line.measured, line.points)
+    return StoredRun(record, curves, line.measured, line.points)
 
 
 def results_files(place: Path) -> list[Path]:
@@ -204,20 +204,22 @@ def known_runs(places: Iterable[Path]) -> dict[str, RunRecord]:
     found: dict[str, RunRecord] = {}
     for place in places:
         for path in some_files(place):
-            found |= {name: run.whole for name, run in read_kept(path).runs.items() if run.record.status == "done"}
+            found |= {
+                name: run.whole for name, run in read_results_file(path).runs.items() if run.record.status == "done"
+            }
     return found
 
 
-def kept_of(sized: Sized) -> set[str]:
-    """The runs of a suite that come with dipole; none where its file is missing or another version's."""
+def shipped_runs(sized: Sized) -> set[str]:
+    """The runs of a suite that come with dipole, none if its file is missing or another version's."""
     try:
-        return set(read_kept(SHIPPED / f"{sized.suite.name}-{sized.name}{SUFFIX}").runs)
+        return set(read_results_file(SHIPPED / f"{sized.suite.name}-{sized.name}{SUFFIX}").runs)
     except RecordError:
         return set()
 
 
-def kept_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]:
-    """What suites of results files were changed by, as for `--set`: (suite, scale) -> texts.
+def stored_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]:
+    """Return the settings (`--set`) by which suites of results files were changed: (suite, scale) -> texts.
 
     Raises:
         DataError: a place is no results file and has none in it.
@@ -226,17 +228,17 @@ def kept_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]:
     found = {}
     for place in places:
         for path in some_files(place):
-            suite = read_kept(path).manifest
+            suite = read_results_file(path).manifest
             if changed := suite.protocol.get(CHANGED):
                 found[suite.suite, suite.scale] = BETWEEN.split(str(changed))
     return found
 
 
-def write_kept(path: Path, suite: KeptSuite) -> None:
+def write_results_file(path: Path, suite: StoredSuite) -> None:
     """Write a results file whole, or leave what is there.
 
     Raises:
-        RecordError: the disk refused; what is there stays as it is.
+        RecordError: the disk refused. What is there stays as it is.
     """
     text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in _lines(suite))
     try:
@@ -246,7 +248,7 @@ def write_kept(path: Path, suite: KeptSuite) -> None:
         raise RecordError(f"cannot write {path}: {why(error, '--to')}") from error
 
 
-def _lines(suite: KeptSuite) -> Iterator[dict[str, Any]]:
+def _lines(suite: StoredSuite) -> Iterator[dict[str, Any]]:
     manifest = suite.manifest
     rows = {row.label: number for number, row in enumerate(manifest.rows)}
     columns = {column.name: number for number, column in enumerate(manifest.columns)}
@@ -268,8 +270,8 @@ def _lines(suite: KeptSuite) -> Iterator[dict[str, Any]]:
     yield from sorted(runs, key=lambda line: line["cells"])
 
 
-def _line(kept: KeptRun, shared: dict[str, Any]) -> dict[str, Any]:
-    """What a line says of a finished run; parts of it are added to `shared`."""
+def _line(kept: StoredRun, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the line of a finished run. Its shared parts are added to `shared`."""
 
     def part(value: dict[str, Any]) -> str:
         name = digest(value)
@@ -301,7 +303,7 @@ def _short(value: float) -> float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def merged(one: KeptSuite, other: KeptSuite, replaces: bool = False) -> tuple[KeptSuite, list[str], list[str]]:
+def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tuple[StoredSuite, list[str], list[str]]:
     """Both together: all jobs, all runs. Then, a sentence each, what they disagree about, where `one` is believed, and
     what of `other` is left out.
 
@@ -335,11 +337,11 @@ def merged(one: KeptSuite, other: KeptSuite, replaces: bool = False) -> tuple[Ke
         else:
             runs[name] = run
     both = (theirs if replaces else mine).model_copy(update={"jobs": list(jobs.values())})
-    return KeptSuite(both, runs), conflicts, left
+    return StoredSuite(both, runs), conflicts, left
 
 
 def without_jobs(manifest: Manifest) -> Manifest:
-    """What a suite asks for, apart from its seeds."""
+    """Return the suite without its runs."""
     return manifest.model_copy(update={"jobs": []})
 
 
@@ -352,3 +354,49 @@ def differing(one: RunRecord, other: RunRecord) -> str:
                 machines = one.hardware.device_name, other.hardware.device_name
                 return f"{key} is {mine.get(key)} ({machines[0]}) and {theirs.get(key)} ({machines[1]})"
     return ""
+
+
+def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
+    """Runs of `more` whose data are not those of `known`, or of `known` alone those of the smaller part: run -> why.
+
+    Data of one name and size are the same for every run of a seed. Where they do not depend on the seed, as several of
+    `known` show, they are the same for every seed.
+    """
+    trusted, newer = list(known), list(more)
+    by_seed: dict[tuple[str, int], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for record in trusted:
+        by_seed[_name(record), record.seed][_fingerprint(record)].append(record.hash)
+    found: dict[str, str] = {}
+    of_name: dict[str, list[str]] = defaultdict(list)
+    for (name, _), prints in by_seed.items():
+        usual = max(prints, key=lambda each: len(prints[each]))
+        of_name[name].append(usual)
+        for odd in prints.keys() - {usual}:
+            found |= dict.fromkeys(prints[odd], _why(odd, usual))
+    if not newer:
+        return found
+    found = {}
+    for record in newer:
+        name, own = _name(record), _fingerprint(record)
+        seeds = of_name.get(name, [])
+        if of_seed := by_seed.get((name, record.seed)):
+            wanted = next(iter(of_seed))
+        elif len(seeds) > 1 and len(set(seeds)) == 1:
+            wanted = seeds[0]
+        else:
+            continue
+        if own != wanted:
+            found[record.hash] = _why(own, wanted)
+    return found
+
+
+def _name(record: RunRecord) -> str:
+    return json.dumps([record.domain, record.data.get("name"), record.data.get("sizes")], sort_keys=True, default=str)
+
+
+def _fingerprint(record: RunRecord) -> str:
+    return str(record.data.get("fingerprint"))
+
+
+def _why(own: str, other: str) -> str:
+    return f"was measured on other data (fingerprint {own[:12]}) than the runs beside it ({other[:12]})"

@@ -1,13 +1,14 @@
 """The printed tables of the papers as objects."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
-from dipole.benchmarks.protocol import papers
-from dipole.benchmarks.report.readings import Part, Reading
+from dipole.benchmarks.claims.claim_specs import ClaimSpec, Part
+from dipole.benchmarks.claims.protocol import paper
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError, nearest
 
@@ -21,9 +22,9 @@ class PrintedCell:
     """One printed number, in the unit of its table.
 
     Args:
-        mean: None where the cell is a dash or unreadable.
-        std: None where the paper prints none.
-        drop: what the paper prints as the loss against the balanced case; None elsewhere.
+        mean: None if the cell is a dash or unreadable.
+        std: None if the paper prints none.
+        drop: what the paper prints as the loss against the balanced case. None elsewhere.
     """
 
     mean: float | None
@@ -37,8 +38,8 @@ class PrintedRow:
 
     Args:
         method: as the paper calls it.
-        group: the part of the table it stands in, where methods come several times; else None.
-        objective: its text, where dipole has it; else None.
+        group: the part of the table, if methods come several times, or None.
+        objective: its text, if dipole has it, or None.
         cells: by column.
         note: a caution on the row.
     """
@@ -62,7 +63,7 @@ class PrintedTable:
     Args:
         id: its name, such as "cacr-table2".
         paper: "arora", "lmcl", "cacr", "cllr", or that of another package.
-        paper_table: where it stands there, such as "Table 2".
+        paper_table: its number there, such as "Table 2".
         caption: its caption.
         domain: "vision", "text", "rl", "synthetic" or "cost".
         metric: what the numbers are, with their unit.
@@ -89,13 +90,13 @@ class PrintedTable:
 
     @property
     def trials(self) -> int | None:
-        """Number of trials behind each cell, None where the paper does not say."""
+        """Number of trials behind each cell, None if the paper does not say."""
         trials = self.protocol.get("trials")
         return trials if isinstance(trials, int) else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Cautions a reader needs beside the numbers."""
+        """Cautions for readers of the numbers."""
         notes = list(self.issues)
         if self.id in EXCHANGED:
             one, other = EXCHANGED[self.id]
@@ -103,11 +104,7 @@ class PrintedTable:
         return tuple(notes)
 
     def row(self, method: str, group: str | None = None) -> PrintedRow:
-        """The row of a method.
-
-        Args:
-            method: as the paper calls it, or a row's label.
-            group: the part of the table, where methods come several times.
+        """Return the row of a method, or of a row's label.
 
         Raises:
             DataError: there is no such row, or more than one.
@@ -118,10 +115,10 @@ class PrintedTable:
         raise DataError(f"{self.id} has no single row {row_label(method, group)!r}.{nearest(method, labels)}")
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """The printed number of a row; None where there is no such row or column, or nothing is printed.
+        """Return a printed number, or None if there is no such row or column, or nothing is printed.
 
         Args:
-            row: its label, or its method where one row alone has it.
+            row: its label, or its method if it is the only row of the method.
             column: its name.
             kind: "mean", "std" or "drop", the loss against the balanced case.
         """
@@ -129,22 +126,17 @@ class PrintedTable:
         return getattr(found.cells[column], kind) if found and column in found.cells else None
 
     def find(self, name: str) -> PrintedRow | None:
-        """The row of a name; None where there is none, or more than one.
+        """Return the row of a label, or of a method with a single row. None for others."""
+        return self._by_name.get(name)
 
-        Args:
-            name: a label, or a method that one row alone has.
-        """
-        labelled = [r for r in self.rows if r.label == name] or [r for r in self.rows if r.method == name]
-        return labelled[0] if len(labelled) == 1 else None
+    @cached_property
+    def _by_name(self) -> Mapping[str, PrintedRow]:
+        methods, labels = Counter(row.method for row in self.rows), Counter(row.label for row in self.rows)
+        found = {row.method: row for row in self.rows if methods[row.method] == 1}
+        return found | {row.label: row for row in self.rows if labels[row.label] == 1}
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None:
-        """None: printed tables hold no single trials.
-
-        Args:
-            row: as of `value`.
-            column: as of `value`.
-            kind: as of `value`.
-        """
+        """Return None: printed tables hold no single trials."""
         return None
 
 
@@ -180,7 +172,7 @@ class Claim:
         tests: its machine-readable comparisons.
         note: a caution.
         parts: how the tests are judged.
-        not_tested: why there are none; else "".
+        not_tested: why there are none, or "".
     """
 
     id: str
@@ -200,46 +192,44 @@ class Claim:
 
 
 def row_label(method: str, group: str | None = None) -> str:
-    """Label of a row: the method, or "METHOD / GROUP".
-
-    Args:
-        method: as the paper calls it.
-        group: the part of the table; None or "" where there is none.
-    """
+    """Return the label of a row: the method, or "METHOD / GROUP"."""
     return f"{method} / {group}" if group else method
 
 
 @cache
 def tables() -> Mapping[str, PrintedTable]:
-    """Every printed table by its id."""
-    return {t.id: t for paper, found in _papers().items() for t in (_table(paper, raw) for raw in found["tables"])}
+    """Return every printed table by its id."""
+    return {t.id: t for name, found in _papers().items() for t in (_table(name, raw) for raw in found["tables"])}
 
 
 @cache
 def figures() -> Mapping[str, Figure]:
-    """Every figure by its id: what is plotted; no values were measured off a plot."""
+    """Return every figure by its id: what is plotted. No values were measured off a plot."""
     return {
-        raw["id"]: Figure(raw["id"], paper, raw["plotted"], raw.get("settings", {}), tuple(raw.get("claims", ())))
-        for paper, found in _papers().items()
+        raw["id"]: Figure(raw["id"], name, raw["plotted"], raw.get("settings", {}), tuple(raw.get("claims", ())))
+        for name, found in _papers().items()
         for raw in found["figures"]
     }
 
 
-@cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim of the papers, in their order.
+    """Return every claim of the papers, in their order.
 
     Raises:
-        DataError: a claim is read by a test that it does not have.
+        DataError: a claim's spec names a test that the claim does not have.
     """
-    return tuple(_claim(paper, raw) for paper, found in _papers().items() for raw in found["claims"])
+    return tuple(claim for name in _papers() for claim in claims_of(name))
+
+
+@cache
+def claims_of(name: str) -> tuple[Claim, ...]:
+    """Return every claim of one paper, in its order. See `claims`."""
+    specs = {spec.id: spec for spec in paper(name).claims}
+    return tuple(_claim(name, raw, specs.get(raw["id"], ClaimSpec(id=raw["id"]))) for raw in _papers()[name]["claims"])
 
 
 def table(name: str) -> PrintedTable:
-    """The printed table of an id.
-
-    Args:
-        name: its id; `tables` has all of them.
+    """Return the printed table of an id.
 
     Raises:
         DataError: there is none.
@@ -257,24 +247,17 @@ def _papers() -> Mapping[str, Mapping[str, Any]]:
     return {name: json.loads(found[name].read_text(encoding="utf-8")) for name in names}
 
 
-@cache
-def _readings() -> Mapping[str, Reading]:
-    """How claims are judged, by their id."""
-    return {reading.id: reading for paper in papers().values() for reading in paper.claims}
-
-
-def _claim(paper: str, raw: Mapping[str, Any]) -> Claim:
-    reading = _readings().get(raw["id"], Reading(id=raw["id"]))
+def _claim(name: str, raw: Mapping[str, Any], spec: ClaimSpec) -> Claim:
     tests = tuple(raw.get("tests", ()))
-    if odd := sorted({i for part in reading.parts for i in part.tests if not 0 <= i < len(tests)}):
-        raise DataError(f"claim {raw['id']} has {len(tests)} tests, and its reading names number {odd[0]}")
-    why = reading.not_tested or ("" if tests else "no comparison of numbers is known that would show it")
+    if odd := sorted({i for part in spec.parts for i in part.tests if not 0 <= i < len(tests)}):
+        raise DataError(f"claim {raw['id']} has {len(tests)} tests, and its spec names number {odd[0]}")
+    why = spec.not_tested or ("" if tests else "no comparison of numbers is known that would show it")
     return Claim(
-        raw["id"], paper, raw["statement"], raw["where"], raw["basis"], tests, raw.get("note", ""), reading.parts, why
+        raw["id"], name, raw["statement"], raw["where"], raw["basis"], tests, raw.get("note", ""), spec.parts, why
     )
 
 
-def _table(paper: str, raw: Mapping[str, Any]) -> PrintedTable:
+def _table(name: str, raw: Mapping[str, Any]) -> PrintedTable:
     rows: Sequence[PrintedRow] = [
         PrintedRow(
             r["method"],
@@ -287,7 +270,7 @@ def _table(paper: str, raw: Mapping[str, Any]) -> PrintedTable:
     ]
     return PrintedTable(
         raw["id"],
-        paper,
+        name,
         raw["paper_table"],
         raw["caption"],
         raw["domain"],

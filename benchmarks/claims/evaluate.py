@@ -1,4 +1,8 @@
-"""The papers' statements, evaluated one by one on any grid of numbers: the printed tables or our own."""
+"""The papers' statements, evaluated one by one on any grid of numbers: the printed tables or our own.
+
+A claim has tests, which name rows and columns of tables. A test yields comparisons (`Contrast`), and the parts of the
+claim say what has to hold for them (`verdicts.judge`).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,13 +10,23 @@ from itertools import combinations, pairwise, product
 from math import isfinite, nan
 from typing import Any, Protocol
 
-from dipole.benchmarks.equivalence import LIMIT, NOTHING, Evidence, any_of, every
-from dipole.benchmarks.report import published
-from dipole.benchmarks.report.comparison import AGREES, DIFFERS, UNDECIDED
-from dipole.benchmarks.report.published import Claim, row_label
-from dipole.benchmarks.report.readings import LEVEL
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.claim_specs import LEVEL, Part
+from dipole.benchmarks.claims.equivalence import LIMIT, NOTHING, Evidence, any_of, every
+from dipole.benchmarks.claims.published import Claim, row_label
+from dipole.benchmarks.claims.verdicts import (
+    AGREES,
+    DIFFERS,
+    UNDECIDED,
+    Contrast,
+    Item,
+    Judged,
+    Side,
+    decide,
+    default_part,
+    judge,
+)
 from dipole.benchmarks.report.table import number
-from dipole.benchmarks.report.verdicts import Contrast, Item, Judged, Part, Side, decide, default_part, judge
 from dipole.benchmarks.statistics import Summary, seeds_needed, summarize
 from dipole.core.utils.errors import DataError
 
@@ -20,9 +34,9 @@ NO_DATA, NO_TEST = "no data", "no machine-readable test"
 
 
 class Grid(Protocol):
-    """Rows by label, columns by name; `samples` are values by seed where there are any.
+    """Rows by label, columns by name. `samples` are values by seed if there are any.
 
-    A printed table has none: its spread is `value(row, column, "std")`, over `trials` where it says how many.
+    A printed table has none: its spread is `value(row, column, "std")`, over `trials` if it says how many.
     """
 
     @property
@@ -59,7 +73,7 @@ class Outcome:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there is a spread to judge any of it by."""
+        """True if a comparison has a spread to judge by."""
         return any(item.is_tested for item in self.items)
 
     @property
@@ -69,20 +83,16 @@ class Outcome:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of the claim; nan where nothing can be tested."""
+        """Two-sided p-value of the claim, or nan if nothing can be tested."""
         return self.evidence.p if self.is_tested else nan
 
     @property
     def verdict(self) -> str:
-        """Agrees if every part is shown to be true, differs if one is shown to be false, at 0.05; else undecided."""
+        """Agrees if every part is shown to be true, differs if one is shown to be false, at 0.05, else undecided."""
         return self.verdict_at(self.p)
 
     def verdict_at(self, p: float) -> str:
-        """The verdict where the claim is one of several.
-
-        Args:
-            p: of the claim among them, two-sided.
-        """
+        """The verdict if p is the two-sided p-value of the claim among several claims."""
         if not self.claim.tests:
             return NO_TEST
         return decide(self.evidence, p) if self.items else NO_DATA
@@ -90,8 +100,11 @@ class Outcome:
     @property
     def says(self) -> str:
         """The kind and the bound of every part."""
-        said = [(each.part.kind, each.words) for each in self.parts]
-        return "; ".join(dict.fromkeys(words if words.startswith(kind) else f"{kind}: {words}" for kind, words in said))
+        words = []
+        for each in self.parts:
+            kind = each.part.kind
+            words.append(each.words if each.words.startswith(kind) else f"{kind}: {each.words}")
+        return "; ".join(dict.fromkeys(words))
 
     @property
     def deciding(self) -> Item | None:
@@ -99,62 +112,66 @@ class Outcome:
         known = [part for part in self.parts if part.deciding is not None]
         if not known:
             return None
-        if not self.evidence.is_for and self.evidence.outside < 1:
-            return min(known, key=lambda part: part.evidence.outside).deciding
-        return max(known, key=lambda part: part.evidence.inside).deciding
+        if self.evidence.is_for or self.evidence.outside == 1:
+            return max(known, key=lambda part: part.evidence.inside).deciding
+        return min(known, key=lambda part: part.evidence.outside).deciding
 
     def why(self, verdict: str) -> str:
-        """What the verdict rests on, or what it would take.
-
-        Args:
-            verdict: as `verdict_at` gives it.
-        """
+        """Return the reason for a verdict of `verdict_at`, or what would decide it."""
         if not self.claim.tests:
             return self.claim.not_tested
         if self.deciding is None:
             return ""
+        if verdict == AGREES and len(self.items) > 1:
+            return f"weakest {self.deciding.words}"
         if verdict in (AGREES, DIFFERS):
-            return f"{'weakest' if verdict == AGREES and len(self.items) > 1 else 'by'} {self.deciding.words}"
+            return f"by {self.deciding.words}"
+        return "; ".join([self.deciding.words, *self._why_undecided()])
+
+    def _why_undecided(self) -> Iterator[str]:
         missing = sum(part.missing for part in self.parts)
-        reasons = [f"{missing} comparison{'s' if missing > 1 else ''} without data"] if missing else []
-        open_ones = list(self._open)
-        seeds = max((n for item in open_ones if (n := item.seeds)), default=None)
+        if missing:
+            yield f"{missing} comparison{'s' if missing > 1 else ''} without data"
+        open_items = list(self._undecided_items())
+        seeds = max((item.seeds for item in open_items if item.seeds), default=None)
         if not self.is_tested:
-            reasons.append(
+            yield (
                 "no spread to judge by (one seed each decides nothing); "
                 f"{seeds_needed(1.0, 1.0, is_paired=True)} seeds would tell what is off its bound by one spread"
             )
         elif self.p < LEVEL:
-            reasons.append(f"shown by itself (p = {number(self.p)}), but not among all claims of the suite")
+            yield f"shown by itself (p = {number(self.p)}), but not among all claims of the suite"
         elif seeds:
-            reasons.append(f"{seeds} seeds would tell" if seeds <= LIMIT else f"more than {LIMIT} seeds would tell")
-        elif any(item.is_on_bound for item in open_ones):
-            reasons.append("on its bound, which no number of seeds decides")
+            yield f"{seeds} seeds would tell" if seeds <= LIMIT else f"more than {LIMIT} seeds would tell"
+        elif any(item.is_on_bound for item in open_items):
+            yield "on its bound, which no number of seeds decides"
         elif not missing:
-            reasons.append("its comparisons are decided one by one, and not all of them together")
-        return f"{self.deciding.words}; {'; '.join(reasons)}"
+            yield "its comparisons are decided one by one, and not all of them together"
 
-    @property
-    def _open(self) -> Iterator[Item]:
-        """What is not decided, each by itself: the mean where a part is about it, or the comparisons."""
+    def _undecided_items(self) -> Iterator[Item]:
+        """Yield the undecided means and comparisons."""
         for part in self.parts:
-            if part.item and decide(part.item.evidence, part.item.evidence.p) == UNDECIDED:
-                yield part.item
+            if part.mean and part.mean.verdict == UNDECIDED:
+                yield part.mean
             elif decide(part.evidence, part.evidence.p) == UNDECIDED:
-                open_ones = [each for each in part.items if decide(each.evidence, each.evidence.p) == UNDECIDED]
-                yield from open_ones or part.items
+                yield from [item for item in part.items if item.verdict == UNDECIDED] or part.items
 
 
 def evaluate(claim: Claim, grids: Mapping[str, Grid]) -> Outcome:
-    """Judge every part of a claim on the grids given by table id; a table that is absent counts as missing."""
+    """Judge every part of a claim on the grids by table id. Comparisons of an absent table count as missing."""
     parts = claim.parts or tuple(
         default_part(test).model_copy(update={"tests": (i,)}) for i, test in enumerate(claim.tests)
     )
     judged, missing = [], 0
     for part in parts:
-        found = [each for i in part.tests or range(len(claim.tests)) for each in _found(claim, i, part, grids)]
-        judged.append(judge(part, [contrast for contrast, is_printed in found if contrast or is_printed]))
-        missing += sum(contrast is None for contrast, _ in found)
+        contrasts: list[Contrast | None] = []
+        for index in part.tests or range(len(claim.tests)):
+            for contrast, is_printed in _comparisons(claim, index, part, grids):
+                missing += contrast is None
+                # A dash in the paper's own table is no comparison.
+                if contrast or is_printed:
+                    contrasts.append(contrast)
+        judged.append(judge(part, contrasts))
     return Outcome(claim, tuple(item for each in judged for item in each.items), missing, tuple(judged))
 
 
@@ -162,32 +179,36 @@ Found = Iterator[tuple[str, Contrast | None]]
 Place = tuple[Grid | None, str, str]
 
 
-def _found(claim: Claim, index: int, part: Part, grids: Mapping[str, Grid]) -> Iterator[tuple[Contrast | None, bool]]:
-    """Comparisons of a test, and whether the paper has them: a dash in its table is no comparison."""
+def _comparisons(
+    claim: Claim, index: int, part: Part, grids: Mapping[str, Grid]
+) -> Iterator[tuple[Contrast | None, bool]]:
+    """Yield the comparisons of a test that the part is about, and whether the paper prints them."""
     test = claim.tests[index]
     if test["kind"] not in _TESTS:
         known = ", ".join(_TESTS)
         raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
     contrasts = _TESTS[test["kind"]]
     tables = published.tables()
-    dashes: set[str] = set()
+    not_printed: set[str] = set()
     if test["table"] in tables:
-        dashes = {label for label, contrast in contrasts(test, tables) if contrast is None}
+        not_printed = {label for label, contrast in contrasts(test, tables) if contrast is None}
     for label, contrast in contrasts(test, grids):
         if part.is_about(label) or (contrast is None and test["table"] not in grids):
-            named = replace(contrast, subject=_subject(test)) if contrast and len(claim.tests) > 1 else contrast
-            yield named, label not in dashes
+            if contrast and len(claim.tests) > 1:
+                contrast = replace(contrast, subject=_subject(test))
+            yield contrast, label not in not_printed
 
 
 def _compare(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
     grid = grids.get(test["table"])
-    others = test["b"] if isinstance(test["b"], list) else [test["b"]]
+    several = isinstance(test["b"], list)
     kind = test.get("field", "mean")
-    more = {"direction": -1 if test["op"] == "<" else 1, "is_closed": test["op"] == ">="}
-    for other in others:
+    direction, is_closed = -1 if test["op"] == "<" else 1, test["op"] == ">="
+    for other in test["b"] if several else [test["b"]]:
         for column in _columns(test, grid):
-            label = f"{_row(other)} | {column}" if isinstance(test["b"], list) else column
-            yield label, _contrast(label, (grid, _row(test["a"]), column), (grid, _row(other), column), kind, **more)
+            label = f"{_row(other)} | {column}" if several else column
+            places = (grid, _row(test["a"]), column), (grid, _row(other), column)
+            yield label, _contrast(label, *places, kind, direction=direction, is_closed=is_closed)
 
 
 def _difference(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
@@ -212,6 +233,7 @@ def _ratio(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
 
 
 def _along_columns(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+    """Every column above the one before it."""
     grid = grids.get(test["table"])
     columns = grid.columns if grid else ()
     if not columns:
@@ -225,9 +247,10 @@ def _set_above(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
     """Every row of a above every row of b: the value is the gap between the lowest and the highest."""
     grid = grids.get(test["table"])
     for column in _columns(test, grid):
-        sides = [[_side((grid, row, column)) for row in test[name]] for name in ("a", "b")]
-        above, below = ([side for side in found if side is not None] for found in sides)
-        if len(above) < len(sides[0]) or len(below) < len(sides[1]):
+        above, below = (
+            [side for row in test[name] if (side := _side((grid, row, column))) is not None] for name in ("a", "b")
+        )
+        if len(above) < len(test["a"]) or len(below) < len(test["b"]):
             yield column, None
             continue
         gap = min(side.summary.mean for side in above) - max(side.summary.mean for side in below)
@@ -236,7 +259,7 @@ def _set_above(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
 
 
 def _spread(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
-    """Largest less smallest of all cells: below a bound where every two are closer to each other."""
+    """Largest less smallest of all cells: below a bound if every two are closer to each other."""
     grid = grids.get(test["table"])
     places = [(row.label, column) for row in grid.rows for column in grid.columns] if grid else []
     sides = {f"{row}, {column}": _side((grid, row, column)) for row, column in places}
@@ -245,9 +268,11 @@ def _spread(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
         yield "max - min", None
         return
     spread = known[-1][0].summary.mean - known[0][0].summary.mean
-    pairs = [(one, other) for other, one in combinations(known, 2)]
-    names = [f"{one} against {other}" for (_, one), (_, other) in pairs]
-    yield "max - min", Contrast("max - min", spread, [(one, other) for (one, _), (other, _) in pairs], names=names)
+    pairs, names = [], []
+    for (other, other_name), (one, one_name) in combinations(known, 2):
+        pairs.append((one, other))
+        names.append(f"{one_name} against {other_name}")
+    yield "max - min", Contrast("max - min", spread, pairs, names=names)
 
 
 def _column_difference(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
@@ -290,9 +315,10 @@ def _row(name: str | Mapping[str, str]) -> str:
 
 def _subject(test: Mapping[str, Any]) -> str:
     """The rows of a test, as far as its labels do not name them."""
-    if not isinstance(test.get("a"), str | Mapping):
+    one, other = test.get("a"), test.get("b")
+    if not isinstance(one, str | Mapping):
         return ""
-    return _row(test["a"]) + (f" against {_row(test['b'])}" if isinstance(test.get("b"), str | Mapping) else "")
+    return f"{_row(one)} against {_row(other)}" if isinstance(other, str | Mapping) else _row(one)
 
 
 def _columns(test: Mapping[str, Any], grid: Grid | None) -> Sequence[str]:
@@ -305,14 +331,16 @@ def _contrast(label: str, one: Place, other: Place, kind: str = "mean", **more: 
     first, second = _side(one, kind), _side(other, kind)
     if first is None or second is None:
         return None
-    value = first.summary.std - second.summary.std if kind == "std" else first.summary.mean - second.summary.mean
-    # A spread that is not printed is no comparison; that of a single seed is one that decides nothing.
+    value = first.summary.mean - second.summary.mean
+    if kind == "std":
+        value = first.summary.std - second.summary.std
+    # A spread that is not printed is no comparison. The spread of a single seed is one that decides nothing.
     is_known = isfinite(value) or bool(first.samples and second.samples)
     return Contrast(label, value, [(first, second)], **more) if is_known else None
 
 
 def _side(place: Place, kind: str = "mean") -> Side | None:
-    """A cell with what is known of its spread; the spread itself is compared by the values it is of."""
+    """A cell with what is known of its spread. Spreads themselves are compared by the values they are of."""
     grid, row, column = place
     if grid is None:
         return None
@@ -322,5 +350,5 @@ def _side(place: Place, kind: str = "mean") -> Side | None:
     mean = grid.value(row, column, of)
     if mean is None:
         return None
-    std, trials = grid.value(row, column, "std") if of == "mean" else None, getattr(grid, "trials", None)
-    return Side(None, Summary(trials or 1, mean, nan if std is None else std, nan, nan))
+    std = grid.value(row, column, "std") if of == "mean" else None
+    return Side(None, Summary(getattr(grid, "trials", None) or 1, mean, nan if std is None else std, nan, nan))

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from dipole.benchmarks import kept
-from dipole.benchmarks.keeping import add, contents
+from dipole.benchmarks import results_file
+from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
-from dipole.benchmarks.report import published
 from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.results_command import add, contents
 from dipole.benchmarks.run import bench as every
 from dipole.benchmarks.run.bench import bench
 from dipole.benchmarks.suite import read_suite
@@ -132,7 +132,7 @@ def test_another_result_of_a_run_is_named_and_what_was_there_stays(runs_folder, 
     assert path.read_bytes() == before
     assert "0.625" in repr(make_report([runs_folder.path, path]).sections[-1])  # named among the problems
     assert main([*command, "--replace"]) == 0
-    assert kept.read_kept(path).runs[run].record.results == {"linear/accuracy": 0.625}
+    assert results_file.read_results_file(path).runs[run].record.results == {"linear/accuracy": 0.625}
 
 
 def test_a_suite_that_is_another_now_is_named_and_replaced_when_asked(runs_folder, tmp_path):
@@ -145,7 +145,7 @@ def test_a_suite_that_is_another_now_is_named_and_replaced_when_asked(runs_folde
     assert added.runs == len(manifest.jobs)
     assert "note" in added.conflicts[0]
     (added,) = add([runs_folder.path], tmp_path / "kept", replaces=True)
-    assert (added.runs, kept.read_kept(added.path).manifest.note) == (6, "changed")
+    assert (added.runs, results_file.read_results_file(added.path).manifest.note) == (6, "changed")
 
 
 def test_what_is_unfinished_is_asked_for_and_not_kept(runs_folder, tmp_path):
@@ -154,7 +154,7 @@ def test_what_is_unfinished_is_asked_for_and_not_kept(runs_folder, tmp_path):
     record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "failed", "error": "no memory"}))
     (added,) = add([runs_folder.path], tmp_path / "kept")
     assert (added.runs, added.wanted) == (2, 3)
-    found = kept.read_kept(added.path)
+    found = results_file.read_results_file(added.path)
     assert len(found.manifest.jobs) == 3
     assert manifest.jobs[0].hash not in found.runs
 
@@ -170,7 +170,7 @@ def test_no_line_of_a_file_does_harm(runs_folder, tmp_path):
         added.path.write_text("\n".join(texts) + "\n")
         said = ""
         try:
-            found = kept.read_kept(added.path)
+            found = results_file.read_results_file(added.path)
             assert set(found.runs) <= {job.hash for job in found.manifest.jobs}
         except RecordError as error:
             said = str(error)
@@ -203,7 +203,7 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
     assert report.facts["problems"] == "1"
     assert "odd.jsonl" in repr(problems.tables)
     with pytest.raises(RecordError, match=r"odd\.jsonl"):
-        kept.known_runs([path])
+        results_file.known_runs([path])
 
 
 @posix
@@ -217,7 +217,7 @@ def test_places_that_are_none(tmp_path, runs_folder, capsys):
     with pytest.raises(DataError, match="no runs folder"):
         make_report([tmp_path / "none"])
     with pytest.raises(DataError, match="dipole results add"):
-        kept.known_runs([tmp_path / "none"])
+        results_file.known_runs([tmp_path / "none"])
     with pytest.raises(DataError, match="dipole results add"):
         contents([tmp_path / "none"])
     runs_folder.record()
@@ -280,10 +280,10 @@ def test_all_suites_run_from_the_shortest_and_go_on_where_they_were(tmp_path, mo
 
 def test_the_results_that_come_with_dipole_are_of_its_suites():
     """Their runs are still what the suites ask for: a change of these, or of a default, leaves results behind."""
-    paths = kept.results_files(kept.SHIPPED)
+    paths = results_file.results_files(results_file.SHIPPED)
     assert paths
     for path in paths[:: max(1, len(paths) - 1)]:
-        found = kept.read_kept(path)
+        found = results_file.read_results_file(path)
         assert all(run.record.status == "done" for run in found.runs.values())
         sized = read_suite(found.manifest.suite).at(found.manifest.scale)
         assert set(found.runs) <= {job.hash for job in sized.jobs()}
@@ -310,13 +310,13 @@ def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
     for path in later:
         path.unlink()
     (first,) = add([runs_folder.path], tmp_path / "kept")
-    before = kept.read_kept(first.path).runs
+    before = results_file.read_results_file(first.path).runs
     assert {run.record.seed for run in before.values()} == {0, 1}
     for path, record in later.items():
         path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}}))
     assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept"), "--replace"]) == 1
     assert "was measured on other data (fingerprint another) than the runs beside it" in capsys.readouterr().out
-    assert kept.read_kept(first.path).runs == before
+    assert results_file.read_results_file(first.path).runs == before
     for path, record in later.items():
         path.write_text(json.dumps(record))
     (whole,) = add([runs_folder.path], tmp_path / "kept")
@@ -344,7 +344,7 @@ def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp
 def test_data_that_follow_the_seed_are_no_strangers():
     from types import SimpleNamespace
 
-    from dipole.benchmarks.same_data import strangers
+    from dipole.benchmarks.results_file import strangers
 
     def run(seed, print_, name="x"):
         data = {"name": "digits", "sizes": {"test": 9}, "fingerprint": print_}

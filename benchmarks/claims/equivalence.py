@@ -1,4 +1,4 @@
-"""Tests of a bound: whether a quantity is inside a region, outside of it, or cannot be told, from plain numbers.
+"""Tests of a bound: whether a quantity is inside a region, outside of it, or undecided, from plain numbers.
 
 A region is `low` to `high`, either of them infinite: (0, inf) is a direction, (5, inf) superiority by a margin, (-2, 2)
 equivalence by two one-sided tests. Evidence is a pair of one-sided p-values, and 1 is no evidence at all.
@@ -14,16 +14,16 @@ from dipole.benchmarks.statistics.estimates import NOISE
 from dipole.benchmarks.statistics.power import fewest
 
 LIMIT = 8192
-"""Seeds beyond which no number of them is named."""
+"""Largest number of seeds that is named."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What numbers say of a quantity and a region, as two one-sided p-values from 0 to 1; 1 is no evidence.
+    """Evidence on whether a quantity is in a region: two one-sided p-values from 0 to 1, where 1 is no evidence.
 
     Args:
-        inside: small where the quantity is shown to be in the region.
-        outside: small where it is shown to be outside.
+        inside: small if the quantity is shown to be in the region.
+        outside: small if it is shown to be outside.
     """
 
     inside: float = 1.0
@@ -36,7 +36,7 @@ class Evidence:
 
     @property
     def is_for(self) -> bool:
-        """Whether it speaks for the region rather than against it."""
+        """True if it speaks for the region."""
         return self.inside < self.outside
 
 
@@ -45,9 +45,9 @@ NOTHING = Evidence()
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error and degrees of freedom; the error is nan where nothing was drawn twice.
+    """A value with its standard error and degrees of freedom. The error is nan if nothing was drawn twice.
 
-    `spread` is that of one seed (of a pair of seeds where they are paired), from which the number of seeds follows.
+    `spread` is that of one seed, or of a pair of seeds if they are paired. The number of seeds follows from it.
     """
 
     value: float
@@ -58,11 +58,11 @@ class Estimate:
 
     @classmethod
     def of_interval(cls, value: float, low: float, high: float, df: float) -> "Estimate":
-        """What a t-interval at `CONFIDENCE` was made of."""
+        """Return the estimate behind a t-interval at `CONFIDENCE`."""
         return cls(value, (high - low) / 2 / float(t_quantile((1 + CONFIDENCE) / 2, df)), df)
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """value +- t_df error."""
+        """Return value +- t_df error."""
         if not isfinite(self.error):
             return nan, nan
         half = float(t_quantile((1 + confidence) / 2, self.df)) * self.error
@@ -70,9 +70,9 @@ class Estimate:
 
 
 def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
-    """one - other on the seeds that both have; by Welch where they share fewer than two.
+    """Return one - other on the seeds that both have, by Welch if they share fewer than two.
 
-    A difference that is the same for every seed is no spread to judge by, so the two sides are then taken apart.
+    A difference that is the same for every seed is no spread to judge by: the two sides are then independent samples.
     """
     seeds = sorted(one.keys() & other.keys())
     gaps = [one[seed] - other[seed] for seed in seeds]
@@ -84,7 +84,7 @@ def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
 
 
 def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
-    """The mean of a sample, with s / sqrt(n); nan where all values are the same but for rounding at this scale."""
+    """Return the mean of a sample with s / sqrt(n), nan if all values are equal up to rounding at this scale."""
     found = summarize(values)
     if found.n < 2 or found.std <= NOISE * max(scale, abs(found.mean)):
         return Estimate(found.mean)
@@ -92,7 +92,7 @@ def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
 
 
 def of_summaries(one: Summary, other: Summary) -> Estimate:
-    """one - other by Welch, from mean, standard deviation and n alone, as tables print them."""
+    """Return one - other by Welch, from mean, standard deviation and n alone, as tables print them."""
     value = one.mean - other.mean
     if min(one.n, other.n) < 2 or not isfinite(one.std + other.std):
         return Estimate(value)
@@ -103,7 +103,7 @@ def of_summaries(one: Summary, other: Summary) -> Estimate:
 
 
 def against(found: Estimate, low: float, high: float) -> Evidence:
-    """t-tests of an estimate against a region.
+    """Test an estimate against a region with t-tests.
 
     Inside: two one-sided tests (Schuirmann 1987), p = max(P(T >= (x - low) / e), P(T >= (high - x) / e)).
     Outside: from the nearer bound, P(T >= d / e) + P(T >= (d + high - low) / e) with d the distance beyond it.
@@ -118,7 +118,7 @@ def against(found: Estimate, low: float, high: float) -> Evidence:
 
 
 def smaller_spread(one: Summary, other: Summary, factor: float = 1.0) -> Evidence:
-    """F-test of sigma_one < factor sigma_other from s_one^2 / (factor s_other)^2; equal spreads decide nothing."""
+    """Test sigma_one < factor sigma_other with F = s_one^2 / (factor s_other)^2. Equal spreads decide nothing."""
     if min(one.n, other.n) < 2 or not isfinite(one.std + other.std) or one.std == other.std == 0:
         return NOTHING
     f = one.std**2 / (factor * other.std) ** 2 if other.std else inf
@@ -129,11 +129,11 @@ def smaller_spread(one: Summary, other: Summary, factor: float = 1.0) -> Evidenc
 
 
 def count(evidence: Sequence[Evidence], least: int) -> Evidence:
-    """Whether at least `least` of k statements are true, against its own null, that fewer are.
+    """Test that at least `least` of k statements are true, against the null that fewer are.
 
     Partial conjunction (Benjamini and Heller 2008), valid however the tests depend on each other: with p sorted,
-    inside = (k - least + 1) p_(least). It is the largest p where all must be true (intersection-union), and
-    Bonferroni's where one must. Outside: that k - least + 1 are false, by the same rule.
+    inside = (k - least + 1) p_(least). It is the largest p if all must be true (intersection-union), and
+    Bonferroni's if one must. Outside: that k - least + 1 are false, by the same rule.
 
     A binomial test over tasks would ask whether tasks are drawn from a half-half population: with six it can never
     say that four of them gain. Here the tasks are those that are named, and each is tested by its own seeds.
@@ -148,17 +148,17 @@ def count(evidence: Sequence[Evidence], least: int) -> Evidence:
 
 
 def every(evidence: Sequence[Evidence]) -> Evidence:
-    """All are true: the intersection-union test; false as soon as one is (Bonferroni)."""
+    """Test that all are true: the intersection-union test. One false statement is enough against it (Bonferroni)."""
     return count(evidence, len(evidence))
 
 
 def any_of(evidence: Sequence[Evidence]) -> Evidence:
-    """At least one is true."""
+    """Test that at least one is true."""
     return count(evidence, 1)
 
 
 def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> Estimate:
-    """The mean of several estimates: over seeds where each has values by seed, else by the mean of their errors.
+    """Return the mean of several estimates: over seeds if each has values by seed, else by the mean of their errors.
 
     The second is the widest that any dependence between them allows, by Minkowski's inequality.
     """
@@ -175,7 +175,7 @@ def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> E
 
 
 def seeds_to_decide(found: Estimate, low: float, high: float) -> int | None:
-    """Seeds that would show, with 80 % power, on which side of the nearest bound an estimate lies; None on a bound."""
+    """Return the seeds that show, with 80 % power, on which side of the nearest bound it lies, or None on a bound."""
     distance = min((abs(found.value - bound) for bound in (low, high) if isfinite(bound)), default=nan)
     if isnan(found.spread) or distance <= NOISE * abs(found.value):
         return None
@@ -183,7 +183,7 @@ def seeds_to_decide(found: Estimate, low: float, high: float) -> int | None:
 
 
 def seeds_to_decide_spread(one: float, other: float, factor: float = 1.0, target: float = 0.8) -> int | None:
-    """Seeds of each side that would show which of two standard deviations is the smaller one, with 80 % power."""
+    """Return the seeds of each side that show with 80 % power which of two standard deviations is smaller."""
     if not (one > 0 and other > 0) or abs(log(one / (factor * other))) < NOISE:
         return None
     ratio = exp(-abs(2 * log(one / (factor * other))))

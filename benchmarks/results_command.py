@@ -1,4 +1,4 @@
-"""`dipole results`: put the finished runs of folders into results files, so that nobody has to run them again."""
+"""`dipole results`: add finished runs to results files that can be committed, or list them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.collecting import Gathered, gather
-from dipole.benchmarks.kept import SUFFIX, KeptRun, KeptSuite, merged, read_kept, some_files, write_kept
+from dipole.benchmarks.gather import Gathered, gather
 from dipole.benchmarks.manifest import Manifest
 from dipole.benchmarks.report.training_charts import SCATTER, drawn_names
+from dipole.benchmarks.results_file import (
+    SUFFIX,
+    StoredRun,
+    StoredSuite,
+    merged,
+    read_results_file,
+    some_files,
+    write_results_file,
+)
 from dipole.core.record.additions import AddedResult, read_additions
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import is_file
@@ -18,7 +26,7 @@ from dipole.core.utils.files import is_file
 
 @dataclass(frozen=True)
 class Added:
-    """What became of one suite: its file, how many runs it holds of how many, how many are new.
+    """One suite after `add`: its file, how many runs it holds of how many, how many are new.
 
     `conflicts` are what file and folders disagree about, `left_out` what could not be read or is of other data.
     """
@@ -34,19 +42,19 @@ class Added:
     left_out: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return the line for `--json`."""
         return {**asdict(self), "path": str(self.path)}
 
 
 def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]:
-    """Add the finished runs of every suite to its results file in the folder `to`; nothing there is lost.
+    """Add the finished runs of every suite to its results file in the folder `to`. Nothing there is lost.
 
-    Of a run that is there already with other results, or a suite that is another now, the file's stays, unless it
-    `replaces`. Runs on other data than those there, and those that cannot be read, are left out. Each is named.
+    If a run has other results in the file, or the suite is another now, the file keeps its own unless it `replaces`.
+    Runs on other data than those there, and unreadable runs, are left out. Each is named.
 
     Raises:
         ConfigError: no suite was run in these places, or `to` is a file.
-        RecordError: a results file there is damaged, or the disk refused; then none is changed any more.
+        RecordError: a results file there is damaged, or the disk refused. Then none is changed any more.
     """
     if is_file(to):
         raise ConfigError(f"--to {to}: give a folder; each suite gets a file there.")
@@ -64,27 +72,27 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
             if each.path.name in {job.hash for job in manifest.jobs} and is_file(each.path / "record.json")
         ]
         if is_file(path):
-            there = read_kept(path)
+            there = read_results_file(path)
             both, conflicts, left = merged(there, suite, replaces)
             changes.append((path, both, len(both.runs.keys() - there.runs.keys()), conflicts, [*unread, *left]))
         elif suite.runs or unread:
             changes.append((path, suite, len(suite.runs), [], unread))
     for path, suite, *_ in changes:
-        write_kept(path, suite)
+        write_results_file(path, suite)
     return [_added(path, suite, new, conflicts, left) for path, suite, new, conflicts, left in changes]
 
 
 def contents(places: Sequence[Path]) -> list[Added]:
-    """What results files hold, a line for each.
+    """Return the contents of results files, a line for each.
 
     Raises:
         DataError: a place is no results file and has none in it.
         RecordError: one is damaged.
     """
-    return [_added(path, read_kept(path), 0, ()) for place in places for path in some_files(place)]
+    return [_added(path, read_results_file(path), 0, ()) for place in places for path in some_files(place)]
 
 
-def of_suite(found: Gathered, manifest: Manifest) -> KeptSuite:
+def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
     """A suite with its finished runs, and of what lies beside them what its pictures show."""
     names, shows_points = drawn_names(manifest), SCATTER in manifest.show
     runs = {}
@@ -96,11 +104,11 @@ def of_suite(found: Gathered, manifest: Manifest) -> KeptSuite:
         curves = {name: curve for name, curve in beside.curves(job.hash, names).items() if curve.steps}
         measured = _measured(found, job.hash)
         results = {name: value for name, value in record.results.items() if name not in measured}
-        runs[job.hash] = KeptRun(
+        runs[job.hash] = StoredRun(
             record.model_copy(update={"results": results, "identity": None}), curves, measured,
             beside.points(job.hash) if shows_points else None,
         )  # fmt: skip
-    return KeptSuite(manifest, runs)
+    return StoredSuite(manifest, runs)
 
 
 def _measured(found: Gathered, run: str) -> Mapping[str, AddedResult]:
@@ -112,7 +120,7 @@ def _measured(found: Gathered, run: str) -> Mapping[str, AddedResult]:
         return {}  # the record was read without them, and the report names the file
 
 
-def _added(path: Path, suite: KeptSuite, new: int, conflicts: Sequence[str], left: Sequence[str] = ()) -> Added:
+def _added(path: Path, suite: StoredSuite, new: int, conflicts: Sequence[str], left: Sequence[str] = ()) -> Added:
     seconds = sum(run.record.wall_seconds for run in suite.runs.values())
     jobs = len(suite.manifest.jobs)
     size = path.stat().st_size

@@ -1,7 +1,7 @@
-"""What the papers state of their experiments, held against a suite: which of it the suite does otherwise.
+"""The papers' statements about their experiments, and how a suite differs from them.
 
-The statements are data: `facts` in `published/PAPER.toml`, each with the section and the sentence it stands in, the
-published tables it is of, and the settings that meet it.
+The statements are data: `facts` in `published/PAPER.toml`, each with its section and sentence, the published tables it
+is about, and the settings that meet it.
 """
 
 import tomllib
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dipole.benchmarks.report.readings import Reading, fits
+from dipole.benchmarks.claims.claim_specs import ClaimSpec, fits
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
 from dipole.core.train.config import RunConfig, Settings
@@ -22,7 +22,7 @@ from dipole.core.train.shipped import shipped
 class Fact(Settings):
     """A statement of a paper on some cells of its tables.
 
-    Without `settings`, it is met where `by` says how; a fact with neither is a deviation wherever it applies.
+    Without `settings`, `by` says how it is met. A fact with neither is a deviation wherever it applies.
     """
 
     key: str = Field(description="what a suite's protocol calls the deviation from it")
@@ -38,7 +38,7 @@ class Fact(Settings):
     why: str = Field("", description="why it is not met")
 
     def covers(self, row: str, column: str, found: Mapping[str, Any]) -> bool:
-        """Whether it is about a cell with these settings."""
+        """Return whether the fact is about a cell with these settings."""
         return (
             fits(row, self.rows)
             and fits(column, self.columns)
@@ -54,7 +54,7 @@ class Choice(Settings):
 
 
 class Item(Settings):
-    """A line of docs/papers.md: a theorem, a table or a figure; `name` as the paper has it."""
+    """A line of docs/papers.md: a theorem, a table or a figure. `name` as the paper has it."""
 
     name: str
     what: str
@@ -65,34 +65,39 @@ class Item(Settings):
 
 
 class Paper(Settings):
-    """What is known of a paper's experiments besides its numbers."""
+    """The contents of a paper's TOML file."""
 
     facts: tuple[Fact, ...] = ()
     choices: tuple[Choice, ...] = ()
     items: tuple[Item, ...] = Field((), description="what no suite fills and no theorem of ours says")
-    claims: tuple[Reading, ...] = Field((), description="how its claims are judged; their words are in PAPER.json")
+    claims: tuple[ClaimSpec, ...] = Field((), description="how its claims are judged; their words are in PAPER.json")
 
     def why(self, key: str) -> str:
-        """The reason for an entry of a protocol; empty where none is known."""
+        """The reason for an entry of a protocol, empty if none is known."""
         reasons = [fact.why for fact in self.facts if fact.key == key and fact.why]
         return next(iter([*reasons, *(choice.why for choice in self.choices if key in choice.keys)]), "")
 
 
 @cache
+def paper(name: str) -> Paper:
+    """Return what a paper states, by its short name, empty if there is no such file."""
+    path = shipped("published").get(name)
+    return Paper() if path is None else Paper.model_validate(tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
+
+
 def papers() -> Mapping[str, Paper]:
-    """What each paper states, by its short name."""
-    texts = {name: path.read_text(encoding="utf-8") for name, path in shipped("published").items()}
-    return {name: Paper.model_validate(tuples(tomllib.loads(text))) for name, text in texts.items()}
+    """Return what each paper states, by its short name."""
+    return {name: paper(name) for name in shipped("published")}
 
 
 def facts_of(published: str) -> tuple[Fact, ...]:
-    """The statements on a published table or figure."""
+    """Return the statements on a published table or figure."""
     every = (fact for paper in papers().values() for fact in paper.facts)
     return tuple(fact for fact in every if any(fnmatchcase(published, pattern) for pattern in fact.tables))
 
 
 def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Key of each statement that is not met -> what is done otherwise.
+    """Return, by the key of each statement that is not met, what is done otherwise.
 
     Args:
         published: id of a table or figure.
@@ -113,10 +118,10 @@ def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]
 
 
 def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Where a setting is not what a paper states, in words.
+    """Yield where a setting is not what a paper states, in words.
 
-    wanted: a value; or {each}: all of these over the cells, and no other; {per, factor}: the factor times another
-    setting; {absent = true}: not set.
+    wanted: a value, or {each}: all of these over the cells, and no other. {per, factor}: the factor times another
+    setting. {absent = true}: not set.
     """
     values = [cell.get(key) for cell in cells]
     if not isinstance(wanted, dict):
@@ -135,7 +140,7 @@ def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterat
 
 
 def leaves(config: RunConfig) -> dict[str, Any]:
-    """Settings by dotted path; options of the objective's terms as objective.NAME.OPTION, and their weights."""
+    """Return settings by dotted path, with options and weights of the objective as objective.NAME.OPTION."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
@@ -171,11 +176,13 @@ def _equal(value: Any, wanted: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if value is None:
+        return "nothing"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def tuples(value: object) -> object:
-    """TOML arrays as tuples: the models are strict and frozen."""
+    """Return TOML arrays as tuples: the models are strict and frozen."""
     if isinstance(value, dict):
         return {key: tuples(each) for key, each in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value
