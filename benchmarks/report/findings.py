@@ -58,7 +58,7 @@ def of_learning(results: SuiteResults) -> list[str]:
         said.append(
             f"{len(at_a_point)} of {counted(len(trained), 'run')} ended with all embeddings near one point (mean "
             f"distance below {ONE_POINT:g}): {', '.join(named[:NAMED])}{' and others' if len(named) > NAMED else ''}. "
-            "What they hardly tell apart does not tell objectives apart."
+            "Their numbers say little about the objectives."
         )
     for column in results.manifest.columns:
         gains = [gain for row in results.rows for gain in _over_untrained(results, row, column)]
@@ -189,7 +189,7 @@ def _beside_printed(results: SuiteResults) -> Sequence[str]:
         return []
     said = {AGREES: "agree", DIFFERS: "differ", NOT_COMPARED: "by another protocol"}
     verdicts_said = ", ".join(f"{n} {said.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
-    return [f"Beside the {counted(verdicts.total(), 'printed number')}: {verdicts_said}."]
+    return [f"Compared with the {counted(verdicts.total(), 'printed number')}: {verdicts_said}."]
 
 
 def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:

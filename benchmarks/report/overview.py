@@ -95,10 +95,10 @@ def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     """Return in one sentence how many differences are significant and how many claims have a verdict."""
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
     verdicts = Counter(each.verdict for each in _claims(suites))
-    said = f"{len(suites)} suites: {decided} of {counted(tested, 'difference')} from their bases {are(decided)} decided"
+    said = f"{len(suites)} suites: {decided} of {counted(tested, 'comparison')} with the baseline {are(decided)} significant"
     if verdicts:
         said += (
-            f"; of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} shown to agree, "
-            f"{verdicts[DIFFERS]} to differ, {verdicts[UNDECIDED]} undecided"
+            f". Of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} agree, "
+            f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided"
         )
     return f"{said}."
