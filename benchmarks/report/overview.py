@@ -95,7 +95,8 @@ def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     """Return in one sentence how many differences are significant and how many claims have a verdict."""
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
     verdicts = Counter(each.verdict for each in _claims(suites))
-    said = f"{len(suites)} suites: {decided} of {counted(tested, 'comparison')} with the baseline {are(decided)} significant"
+    differences = counted(tested, "comparison")
+    said = f"{len(suites)} suites: {decided} of {differences} with the baseline {are(decided)} significant"
     if verdicts:
         said += (
             f". Of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} agree, "
