@@ -143,7 +143,7 @@ class RLAdapter(Adapter):
             snapshots.restore(agent, self._pending)
             self._pending = None
         remove_scratch(self.workdir / "checkpoints", "agent-*")
-        run.catch_up()
+        run.evaluate_if_due()
         callback = _Report(run, self)
         repeat = getattr(self._evaluation_env.unwrapped, "action_repeat", 1)
         first = agent.num_timesteps == 0

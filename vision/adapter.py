@@ -236,7 +236,7 @@ class VisionAdapter(Adapter):
         """Train. If the framework cannot carry the objective, name those that can."""
         self._run = run
         try:
-            run.loop()
+            run.train()
         except PairsError as error:
             if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
                 raise

@@ -27,12 +27,12 @@ from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.suite import Job, read_suite, suites
 from dipole.core.train.build import build
 from dipole.core.train.config import RunConfig
+from dipole.core.train.loss_module import LossModule, NoScatter
 from dipole.core.train.memory_saving import Encoding
 from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.step import NoScatter, Step
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.files import atomic_write
 
@@ -106,7 +106,7 @@ def _steps(recipe: str, settings: Sequence[str]) -> float:
         assert objective is not None
         parameters = [p for p in [*adapter.module.parameters(), *objective.parameters()] if p.requires_grad]
         optimizer = build_optimizer(config.train, parameters)
-        step = Step(adapter, objective, Encoding(adapter.encoders(), config.train, False), config.train.precision)
+        step = LossModule(adapter, objective, Encoding(adapter.encoders(), config.train, False), config.train.precision)
         seconds = []
         batches = iter(adapter.batches(0))
         for _ in range(STEPS + 1):

@@ -1,10 +1,10 @@
-"""Where a loss or gradient that is not finite comes from, in one message."""
+"""Explain a loss or gradient that is not finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,37 +12,61 @@ from torch.optim import Optimizer
 
 from dipole.core.objectives.gather import Related
 from dipole.core.objectives.objective import Composite, Outcome
-from dipole.core.train.optimizer import can_skip
+from dipole.core.train.optimizer import can_skip, skip_if
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.transfer import AsyncHostCopy
 
 
 def checks_late(device: torch.device, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> bool:
-    """Whether the host learns of a loss that is not finite one step late, so that the device never waits for it.
+    """Whether the host checks the loss one step later, so that the device never waits for it.
 
-    That needs an optimizer that leaves a step out by itself. Loss scaling (float16) looks at every step at once.
+    The optimizer must be able to skip a step by itself. Loss scaling (float16) checks every step at once.
     """
     return device.type == "cuda" and can_skip(optimizer) and not scaler.is_enabled()
 
 
-@dataclass
-class Unread:
-    """A step whose loss and gradient norm are on their way to the host; it has not reached the weights if bad."""
+class FiniteCheck:
+    """Check the loss and gradient norm of every step before the step reaches the weights.
 
-    step: int
-    outcome: Outcome
-    related: Related
-    norm: Tensor
-    bad: AsyncHostCopy
+    On a GPU the host reads the result one step later, so that it never waits. A bad step then skips itself.
+    """
 
-    def check(self, objective: Composite) -> None:
-        """Raise TrainingError if loss or gradient norm was not finite."""
-        if bool(self.bad.read()):
-            raise TrainingError(explain_not_finite(self.step, self.outcome, self.related, objective, self.norm))
+    def __init__(
+        self, device: torch.device, optimizer: Optimizer, scaler: torch.amp.GradScaler, objective: Composite
+    ) -> None:
+        self._late = checks_late(device, optimizer, scaler)
+        self._optimizer, self._scaler, self._objective = optimizer, scaler, objective
+        self._pending: tuple[int, Outcome, Related, Tensor, AsyncHostCopy] | None = None
+
+    def check(self, step: int, loss: Tensor, norm: Tensor, outcome: Outcome, rows: Related) -> bool:
+        """Return whether to make the step, a number from 1.
+
+        Raises:
+            TrainingError: loss or norm is not finite, and no loss scale explains it.
+        """
+        if self._late:
+            bad = ~torch.isfinite(loss + norm)
+            self._pending = (step, outcome, rows, norm, AsyncHostCopy(bad))
+            skip_if(self._optimizer, bad)
+            return True
+        is_finite = math.isfinite(loss + norm)
+        if not is_finite and not overflowed(loss, self._scaler):
+            raise TrainingError(explain_not_finite(step, outcome, rows, self._objective, norm))
+        return is_finite
+
+    def bad_step(self) -> tuple[int, str] | None:
+        """Read the pending check, if there is one. Return the number of a bad step and what is wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        step, outcome, rows, norm, bad = pending
+        if not bool(bad.read()):
+            return None
+        return step, explain_not_finite(step, outcome, rows, self._objective, norm)
 
 
 def explain_not_finite(step: int, outcome: Outcome, related: Related, objective: Composite, norm: Tensor) -> str:
-    """Name the term and the place; this runs once, so it may compute."""
+    """Name the term and the place. This runs once, so it may compute."""
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
     if bad:
@@ -60,12 +84,12 @@ def explain_not_finite(step: int, outcome: Outcome, related: Related, objective:
         where = f" {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
     return (
         f"step {step}: {what}.{where} Stopped before the optimizer step; the last checkpoint is intact. "
-        "Cures: a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."
+        "Try a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."
     )
 
 
 def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
-    """Whether a gradient that is not finite may be so by its scale alone (float16): the step is left out then.
+    """Whether only the loss scale may have made a gradient not finite (float16). The step is then skipped.
 
     The scale is halved each time. Below 1 it was not the scale.
     """
@@ -73,13 +97,13 @@ def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
 
 
 def terms_with_bad_gradient(related: Related, objective: Composite) -> Iterator[str]:
-    """Names of the terms whose own gradient is not finite."""
+    """Yield the names of the terms whose own gradient is not finite."""
     leaves: dict[int, Tensor] = {}
 
     def leaf(x: Tensor) -> Tensor:
         return leaves.setdefault(id(x), x.detach().requires_grad_())
 
-    # The same tensor stays the same leaf: anchors that are the candidates are told by that.
+    # One tensor stays one leaf: objectives recognise anchors that are the candidates by identity.
     pairs = tuple(replace(p, anchors=leaf(p.anchors), candidates=leaf(p.candidates)) for p in related.pairs)
     for name, _, term in objective:
         grads = torch.autograd.grad(

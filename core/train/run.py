@@ -1,37 +1,43 @@
-"""The one training loop: batch -> adapter.embed -> rows of all ranks -> Pairs -> objective -> step -> metrics."""
+"""Training: batch -> adapter.embed -> rows of all ranks -> Pairs -> objective -> optimizer -> callbacks."""
 
 from __future__ import annotations
 
-import math
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from dipole.core.record import RunRecord
-from dipole.core.train.bookkeeping import Bookkeeping
-from dipole.core.train.build import build
+from dipole.core.objectives.objective import Outcome
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.record import RunRecord, now
+from dipole.core.train.build import build, scheduled
+from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metrics, Recorder, TermNotes
 from dipole.core.train.checkpoint import fitting, starting_state
 from dipole.core.train.config import RunConfig
-from dipole.core.train.launch import fewer_than_asked, launch, pick_device
+from dipole.core.train.evaluation import Evaluated
+from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
+from dipole.core.train.loss_module import LossModule, NoScatter
 from dipole.core.train.memory_saving import Encoding, compiler_problem
-from dipole.core.train.nonfinite import Unread, checks_late, explain_not_finite, overflowed
-from dipole.core.train.optimizer import build_optimizer, learning_rate, skip_if, take_over
+from dipole.core.train.model_files import save_kept, save_weights
+from dipole.core.train.nonfinite import FiniteCheck
+from dipole.core.train.optimizer import build_optimizer, learning_rate, take_over
+from dipole.core.train.resume import capture, first_start, restore
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
-from dipole.core.train.step import NoScatter, Step
 from dipole.core.train.trackers import check_trackers
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.first_error import first_message
 from dipole.core.utils.memory import is_out_of_memory
-from dipole.core.utils.progress import Progress, quietly
-from dipole.core.utils.seeding import set_deterministic
+from dipole.core.utils.progress import Progress, duration, quietly
+from dipole.core.utils.seeding import Seeds, rng_state, seed_everything, set_deterministic
 from dipole.core.utils.sync_batch_norm import synchronize
-from dipole.core.utils.transfer import AsyncHostCopy
+from dipole.core.utils.text import counted
 
 __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
 
@@ -123,12 +129,21 @@ def _train(
         folder.close()
 
 
-class Run(Bookkeeping):
+class Run:
     """A run in progress: what `Adapter.fit` works with.
 
-    A loop of one's own calls `advance` after every update until `step` reaches `total_steps`; logging, evaluation,
-    checkpoints, progress and interruption happen there. Before that it calls `note_terms` with what its objective
-    returned, and once its state is restored `catch_up`.
+    A loop of your own calls `advance` after every update until `step` reaches `total_steps`. Logging, evaluation,
+    checkpoints and interruption happen there. Call `evaluate_if_due` once before the first update, and `note_terms`
+    with what the objective returned before each `advance`.
+
+    Args:
+        config: what is run.
+        folder: its folder, open.
+        processes: those that train it.
+        progress: the progress bar.
+        state: the checkpoint to continue from.
+        interrupts: signals.
+        log: trackers.
 
     Attributes:
         config: what is run.
@@ -140,10 +155,81 @@ class Run(Bookkeeping):
         total_steps: of the whole run.
     """
 
-    _unread: Unread | None = None
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        processes: Processes,
+        progress: Progress,
+        state: dict[str, Any] | None,
+        interrupts: Interrupts,
+        log: Sequence[str] = (),
+    ) -> None:
+        began = time.monotonic()
+        self.config, self.folder, self.processes, self.progress = config, folder, processes, progress
+        self.interrupts = interrupts
+        self.device = processes.device
+        self.seeds = Seeds(config.seed)
+        train, ranks = config.train, processes.size
+        if train.batch_size % ranks:
+            raise ConfigError(f"train.batch_size: {train.batch_size} cannot be divided among {counted(ranks, 'rank')}.")
+        self.adapter, self.objective = build(config, folder, self.device, processes.rank, ranks)
+        steps_per_epoch = self.adapter.steps_per_epoch
+        if steps_per_epoch < 1:
+            raise ConfigError(f"train.batch_size: {train.batch_size} is more than one epoch of this data holds.")
+        seed_everything(self.seeds.stream("model", "train", processes.rank))
+        self.initial_rng = rng_state()
+
+        self.step = 0
+        self.total_steps = train.in_steps(train.length, steps_per_epoch)
+        self.negatives: float | None = None
+        self.pairs: tuple[Pairs, ...] | None = None  # of the last batch
+        self.stop_signal = 0
+        self.training_seconds = 0.0
+        self.began = began
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer_state: dict[str, Any] | None = None
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "16-mixed")
+        self._finite: FiniteCheck | None = None
+
+        self.metrics = Metrics(config, folder, processes.is_main, log, state)
+        self.notes = TermNotes()
+        every = train.in_steps(train.evaluate_every, steps_per_epoch) if train.evaluate_every else 0
+        self.evaluation = Evaluation(every, train.best_by, folder)
+        self.checkpoints = Checkpoints(train.in_steps(train.checkpoint_every or 1, steps_per_epoch))
+        self.callbacks: list[Callback] = [self.metrics, self.notes, self.evaluation, self.checkpoints]
+        started = now()
+        if state is not None:
+            with fitting():
+                restore(self, state)
+            started = first_start(self) or started
+        self.recorder = Recorder(started, self.adapter.part)
+        self._schedules = scheduled(train, self.objective, steps_per_epoch)
+        self._scheduled = self._schedules.set(self.step)
+        # Seconds that are not training: building now and before, evaluating and saving before.
+        self._other_seconds = self.elapsed - self.training_seconds
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> float:
+        """Passes through the data, including a part of one."""
+        return self.step / self.adapter.steps_per_epoch
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this run, including those before a resume."""
+        return time.monotonic() - self.began
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all updates are made."""
+        return self.step >= self.total_steps
+
+    # Training --------------------------------------------------------------------------------------------------------
 
     def run(self) -> RunRecord:
-        """Train to the end; whatever goes wrong is in the record before it is raised.
+        """Train to the end. Any error is in the record before it is raised.
 
         Returns:
             The record.
@@ -153,13 +239,13 @@ class Run(Bookkeeping):
             TrainingError: memory is too small, or a loss or gradient is not finite.
         """
         try:
-            self._write_record("running")
-            self._progress.start(self.config.name, self.total_steps, self.step)
+            self.recorder.write(self, "running")
+            self.progress.start(self.config.name, self.total_steps, self.step)
             for line in self.adapter.remarks():
-                self._progress.note(line)
-            with self._interrupts.finishing():
+                self.progress.note(line)
+            with self.interrupts.finishing():
                 self.adapter.module.train()
-                if self.step < self.total_steps or self._is_due:
+                if not self.is_finished or self.evaluation.is_due:
                     self.adapter.fit(self)
                 return self.finish()
         except RunInterruptedError as error:
@@ -182,112 +268,227 @@ class Run(Bookkeeping):
             raise
 
     def _end(self, status: Literal["failed", "interrupted"], message: str) -> None:
-        """Put an early end on record; where another rank failed first, that is why this one did."""
-        self._write_record(status, first_message(message) or message)
-        if self._metrics is not None:
-            self._metrics.close(status)
+        # If another rank failed first, its message is the reason.
+        self.recorder.write(self, status, first_message(message) or message)
+        for callback in self.callbacks:
+            callback.on_end(self, status)
 
-    def loop(self) -> None:
-        """Train `adapter.module` and the objective's parameters together: the loop of every domain without its own.
+    def train(self) -> None:
+        """Train `adapter.module` and the objective together: the loop of every domain without its own.
 
         Raises:
             ConfigError: a setting of [train] has no effect on this module.
             CheckpointError: the optimizer's state does not fit the module.
-            TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than was
-                announced.
+            TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
         """
-        assert self.objective is not None
-        config, adapter, objective = self.config.train, self.adapter, self.objective
-        spe = adapter.steps_per_epoch
-        parameters = [p for p in [*adapter.module.parameters(), *objective.parameters()] if p.requires_grad]
-        optimizer = self._optimizer = build_optimizer(config, parameters)
-        if self._optimizer_state is not None:
-            with fitting():
-                take_over(optimizer, self._optimizer_state)
-            self._optimizer_state = None
-        scaler = self._scaler
-        if config.sync_batch_norm and not synchronize(adapter.module):
-            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
-        step = Step(adapter, objective, Encoding(adapter.encoders(), config, self._compiles()), config.precision)
-        forward = self.processes.wrap(step)
-        late = checks_late(self.device, optimizer, scaler)
-        self.catch_up()
-        while self.step < self.total_steps:
-            epoch, start = divmod(self.step, spe)
-            seen = 0
-            for batch in adapter.batches(epoch, start):
-                rate = learning_rate(config, self.step, self.total_steps, spe)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                loss = forward(NoScatter(batch))
-                optimizer.zero_grad()
-                self.processes.backward(scaler.scale(loss))
-                scaler.unscale_(optimizer)
-                adapter.before_step()
-                grads = [p.grad for p in parameters if p.grad is not None]
-                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-                outcome, related = step.taken()
-                self._pairs = related.local_pairs
-                # The one thing that is read back in every step: nothing may reach the weights unseen. What is read
-                # late is of the step before; a bad step leaves itself out, and this one ends the run.
-                self.settle()
-                if late:
-                    is_finite, bad = True, ~torch.isfinite(loss.detach() + norm)
-                    self._unread = Unread(self.step + 1, outcome, related, norm, AsyncHostCopy(bad))
-                    skip_if(optimizer, bad)
-                else:
-                    is_finite = math.isfinite(loss.detach() + norm)
-                if not is_finite and not overflowed(loss, scaler):
-                    raise TrainingError(explain_not_finite(self.step + 1, outcome, related, objective, norm))
-                if config.clip is not None:
-                    clip_grads_with_norm_(parameters, config.clip, norm, foreach=True)
-                # An optimizer that is told to skip by itself (fused SGD) would begin its next step with empty momenta.
-                if is_finite:
-                    optimizer.step()
-                    objective.after_step(rate, self.step + 1, self.total_steps)
-                scaler.update()
-                adapter.after_step()
-                if self._negatives is None:
-                    self._count_negatives()
-                self.note_terms(outcome)
-                values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
-                if is_finite:
-                    # The mean of squares is not the square of the mean.
-                    values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
-                if scaler.is_enabled():
-                    values["train/skipped"] = float(not is_finite)
-                values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
-                self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
-                seen += 1
-                if self.step >= self.total_steps:
+        self._prepare_training()
+        self.evaluate_if_due()
+        while not self.is_finished:
+            epoch, start = divmod(self.step, self.adapter.steps_per_epoch)
+            count = 0
+            for batch in self.adapter.batches(epoch, start):
+                self.train_step(batch)
+                count += 1
+                if self.is_finished:
                     return
-            if seen != spe - start:
+            announced = self.adapter.steps_per_epoch - start
+            if count != announced:
                 raise TrainingError(
-                    f"epoch {epoch} gave {seen} batches from number {start} on where {spe - start} were announced "
-                    f"({type(adapter).__name__}.steps_per_epoch)."
+                    f"epoch {epoch} gave {count} batches from number {start} on where {announced} were announced "
+                    f"({type(self.adapter).__name__}.steps_per_epoch)."
                 )
 
-    def settle(self) -> None:
-        """Read what has been left to be read of the last step.
+    def _prepare_training(self) -> None:
+        assert self.objective is not None
+        config, adapter = self.config.train, self.adapter
+        parameters = [*adapter.module.parameters(), *self.objective.parameters()]
+        self._parameters = [each for each in parameters if each.requires_grad]
+        self.optimizer = build_optimizer(config, self._parameters)
+        if self.optimizer_state is not None:
+            with fitting():
+                take_over(self.optimizer, self.optimizer_state)
+            self.optimizer_state = None
+        if config.sync_batch_norm and not synchronize(adapter.module):
+            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
+        compiles = bool(config.compile or adapter.compiles)
+        if compiles and (problem := compiler_problem(self.device)):
+            self.progress.warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
+            compiles = False
+        self._loss = LossModule(
+            adapter, self.objective, Encoding(adapter.encoders(), config, compiles), config.precision
+        )
+        self._forward = self.processes.wrap(self._loss)
+        self._finite = FiniteCheck(self.device, self.optimizer, self.scaler, self.objective)
+
+    def train_step(self, batch: Any) -> None:
+        """Make one update.
+
+        Args:
+            batch: as `Adapter.batches` yields it.
+        """
+        assert self.objective is not None
+        assert self.optimizer is not None
+        assert self._finite is not None
+        optimizer, scaler, adapter, clip = self.optimizer, self.scaler, self.adapter, self.config.train.clip
+        rate = learning_rate(self.config.train, self.step, self.total_steps, adapter.steps_per_epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+        loss = self._forward(NoScatter(batch))
+        optimizer.zero_grad()
+        self.processes.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        adapter.before_step()
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        outcome, rows = self._loss.pop_outcome()
+        self.pairs = rows.local_pairs
+
+        self.check_pending()
+        is_finite = self._finite.check(self.step + 1, loss.detach(), norm, outcome, rows)
+        if clip is not None:
+            clip_grads_with_norm_(self._parameters, clip, norm, foreach=True)
+        if is_finite:
+            optimizer.step()
+            self.objective.after_step(rate, self.step + 1, self.total_steps)
+        scaler.update()
+        adapter.after_step()
+
+        if self.negatives is None:
+            self.negatives = float(torch.cat([pairs.negative_counts for pairs in self.pairs]).float().mean())
+            self.progress.note(f"negatives per anchor: {self.negatives:g}")
+        self.note_terms(outcome)
+        values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
+        if is_finite:
+            # The mean of squares is not the square of the mean.
+            values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
+        if scaler.is_enabled():
+            values["train/skipped"] = float(not is_finite)
+        values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
+        self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
+
+    def check_pending(self) -> None:
+        """Read the check of the last step, if the host has not read it yet.
 
         Raises:
             TrainingError: its loss or gradient was not finite.
         """
-        unread, self._unread = self._unread, None
-        if unread is None:
-            return
-        assert self.objective is not None
-        try:
-            unread.check(self.objective)
-        except TrainingError:
-            self.step = unread.step - 1  # so many reached the weights
-            raise
+        bad = None if self._finite is None else self._finite.bad_step()
+        if bad is not None:
+            self.step = bad[0] - 1  # so many updates reached the weights
+            raise TrainingError(bad[1])
 
-    def _compiles(self) -> bool:
-        """Whether encoders are compiled: where it is asked for and can be done."""
-        if not (self.config.train.compile or self.adapter.compiles):
-            return False
-        problem = compiler_problem(self.device)
-        if problem:
-            self._progress.warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
-        return not problem
+    # Between steps ---------------------------------------------------------------------------------------------------
+
+    def note_terms(self, outcome: Outcome) -> None:
+        """Remember the notes of the terms of one step. Call it before `advance`.
+
+        A term with the same note at every step so far is named on the terminal and in the record.
+
+        Args:
+            outcome: what the objective returned.
+        """
+        self.notes.see(outcome.terms)
+
+    def advance(self, values: Mapping[str, Tensor | float], steps: int = 1) -> None:
+        """Count steps and call the callbacks.
+
+        Args:
+            values: by name, such as "train/loss": numbers, or tensors, (). Nothing waits for the tensors.
+            steps: how many, >= 1.
+
+        Raises:
+            RunInterruptedError: after a signal, once the checkpoint is written.
+        """
+        previous, self.step = self.step, self.step + steps
+        values = {**values, **self._scheduled}
+        self._scheduled = self._schedules.set(self.step)
+        self.stop_signal = 0 if self.is_finished else self.interrupts.agreed()
+        self.progress.update(self.step)
+        for callback in self.callbacks:
+            callback.on_step(self, previous, values)
+            if callback is self.metrics:  # the values of a last step were waited for
+                self.training_seconds = self.elapsed - self._other_seconds
+
+    def evaluate_if_due(self) -> None:
+        """Make the evaluation that an interruption postponed. Call it once all state is restored."""
+        if self.evaluation.is_due and not self.is_finished:
+            self.evaluate()
+
+    def log(self, values: Mapping[str, float | None]) -> None:
+        """Write one line of metrics.jsonl for the current step.
+
+        Args:
+            values: by name.
+        """
+        self.check_pending()
+        self.metrics.write(self, values)
+
+    def evaluate(self) -> Evaluated | None:
+        """Evaluate the encoder as it is, and log the results.
+
+        Returns:
+            The results; None on ranks other than 0.
+        """
+        with self._not_training():
+            self.check_pending()
+            return self.evaluation.evaluate(self)
+
+    @contextmanager
+    def _not_training(self) -> Iterator[None]:
+        before = self.elapsed
+        try:
+            yield
+        finally:
+            self._other_seconds += self.elapsed - before
+
+    def stop(self, signum: int) -> NoReturn:
+        """Save a checkpoint and raise RunInterruptedError."""
+        self.checkpoint()
+        raise RunInterruptedError(
+            f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
+            "Repeat the command to continue.",
+            signum,
+        )
+
+    def checkpoint(self) -> None:
+        """Save everything that continues this run bit for bit.
+
+        Raises:
+            CheckpointError: the disk refused.
+            TrainingError: the loss or gradient of the last step was not finite.
+        """
+        self.check_pending()
+        with self._not_training():
+            self.checkpoints.save(self, capture(self))
+
+    def finish(self) -> RunRecord:
+        """Evaluate and save what was trained.
+
+        Returns:
+            The record.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        evaluation = self.evaluation
+        if evaluation.found is None or evaluation.found[0] != self.step:
+            evaluation.postpone(self)
+        self.checkpoint()  # an error in the last evaluation must not cost the training
+        if evaluation.is_due:
+            self.evaluate()
+        if self.processes.is_main:
+            evaluation.finish(self)
+            save_weights(self.folder.model, self.adapter.module, self.objective)
+            save_kept(self.folder.kept, self.adapter)
+        record = self.recorder.write(self, "done")
+        if not self.processes.is_main:
+            return record
+        for line in evaluation.found[1].remarks if evaluation.found is not None else []:
+            self.progress.warn(f"warning: {line}.")
+        self.folder.clear_checkpoints()
+        for callback in self.callbacks:
+            callback.on_end(self, "done")
+        self.progress.close(self.step)
+        self.progress.note(f"finished {counted(self.step, 'step')} in {duration(self.elapsed)}: {self.folder.path}")
+        return record

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dipole.core.train.config import RunConfig
-from dipole.core.train.metrics import MetricsFile, read_metrics
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import ConfigError, ReceivedError, TrainingError, nearest
 from dipole.core.utils.extras import install_line
@@ -191,31 +191,6 @@ class Trackers:
                 KINDS[name].end(tracker, ending)
                 tracker.finish()
         self._trackers = {}
-
-
-class MetricsLog:
-    """Where a run's lines go: metrics.jsonl, and the trackers that are asked for."""
-
-    def __init__(self, path: Path, keep_bytes: int = 0, trackers: Trackers | None = None) -> None:
-        """Open for appending; `keep_bytes` as in `MetricsFile`."""
-        self._file = MetricsFile(path, keep_bytes)
-        self._trackers = trackers
-
-    def write(self, step: int, epoch: float, seconds: float, values: Mapping[str, float | None]) -> None:
-        """Write one line for a step."""
-        self._file.write({"step": step, "epoch": round(epoch, 4), "time": round(seconds, 2), **values})
-        if self._trackers is not None:
-            self._trackers.log(step, values)
-
-    def position(self) -> int:
-        """Return the size of metrics.jsonl after putting everything on the disk."""
-        return self._file.position()
-
-    def close(self, ending: Ending) -> None:
-        """Close all, and tell the trackers how the run ended."""
-        self._file.close()
-        if self._trackers is not None:
-            self._trackers.close(ending)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str | float | bool]]:

@@ -38,7 +38,7 @@ def test_a_training_step_waits_for_nothing(blobs: Path, tmp_path: Path, monkeypa
     """Between the first step and the first line of metrics the loop's own part waits for nothing."""
 
     steps = 0
-    forward = run_module.Step.forward
+    forward = run_module.LossModule.forward
 
     def counted(self: Any, batch: Any) -> Tensor:
         nonlocal steps
@@ -46,7 +46,7 @@ def test_a_training_step_waits_for_nothing(blobs: Path, tmp_path: Path, monkeypa
         torch.cuda.set_sync_debug_mode("error" if steps in (3, 4) else "default")
         return forward(self, batch)
 
-    monkeypatch.setattr(run_module.Step, "forward", counted)
+    monkeypatch.setattr(run_module.LossModule, "forward", counted)
     overrides = ("train.device=cuda", "train.log_every=10", "train.steps=12")
     try:
         assert train(load(blobs, overrides).config, tmp_path / "runs", quiet=True).status == "done"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dipole.core.record import read_record
-from dipole.core.train import run as run_module
+from dipole.core.train import nonfinite
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.optimizer import LARS, can_skip, skip_if
@@ -34,7 +34,7 @@ OPTIMIZERS = {
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused optimizers of a CPU can skip as well."""
-    monkeypatch.setattr(run_module, "checks_late", lambda device, optimizer, scaler: can_skip(optimizer))
+    monkeypatch.setattr(nonfinite, "checks_late", lambda device, optimizer, scaler: can_skip(optimizer))
 
 
 def run(recipe: Path, *overrides: str, runs: Path) -> Any:

@@ -46,7 +46,7 @@ def test_what_packages_export_pages_import_and_functions_return_is_public() -> N
 @pytest.mark.usefixtures("domains")
 def test_methods_of_private_bases_and_objectives_are_looked_at() -> None:
     names = {each.name for each in public.entries()}
-    assert "dipole.core.train.run.Run.advance" in names  # of Bookkeeping, which has no page
+    assert "dipole.core.train.run.Run.advance" in names
     assert "dipole.rl.ContrastiveSAC.learn" not in names  # of PixelAgent, which has one
     assert {"infonce", "dipole.text.senteval.SE.eval", "dipole.Composite.forward"} <= names
 

@@ -86,7 +86,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers
 
     def interrupted(self, values, steps=1):
         if self.step in (76, 77):  # two environments step at once
-            self._interrupts.received = signal.SIGINT
+            self.interrupts.received = signal.SIGINT
         advance(self, values, steps)
 
     monkeypatch.setattr(Run, "advance", interrupted)

@@ -93,7 +93,7 @@ class ToyAdapter(Adapter):
             return
         if run.step == 0:
             self._choose_start(run.objective)
-        run.loop()
+        run.train()
 
     @torch.no_grad()
     def _choose_start(self, objective: "Composite") -> None:

@@ -1,4 +1,4 @@
-"""One forward pass as one module: embed a batch, pair the rows of all ranks, evaluate the objective."""
+"""The forward pass of training as one module: embed a batch, pair the rows of all ranks, compute the objective."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dipole.core.train.adapter import Adapter
 from dipole.core.train.memory_saving import Encoding
 
 HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-"""What autocast computes the encoder in, by train.precision."""
+"""The dtype of autocast around the encoder, by train.precision."""
 
 
 class NoScatter:
-    """Carries a batch through DistributedDataParallel, which would otherwise walk over it and cast its tensors."""
+    """Hide a batch from DistributedDataParallel, which would otherwise scatter and cast its tensors."""
 
     __slots__ = ("value",)
 
@@ -26,8 +26,8 @@ class NoScatter:
         self.value = value
 
 
-class Step(nn.Module):
-    """Encoder and objective as one module, so that DDP sees one forward pass and all parameters."""
+class LossModule(nn.Module):
+    """Encoder and objective in one module, so that DistributedDataParallel sees one forward pass."""
 
     def __init__(self, adapter: Adapter, objective: Composite, encoding: Encoding, precision: str) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class Step(nn.Module):
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._half is None else torch.autocast(self._adapter.device.type, self._half)
 
-    def taken(self) -> tuple[Outcome, Related]:
-        """Hand over the last outcome, keeping no reference to its tensors."""
+    def pop_outcome(self) -> tuple[Outcome, Related]:
+        """Return the last outcome and its pairs, and keep no reference to their tensors."""
         assert self._taken is not None
         taken, self._taken = self._taken, None
         return taken

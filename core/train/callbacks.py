@@ -1,0 +1,371 @@
+"""What happens between the steps of a run: metrics, notes on terms, evaluation, checkpoints, the record.
+
+A callback is a plain class. `Run.advance` calls `on_step` of each after every update, in the order of `Run.callbacks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.objectives.gather import relate
+from dipole.core.record import Number, RunRecord, hardware, library_versions, now, write_record
+from dipole.core.train.checkpoint import save_checkpoint
+from dipole.core.train.config import RunConfig
+from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
+from dipole.core.train.metrics import Meter, MetricsFile
+from dipole.core.train.model_files import load_weights, save_weights
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.signals import Interrupted
+from dipole.core.train.trackers import Trackers
+from dipole.core.utils.distributed import alone
+from dipole.core.utils.errors import ConfigError, DipoleError, nearest
+from dipole.core.utils.machine import peak_memory
+from dipole.core.utils.seeding import rng_state, set_rng_state
+from dipole.core.utils.text import number
+
+Status = Literal["running", "done", "failed", "interrupted"]
+PROGRESS_VALUES = ("train/loss", "train/return")
+"""Values shown next to the progress bar."""
+SHOWN_RESULTS = 4
+"""Results of an evaluation that are printed. metrics.jsonl has all of them."""
+
+
+class Callback:
+    """The base class does nothing. `run` is the `Run` in progress (run.py imports this module)."""
+
+    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+        """Called after an update. `previous` is `run.step` before it."""
+
+    def on_end(self, run: Any, status: Literal["done", "failed", "interrupted"]) -> None:
+        """Called once, when the run ends in any way."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return entries of the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
+        """Restore from a whole checkpoint."""
+
+
+def crossed(run: Any, previous: int, every: int) -> bool:
+    """Whether a multiple of `every` lies between two steps."""
+    return bool(run.step // every > previous // every)
+
+
+class TermNotes(Callback):
+    """Warn about terms of the objective that gave the same note at every step, such as "no anchor has a negative"."""
+
+    def __init__(self) -> None:
+        self._steady: dict[str, str] | None = None
+        self._warned: set[str] = set()
+
+    def see(self, terms: Mapping[str, Any]) -> None:
+        """Look at the terms of one step (`Outcome.terms`). Their notes are text, so nothing waits for the device."""
+        if self._steady is None:
+            self._steady = {name: term.note for name, term in terms.items() if term.note}
+            return
+        for name, note in list(self._steady.items()):
+            if name not in terms or terms[name].note != note:
+                del self._steady[name]
+
+    @property
+    def lines(self) -> list[str]:
+        """One sentence for each such term."""
+        return [f"the term {name!r} has been {note}, at every step" for name, note in (self._steady or {}).items()]
+
+    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+        if not run.is_finished and not crossed(run, previous, run.config.train.log_every):
+            return
+        for line in self.lines:
+            if line not in self._warned and run.processes.is_main:
+                self._warned.add(line)
+                run.progress.warn(f"warning: {line}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"notes": {"steady": self._steady}}
+
+    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
+        steady = state["notes"]["steady"]
+        if steady is not None and not all(isinstance(each, str) for pair in steady.items() for each in pair):
+            raise ValueError("'notes' are not what a run writes")
+        self._steady = steady
+
+
+class Metrics(Callback):
+    """Average the values of steps and write them to metrics.jsonl, the progress bar and the trackers."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, is_main: bool, log: Sequence[str], state: Any) -> None:
+        self._meter = Meter()
+        self._every = config.train.log_every
+        self._file: MetricsFile | None = None
+        self._trackers: Trackers | None = None
+        if is_main:
+            seen = state["metrics_bytes"] if state else 0
+            if log:
+                step = state["step"] if state else 0
+                self._trackers = Trackers(log, config, folder, folder.metrics, seen, step)
+            self._file = MetricsFile(folder.metrics, seen)
+
+    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+        self._meter.add(values)
+        if run.is_finished or crossed(run, previous, self._every):
+            run.log(self._meter.take())
+
+    def write(self, run: Any, values: Mapping[str, float | None]) -> None:
+        """Write one line for the current step."""
+        shown = {name: value for name, value in values.items() if name in PROGRESS_VALUES and value is not None}
+        if shown:
+            run.progress.values(shown)
+        if self._file is not None:
+            line = {"step": run.step, "epoch": round(run.epoch, 4), "time": round(run.elapsed, 2), **values}
+            self._file.write(line)
+        if self._trackers is not None:
+            self._trackers.log(run.step, values)
+
+    def on_end(self, run: Any, status: Literal["done", "failed", "interrupted"]) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._trackers is not None:
+            self._trackers.close(status)
+
+    def state_dict(self) -> dict[str, Any]:
+        written = {} if self._file is None else {"metrics_bytes": self._file.position()}
+        return {"meter": self._meter.state_dict(), **written}
+
+    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
+        self._meter.load_state_dict(state["meter"], run.device)
+
+
+class BestResult:
+    """The step at which a result was largest, or smallest for "-NAME". The earliest of equal ones counts.
+
+    Args:
+        by: name of the result. None keeps nothing.
+    """
+
+    def __init__(self, by: str | None) -> None:
+        self._by = by
+        self.step: int | None = None
+        self.value = 0.0
+
+    def improved(self, step: int, results: Mapping[str, Number]) -> bool:
+        """Remember results if they are the best so far.
+
+        Raises:
+            ConfigError: the run has no result of that name.
+        """
+        if self._by is None:
+            return False
+        name = self._by.removeprefix("-")
+        if name not in results:
+            raise ConfigError(
+                f"train.best_by: no result {name!r}.{nearest(name, results)} This run measures {', '.join(results)}."
+            )
+        value = results[name]
+        if value is None:
+            return False
+        sign = -1 if self._by.startswith("-") else 1
+        if self.step is not None and sign * value <= sign * self.value:
+            return False
+        self.step, self.value = step, value
+        return True
+
+    def as_record(self) -> dict[str, Any] | None:
+        """Return the entry of the record."""
+        if self.step is None:
+            return None
+        return {"by": self._by, "step": self.step, "value": self.value}
+
+
+class Evaluation(Callback):
+    """Evaluate every `evaluate_every` and at the end, and keep the best weights.
+
+    Attributes:
+        is_due: an evaluation after the current step was interrupted or postponed.
+        found: the last results, and the step they are of.
+    """
+
+    def __init__(self, every: int, best_by: str | None, folder: RunFolder) -> None:
+        self._every = every
+        self._best_weights: Path = folder.checkpoints / "best"  # removed together with the checkpoints
+        self.best = BestResult(best_by)
+        self.is_due = False
+        self.found: tuple[int, Evaluated] | None = None
+        # Diagnostics of the last batch, which no checkpoint holds, and the step they are of.
+        self._pair_values: tuple[int, dict[str, float] | None] | None = None
+
+    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+        if run.is_finished or not self._every or not crossed(run, previous, self._every):
+            return
+        if run.stop_signal:
+            self.postpone(run)  # a scheduler does not wait for an evaluation
+        else:
+            run.evaluate()
+
+    def postpone(self, run: Any) -> None:
+        """Mark the evaluation after this step as due and measure the pairs of its batch now."""
+        self.is_due = True
+        if self._pair_values is not None and self._pair_values[0] == run.step:
+            return
+        values = None
+        if run.pairs is not None and run.processes.is_main:
+            with alone():
+                values = diagnose_pairs(relate(run.pairs).local_pairs, run.objective)
+        self._pair_values = (run.step, values)
+
+    def evaluate(self, run: Any) -> Evaluated | None:
+        """Evaluate on rank 0, and keep the weights if they are the best. A signal stops the run."""
+        self.postpone(run)
+        found, before, signum = None, rng_state(), 0
+        if run.processes.is_main:
+            assert self._pair_values is not None
+            run.progress.status("evaluating")
+            try:
+                with alone(), run.interrupts.at_once():
+                    found = evaluate(run.adapter, run.objective, run.seeds, self._pair_values[1])
+            except Interrupted as interrupted:
+                set_rng_state(before)
+                signum = interrupted.signum
+        signum = run.interrupts.settled(signum)
+        if signum:
+            run.stop(signum)
+        self.is_due = False
+        if found is None:
+            return None
+        self.found = (run.step, found)
+        if self.best.improved(run.step, found.results):
+            save_weights(self._best_weights, run.adapter.module, run.objective)
+        run.log(found.as_metrics())
+        part = "" if run.adapter.part == run.adapter.reported else f", {run.adapter.part} part"
+        run.progress.note(f"step {run.step}{part}: {_first_results(found)}")
+        return found
+
+    def finish(self, run: Any) -> None:
+        """Go back to the best weights if they are others, and measure what is reported (rank 0)."""
+        pair_values = None if self._pair_values is None else self._pair_values[1]
+        goes_back = self.best.step is not None and self.best.step != run.step
+        if goes_back:
+            load_weights(self._best_weights, run.adapter.module, run.objective)
+            run.pairs = pair_values = None  # they are of the last weights
+            told = self.best.as_record() or {}
+            run.progress.note(f"kept: step {told['step']}, where {told['by']} was best, {number(told['value'])}")
+        is_first_look = run.adapter.part != run.adapter.reported
+        if not goes_back and not is_first_look:
+            return
+        run.adapter.part = run.adapter.reported
+        with alone():
+            found = evaluate(run.adapter, run.objective, run.seeds, pair_values)
+        self.found = (run.step, found)
+        if is_first_look:
+            run.log({f"test/{name}": value for name, value in found.results.items()})
+            run.progress.note(f"test part: {_first_results(found)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        values = self._pair_values
+        return {
+            "best": {"step": self.best.step, "value": self.best.value},
+            "due": self.is_due,
+            "of_pairs": values[1] if values and self.is_due else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
+        step, value = state["best"]["step"], state["best"]["value"]
+        if not (step is None or type(step) is int) or not isinstance(value, float | int):
+            raise ValueError("'best' is not what a run writes")
+        self.best.step, self.best.value = step, value
+        if state["due"]:
+            self.is_due, self._pair_values = True, (state["step"], state["of_pairs"])
+
+
+def _first_results(found: Evaluated) -> str:
+    return "  ".join(f"{name} {number(value)}" for name, value in list(found.results.items())[:SHOWN_RESULTS])
+
+
+class Checkpoints(Callback):
+    """Save every `checkpoint_every`, and when a signal ends the run."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
+        if run.is_finished:
+            return
+        if run.stop_signal:
+            run.stop(run.stop_signal)
+        if crossed(run, previous, self._every):
+            run.checkpoint()
+
+    def save(self, run: Any, state: dict[str, Any]) -> None:
+        """Write a checkpoint (rank 0)."""
+        if run.processes.is_main:
+            save_checkpoint(run.folder.checkpoints, run.step, state)
+
+
+class Recorder:
+    """Write record.json.
+
+    Args:
+        started: when the first attempt began.
+        curves_on: the part that evaluations before the end are of.
+    """
+
+    def __init__(self, started: str, curves_on: Literal["test", "validation"]) -> None:
+        self._started = started
+        self._curves_on = curves_on
+
+    def write(self, run: Any, status: Status, error: str | None = None) -> RunRecord:
+        """Write the record on rank 0 and return it."""
+        record = self._build(run, status, error)
+        if run.processes.is_main:
+            try:
+                write_record(run.folder.record, record)
+            except DipoleError:
+                # An error that cannot be recorded (a full disk) must not hide the error itself.
+                if status not in ("failed", "interrupted"):
+                    raise
+        return record
+
+    def _build(self, run: Any, status: Status, error: str | None) -> RunRecord:
+        config: RunConfig = run.config
+        modules: list[nn.Module] = [m for m in (run.adapter.module, run.objective) if m is not None]
+        fields: dict[str, Any] = {"notes": list(run.notes.lines)}
+        if status == "done" and run.evaluation.found is not None:
+            found: Evaluated = run.evaluation.found[1]
+            fields |= {"results": found.results, "diagnostics": found.diagnostics, "histogram": found.histogram}
+            fields["notes"] += found.remarks
+            best = run.evaluation.best.as_record()
+            fields["chosen"] = None if best is None else {**best, "on": self._curves_on}
+        if run.device.type == "cuda":
+            fields["peak_device_bytes"] = torch.cuda.max_memory_allocated(run.device)
+        return RunRecord(
+            hash=config.hash,
+            name=config.name,
+            domain=config.domain,
+            objective=config.objective,
+            seed=config.seed,
+            status=status,
+            error=error,
+            started=self._started,
+            updated=now(),
+            config=config.model_dump(mode="json", exclude_none=True),
+            identity=config.determining(),
+            versions=library_versions(),
+            hardware=hardware(run.device, run.processes.size),
+            seeds=run.seeds.as_dict(),
+            data=run.adapter.data_info(),
+            parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
+            negatives_per_anchor=run.negatives,
+            steps=run.step,
+            epochs=run.epoch,
+            wall_seconds=round(run.elapsed, 3),
+            training_seconds=round(run.training_seconds, 3),
+            peak_memory_bytes=peak_memory(),
+            evaluated_on=config.train.evaluate_on,
+            curves_on=self._curves_on,
+            **fields,
+        )
