@@ -1,4 +1,4 @@
-"""Every objective written plainly with the whole similarity matrix: what one would type without dipole."""
+"""The objectives in plain PyTorch with the full similarity matrix, as you would write them without dipole."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Loss = Callable[[Sequence[Tensor]], Tensor]
 
 
 def _matrix(views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosines (N, N) of all views, the indices (N, K) of positives, and the mask (N, N) of negatives."""
+    """Return the cosines (N, N) of all views, the indices (N, K) of positives and the mask (N, N) of negatives."""
     z = F.normalize(torch.cat(list(views)), dim=1)
     n, batch = len(z), len(views[0])
     own = torch.arange(n, device=z.device)
@@ -39,8 +39,7 @@ def polarization(s: Tensor, negative: Tensor) -> Tensor:
     return torch.where(negative, g, 0.0).sum(1).mean()
 
 
-def sharp(views: Sequence[Tensor]) -> Tensor:
-    """InfoNCE at temperature 0.01, where exponents need the maximum of their row."""
+def sharp_infonce(views: Sequence[Tensor]) -> Tensor:
     return infonce(views, 0.01)
 
 
@@ -111,6 +110,7 @@ def blocks(views: Sequence[Tensor]) -> Tensor:
 
 DENSE: dict[str, Loss] = {
     "infonce": infonce,
+    "infonce(temperature=0.01)": sharp_infonce,
     "infonce+dp": infonce_dp,
     "dcl": dcl,
     "hcl": hcl,

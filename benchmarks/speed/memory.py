@@ -2,10 +2,10 @@
 
     python -m dipole.benchmarks.speed.memory [--images 128] [--sentences 512] [--microbatch 32] [--device cuda]
 
-A step is the forward and backward pass of two views through an encoder and InfoNCE over all of them: ResNet-18 with the
-CIFAR stem on 32 x 32 pixels, and a BERT of 4 layers of width 256 on sentences of 32 tokens. Every line is a fresh
-process on one thread in float32. Memory is the peak above what the process held before the step: of the device where
-it is CUDA, else of the process.
+A step is the forward and backward pass of two views through an encoder and InfoNCE over all of them. The encoders are
+ResNet-18 with the CIFAR stem on 32 x 32 pixels, and a BERT of 4 layers of width 256 on sentences of 32 tokens. Every
+line is a fresh process with one thread in float32. Memory is the peak above what was held before the step, of a GPU or
+of the process.
 """
 
 import argparse
@@ -24,7 +24,7 @@ WAYS = {
 
 
 def resnet(rows: int, device: str) -> tuple[Any, list[Any]]:
-    """An encoder, and two views for it."""
+    """Return an encoder of images and two views."""
     import torch
 
     from dipole.vision.encoders import EncoderConfig, build_encoder
@@ -34,7 +34,7 @@ def resnet(rows: int, device: str) -> tuple[Any, list[Any]]:
 
 
 def bert(rows: int, device: str) -> tuple[Any, list[Any]]:
-    """The same of sentences."""
+    """Return an encoder of sentences and two views."""
     import torch
 
     from dipole.text.encoders import small_transformer
@@ -49,7 +49,7 @@ SUBJECTS = {"resnet18": resnet, "bert": bert}
 
 
 def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> dict[str, float]:
-    """One step in this process: seconds and peak MB."""
+    """Run one step in this process and return its seconds and peak MB."""
     import torch
 
     import dipole

@@ -1,33 +1,28 @@
-"""What reinforcement learning from pixels costs: updates by part, sampling, environment steps, memory.
+"""Cost of reinforcement learning from pixels: updates, sampling, environment steps, memory.
 
     python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update,parts,sampling,rendering,memory]
                                          [--batches 128,512] [--rounds 5] [--threads 1] [--allocator kept] [--out FILE]
 
-One process, float32 unless the row says bf16, random frames, 84 of 100 pixels, 6 actions, MLPs of 1024. Subjects
-alternate round by round; processor time, the median over rounds. An update is one with and one without an actor step,
-halved. `--peer DIR` is a checkout of MishaLaskin/curl; its own agent and buffer are imported from there and run as they
-are, with stand-ins for two packages they import but whose parts they hardly use (gym, skimage). SB3's SAC with
-CnnPolicy, the stock agent, runs beside. `--parts` measures some of it and keeps what the file holds of the rest.
+One process, float32 unless the row says bf16, random frames, 84 of 100 pixels, 6 actions, MLPs of 1024. Rounds of the
+subjects alternate; processor time, the median over rounds. An update is the mean of one with and one without an actor
+step. `--peer DIR` is a checkout of MishaLaskin/curl. Its own agent and buffer run unchanged, with stand-ins for two
+packages (gym, skimage) that they import and hardly use. SB3's SAC with CnnPolicy is measured too.
 
-All subjects share one allocator. `--allocator kept`, the default, lets none of them pay for pages that it gives back
-and gets again; `--allocator system` is glibc as it comes, whose blocks above 32 MB cost the peer up to half of its time
-at batch 512, and the agent nothing, as it goes in chunks.
+All subjects share one allocator. With `--allocator kept`, the default, freed memory stays with the process. The
+other choice, `system`, is glibc's default: it costs the peer up to half of its time at batch 512
+(`timing.keep_freed_memory`).
 """
 
 import argparse
-import json
-import statistics
 import sys
-import time
 import types
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.speed.allocator import keep_freed_memory
+from dipole.benchmarks.speed.timing import RESULTS, Results, interleaved, keep_freed_memory
 
-RESULTS = Path(__file__).with_name("results")
+PARTS = ("update", "parts", "sampling", "rendering", "memory")
 ACTIONS, SEEN, RENDERED, STORED = 6, 84, 100, 1500
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -40,20 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PEER, STOCK = "peer (MishaLaskin/curl)", "SB3 SAC CnnPolicy (no crop, no contrast)"
 
 
-def interleaved(subjects: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median processor milliseconds of each subject; rounds alternate, after one round of warming up."""
-    seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    for number in range(rounds + 1):
-        for name, call in subjects.items():
-            began = time.process_time()
-            call()
-            if number:
-                seconds[name].append(time.process_time() - began)
-    return {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
-
-
 def pixel_env(size: int = RENDERED) -> Any:
-    """An environment that is never stepped: only its spaces count."""
+    """Return an environment whose spaces count and that is never stepped."""
     import gymnasium
     import numpy as np
 
@@ -68,7 +51,7 @@ def pixel_env(size: int = RENDERED) -> Any:
 
 
 def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED) -> None:
-    """Hand transitions of random frames to a buffer."""
+    """Add transitions of random frames to a buffer."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -85,7 +68,7 @@ def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED)
 
 
 def fill_sb3(buffer: Any, transitions: int = STORED) -> None:
-    """The same for a buffer that takes SB3's arguments."""
+    """Fill a buffer that takes SB3's arguments."""
     import numpy as np
 
     fill(
@@ -104,6 +87,11 @@ def ours(batch_size: int, device: str = "cpu", stored: int = STORED, **settings:
     )
     fill_sb3(agent.replay_buffer, stored)
     return agent
+
+
+def sample(agent: Any, batch_size: int) -> Any:
+    """Return a batch with the crops that an update needs."""
+    return agent.replay_buffer.sample_views(batch_size, agent._augment, 1)
 
 
 def load_peer(folder: Path) -> tuple[Any, Any]:
@@ -131,14 +119,14 @@ def load_peer(folder: Path) -> tuple[Any, Any]:
 
 
 class Silent:
-    """A logger for the peer that drops everything."""
+    """A logger for the peer that ignores every call."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
 
 
 def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
-    """The peer's agent with the settings of its run script, and its buffer, filled."""
+    """Return the peer's agent with the settings of its run script, and its filled buffer."""
     import torch
 
     agent_class, buffer_class = load_peer(folder)
@@ -152,7 +140,7 @@ def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
 
 
 class Replayed:
-    """Gives the peer one batch again and again, so that its update is timed without its sampling."""
+    """A buffer that returns the same batch each time, so that the peer's update is timed without its sampling."""
 
     def __init__(self, buffer: Any) -> None:
         self.batch = buffer.sample_cpc()
@@ -162,7 +150,7 @@ class Replayed:
 
 
 def stock(batch_size: int) -> Any:
-    """SB3's SAC with CnnPolicy as it comes, on 84 pixels, with a buffer of its own."""
+    """Return SB3's SAC with CnnPolicy and default settings, on 84 pixels, with a filled buffer."""
     import numpy as np
     from stable_baselines3 import SAC
     from stable_baselines3.common.logger import Logger
@@ -182,7 +170,7 @@ def stock(batch_size: int) -> Any:
 
 
 def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
-    """Milliseconds of one update without sampling; bf16 only where the processor has it."""
+    """Return the milliseconds of one update without sampling; bf16 only if the processor supports it."""
     import torch
 
     from dipole.rl.contrast import bf16_is_native
@@ -199,22 +187,22 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
         subjects[PEER] = peer_pair
     for name, settings in VARIANTS.items():
         if settings.get("precision") == "bf16" and not bf16_is_native(torch.device("cpu")):
-            print(f"{name}: left out, this processor only emulates it", flush=True)
+            print(f"{name}: left out, this processor only emulates bfloat16", flush=True)
             continue
         mine = ours(batch_size, **settings)
-        batch = mine.replay_buffer.sample_views(batch_size, mine._augment, 1)
+        batch = sample(mine, batch_size)
         subjects[name] = lambda mine=mine, batch=batch: [mine.update(batch) for _ in range(2)]  # type: ignore[misc]
     sac = stock(batch_size)
     subjects[STOCK] = lambda: sac.train(2, batch_size)
     return {name: each / 2 for name, each in interleaved(subjects, rounds).items()}
 
 
-def parts(batch_size: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of the parts of one update, same mathematics in float32."""
+def methods(batch_size: int, rounds: int) -> dict[str, float]:
+    """Return the milliseconds of the methods of one update, same mathematics in float32."""
     from dipole.rl.networks import detached
 
     agent = ours(batch_size)
-    batch = agent.replay_buffer.sample_views(batch_size, agent._augment, 1)
+    batch = sample(agent, batch_size)
     target, logs = agent.target(batch), {}
     observations = agent.policy.encoder.prepare(batch.observations)
     convolved = detached(agent.policy.encoder.convolve(observations))
@@ -234,24 +222,22 @@ def parts(batch_size: int, rounds: int) -> dict[str, float]:
 
 
 def sampling(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
-    """Milliseconds of a sample with three crops."""
-    from dipole.rl.augmentation import Crop
-
-    buffer, crop = ours(8, hidden=(8,)).replay_buffer, Crop(SEEN)
-    subjects: dict[str, Callable[[], Any]] = {"ours": lambda: buffer.sample_views(batch_size, crop, 1)}
+    """Return the milliseconds of a sample with three crops."""
+    agent = ours(8, hidden=(8,))
+    subjects: dict[str, Callable[[], Any]] = {"ours": lambda: sample(agent, batch_size)}
     if folder is not None:
         subjects[PEER] = peer(folder, batch_size)[1].sample_cpc
     return interleaved(subjects, rounds)
 
 
 def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
-    """Milliseconds of one frame and of one agent step of the six tasks, by preset, beside physics.render."""
+    """Return the milliseconds of a frame and of an agent step of the six tasks, by preset, and of physics.render."""
     from dipole.rl import ControlEnv
     from dipole.rl.envs.suite.tasks import PAPER_TASKS
 
     found = {}
     for task in PAPER_TASKS:
-        # What a frame shows decides what it costs: all frames are of the first state, other environments are stepped.
+        # The cost of a frame depends on what it shows: all frames are of the first state, other environments step.
         envs, stepped = (
             {preset: ControlEnv(task, rendering=preset, seed=0) for preset in ("paper", "fast")}  # type: ignore[arg-type]
             for _ in range(2)
@@ -276,7 +262,7 @@ def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
 
 
 def memory(transitions: int = 2000) -> dict[str, int]:
-    """Bytes of 100,000 transitions of 9x100x100, calculated, and resident bytes of a few of them, scaled up."""
+    """Return the bytes of 100,000 transitions of 9x100x100, calculated, and measured on a few and scaled up."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -294,14 +280,14 @@ def memory(transitions: int = 2000) -> dict[str, int]:
         "SB3 optimize_memory_usage, calculated": 100_000 * (whole + 4 * ACTIONS + 8),
     }
     for name in ("ours", "SB3 default"):
-        # A process of its own: memory that an earlier measurement has freed would be used again.
+        # A fresh process: otherwise it would reuse memory that an earlier measurement freed.
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             found[f"{name}, measured"] = int(100_000 / transitions * pool.submit(resident, name, transitions).result())
     return found
 
 
 def resident(name: str, transitions: int) -> int:
-    """Bytes by which filling a buffer grows this process."""
+    """Return by how many bytes this process grows when a buffer is filled."""
     import gymnasium
     import numpy as np
     import psutil
@@ -318,83 +304,58 @@ def resident(name: str, transitions: int) -> int:
     return int(psutil.Process().memory_info().rss - before)
 
 
-MEASURES = ("update", "parts", "sampling", "rendering", "memory")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.speed.rl", description=__doc__.split("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, help="a checkout of MishaLaskin/curl")
-    parser.add_argument("--parts", default=",".join(MEASURES), help=f"of {', '.join(MEASURES)}; default all")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument("--batches", default="128,512")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help="default kept; see above")
     parser.add_argument("--out", type=Path, default=RESULTS / "rl.json")
-    arguments = parser.parse_args()
-    chosen = arguments.parts.split(",")
-    if unknown := set(chosen) - set(MEASURES):
-        parser.error(f"--parts: no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
-    if arguments.peer is not None and not (arguments.peer / "curl_sac.py").is_file():
-        parser.error(f"--peer {arguments.peer} holds no curl_sac.py; give a checkout of MishaLaskin/curl")
-    if arguments.allocator == "kept" and not keep_freed_memory():
-        parser.error("--allocator kept needs glibc; --allocator system is what there is")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"--parts: there is no {', '.join(sorted(unknown))}; allowed are {', '.join(PARTS)}")
+    if options.peer is not None and not (options.peer / "curl_sac.py").is_file():
+        parser.error(f"--peer {options.peer} has no curl_sac.py; give a checkout of MishaLaskin/curl")
+    if options.allocator == "kept" and not keep_freed_memory():
+        parser.error("--allocator kept needs glibc; use --allocator system")
     import torch
 
-    torch.set_num_threads(arguments.threads)
-    setting = {
-        "processor": processor(),
-        "torch": torch.__version__,
-        "threads": arguments.threads,
-        "allocator": arguments.allocator,
-        "unit": "processor milliseconds",
-    }
-    report: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
-    if any(report.get(name) != value for name, value in setting.items()):
-        report = dict(setting)  # figures of another machine do not stand beside these
-    report["date"] = date.today().isoformat()
-    for size in map(int, arguments.batches.split(",")):
-        for name, measure in (
-            ("update", lambda size=size: updates(size, arguments.rounds, arguments.peer)),
-            ("parts", lambda size=size: parts(size, arguments.rounds)),
-            ("sampling", lambda size=size: sampling(size, arguments.rounds, arguments.peer)),
-        ):
-            if name in chosen:
-                report.setdefault(name, {})[str(size)] = found = measure()
-                show(f"{name}, batch {size}", found)
-                write(arguments.out, report)
-    if "rendering" in chosen:
-        report["rendering"] = rendering(arguments.rounds)
-        for task, found in report["rendering"].items():
-            show(task, found)
-    if "memory" in chosen:
-        report["memory"] = memory()
-        show("bytes of 100,000 transitions", {name: float(value) for name, value in report["memory"].items()})
-    write(arguments.out, report)
-    return 0
+    torch.set_num_threads(options.threads)
+    setting = {"processor": processor(), "torch": torch.__version__, "threads": options.threads}
+    results = Results(options.out, setting | {"allocator": options.allocator, "unit": "processor milliseconds"})
+    for size in map(int, options.batches.split(",")):
+        if "update" in parts:
+            results.add("update", str(size), against_peer(updates(size, options.rounds, options.peer)))
+        if "parts" in parts:
+            results.add("parts", str(size), methods(size, options.rounds))
+        if "sampling" in parts:
+            results.add("sampling", str(size), against_peer(sampling(size, options.rounds, options.peer)))
+    if "rendering" in parts:
+        for task, row in rendering(options.rounds).items():
+            results.add("rendering", task, row)
+    if "memory" in parts:
+        results.add("memory", "bytes of 100,000 transitions", memory())
 
 
-def write(path: Path, report: dict[str, Any]) -> None:
-    """Write what is measured so far."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def show(title: str, found: dict[str, float]) -> None:
-    """Print a table; where the peer is in it, with the ratio to it."""
-    print(f"\n{title}")
-    base = found.get(PEER)
-    for name, value in found.items():
-        print(f"  {name:<48} {value:>16,.1f}" + (f"   {base / value:6.2f} x" if base else ""), flush=True)
+def against_peer(row: dict[str, float]) -> dict[str, float]:
+    """Add to the milliseconds of each subject how many times as fast as the peer it is."""
+    if PEER not in row:
+        return row
+    return row | {f"{name}, times as fast": row[PEER] / value for name, value in row.items()}
 
 
 def processor() -> str:
-    """Model name and what it multiplies bfloat16 with."""
+    """Return the processor's name and its bfloat16 instructions."""
     from dipole.core.utils.machine import processor_facts, processor_name
 
-    found = processor_facts()
-    native = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in found.get("flags", "").split()]
+    flags = processor_facts().get("flags", "").split()
+    native = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
     return f"{processor_name()} ({', '.join(native) or 'no bfloat16 instructions'})"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,26 +1,23 @@
-"""Sentences per processor second of training and encoding, and processor seconds of the probes, each beside a plain
-way.
+"""Speed of training, encoding and probing text, beside a plain way to do the same.
 
     python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes
         senteval]
         [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--tasks MR CR] [--torch-tasks TREC] [--width 300]
         [--vectors random hashed svd] [--share 1] [--rounds 3] [--out FILE]
 
-One thread, float32, processor time; the subjects alternate and the medians are compared. The plain loop pads every
-batch to its longest sentence, in the order of the text. The encoder of sentence-transformers is the same transformer,
-exported. The probes are set beside SentEval's own classes (from a checkout, `--genuine`), on its data, with its
-documented settings: kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch size 4.
-"senteval" sets `fast` beside scikit-learn's fits of "senteval-sklearn" in one process, in turn; of the outer folds of
-scikit-learn `--share` are fitted, and their seconds count in proportion. Each result is written as it is found; a file
-that exists is added to.
+One thread, float32, processor time. Rounds of the subjects alternate, and the medians are compared. The plain loop pads
+every batch to its longest sentence, in the order of the text. The encoder of sentence-transformers is the same
+transformer, exported. "probes" compares the probes with SentEval's own classes (from a checkout, `--genuine`), on its
+data, with its documented settings: kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch
+size 4. "senteval" compares `fast` with scikit-learn's fits of "senteval-sklearn" in one process. scikit-learn fits only
+a `--share` of the outer folds, and its seconds are scaled up. Results are written as they are found, into a file that
+may exist.
 """
 
 import argparse
 import contextlib
 import io
-import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -35,6 +32,7 @@ import numpy as np
 import torch
 
 from dipole import Pairs, objective
+from dipole.benchmarks.speed.timing import Results, interleaved
 from dipole.text import encoders
 from dipole.text.batching import make_batch, pad
 from dipole.text.corpus import read_documents
@@ -73,54 +71,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kept = Results(arguments.out)
+    results = Results(arguments.out, {"torch": torch.__version__})
     if set(arguments.only) - PROBED:
         text = Text(arguments.corpus)
         for part in arguments.only:
             if part not in PROBED:
                 found = getattr(text, part.replace("-", "_"))(arguments.rounds)
-                kept.add(part, found | {"corpus": Path(arguments.corpus).name})
+                results.add("speed", part, found | {"corpus": Path(arguments.corpus).name})
     if "probes" in arguments.only and arguments.senteval:
-        probes(arguments, kept)
+        probes(arguments, results)
     if "senteval" in arguments.only and arguments.senteval:
-        beside_scikit_learn(arguments, kept)
+        against_scikit_learn(arguments, results)
 
 
-class Results:
-    """Results by name, printed and written as they come."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.values: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.is_file() else {}
-
-    def add(self, name: str, value: dict[str, Any]) -> None:
-        print(name, json.dumps(value), flush=True)
-        self.values[name] = value
-        self.values["torch"] = torch.__version__
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.values, indent=1) + "\n")
-
-
-def alternate(subjects: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median processor seconds of each subject, called in turn; the first round only warms up."""
-    taken: dict[str, list[float]] = {name: [] for name in subjects}
-    for round_number in range(rounds + 1):
-        for name, subject in subjects.items():
-            start = time.process_time()
-            subject()
-            if round_number:
-                taken[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def rates(seconds: dict[str, float], sentences: int, ours: str, other: str) -> dict[str, float]:
-    found = {name: round(sentences / value, 1) for name, value in seconds.items()}
-    return found | {"ratio": round(seconds[other] / seconds[ours], 2)}
+def rates(milliseconds: dict[str, float], sentences: int) -> dict[str, float]:
+    """Return sentences per second of each subject, and how many times as fast as the other dipole is."""
+    ours, other = milliseconds.values()
+    found = {name: 1e3 * sentences / value for name, value in milliseconds.items()}
+    return found | {"ratio": other / ours}
 
 
 class PaddedGRU(torch.nn.Module):
-    """The plain loop: everything is padded to the longest sentence, final states are taken at the end of the tensor."""
+    """The plain loop: a batch is padded to its longest sentence, and the final states are at the end of the tensor."""
 
     def __init__(self, gru: encoders.WordGRU) -> None:
         super().__init__()
@@ -131,7 +103,7 @@ class PaddedGRU(torch.nn.Module):
 
 
 class Text:
-    """Consecutive sentences and the encoders of the comparison."""
+    """Consecutive sentences, and the encoders that are compared."""
 
     def __init__(self, corpus: str) -> None:
         documents = []
@@ -180,11 +152,10 @@ class Text:
             optimizer.step()
             optimizer.zero_grad()
 
-        seconds = alternate({"dipole": lambda: step(chunked), "padded": lambda: step(padded)}, rounds)
-        return rates(seconds, BATCH, "dipole", "padded")
+        return rates(interleaved({"dipole": lambda: step(chunked), "padded": lambda: step(padded)}, rounds), BATCH)
 
     def gru_encode(self, rounds: int) -> dict[str, float]:
-        """f alone on 800 sentences, 400 a batch, against the padded loop."""
+        """Encode 800 sentences with f alone, 400 per batch, against the padded loop."""
         side = self.gru()
         plain, encoder = PaddedGRU(side), SentenceEncoder(encoders.SentenceModel(side, None), self.tokens)
         rows = self.rows(1000, 2 * BATCH)
@@ -194,11 +165,11 @@ class Text:
             for start in range(0, len(rows), BATCH):
                 plain(whole(rows[start : start + BATCH]))
 
-        seconds = alternate({"dipole": lambda: encoder.encode_ids(rows, 4096), "padded": padded}, rounds)
-        return rates(seconds, len(rows), "dipole", "padded")
+        subjects = {"dipole": lambda: encoder.encode_ids(rows, 4096), "padded": padded}
+        return rates(interleaved(subjects, rounds), len(rows))
 
     def transformer(self) -> tuple[encoders.SentenceModel, Tokens]:
-        """BERT of 4 layers and width 256 with subwords of its own."""
+        """Return a BERT of 4 layers and width 256, with subwords trained on the text."""
         from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -249,11 +220,11 @@ class Text:
             "dipole": lambda: encoder.encode(texts),
             "sentence-transformers": lambda: other.encode(texts, **quiet),
         }
-        return rates(alternate(subjects, rounds), len(texts), "dipole", "sentence-transformers")
+        return rates(interleaved(subjects, rounds), len(texts))
 
 
 def whole(rows: Sequence[np.ndarray]) -> torch.Tensor:
-    """All sentences padded to the longest, (B, T), in their order."""
+    """Return all sentences padded to the longest, (B, T), in their order."""
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
@@ -261,7 +232,7 @@ def whole(rows: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def falling(rows: Sequence[np.ndarray]) -> Any:
-    """One chunk of everything."""
+    """Return all sentences as one chunk, the longest first."""
     return pad(sorted(rows, key=len, reverse=True))
 
 
@@ -269,7 +240,7 @@ def falling(rows: Sequence[np.ndarray]) -> Any:
 
 
 def features(task: Any, width: int, halves: bool) -> dict[str, np.ndarray]:
-    """Means of random word vectors, seeded by the words: an encoder anybody can repeat."""
+    """Return features of a task from means of random word vectors, which are seeded by the words."""
     splits, pairs = arrange(task)
     out = {}
     for name, split in splits.items():
@@ -280,7 +251,7 @@ def features(task: Any, width: int, halves: bool) -> dict[str, np.ndarray]:
 
 
 def random_words(sentences: list[str], width: int) -> np.ndarray:
-    """Means of random word vectors, seeded by the words."""
+    """Return means of random word vectors, which are seeded by the words."""
     table: dict[str, np.ndarray] = {}
     for word in {word for sentence in sentences for word in sentence.split() or ["."]}:
         table[word] = np.random.RandomState(zlib.crc32(word.encode())).randn(width).astype(np.float32)
@@ -288,7 +259,7 @@ def random_words(sentences: list[str], width: int) -> np.ndarray:
 
 
 def hashed_words(sentences: list[str], width: int) -> np.ndarray:
-    """Counts of hashed words, of unit length."""
+    """Return counts of hashed words, scaled to unit length."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     counts = HashingVectorizer(n_features=width, token_pattern=r"\S+").transform(sentences)
@@ -296,7 +267,7 @@ def hashed_words(sentences: list[str], width: int) -> np.ndarray:
 
 
 def svd_of_words(sentences: list[str], width: int) -> np.ndarray:
-    """Truncated SVD of TF-IDF."""
+    """Return the truncated SVD of TF-IDF."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -307,8 +278,8 @@ def svd_of_words(sentences: list[str], width: int) -> np.ndarray:
 VECTORS = {"random": random_words, "hashed": hashed_words, "svd": svd_of_words}
 
 
-def beside_scikit_learn(arguments: argparse.Namespace, kept: Results) -> None:
-    """Processor seconds of `fast` and of one scikit-learn fit after another, the least of the rounds."""
+def against_scikit_learn(arguments: argparse.Namespace, results: Results) -> None:
+    """Measure processor seconds of `fast` and of scikit-learn's fits, the least of the rounds."""
     from sklearn.exceptions import ConvergenceWarning
 
     warnings.simplefilter("ignore", ConvergenceWarning)
@@ -341,10 +312,10 @@ def beside_scikit_learn(arguments: argparse.Namespace, kept: Results) -> None:
                 elif len(probe.folds) < len(first):
                     row["acc of those folds"] = round(float(np.mean(first[: len(probe.folds)])), 2)
             row["ratio"] = round(row["scikit-learn seconds"] / row["seconds"], 1)
-            kept.add(f"{name} fast beside scikit-learn, {kind}, d={arguments.width}", row)
+            results.add("senteval", f"{name} fast against scikit-learn, {kind}, d={arguments.width}", row)
 
 
-def probes(arguments: argparse.Namespace, kept: Results) -> None:
+def probes(arguments: argparse.Namespace, results: Results) -> None:
     genuine = load_genuine(arguments.genuine) if arguments.genuine else None
     plan = [(task, "fast", False) for task in arguments.tasks]
     plan += [(task, "senteval-torch", True) for task in arguments.torch_tasks]
@@ -356,20 +327,20 @@ def probes(arguments: argparse.Namespace, kept: Results) -> None:
         probe = classify(task, splits, x, Settings(protocol, 10), note=lambda text: None)
         row: dict[str, Any] = {"dev": probe.dev, "acc": probe.test, "seconds": round(time.process_time() - start, 2)}
         key = f"{name} {protocol} d={arguments.width}{' halves' if arguments.halves else ''}"
-        kept.add(key, row)
+        results.add("probes", key, row)
         if genuine is not None:
             start = time.process_time()
             dev, acc = run_genuine(genuine, task, splits, x, usepytorch)
             row |= {"genuine dev": dev, "genuine acc": acc, "genuine seconds": round(time.process_time() - start, 2)}
             row["ratio"] = round(row["genuine seconds"] / row["seconds"], 1)
-            kept.add(key, row)
+            results.add("probes", key, row)
         if arguments.exact and not usepytorch:
             row["exact acc"] = exact(task, splits, x)
-            kept.add(key, row)
+            results.add("probes", key, row)
 
 
 def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
-    """Test accuracy of the same folds and grid with scikit-learn in float64, run to tolerance 1e-7."""
+    """Return the test accuracy of the same folds and grid with scikit-learn in float64, to tolerance 1e-7."""
     from unittest.mock import patch
 
     from sklearn.linear_model import LogisticRegression
@@ -383,7 +354,7 @@ def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
 
 
 def load_genuine(checkout: Path) -> types.ModuleType:
-    """Import SentEval's classes; its PyTorch classifier asks for CUDA and gets a `torch` that knows the CPU only."""
+    """Import SentEval's classes. Its PyTorch classifier asks for CUDA and gets a `torch` that only uses the CPU."""
     sys.path.insert(0, str(checkout))
     import inspect
 

@@ -1,22 +1,18 @@
-"""Images per second of augmentation alone and of a whole SimCLR step.
+"""Images per second of the augmentation alone and of a SimCLR step.
 
     python -m dipole.benchmarks.speed.vision [--parts augmentation distribution step] [--batch 256] [--size 32]
         [--encoders small-conv alexnet resnet18] [--rounds 9] [--device cuda --bf16 --compile] [--out FILE]
 
-Augmentation is compared, operation by operation and whole, with kornia's (if installed; parameters of its own for each
-image) and with a plain loop over images in PyTorch. Float32, one thread on a processor, processor time there and wall
-time on a GPU; rounds of the subjects alternate and the median counts. That both do the same is checked by
-Kolmogorov-Smirnov tests of statistics of single images after many calls. The step is set beside the encoder's own
-forward and backward pass on the same number of images. Results are written after every measurement, those of other
-parts in the file stay.
+The augmentation is compared with kornia's (if installed, with own parameters for each image) and with a loop over
+images in PyTorch. Float32, one thread and processor time on a processor, wall time on a GPU. Rounds of the subjects
+alternate, and the median counts. Kolmogorov-Smirnov tests of statistics of single images check that dipole and kornia
+draw from the same distribution. The step is compared with the encoder's own forward and backward pass on the same
+number of images.
 """
 
 import argparse
-import json
-import statistics
-import time
+import math
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,98 +21,69 @@ import torch.nn.functional as F
 from scipy.stats import ks_2samp
 from torch import Tensor
 
-from dipole import objective
-from dipole.core.objectives.pairs import Pairs
-from dipole.vision import augment as A
-from dipole.vision import image_ops as O
+from dipole import Pairs, objective
+from dipole.benchmarks.speed.timing import Results, interleaved
+from dipole.vision.augment import AugmentConfig, Augmentation
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
+from dipole.vision.image_ops import LUMA, adjust_hue_
 
 Subject = Callable[[Tensor], Tensor]
-OFF: dict[str, Any] = {
-    "flip": 0.0,
-    "jitter": 0.0,
-    "grey": 0.0,
-    "blur": 0.0,
-    "crop_scale": (1.0, 1.0),
-    "crop_ratio": (1.0, 1.0),
+PARTS = ("augmentation", "distribution", "step")
+# All operations crop. Those that are not named are off.
+OPERATIONS: dict[str, dict[str, float]] = {
+    "crop": {},
+    "crop and flip": {"flip": 0.5},
+    "crop, flip, jitter, grey": {"flip": 0.5, "jitter": 1.0, "grey": 0.2},
+    "all": {"flip": 0.5, "jitter": 1.0, "grey": 0.2, "blur": 0.5},
 }
-CROP = {"crop_scale": (0.2, 1.0), "crop_ratio": (3 / 4, 4 / 3)}
-OPERATIONS: dict[str, dict[str, Any]] = {
-    "crop": CROP,
-    "crop and flip": {**CROP, "flip": 0.5},
-    "jitter": {"jitter": 1.0},
-    "blur": {"blur": 1.0},
-    "crop, flip, jitter, grey": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2},
-    "all": {**CROP, "flip": 0.5, "jitter": 1.0, "grey": 0.2, "blur": 0.5},
-}
+OFF = {"flip": 0.0, "jitter": 0.0, "grey": 0.0, "blur": 0.0}
 
 
-def ours(settings: dict[str, Any]) -> Subject:
-    """dipole with only these operations on."""
-    config = A.AugmentConfig(**{**OFF, **settings})
-    generator = torch.Generator().manual_seed(0)
-    off = config.crop_scale == (1.0, 1.0)
-
-    def run(images: Tensor) -> Tensor:
-        parameters = A.Augmentation(config).draw(len(images), *images.shape[-2:], generator)
-        if not off:
-            return A.Augmentation(config).apply(images, parameters)
-        # The crop is part of `apply`; without it the operation is called by itself, slice by slice as `apply` does.
-        parameters = parameters.to(images.device)
-        out = images.clone()
-        step = A.slice_size(images, images.shape[-1])
-        for start in range(0, len(images), step):
-            part = slice(start, start + step)
-            if config.jitter:
-                A.color_jitter_(out[part], parameters[part])
-            if config.blur:
-                out[part] = O.gaussian_blur(out[part], parameters.sigma[part], config.kernel(images.shape[-1]))
-        return out
-
-    return run
+def ours(chances: dict[str, float]) -> Subject:
+    augment, generator = Augmentation(AugmentConfig(**(OFF | chances))), torch.Generator().manual_seed(0)
+    return lambda images: augment(images, generator)
 
 
-def kornias(settings: dict[str, Any], size: int) -> Subject | None:
-    """The same operations by kornia; None where it is not installed."""
+def kornias(chances: dict[str, float], size: int) -> Subject | None:
+    """The same operations by kornia; None if it is not installed."""
     try:
         import kornia.augmentation as K
     except ImportError:
         return None
-    steps: list[Any] = []
-    if "crop_scale" in settings:
-        steps.append(K.RandomResizedCrop((size, size), settings["crop_scale"], align_corners=False))
-    if settings.get("flip"):
-        steps.append(K.RandomHorizontalFlip(p=settings["flip"]))
-    if settings.get("jitter"):
-        steps.append(K.ColorJitter(0.4, 0.4, 0.4, 0.4))
-    if settings.get("grey"):
-        steps.append(K.RandomGrayscale(p=settings["grey"]))
-    if settings.get("blur"):
-        kernel = A.AugmentConfig().kernel(size)
-        steps.append(K.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=settings["blur"]))
-
-    def run(images: Tensor) -> Tensor:
-        for step in steps:
-            images = step(images)
-        return images
-
-    return run
+    kernel = AugmentConfig().kernel(size)
+    chances = OFF | chances
+    steps = torch.nn.Sequential(
+        K.RandomResizedCrop((size, size), (0.2, 1.0), align_corners=False),
+        K.RandomHorizontalFlip(p=chances["flip"]),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.4, p=chances["jitter"]),
+        K.RandomGrayscale(p=chances["grey"]),
+        K.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=chances["blur"]),
+    )
+    used = [step for step in steps if step.p > 0]
+    return torch.nn.Sequential(*used)
 
 
-def plain_loop(settings: dict[str, Any], size: int) -> Subject:
-    """One image at a time with PyTorch's own functions, as a data loader's worker does."""
+def plain_loop(chances: dict[str, float], size: int) -> Subject:
+    """One image at a time with PyTorch's own functions, as a worker of a data loader does."""
+    chances = OFF | chances
+    kernel = AugmentConfig().kernel(size)
     generator = torch.Generator().manual_seed(0)
 
     def uniform(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
 
     def luma(x: Tensor) -> Tensor:
-        return (x * x.new_tensor(O.LUMA)[:, None, None]).sum(0, keepdim=True)
+        return (x * x.new_tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
 
     def crop(x: Tensor) -> Tensor:
-        crop = A.Augmentation(A.AugmentConfig())
-        box = crop.boxes(crop.draw_crops(1, generator), *x.shape[-2:])[0].int().tolist()
-        top, left, height, width = box
+        whole = x.shape[-1]
+        height, width, top, left = whole, whole, 0, 0
+        for _ in range(10):
+            area, ratio = uniform(0.2, 1.0) * whole**2, math.exp(uniform(math.log(3 / 4), math.log(4 / 3)))
+            height, width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if height <= whole and width <= whole:
+                top, left = int(uniform(0, whole - height + 1)), int(uniform(0, whole - width + 1))
+                break
         part = x[None, :, top : top + height, left : left + width]
         return F.interpolate(part, (size, size), mode="bilinear", align_corners=False, antialias=True)[0]
 
@@ -130,83 +97,53 @@ def plain_loop(settings: dict[str, Any], size: int) -> Subject:
             elif index == 2:
                 x = (factor * x + (1 - factor) * luma(x)).clamp(0, 1)
             else:
-                x = O.adjust_hue_(x[None].clone(), torch.tensor([uniform(-0.4, 0.4)]))[0]
+                x = adjust_hue_(x[None].clone(), torch.tensor([uniform(-0.4, 0.4)]))[0]
         return x
 
     def blur(x: Tensor) -> Tensor:
-        kernel = A.AugmentConfig().kernel(size)
-        taps = torch.arange(kernel) - kernel // 2
-        weight = torch.exp(-0.5 * (taps / uniform(0.1, 2.0)) ** 2)
-        weight = (weight / weight.sum()).expand(x.shape[0], 1, 1, -1)
         half = kernel // 2
+        weight = torch.exp(-0.5 * ((torch.arange(kernel) - half) / uniform(0.1, 2.0)) ** 2)
+        weight = (weight / weight.sum()).expand(x.shape[0], 1, 1, -1)
         y = F.pad(x[None], (half, half, half, half), mode="reflect")
         return F.conv2d(F.conv2d(y, weight, groups=len(x)), weight.mT, groups=len(x))[0]
 
     def one(x: Tensor) -> Tensor:
-        if "crop_scale" in settings:
-            x = crop(x)
-        if settings.get("flip") and uniform(0, 1) < settings["flip"]:
+        x = crop(x)
+        if uniform(0, 1) < chances["flip"]:
             x = x.flip(-1)
-        if settings.get("jitter"):
+        if uniform(0, 1) < chances["jitter"]:
             x = jitter(x)
-        if settings.get("grey") and uniform(0, 1) < settings["grey"]:
+        if uniform(0, 1) < chances["grey"]:
             x = luma(x).expand_as(x)
-        if settings.get("blur") and uniform(0, 1) < settings["blur"]:
+        if uniform(0, 1) < chances["blur"]:
             x = blur(x)
         return x
 
     return lambda images: torch.stack([one(image) for image in images])
 
 
-def clock(device: torch.device) -> float:
-    """Processor time, or wall time once the GPU is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()
-
-
-def medians(subjects: dict[str, Callable[[], Any]], device: torch.device, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each subject; one warm-up, then alternating rounds."""
-    times: dict[str, list[float]] = {name: [] for name in subjects}
-    for number in range(rounds + 1):
-        for name, run in subjects.items():
-            start = clock(device)
-            run()
-            if number:
-                times[name].append(1e3 * (clock(device) - start))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def augmentation(
-    batch: int, size: int, device: torch.device, rounds: int, keep: Callable[[str, dict[str, float]], None]
-) -> None:
-    """Milliseconds per batch of every operation by every subject."""
+def augmentation(batch: int, size: int, device: torch.device, rounds: int, results: Results) -> None:
+    """Measure milliseconds per batch of every operation by every subject."""
     images = torch.rand(batch, 3, size, size, device=device)
-    print(f"augmentation of {batch} images of {size} x {size}")
-    print(f"  {'operation':22s} {'dipole':>12s}  {'images/s':>9s}  others: ms (times dipole)")
-    for name, settings in OPERATIONS.items():
-        found: dict[str, Subject | None] = {"dipole": ours(settings), "kornia": kornias(settings, size)}
+    for name, chances in OPERATIONS.items():
+        found: dict[str, Subject | None] = {"dipole": ours(chances), "kornia": kornias(chances, size)}
         if device.type == "cpu":
-            found["plain loop"] = plain_loop(settings, size)
-        subjects = {key: (lambda run=run: run(images)) for key, run in found.items() if run is not None}
-        row = medians(subjects, device, rounds)
-        mine = row["dipole"]
-        others = ", ".join(f"{key} {ms:.1f} ({ms / mine:.1f}x)" for key, ms in row.items() if key != "dipole")
-        print(f"  {name:22s} {mine:9.2f} ms  {1e3 * batch / mine:9.0f}  {others}", flush=True)
-        keep(name, row)
+            found["plain loop"] = plain_loop(chances, size)
+        calls = {key: (lambda run=run: run(images)) for key, run in found.items() if run is not None}
+        row = interleaved(calls, rounds, device)
+        results.add("augmentation", name, row | {"images/s": 1e3 * batch / row["dipole"]})
 
 
 def texture(size: int) -> Tensor:
-    """An image (1, 3, size, size) with edges, colours and smooth parts: every operation leaves a trace in it."""
+    """Return an image (1, 3, size, size) with edges, colours and smooth parts, which every operation changes."""
     generator = torch.Generator().manual_seed(1)
     coarse = torch.rand(1, 3, 5, 5, generator=generator)
     smooth = F.interpolate(coarse, (size, size), mode="bicubic", align_corners=False).clamp(0, 1)
     return (0.8 * smooth + 0.2 * torch.rand(1, 3, size, size, generator=generator)).clamp(0, 1)
 
 
-def described(x: Tensor) -> dict[str, Tensor]:
-    """Statistics (n,) of single images (n, 3, H, W) that crop, flip, jitter, greyscale or blur change."""
+def describe(x: Tensor) -> dict[str, Tensor]:
+    """Return statistics (n,) of single images (n, 3, H, W) that crop, flip, jitter, greyscale or blur change."""
     left, right = x.chunk(2, 3)
     return {
         "brightness": x.mean((1, 2, 3)),
@@ -218,49 +155,47 @@ def described(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def distribution(size: int, calls: int, keep: Callable[[str, dict[str, float]], None]) -> None:
-    """Smallest Kolmogorov-Smirnov p-value over the statistics of dipole's and kornia's images, for every operation.
+def distribution(size: int, calls: int, results: Results) -> None:
+    """Test whether dipole's and kornia's images have the same distribution, for every operation.
 
-    `calls` batches of 32 each, since the order of the jitter is drawn once per call by both.
+    Takes `calls` batches of 32 images, since both draw the order of the jitter once per call. The p-value is the
+    smallest over the statistics times their number.
     """
     images = texture(size).repeat(32, 1, 1, 1)
-    print("same distribution as kornia: Kolmogorov-Smirnov, least p over the statistics (times their number)")
-    for name, settings in OPERATIONS.items():
+    for name, chances in OPERATIONS.items():
         torch.manual_seed(0)
-        theirs = kornias(settings, size)
+        theirs = kornias(chances, size)
         if theirs is None:
-            print("  kornia is not installed")
+            print("distribution: kornia is not installed")
             return
-        a, b = (torch.cat([run(images) for _ in range(calls)]) for run in (ours(settings), theirs))
-        first, second = described(a), described(b)
-        tests = {key: ks_2samp(first[key].numpy(), second[key].numpy()) for key in first}
-        p = min(1.0, min(float(test.pvalue) for test in tests.values()) * len(tests))
-        largest = max(float(test.statistic) for test in tests.values())
-        print(f"  {name:22s} p {p:.3f}, largest distance {largest:.4f} of {len(a)} images each", flush=True)
-        keep(name, {"p": p, "distance": largest, "images": len(a)})
+        first, second = (describe(torch.cat([run(images) for _ in range(calls)])) for run in (ours(chances), theirs))
+        tests = [ks_2samp(first[key].numpy(), second[key].numpy()) for key in first]
+        p = min(1.0, len(tests) * min(float(test.pvalue) for test in tests))
+        distance = max(float(test.statistic) for test in tests)
+        results.add("distribution", name, {"p": p, "distance": distance, "images": 32 * calls})
 
 
 def simclr(
     name: str, *, batch: int, size: int, device: torch.device, bf16: bool, compiles: bool
 ) -> dict[str, Callable[[], None]]:
-    """An encoder's forward and backward pass on 2 x `batch` images, and the whole SimCLR step of `batch` images."""
+    """Return an encoder's forward and backward pass on 2 x `batch` images, and a SimCLR step of `batch` images."""
     config = EncoderConfig(name=name)
     encoder = build_encoder(config, 3, size).to(device)
-    projector, _ = build_projector(config, encoder.taps[encoder.last])
+    width = encoder.taps[encoder.last]
+    projector, _ = build_projector(config, width)
     projector.to(device)
-    if device.type == "cuda":
-        encoder.to(memory_format=torch.channels_last)
+    memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    encoder.to(memory_format=memory)
     if compiles:
         encoder.compile()
-    augment, generator = A.Augmentation(A.AugmentConfig()), torch.Generator().manual_seed(0)
+    augment, generator = Augmentation(AugmentConfig()), torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
     loss_of = objective("infonce(temperature=0.5)")
     parameters = [*encoder.parameters(), *projector.parameters()]
     optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=True)
-    memory = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     ready = torch.rand(2 * batch, 3, size, size, device=device).contiguous(memory_format=memory)
+    weight = torch.rand(2 * batch, width, device=device)
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-    weight = torch.rand(2 * batch, encoder.taps[encoder.last], device=device)
 
     def alone() -> None:
         with mixed:
@@ -268,7 +203,7 @@ def simclr(
         (features.float() * weight).sum().backward()
         encoder.zero_grad()
 
-    def whole() -> None:
+    def step() -> None:
         views = torch.cat([augment(images, generator) for _ in range(2)]).contiguous(memory_format=memory)
         with mixed:
             z = projector(encoder(views))
@@ -276,50 +211,7 @@ def simclr(
         optimizer.step()
         optimizer.zero_grad()
 
-    return {"encoder": alone, "step": whole}
-
-
-def step(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Milliseconds of an encoder's forward and backward pass, and of a whole SimCLR step with two views."""
-    subjects = simclr(
-        name, batch=options.batch, size=options.size, device=device, bf16=options.bf16, compiles=options.compile
-    )
-    found = medians(subjects, device, max(3, options.rounds // 3))
-    alone_ms, whole_ms = found["encoder"], found["step"]
-    print(f"SimCLR step, {name}, 2 x {options.batch} views of {options.size} x {options.size}")
-    print(
-        f"  encoder forward + backward {alone_ms:.0f} ms, whole step {whole_ms:.0f} ms, {whole_ms / alone_ms:.3f} times"
-    )
-    share = 100 * (1 - alone_ms / whole_ms)
-    print(f"  outside the encoder {share:.1f} %; {1e3 * options.batch / whole_ms:.0f} images/s", flush=True)
-    return found
-
-
-class Results:
-    """The numbers so far; every new one is written at once."""
-
-    def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
-        self.path = path
-        self.parts: dict[str, Any] = {}
-        if path is not None and path.is_file():
-            self.parts = json.loads(path.read_text(encoding="utf-8"))
-        self.setting = setting
-
-    def keep(self, part: str) -> Callable[[str, dict[str, float]], None]:
-        """What writes the rows of a part; rows of other settings are dropped."""
-        old = self.parts.get(part, {})
-        rows = old.get("rows", {}) if old.get("setting") == self.setting else {}
-        self.parts[part] = {"setting": self.setting, "date": date.today().isoformat(), "rows": rows}
-
-        def write(name: str, row: dict[str, float]) -> None:
-            rows[name] = {key: round(value, 4) for key, value in row.items()}
-            if self.path is not None:
-                self.path.write_text(json.dumps(self.parts, indent=1) + "\n", encoding="utf-8")
-
-        return write
-
-
-PARTS = ("augmentation", "distribution", "step")
+    return {"encoder": alone, "step": step}
 
 
 def main() -> None:
@@ -329,33 +221,27 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--calls", type=int, default=60, help="of every operation when distributions are compared")
+    parser.add_argument("--calls", type=int, default=60, help="batches of every operation in the distribution tests")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true", help="the step in bfloat16 (autocast)")
     parser.add_argument("--compile", action="store_true", help="compile the encoder")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
-    options = parser.parse_args()
+    options: Any = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    setting = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "processor time, one thread",
-        "batch": options.batch,
-        "size": options.size,
-        "bf16": options.bf16,
-        "compile": options.compile,
-        "torch": torch.__version__,
-    }
-    results = Results(options.out, setting)
-    print(", ".join(f"{key} {value}" for key, value in setting.items()))
+    setting = {name: getattr(options, name) for name in ("device", "batch", "size", "bf16", "compile")}
+    results = Results(options.out, setting | {"torch": torch.__version__, "unit": "milliseconds"})
     if "augmentation" in options.parts:
-        augmentation(options.batch, options.size, device, options.rounds, results.keep("augmentation"))
+        augmentation(options.batch, options.size, device, options.rounds, results)
     if "distribution" in options.parts:
-        distribution(options.size, options.calls, results.keep("distribution"))
-    if "step" in options.parts:
-        keep = results.keep("step")
-        for name in options.encoders:
-            keep(name, step(name, options, device))
+        distribution(options.size, options.calls, results)
+    for name in options.encoders if "step" in options.parts else ():
+        calls = simclr(
+            name, batch=options.batch, size=options.size, device=device, bf16=options.bf16, compiles=options.compile
+        )
+        row = interleaved(calls, max(3, options.rounds // 3), device)
+        results.add("step", name, row | {"ratio": row["step"] / row["encoder"]})
 
 
 if __name__ == "__main__":

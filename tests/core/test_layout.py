@@ -19,10 +19,13 @@ ALLOWED = {
     "benchmarks": {"core", "vision", "text", "rl", "benchmarks"},
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Scripts of the checkout, which are not in the wheel.
+SCRIPTS = [ROOT / "benchmarks" / name for name in ("soak", "speed", "studies")]
 PACKAGES = sorted(
     ".".join(("dipole", *path.parent.relative_to(ROOT).parts))
     for folder in ALLOWED
     for path in (ROOT / folder).rglob("__init__.py")
+    if path.parent not in SCRIPTS
 )
 
 
@@ -80,6 +83,14 @@ def test_every_package_is_installed():
     for folder in ALLOWED:
         for path in (ROOT / folder).rglob("*.py"):
             assert path.with_name("__init__.py").exists(), f"{path} is in no package"
+
+
+def test_nothing_in_the_wheel_imports_the_scripts_of_the_checkout():
+    names = "|".join(path.name for path in SCRIPTS)
+    for folder in ALLOWED:
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.parent not in SCRIPTS:
+                assert not re.search(rf"dipole\.benchmarks\.({names})\b", path.read_text()), path
 
 
 def layers():

@@ -1,0 +1,151 @@
+"""The scripts that measure speed: the arithmetic of timing, the subjects, and the command on a processor."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from dipole.benchmarks.speed import gpu, subjects
+from dipole.benchmarks.speed.subjects import Case
+from dipole.benchmarks.speed.timing import Results, floor, interleaved, time_and_memory
+
+CPU = torch.device("cpu")
+
+
+def test_the_floor_is_the_slower_of_products_and_memory():
+    # 4 rows^2 d operations at 1 TFLOP/s, or three times the rows at 1 MB/s.
+    assert floor(1000, 100, "bf16", {"bf16": 1e12, "bytes": 1e12}) == pytest.approx(0.4)
+    assert floor(1000, 100, "float32", {"float32": 1e15, "bytes": 1e6}) == pytest.approx(1200.0)
+
+
+def test_every_repeat_has_its_own_inputs():
+    seen = []
+    found = time_and_memory(lambda: torch.rand(3), lambda x: seen.append(tuple(x.tolist())), CPU)
+    assert len(set(seen)) == len(seen) == found["repeats"] + 2
+
+
+def test_rounds_alternate_the_subjects_after_a_warm_up():
+    calls = []
+    found = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
+    assert calls == ["a", "b"] * 3
+    assert set(found) == {"a", "b"}
+
+
+def test_results_of_another_setting_are_dropped(tmp_path):
+    out = tmp_path / "results.json"
+    Results(out, {"threads": 1}).add("update", "128", {"ours": 1.23456})
+    Results(out, {"threads": 1}).add("update", "512", {"ours": 2.0})
+    assert json.loads(out.read_text())["update"] == {"128": {"ours": 1.2346}, "512": {"ours": 2.0}}
+    Results(out, {"threads": 2}).add("update", "512", {"ours": 3.0})
+    assert json.loads(out.read_text()) == {"threads": 2, "update": {"512": {"ours": 3.0}}}
+
+
+@pytest.mark.parametrize("loss", subjects.DENSE)
+def test_plain_pytorch_and_dipole_compute_the_same_loss(loss):
+    case = Case(loss, 40, 12)
+    views = case.embeddings(CPU, torch.Generator().manual_seed(0))
+    ours, plain = (subjects.BUILD[name](case, CPU)(views) for name in ("dipole", "dense PyTorch"))
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_libraries_that_are_not_installed_are_no_subjects():
+    names = subjects.subjects(Case("infonce", 64, 16, "bf16"), CPU)
+    for module, name in (("lightly", "lightly"), ("siglip_kernel", "siglip"), ("pytorch_metric_learning", "metric")):
+        assert any(name in each for each in names) == bool(find_spec(module))
+    assert not any("dense" in name for name in subjects.subjects(Case("infonce + cllr", 64, 16, "bf16"), CPU))
+
+
+def test_views_of_two_encoders_have_all_rows_each():
+    case, generator = Case("infonce", 64, 16, "bf16"), torch.Generator()
+    assert [len(view) for view in subjects.embeddings("siglip-kernel", case, CPU, generator)] == [64, 64]
+    assert [len(view) for view in subjects.embeddings("dipole", case, CPU, generator)] == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cpu", "--rows", "63"], "even numbers"),
+        (["--device", "cpu", "--rows", "many"], "--rows 'many'"),
+        (["--device", "cpu", "--widths", "0"], "--widths '0': give numbers above 0"),
+        (["--device", "cpu", "--dtypes", "int8"], "there is no int8; allowed are bf16, float32"),
+        (["--device", "cpu", "--losses", "infonc"], "Did you mean"),
+        (["--device", "cpu", "--only", "("], "unterminated"),
+        (["--device", "cpu", "--parts", "everything"], "allowed are losses, simclr, agent"),
+        (["--device", "toaster"], "allowed are cuda, cuda:N and cpu"),
+        (["--device", "meta"], "allowed are cuda, cuda:N and cpu"),
+        (["--device", f"cuda:{torch.cuda.device_count()}"], "--device cpu is a dry run"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_allowed(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        gpu.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_the_script_runs_on_a_processor(capsys, tmp_path):
+    out = tmp_path / "cpu.json"
+    arguments = ["--device", "cpu", "--rows", "64", "--widths", "16", "--losses", "infonce"]
+    assert not gpu.main([*arguments, "--parts", "losses,simclr", "--only", "^(?!.*compiled)", "--out", str(out)])
+    report = json.loads(out.read_text())
+    assert set(report["rates"]) == {"bf16", "float32", "bytes"}
+    losses = report["losses"]
+    assert {(row["loss"], row["dtype"], row["subject"]) for row in losses} >= {
+        ("infonce", dtype, subject)
+        for dtype in ("bf16", "float32")
+        for subject in ("dipole", "dense PyTorch", "dipole, eager tiles")
+    }
+    for row in losses:
+        assert 0 < row["ms"] <= row["median_ms"]
+        assert row["floor_ms"] > 0
+        assert row.get("engine", "tiles") == "tiles"
+    assert report["left_out"] == []
+    assert "| infonce | 64 | 16 | float32 | dense PyTorch |" in capsys.readouterr().out
+    (row,) = report["simclr"]
+    assert row["share_outside_encoder"] < 1
+    assert row["images_per_second"] == pytest.approx(1e3 * row["images"] / row["ms"])
+
+
+@pytest.mark.slow
+def test_an_agent_and_compiled_losses_run_on_a_processor(tmp_path):
+    out = tmp_path / "cpu.json"
+    arguments = ["--device", "cpu", "--parts", "agent,losses", "--rows", "64", "--losses", "infonce"]
+    gpu.main([*arguments, "--only", "compiled", "--out", str(out)])
+    report = json.loads(out.read_text())
+    assert [row["precision"] for row in report["agent"]] == ["float32", "bf16"]
+    assert all(row["updates_per_second"] > 0 for row in report["agent"])
+    assert [row["subject"] for row in report["losses"]] == ["dense PyTorch, compiled"] * 2
+
+
+def test_measurements_that_do_not_fit_the_time_are_listed(capsys, tmp_path):
+    out = tmp_path / "cpu.json"
+    gpu.main(["--device", "cpu", "--minutes", "1e-9", "--rows", "64", "--out", str(out)])
+    report = json.loads(out.read_text())
+    assert not report["losses"]
+    assert report["left_out"][0] == "losses: infonce, 64, 16, bf16, 2, dipole"
+    assert "agent: 4, [8], float32" in report["left_out"]
+    assert "Left out after 1e-09 minutes" in capsys.readouterr().out
+
+
+def test_an_error_of_a_library_is_its_result(tmp_path, monkeypatch):
+    def full(case, device):
+        raise torch.OutOfMemoryError("no room for 17 GB")
+
+    def broken(case, device):
+        return lambda views: views[0].no_such_thing
+
+    monkeypatch.setitem(subjects.BUILD, "a", full)
+    monkeypatch.setitem(subjects.BUILD, "b", broken)
+    case = Case("infonce", 64, 16, "float32")
+    report = gpu.measure([gpu.loss_job(case, name, CPU) for name in "ab"], CPU, 1.0, tmp_path / "out.json")
+    assert report["losses"][0]["error"] == "out of memory"
+    assert report["losses"][1]["error"].startswith("AttributeError: ")
+    assert "out of memory" in gpu.table(report)
+
+
+@pytest.mark.gpu
+def test_the_script_runs_on_a_gpu(tmp_path):
+    out = tmp_path / "gpu.json"
+    gpu.main(["--rows", "4096", "--widths", "128", "--losses", "infonce", "--minutes", "3", "--out", str(out)])
+    rows = json.loads(out.read_text())["losses"]
+    assert next(row for row in rows if row["subject"] == "dipole")["peak_mb"] > 0
