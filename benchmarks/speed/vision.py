@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dipole import Pairs, objective
 from dipole.benchmarks.speed.timing import Results, interleaved
-from dipole.vision.augment import AugmentConfig, Augmentation
+from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
 from dipole.vision.image_ops import LUMA, adjust_hue_
 

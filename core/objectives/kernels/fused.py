@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.functional import pad
 
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
-from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Extreme, Statistic, as_tuple
+from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Extreme, Statistic, part_count
 from dipole.core.utils.errors import EngineError
 
 HALF = (torch.bfloat16, torch.float16)
@@ -120,13 +119,6 @@ def _scaled(x: Tensor, raw: Tensor) -> Rows:
     return Rows(raw.contiguous(), scale)
 
 
-@lru_cache(maxsize=256)
-def sum_count(statistic: Statistic) -> int:
-    """Return the number of sums of a statistic."""
-    e = None if statistic.scale is None else torch.zeros(0, 0)
-    return len(as_tuple(statistic.parts(torch.zeros(0, 0), e)))
-
-
 def numbers_of(statistic: Statistic) -> tuple[float, ...]:
     """Return what kernel functions get as `numbers`: the scale, if there is one, then the other fields in order."""
     numbers = {each.name: float(getattr(statistic, each.name)) for each in fields(statistic)}  # type: ignore[arg-type]
@@ -155,7 +147,7 @@ class Matrix:
         """Return the sums (N, A), the shifts (S, A) and the indices (A,)."""
         anchors = len(self.x.values)
         splits, chunk = self._splits()
-        counts = [sum_count(each) for each in self.statistics]
+        counts = [part_count(each) for each in self.statistics]
         stride, device = _aligned(anchors), self.x.values.device
         sums = torch.empty(sum(counts), splits, stride, device=device)
         shifts = torch.empty(len(counts), splits, stride, device=device)
@@ -197,7 +189,7 @@ class Matrix:
         dx, dy = torch.empty_like(x), torch.zeros_like(y) if candidates else None
         left = x.to(dtype)
         right = left if y is x else y.to(dtype)
-        counts = [sum_count(each) for each in self.statistics]
+        counts = [part_count(each) for each in self.statistics]
         blocks = INTERPRETED if interpreted() else BACKWARD[self.half]
         for start in range(0, anchors, most):
             end = min(start + most, anchors)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.kernels.fused import FEW, HALF, fused, interpreted, sum_count, tf32_allowed
-from dipole.core.objectives.statistics import Extreme, Statistic, as_tuple
+from dipole.core.objectives.kernels.fused import FEW, HALF, fused, interpreted, tf32_allowed
+from dipole.core.objectives.statistics import Extreme, Statistic, as_tuple, part_count
 
 ROWS, COLUMNS = 20, 36
 # Every row is +-STEP in the same odd number of columns. So no similarity is 0 or another point where a slope may jump.
@@ -90,7 +90,7 @@ def _compare(
         loss, truth = sums.sum() * 0, s.sum() * 0
         first = 0
         for number, statistic in enumerate(statistics):
-            last = first + sum_count(statistic)
+            last = first + part_count(statistic)
             ours = statistic.finish(tuple(sums[first:last]), shifts[number], counts)
             first = last
             theirs = _reference(s, allowed, statistic)
