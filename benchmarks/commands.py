@@ -9,10 +9,8 @@ from shlex import join, quote
 from textwrap import fill
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import answering
-from dipole.core.cli.arguments import above_zero, positive, whole
-from dipole.core.cli.overrides import add_overrides
-from dipole.core.cli.resumable import resumable
+from dipole.core.cli.output import json_answer
+from dipole.core.cli.parser import above_zero, add_overrides, positive, resumable, whole
 from dipole.core.utils.text import counted
 
 NEXT = """
@@ -201,7 +199,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         return 0
     from dipole.benchmarks.run.bench import bench, plan_all
 
-    with answering(arguments.json) as answer:
+    with json_answer(arguments.json) as answer:
         if arguments.suite is None:
             return plan_all(
                 arguments.scale, arguments.runs, arguments.jobs, arguments.threads, answer=answer, known=arguments.known
@@ -230,7 +228,7 @@ def _bench_all(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.run.bench import bench_all
 
     a = arguments
-    with answering(a.json) as answer:
+    with json_answer(a.json) as answer:
         within = inf if a.within is None else a.within
         code = bench_all(a.scale, a.runs, a.jobs, a.threads, within, a.known, answer=answer)
     if not a.json:
@@ -250,7 +248,7 @@ def _results(arguments: argparse.Namespace) -> int:
     from dipole.core.utils.text import text_table
 
     a = arguments
-    with answering(a.json) as answer:
+    with json_answer(a.json) as answer:
         found = contents(a.places) if a.what == "list" else add(a.places, a.to, a.replace)
         answer["suites"] = [each.as_dict() for each in found]
     conflicts = [said for each in found for said in each.conflicts]
@@ -275,7 +273,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.sweep.search import sweep
 
     a = arguments
-    with answering(a.json) as answer:
+    with json_answer(a.json) as answer:
         code = sweep(
             a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs,
             a.threads, a.name, a.seed, dict(a.slurm), answer=answer,
@@ -289,7 +287,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         from dipole.vision.demo import demo as vision_demo
 
         picture = Path("demo.png")
-        with answering(arguments.json) as answer:
+        with json_answer(arguments.json) as answer:
             vision_demo(arguments.runs, picture)
             answer |= {"runs": str(arguments.runs), "picture": str(picture), "ok": True}
         if not arguments.json:
@@ -301,7 +299,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     a = arguments
     check_output(a.output)
-    with answering(a.json) as answer:
+    with json_answer(a.json) as answer:
         slurm = dict(a.slurm)
         code = bench(
             "demo", "small", a.runs, a.engine, a.jobs, a.threads, slurm=slurm, answer=answer, mentions_shipped=False
@@ -324,7 +322,7 @@ def _next(runs: Path) -> str:
 def _report(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.report.write import named_charts, write_report
 
-    with answering(arguments.json) as answer:
+    with json_answer(arguments.json) as answer:
         found = write_report(arguments.runs, arguments.output, arguments.figures)
         facts = {name: int(value) if value.isdecimal() else value for name, value in found.facts.items()}
         answer |= {"report": str(arguments.output), "facts": facts}

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from dipole.core.cli.answer import aside
+from dipole.core.cli.output import stdout_to_stderr
 
 Runner = Callable[[argparse.Namespace], int]
 
@@ -38,7 +38,7 @@ def _play(arguments: argparse.Namespace) -> int:
     adapter_class("rl")  # a missing package is one message
     from dipole.rl.episodes.trial import trial
 
-    with aside(arguments.json):
+    with stdout_to_stderr(arguments.json):
         found = trial(
             arguments.agent,
             arguments.env,

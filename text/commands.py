@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from dipole.core.cli.arguments import positive
+from dipole.core.cli.parser import positive
 from dipole.core.utils.text import counted
 
 Runner = Callable[[argparse.Namespace], int]

@@ -1,4 +1,4 @@
-"""`python -m dipole.core.cli` is the command `dipole`; `torchrun -m` needs a module."""
+"""Run the command `dipole` as `python -m dipole.core.cli`, for example under `torchrun -m`."""
 
 import sys
 

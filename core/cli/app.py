@@ -1,11 +1,12 @@
-"""The command line: finds the subcommand, and turns errors into one message and an exit code.
+"""Find the command, run it, and turn errors into one message and an exit code.
 
-0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler (to be queued again). With --json an error is an object
-on stdout as well, whatever the command. A subcommand is a function whose
-docstring begins with its summary: it gets an ArgumentParser, adds its arguments and returns a callable that takes the
-parsed arguments and returns the exit code.
-Each module of `commands/` has one called `configure`; packages declare theirs as entry points of the group
-`dipole.commands`. Their modules must load no torch at import: `--help` answers at once.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler (to be queued again). With --json an error
+is also an object on stdout.
+
+A command is a function `configure(parser)`. It adds arguments to an ArgumentParser and returns a callable that takes
+the parsed arguments and returns the exit code. Its docstring starts with the summary, and may end with "Examples:".
+Each module of `commands/` has one, and packages declare theirs as entry points of the group `dipole.commands`. These
+modules must not import torch when they are imported, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
 
-from dipole.core.cli import commands, streams
-from dipole.core.cli.answer import asks_for_json, failed
-from dipole.core.cli.other_words import CURE_OF
-from dipole.core.cli.parser import Parser, UsageError
+from dipole.core.cli import commands, output
+from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
+from dipole.core.cli.suggestions import SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.first_error import is_first
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, package, points
@@ -32,55 +32,49 @@ from dipole.core.utils.version import __version__
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Runner = Callable[[argparse.Namespace], int]
-Configure = Callable[[argparse.ArgumentParser], Runner]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command; return its exit code. Errors are printed on stderr.
 
     Args:
         argv: its words; None: those that the process was given.
-
-    Returns:
-        The exit code: 0; 1 or 2 for an error, which stands on stderr; 75 where a scheduler interrupted a run.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json = asks_for_json(arguments)
-    streams.prepare()
+    as_json = output.asks_for_json(arguments)
+    output.prepare()
     try:
         code = _main(arguments, as_json)
-        streams.finish()
+        output.finish()
         return code
     except UsageError as error:
-        return _tell(as_json, type(error).__name__, error.message, 2, error.shown)
+        return _report(as_json, type(error).__name__, error.message, 2, error.shown)
     except DipoleError as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
-        return _tell(as_json, type(error).__name__, str(error), error.exit_code)
+        return _report(as_json, type(error).__name__, str(error), error.exit_code)
     except KeyboardInterrupt as interrupted:
-        message = " ".join(["interrupted.", *map(str, interrupted.args)])  # a command says how to go on (`resumable`)
-        return _tell(as_json, "KeyboardInterrupt", message, 1, message)
+        message = " ".join(["interrupted.", *map(str, interrupted.args)])  # see `resumable`
+        return _report(as_json, "KeyboardInterrupt", message, 1, message)
     except BrokenPipeError:
-        # The reader (head, less) has gone.
-        streams.silence(sys.stdout)
+        # The reader (head, less) closed the pipe.
+        output.silence(sys.stdout)
         return 1
     except Exception as error:
         if os.environ.get("DIPOLE_TRACEBACK"):
             raise
         kind = type(error).__name__
-        if isinstance(error, OSError) and (message := streams.cannot_write(error)):
-            streams.silence(sys.stdout)
-            return _tell(as_json, kind, message, 1)
+        if isinstance(error, OSError) and (message := output.cannot_write(error)):
+            output.silence(sys.stdout)
+            return _report(as_json, kind, message, 1)
         if _is_out_of_memory(error):
             said = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or kind
             message = f"out of memory ({said:.300}). Choose smaller sizes (batches, widths, queues, images)."
-            return _tell(as_json, "OutOfMemory", message, 1)
+            return _report(as_json, "OutOfMemory", message, 1)
         message = (
-            f"{kind}: {error}\nThis is not a mistake that dipole knows; repeat the command with "
-            "DIPOLE_TRACEBACK=1 in the environment to see where it happens."
+            f"{kind}: {error}\nThis is an unexpected error. Repeat the command with DIPOLE_TRACEBACK=1 in the "
+            "environment to see where it happens."
         )
-        return _tell(as_json, kind, message, 1)
+        return _report(as_json, kind, message, 1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -89,17 +83,17 @@ def _is_out_of_memory(error: Exception) -> bool:
     return is_out_of_memory(error)
 
 
-def _tell(as_json: bool, kind: str, message: str, code: int, shown: str = "") -> int:
-    """Print an error; of several processes that were started together the first alone does. Return the exit code."""
+def _report(as_json: bool, kind: str, message: str, code: int, shown: str = "") -> int:
+    """Print an error and return the exit code. Of several ranks only the first one that fails prints."""
     shown = shown or f"error: {message}"
     if is_first(shown):
-        streams.say(shown, sys.stderr)
+        output.say(shown, sys.stderr)
         if as_json:
-            failed(kind, message, code)
+            output.print_json_error(kind, message, code)
     try:
-        streams.finish()
+        output.finish()
     except (OSError, ValueError):
-        streams.silence(sys.stdout)
+        output.silence(sys.stdout)
     return code
 
 
@@ -118,22 +112,22 @@ def _main(arguments: list[str], as_json: bool) -> int:
         raise ConfigError(_no_option(arguments))
     try:
         configure = _find(name)
-        parser = Parser(prog=f"dipole {name}", description=(configure.__doc__ or "").strip())
+        parser = command_parser(name, configure)
         runner = configure(parser)
         return runner(parser.parse_args(rest))
     except SystemExit as stop:
-        # argparse, which has printed the help, or a command of somebody's.
+        # From argparse after --help, or from a plug-in.
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         said = stop.code if isinstance(stop.code, str) else f"{name} ended with the exit code {code}"
         if isinstance(stop.code, str):
             print(said, file=sys.stderr)
         if as_json and code:
-            failed("SystemExit", said, code)
+            output.print_json_error("SystemExit", said, code)
         return code
 
 
 def _no_option(arguments: Sequence[str]) -> str:
-    """What is said of an option where a command is wanted."""
+    """Return the message for an option in the place of the command."""
     option = arguments[0]
     if command := next((each for each in arguments[1:] if not each.startswith("-")), ""):
         rest = [each for each in arguments if each != command]
@@ -142,7 +136,7 @@ def _no_option(arguments: Sequence[str]) -> str:
 
 
 def names() -> list[str]:
-    """Every command, in the order of the alphabet."""
+    """Return the names of all commands, sorted."""
     return sorted({*_own(), *(point.name for point in points("commands"))})
 
 
@@ -156,20 +150,21 @@ def _find(name: str) -> Configure:
     for point in points("commands"):
         if point.name == name:
             return _load(point)
-    cure = f" {CURE_OF[word]}." if (word := name.lower()) in CURE_OF else nearest(word, names())
-    raise ConfigError(f"unknown command {name!r}.{cure} Commands: {', '.join(names())}.")
+    word = name.lower()
+    hint = f" {SUGGESTION_FOR[word]}." if word in SUGGESTION_FOR else nearest(word, names())
+    raise ConfigError(f"unknown command {name!r}.{hint} Commands: {', '.join(names())}.")
 
 
 def _load(point: EntryPoint) -> Configure:
     configure = load(point)
     if not callable(configure):
         kind = type(configure).__name__
-        raise PluginError(point, f"it names something of type {kind}, not a function that adds arguments.")
+        raise PluginError(point, f"it is a {kind}, not a function that adds arguments.")
     return cast(Configure, configure)
 
 
 def broken_commands() -> list[PluginError]:
-    """What is wrong with the commands of packages, found by importing them."""
+    """Import the commands of all packages and return what is wrong with them."""
     taken = dict.fromkeys(_own(), "dipole")
     broken = []
     for point in points("commands"):
@@ -183,10 +178,27 @@ def broken_commands() -> list[PluginError]:
     return broken
 
 
-def listed_commands() -> list[dict[str, str]]:
-    """Name, summary and package of every command; of another package's nothing is imported: it may be slow or broken.
+def broken_plugins(kind: str) -> list[PluginError]:
+    """Load the plug-ins of one of `utils.plugins.KINDS` and return what is wrong with them."""
+    if kind == "objectives":
+        from dipole.core.objectives.registry import registry
 
-    Its summary is that of its package.
+        return list(registry.broken.values())
+    if kind == "domains":
+        from dipole.core.train.domains import broken_domains
+
+        return broken_domains()
+    if kind == "commands":
+        return broken_commands()
+    from dipole.core.train.shipped import broken_folders
+
+    return broken_folders(kind)
+
+
+def listed_commands() -> list[dict[str, str]]:
+    """Return name, summary and package of every command.
+
+    Other packages may be slow or broken, so they are not imported. Their commands get the package's summary.
     """
     declared: dict[str, EntryPoint | None] = {point.name: point for point in reversed(points("commands"))}
     found = declared | dict.fromkeys(_own())
@@ -197,7 +209,7 @@ def listed_commands() -> list[dict[str, str]]:
 
 
 def by(origin: str) -> str:
-    """What is said behind a summary of somebody else's: whose it is."""
+    """Return the suffix of a summary that names another package, or ""."""
     return f" (by {origin})" if origin not in ("", OURS) else ""
 
 
@@ -215,14 +227,14 @@ def _summary(name: str, point: EntryPoint | None) -> str:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Every command as a subparser of one parser, for what reads them all; somebody's that is broken is left out."""
+    """Return one parser with every command as a subparser. Broken commands of other packages are left out."""
     parser = argparse.ArgumentParser(prog="dipole")
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command")
     for each in listed_commands():
         try:
             configure = _find(each["name"])
-            configure(argparse.ArgumentParser(prog=f"dipole {each['name']}"))  # a half of one would be completed
+            configure(argparse.ArgumentParser(prog=f"dipole {each['name']}"))  # fails before anything is added
         except (Exception, SystemExit):
             if each["package"] == OURS:
                 raise
@@ -240,7 +252,7 @@ def _overview() -> Parser:
         usage="dipole COMMAND [...]",
         description="Contrastive objectives that run unchanged in vision, text and reinforcement learning.",
         epilog="commands:\n" + "\n".join(lines) + "\n\n`dipole COMMAND --help` explains one of them.\n"
-        "exit codes: 0 done, 1 failed, 2 wrong usage, 75 ended by a scheduler's signal and to be queued again",
+        "exit codes: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler's signal: queue it again",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )

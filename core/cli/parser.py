@@ -1,17 +1,24 @@
-"""The parser of a command: wrong usage is an exception, told where all errors are, with the nearest name there is."""
+"""Argument parsing: wrong usage as an exception that names the nearest option, and types of arguments."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from math import inf
 from typing import Any, NoReturn
 
 from dipole.core.utils.errors import nearest
 
+Runner = Callable[[argparse.Namespace], int]
+Configure = Callable[[argparse.ArgumentParser], Runner]
+
 
 class UsageError(Exception):
-    """Arguments that a command does not take; `shown` is what is printed of it, `message` what is wrong alone."""
+    """Wrong arguments. `shown` is printed and has the usage line, `message` has the problem alone."""
 
     def __init__(self, shown: str, message: str) -> None:
         super().__init__(message)
@@ -19,13 +26,13 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, whose `error` raises; parsers of subcommands are of the same kind.
+    """An ArgumentParser whose `error` raises UsageError.
 
     Attributes:
-        cure_of: what to say of an option that there is none of, given all that was not recognized; "" for nothing.
+        hint_for: returns a hint for unrecognized arguments, or "".
     """
 
-    cure_of: Callable[[Sequence[str]], str] | None = None
+    hint_for: Callable[[Sequence[str]], str] | None = None
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.format_usage()}{self.prog}: error: {message}", message)
@@ -33,16 +40,17 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, odd = self.parse_known_args(args, namespace)
         if odd:
-            said = self.cure_of(odd) if self.cure_of is not None else ""
-            self.error(f"unrecognized arguments: {' '.join(odd)}{said or self._near(odd)}")
+            hint = self.hint_for(odd) if self.hint_for is not None else ""
+            self.error(f"unrecognized arguments: {' '.join(odd)}{hint or self._nearest_option(odd)}")
         return found
 
-    def _near(self, odd: Sequence[str]) -> str:
+    def _nearest_option(self, odd: Sequence[str]) -> str:
         first = odd[0].partition("=")[0]
-        return f".{near}" if first.startswith("--") and (near := nearest(first, self.options())) else ""
+        found = nearest(first, self.options()) if first.startswith("--") else ""
+        return f".{found}" if found else ""
 
     def options(self) -> Iterable[str]:
-        """The long ones."""
+        """Return the long options."""
         return (option for option in self._option_string_actions if option.startswith("--"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -52,5 +60,91 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{near} Choose from {', '.join(known)}.")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse's own passes over what a full disk says."""
+        """Write without hiding errors of a full disk, as argparse does."""
         (file or sys.stderr).write(message)
+
+
+def command_parser(name: str, configure: Configure) -> Parser:
+    """Return the parser of a command; the docstring of `configure` gives its description and its examples.
+
+    Everything from the line "Examples:" on stands at the end of the help.
+    """
+    described, _, examples = inspect.cleandoc(configure.__doc__ or "").partition("Examples:\n")
+    paragraphs = described.strip().split("\n\n")
+    return Parser(
+        prog=f"dipole {name}",
+        description="\n\n".join(textwrap.fill(each, 100) for each in paragraphs),
+        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples).rstrip(), '  ')}" if examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --set KEY=VALUE, stored as `overrides`; `what` is its help.
+
+    If a user writes a setting as an option (--epochs 5), the error shows it with --set.
+    """
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], dest="overrides", help=what
+    )
+    if isinstance(parser, Parser):
+        parser.hint_for = lambda odd: _setting_hint(parser, odd)
+
+
+def _setting_hint(parser: Parser, odd: Sequence[str]) -> str:
+    from dipole.core.train.config import RunConfig, TrainConfig  # slow to import
+
+    option, _, value = odd[0].partition("=")
+    if not option.startswith("--"):
+        return ""
+    keys = {name: name for name in RunConfig.model_fields} | {n: f"train.{n}" for n in TrainConfig.model_fields}
+    known = {f"--{name.replace('_', '-')}": key for name, key in keys.items()}
+    taken = set(parser.options())
+    near = get_close_matches(option, [*taken, *(known.keys() - taken)], n=1, cutoff=0.7)
+    if not near or near[0] in taken:
+        return ""
+    value = value or next((each for each in odd[1:2] if not each.startswith("-")), "VALUE")
+    return f". A setting is given by --set {known[near[0]]}={value}"
+
+
+def resumable(run: Runner, kept: str = "finished runs and checkpoints are kept") -> Runner:
+    """Return a runner whose message after Ctrl-C says how to continue."""
+
+    def stoppable(arguments: argparse.Namespace) -> int:
+        try:
+            return run(arguments)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"Repeat the command to continue: {kept}.") from None
+
+    return stoppable
+
+
+def whole(text: str) -> int:
+    """Parse a whole number of at least 0."""
+    return _at_least(0, text)
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    return _at_least(1, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return int(text)
+
+
+def above_zero(what: str) -> Callable[[str], float]:
+    """Return a parser of finite numbers above 0; `what` names them in the error: "a number of hours above 0"."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < inf:
+            raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
+        return value
+
+    return read

@@ -175,6 +175,6 @@ def test_what_differs_from_each_paper_is_shown(capsys):
                 named = [paper for paper, short in PAPERS.items() if short in entry.source]
                 assert set(named) <= set(entry.deviations), entry.name
     assert main(["show", "dp"]) == 0
-    assert "where it differs from LMCL" in capsys.readouterr().out
+    assert "deviations from LMCL" in capsys.readouterr().out
     assert main(["show", "quickthoughts", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deviations"]["LMCL"] == []

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from dipole.core.cli import app as cli
-from dipole.core.cli.plugins import broken_plugins
+from dipole.core.cli.app import broken_plugins
 from dipole.core.record import read_record
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
@@ -254,7 +254,7 @@ def test_doctor_names_problems_with_cures(
 def test_doctor_compares_versions() -> None:
     import numpy
 
-    from dipole.core.cli.doctor import _compare
+    from dipole.core.cli.commands.doctor import _compare
 
     bounds = ["torch>=2.11", f"numpy>={numpy.__version__},<99", "numpy<1", "numpy!=1.0,>98", "no-such-package>=1"]
     absent, old = _compare([Requirement(each) for each in bounds])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dipole.core.cli import app as cli
-from dipole.core.cli.answer import asks_for_json
-from dipole.core.cli.other_words import CURE_OF, CURES
+from dipole.core.cli.output import asks_for_json
+from dipole.core.cli.suggestions import SUGGESTION_FOR, SUGGESTIONS
 from dipole.core.utils import plugins
 from dipole.core.utils.text import counted
 from tests.systems import POSIX
@@ -46,7 +46,7 @@ FAILURES = {
 }
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = cli.main(list(arguments))
     found = capsys.readouterr()
     return code, found.out, found.err
@@ -58,9 +58,9 @@ def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, expected = FAILURES[command]
-    plain = said(capsys, command, *arguments)
+    plain = run_command(capsys, command, *arguments)
     assert plain[:2] == (expected, "")
-    code, out, err = said(capsys, command, *arguments, "--json")
+    code, out, err = run_command(capsys, command, *arguments, "--json")
     assert (code, err) == (expected, plain[2])
     (found,) = [json.loads(line) for line in out.splitlines()]
     assert found["error"].keys() == {"type", "message", "exit_code"}
@@ -70,7 +70,7 @@ def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(
 
 @pytest.mark.parametrize("command", ["no-such-command", *cli.names()])
 def test_wrong_usage_is_an_object_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = said(capsys, command, "--json", NOT_AN_OPTION)
+    code, out, err = run_command(capsys, command, "--json", NOT_AN_OPTION)
     error = json.loads(out)["error"]
     assert (code, error["exit_code"]) == (2, 2)
     assert error["message"] in err
@@ -100,7 +100,7 @@ def test_what_a_command_of_somebody_s_does_is_an_object_too(
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
     errors = []
     for which, (_, expected) in enumerate(ends):
-        code, out, err = said(capsys, "fails", str(which), "--json")
+        code, out, err = run_command(capsys, "fails", str(which), "--json")
         errors.append(json.loads(out)["error"])
         assert (code, errors[-1]["exit_code"]) == (expected, expected)
         assert "Traceback" not in err
@@ -146,7 +146,7 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(
             os.mkfifo("pipe.toml")
         else:
             pytest.skip("no pipes in folders")
-    code, _, err = said(capsys, *arguments)
+    code, _, err = run_command(capsys, *arguments)
     words, expected = STRANGERS[arguments]
     assert words in err
     assert code == expected
@@ -185,45 +185,45 @@ def test_json_is_asked_for_as_argparse_reads_it(arguments: str, asked: bool) -> 
 def test_what_is_nearly_right_is_answered_with_what_is(
     line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = said(capsys, *line.split())
+    code, _, err = run_command(capsys, *line.split())
     assert code == 2
     assert words in err
 
 
 def test_help_and_version_are_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "help", "train") == said(capsys, "train", "--help")
-    assert json.loads(said(capsys, "--version", "--json")[1]) == {"dipole": cli.__version__}
-    assert re.search("exit codes: 0 .*, 1 .*, 2 .*, 75 .*", said(capsys, "--help")[1])
+    assert run_command(capsys, "help", "train") == run_command(capsys, "train", "--help")
+    assert json.loads(run_command(capsys, "--version", "--json")[1]) == {"dipole": cli.__version__}
+    assert re.search("exit codes: 0 .*, 1 .*, 2 .*, 75 .*", run_command(capsys, "--help")[1])
 
 
 @pytest.mark.parametrize("word", ["resume", "evaluate", "run", "test", "ls", "Delete"])
 def test_other_words_for_a_command_are_answered_with_it(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = said(capsys, word, "3f2a")
+    code, _, err = run_command(capsys, word, "3f2a")
     assert code == 2
-    assert f"unknown command {word!r}. {CURE_OF[word.lower()]}. Commands: add, " in err
+    assert f"unknown command {word!r}. {SUGGESTION_FOR[word.lower()]}. Commands: add, " in err
     assert "Did you mean" not in err
 
 
 def test_other_words_are_no_commands_and_their_cures_are() -> None:
-    words = [word for words in CURES.values() for word in words]
+    words = [word for words in SUGGESTIONS.values() for word in words]
     assert len(words) == len(set(words))
     assert not set(words) & set(cli.names())
     parsers = {name: cli.Parser(prog=name) for name in cli.names()}
     for name, parser in parsers.items():
         cli._find(name)(parser)
-    for cure in CURES:
+    for cure in SUGGESTIONS:
         for command, rest in re.findall(r"dipole ([a-z]+)([^;`]*)", cure.replace("`dipole train ...`", "")):
             parsers[command].parse_args(rest.split())
 
 
 def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `dipole resume` is answered with goes on with the run."""
-    assert said(capsys, "train", str(blobs), "--quiet")[0] == 0
+    assert run_command(capsys, "train", str(blobs), "--quiet")[0] == 0
     (folder,) = Path("runs").iterdir()
-    code, _, err = said(capsys, "train", str(folder))
+    code, _, err = run_command(capsys, "train", str(folder))
     assert code == 2
     assert f"dipole train {folder}/config.toml" in err
-    code, out, _ = said(capsys, "train", f"{folder}/config.toml", "--json")
+    code, out, _ = run_command(capsys, "train", f"{folder}/config.toml", "--json")
     assert code == 0
     assert json.loads(out)["already"] is True
     assert Path(json.loads(out)["run"]) == folder

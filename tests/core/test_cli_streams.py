@@ -15,8 +15,8 @@ import pytest
 
 from dipole.core.cli import app as cli
 from dipole.core.cli import main
-from dipole.core.cli.asking import DeclinedError, ask
-from dipole.core.cli.resumable import resumable
+from dipole.core.cli.output import DeclinedError, confirm
+from dipole.core.cli.parser import resumable
 from dipole.core.record import read_record
 from dipole.core.utils.errors import ConfigError
 
@@ -90,7 +90,7 @@ def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
     """Where number 1 is free, the first file that is opened gets it, and a child that prints writes into it."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys\nfrom dipole.core.cli import streams\nstreams.prepare()\n"
+        "import os, sys\nfrom dipole.core.cli import output\noutput.prepare()\n"
         "file = open('kept.txt', 'w')\nos.system('echo from a child')\nfile.write('mine')\n"
     )
     for closed in (">&-", "<&- >&-", "<&- >&- 2>&-"):
@@ -116,7 +116,7 @@ def test_a_closed_stdin_is_nobody_to_be_asked(command: str, blobs: Path, tmp_pat
     (folder,) = (tmp_path / "runs").iterdir()
     found = shell(f"dipole {command.format(run=folder.name)} <&-", tmp_path)
     assert found.returncode == 2
-    assert "nobody is there to be asked; say --yes" in found.stderr
+    assert "not interactive: add --yes" in found.stderr
     assert folder.is_dir()
 
 
@@ -155,14 +155,14 @@ def test_another_answer_than_yes_is_1_and_a_word(
 
 def test_a_question_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    ask("Fetch it?", "to fetch it", "nothing was fetched")
+    confirm("Fetch it?", "to fetch it", "nothing was fetched")
     assert capsys.readouterr() == ("", "Fetch it? [y/N] ")
     monkeypatch.setattr(sys, "stdin", Terminal(""))
     with pytest.raises(DeclinedError, match=r"^nothing was fetched\.$"):
-        ask("Fetch it?", "to fetch it", "nothing was fetched")
+        confirm("Fetch it?", "to fetch it", "nothing was fetched")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(ConfigError, match="say --yes to fetch it"):
-        ask("Fetch it?", "to fetch it", "nothing was fetched")
+        confirm("Fetch it?", "to fetch it", "nothing was fetched")
 
 
 def test_ctrl_c_says_how_to_go_on_only_where_one_can(

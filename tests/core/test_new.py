@@ -83,7 +83,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "mine").mkdir()
     (tmp_path / "file").write_text("")
     assert main(["new", "mine", "--into", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'mine'} is there already" in capsys.readouterr().err
+    assert f"{tmp_path / 'mine'} exists already" in capsys.readouterr().err
     assert main(["new", "mine", "--into", str(tmp_path / "file")]) == 2
     assert "--into" in capsys.readouterr().err
     assert not list((tmp_path / "mine").iterdir())

@@ -133,7 +133,7 @@ def test_what_packages_add_is_listed_with_them_and_can_be_left_out(site, monkeyp
     assert "Plug-ins are switched off (DIPOLE_PLUGINS=none)" in unknown[2]
     assert "greet" not in overview[1]
     findings = {each["name"]: each for each in json.loads(doctor[1])}
-    assert findings["plug-ins"]["detail"] == "left out by DIPOLE_PLUGINS=none"
+    assert findings["plug-ins"]["detail"] == "switched off by DIPOLE_PLUGINS=none"
     monkeypatch.setenv("DIPOLE_PLUGINS", "some")
     (wrong,) = dipole(site, "list")
     assert wrong[0] == 2

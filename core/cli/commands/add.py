@@ -1,4 +1,4 @@
-"""`dipole add`: a number that another program measured on a run's model."""
+"""`dipole add`: record results that another program measured."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from dipole.core.utils.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Add a number that another program measured on a run's model."""
+    """Add results that another program measured to a run.
+
+    Examples:
+        dipole add 3f2a detection/voc/AP50=0.824 --source 'detectron2 0.6, voc.yaml'
+    """
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
-    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="such as detection/voc/AP50=0.824")
+    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="a result, such as detection/voc/AP50=0.824")
     parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -31,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run, arguments.runs)
     record = read_record(folder.record)
     if record.status != "done":
-        raise ConfigError(f"the run {folder.path} is {record.status}: only a finished one has a model to measure.")
+        raise ConfigError(f"the run {folder.path} is {record.status}. Only a finished run has a model to measure.")
     found = add_results(folder.path, record, values, arguments.source)
     if arguments.json:
         print(json.dumps({"run": str(folder.path), "added": {k: each.value for k, each in found.results.items()}}))

@@ -1,4 +1,4 @@
-"""`dipole completion`: what a shell needs to complete commands, options and names."""
+"""`dipole completion`: shell completion of commands, options and names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from dipole.core.cli import Runner
 
 SHELLS = ("bash", "zsh", "tcsh")
-# What stands where a metavar does; one of a single command is named with it. Kinds are those of `dipole list`.
+# How an argument is completed, by its metavar or by command and metavar. Kinds are those of `dipole list`.
 FOLDERS = ("AGENT", "DIR", "FOLDER")
 FILES = ("FILE", "PATH", "INPUT", "RECIPE", "SUITE", "RUN", "RUNS", "PLACE", "auto|never|PATH")
 NAMES = {
@@ -26,21 +26,22 @@ NAMES = {
     "auto|never|PATH": ("beginnings",),
 }
 WORDS = {"kept": ("shipped",), "beginnings": ("auto", "never")}
-# Runs are those of the moment, not of when the script was made: the shell looks itself.
+# The shell lists runs itself, because they change after the script was written.
 RUN_FOLDERS = "$(cd runs 2>/dev/null && ls)"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
     """Print a completion script for bash, zsh or tcsh (extra `completion`).
 
-    bash: dipole completion bash > ~/.local/share/bash-completion/completions/dipole
-    zsh:  dipole completion zsh > FOLDER/_dipole, a FOLDER of $fpath
-    tcsh: dipole completion tcsh > ~/.dipole.tcsh, and `source ~/.dipole.tcsh` in ~/.tcshrc
+    It completes commands, options and files. In bash and zsh it also completes the names of recipes, suites,
+    objectives and data sets that are installed when it is printed. zsh needs it in a folder of $fpath, and tcsh needs
+    `source ~/.dipole.tcsh` in ~/.tcshrc.
 
-    Commands, options and files; in bash and zsh also the names of recipes, suites, objectives and data sets that are
-    installed when it is printed.
+    Examples:
+        dipole completion bash > ~/.local/share/bash-completion/completions/dipole
+        dipole completion zsh > ~/.zfunc/_dipole
+        dipole completion tcsh > ~/.dipole.tcsh
     """
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
@@ -54,9 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import shtab
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"completion scripts are written by shtab, which is missing: {install_line('completion')}"
-        ) from error
+        raise ConfigError(f"completion scripts need shtab; install it with: {install_line('completion')}") from error
     parser = whole_parser()
     functions = "\n".join(_marked(parser, arguments.shell))
     script = shtab.complete(parser, shell=arguments.shell, preamble=functions)
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
-    """Tell shtab what completes each argument, by its `complete`; yield the functions of the shell that this calls."""
+    """Set `complete` of each argument for shtab, and yield the shell functions that it names."""
     import shtab
 
     for action in parser._actions:
@@ -75,7 +74,7 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
             continue
         metavar = str(action.metavar)
         kinds = NAMES.get(metavar) or NAMES.get(f"{parser.prog} {metavar}", ())
-        marked: Any = action  # argparse knows of no such attribute
+        marked: Any = action  # argparse declares no such attribute
         if kinds and shell in ("bash", "zsh"):
             function = "_dipole_" + "_".join((*parser.prog.split()[1:], action.dest))
             marked.complete = {shell: function}
@@ -89,7 +88,7 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
 
 
 def _function(name: str, words: str, files: bool, shell: str) -> str:
-    """A function of the shell that offers words, as it reads them, and files where these can stand in their place."""
+    """Return a shell function that offers words, and files if `files`."""
     if shell == "zsh":
         lines = [f"compadd -- {words}", *(["_files"] if files else [])]
     else:

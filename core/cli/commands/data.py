@@ -1,4 +1,4 @@
-"""`dipole data`: the data sets that recipes need, fetched and prepared."""
+"""`dipole data`: fetch and prepare the data sets that recipes need."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 from shlex import join
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import answering, aside
-from dipole.core.cli.asking import ask
-from dipole.core.cli.resumable import resumable
+from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr
+from dipole.core.cli.parser import resumable
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
@@ -25,7 +24,12 @@ EVERY = 2.0  # seconds between two lines of progress
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Fetch and prepare the data sets that recipes need, or build one that nobody ships."""
+    """Fetch and prepare the data sets that recipes need, or build one.
+
+    Examples:
+        dipole data list
+        dipole data get imagenette --to ~/data/imagenette --yes
+    """
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | get NAME | NAME")
     listed = actions.add_parser(
         "list", help="what can be fetched or built", description="What can be fetched or built."
@@ -34,14 +38,14 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     runners: dict[str, Runner] = {"list": _list, "get": resumable(_get, "what was fetched is kept")}
     fetched = actions.add_parser(
         "get", help="fetch and prepare one",
-        description="Say licence and size of a data set, ask, fetch it with its checksum and prepare it. Repeated, it "
-        "goes on where it stopped; files that were put into FOLDER.download by hand are taken from there.",
+        description="Show licence and size of a data set, ask, fetch it, compare its checksum and prepare it. Repeat "
+        "the command to continue after an interruption. Files that you put into FOLDER.download are used.",
     )  # fmt: skip
-    fetched.add_argument("name", metavar="NAME", help="as `dipole data list` has it")
+    fetched.add_argument("name", metavar="NAME", help="as in `dipole data list`")
     fetched.add_argument("--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
     fetched.add_argument("--yes", action="store_true", help="do not ask")
-    fetched.add_argument("--url", metavar="URL", help=f"fetch from a mirror, URL/FILE; also ${BASE}")
-    fetched.add_argument("--json", action="store_true", help="print one JSON object; what else is said is on stderr")
+    fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE; also ${BASE}")
+    fetched.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
     for name, each in built().items():
         inner = actions.add_parser(name, help=each.summary, description=each.summary)
         runners[name] = resolve(each.configure)(inner)
@@ -75,7 +79,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _get(arguments: argparse.Namespace) -> int:
     name, data = arguments.name, find(arguments.name)
     folder = arguments.to or Path("data") / name
-    with answering(arguments.json) as answer:
+    with json_answer(arguments.json) as answer:
         _fetch(arguments, name, data, folder)
         answer |= {"name": name, "folder": str(folder), "licence": data.licence, "use": data.use.format(folder=folder)}
     return 0
@@ -83,7 +87,7 @@ def _get(arguments: argparse.Namespace) -> int:
 
 def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path) -> None:
     if is_prepared(name, folder):
-        print(f"{folder} is there already.\n{_use(data, folder)}")
+        print(f"{folder} exists already.\n{_use(data, folder)}")
         return
     files = data.remote()
     if arguments.url:
@@ -92,16 +96,16 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
     missing = [file for file in files if not (downloads / file.path).is_file()]
     unchecked = [file.path for file in files if file.checksum is None]
     asks = bool(missing) and not arguments.yes
-    with aside(asks):  # who is asked reads it where the question stands
+    with stdout_to_stderr(asks):  # with the question
         print(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
         print(f"size     {_sizes(files)}, to {folder}")
         for file in missing:
             print(f"from     {address(file)}")
         if unchecked:
-            print(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare what is printed at the end")
+            print(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare those printed at the end")
     _check_space(missing, folder)
     if asks:
-        ask("Fetch it?", "to fetch it under that licence", "nothing was fetched")
+        confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
     get(name, data, files, folder, _lines)
     for file in files:
         if file.checksum is None:
@@ -113,8 +117,8 @@ def _check_space(files: list[RemoteFile], folder: Path) -> None:
     needed, free = sum(file.size or 0 for file in files), free_bytes(folder.absolute())
     if needed > free:
         raise DataError(
-            f"{size(needed)} are to be fetched, and the disk of {folder} has {size(free)} left. Free "
-            "some space, or give another folder with --to."
+            f"{size(needed)} are needed, and the disk of {folder} has {size(free)} left. Free some space, or choose "
+            "another folder with --to."
         )
 
 

@@ -1,25 +1,47 @@
-"""`dipole doctor`: what works on this machine."""
+"""`dipole doctor`: check this machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
 
 from dipole.core.cli import Runner
+from dipole.core.cli.app import broken_plugins
+from dipole.core.train.domains import Domain, domains, resolve
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.extras import install_line
+from dipole.core.utils.files import why
+from dipole.core.utils.machine import processor_facts, processors
+from dipole.core.utils.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
+from dipole.core.utils.text import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Find out what is missing on this machine, and the cure."""
+    """Check this machine: packages, GPU, plug-ins, data folders, disk. Show how to fix each problem.
+
+    Examples:
+        dipole doctor
+        dipole doctor --runs /scratch/runs --json
+    """
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs to look at")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     return run
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.cli.doctor import examine
-
     findings = []
     for finding in examine(arguments.runs):
         findings.append(finding)
@@ -30,3 +52,252 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     return 1 if any(finding.state == "broken" for finding in findings) else 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. "missing" affects some work, "broken" stops all work."""
+
+    name: str
+    state: Literal["ok", "missing", "broken"]
+    detail: str
+    cure: str = ""
+
+
+LOW_DISK = 2 * 2**30
+
+
+def examine(runs: Path) -> Iterator[Finding]:
+    """Yield the findings; `runs` is the folder of runs."""
+    yield _python()
+    yield from _torch()
+    yield from _packages()
+    yield from _plugins()
+    yield from _domains()
+    yield _data_folder()
+    yield _hub_cache()
+    yield from _runs_folder(runs)
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.machine()}")
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        yield Finding(
+            "torch", "broken", f"cannot be imported: {error}", "Install it again: pip install --force-reinstall torch"
+        )
+        return
+    yield Finding("torch", "ok", torch.__version__)
+    available = processors()
+    threads = torch.get_num_threads()
+    text = f"{threads} for {counted(available, 'processor')}"
+    if threads > available:
+        yield Finding(
+            "threads",
+            "missing",
+            text,
+            f"There are more threads than processors. Set OMP_NUM_THREADS={available}",
+        )
+    else:
+        yield Finding("threads", "ok", text)
+    yield _gpu()
+    yield _bfloat16()
+    yield _engine()
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return Finding("gpu", "ok", ", ".join(names))
+    if torch.backends.mps.is_available():
+        return Finding("gpu", "ok", "Apple GPU (mps)")
+    if shutil.which("nvidia-smi") is None:
+        return Finding("gpu", "ok", "none; everything runs on the CPU")
+    if torch.version.cuda is None:
+        fix = "This torch is a CPU build. Install one for CUDA, see https://pytorch.org/get-started"
+    else:
+        fix = f"This torch needs CUDA {torch.version.cuda}: update the driver, or install a torch for this driver."
+    return Finding("gpu", "missing", "nvidia-smi exists, but torch sees no GPU", fix)
+
+
+def _bfloat16() -> Finding:
+    import torch
+
+    name = "bf16"
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return Finding(name, "ok", "native on the GPU")
+        return Finding(name, "missing", "this GPU emulates it", 'Use train.precision = "16-mixed" or "32".')
+    flags = processor_facts().get("flags", processor_facts().get("Features", ""))
+    if not flags:
+        return Finding(name, "ok", "unknown for this processor")
+    if re.search(r"\b(amx_bf16|avx512_bf16|bf16)\b", flags):
+        return Finding(name, "ok", "native on the processor")
+    return Finding(name, "missing", "this processor emulates it, slowly", 'Keep train.precision = "32".')
+
+
+def _engine() -> Finding:
+    """Report the engine of the objectives, its self-check and its speed."""
+    from dipole.core.objectives import engine, pace
+
+    try:
+        measured = pace.measure()
+    except DipoleError as error:
+        what, _, fix = str(error).partition(": ")
+        return Finding("engine", "missing", what, fix or what)
+    detail = f"{measured.engine}; {measured.rows} rows x {measured.width} take {measured.milliseconds:.3g} ms"
+    if measured.failures:
+        fix = f"Report it. Tiles are used instead; {engine.VARIABLE}=eager silences the warning."
+        return Finding("engine", "missing", f"{detail}; self-check of kernels: {measured.failures}", fix)
+    return Finding("engine", "ok", f"{detail}; {measured.check}")
+
+
+def _packages() -> Iterator[Finding]:
+    """Compare installed packages with the requirements of each extra of dipole."""
+    wanted: dict[str, list[Requirement]] = {}
+    try:
+        lines = requires("dipole") or []
+        extras = [each for each in metadata("dipole").get_all("Provides-Extra") or [] if each not in ("dev", "all")]
+    except PackageNotFoundError:
+        yield Finding("packages", "broken", "dipole itself is not installed", "pip install -e .")
+        return
+    for line in map(Requirement, lines):
+        for extra in ("", *extras):
+            # Requirements of dipole itself are not repeated for its extras.
+            if line.name == "dipole" or (extra and _wanted(line, "")) or not _wanted(line, extra):
+                continue
+            wanted.setdefault(extra or "core", []).append(line)
+    for extra, packages in wanted.items():
+        absent, old = _compare(packages)
+        state: Literal["ok", "missing", "broken"] = "broken" if extra == "core" else "missing"
+        install = install_line("" if extra == "core" else extra)
+        if absent or old:
+            detail = "; ".join([*([f"not installed: {', '.join(absent)}"] if absent else []), *old])
+            yield Finding(f"packages of {extra}", state, detail, f"{install} --upgrade" if old else install)
+        else:
+            yield Finding(f"packages of {extra}", "ok", ", ".join(f"{each.name}{each.specifier}" for each in packages))
+
+
+def _compare(packages: list[Requirement]) -> tuple[list[str], list[str]]:
+    """Return missing packages, and packages of another version."""
+    absent, old = [], []
+    for package in packages:
+        try:
+            found = version(package.name)
+        except PackageNotFoundError:
+            absent.append(package.name)
+        else:
+            if not package.specifier.contains(found, prereleases=True):
+                old.append(f"{package.name} {found} (wanted {package.specifier})")
+    return absent, old
+
+
+def _wanted(line: Requirement, extra: str) -> bool:
+    """Return whether an extra ("" for dipole itself) needs a package on this Python and system."""
+    return line.marker is None or line.marker.evaluate({"extra": extra})
+
+
+def _plugins() -> Iterator[Finding]:
+    """Yield a finding for each plug-in package, and for each of its parts that cannot be used."""
+    if not any(map(is_ours, points("domains"))):
+        fix = "Install it again: `make`, or pip install -e . in the checkout."
+        yield Finding("entry points", "broken", "dipole's own entry points are missing", fix)
+    if switched_off():
+        yield Finding("plug-ins", "ok", f"switched off by {SWITCH}=none")
+    declared: dict[str, list[str]] = {}
+    for kind in KINDS:
+        for point in points(kind):
+            if not is_ours(point):
+                declared.setdefault(distribution(point), []).append(f"{kind}: {point.name}")
+    for name, parts in declared.items():
+        yield Finding(f"plug-in {name}", "ok", ", ".join(parts))
+    for kind in KINDS:
+        try:
+            errors = broken_plugins(kind)
+        except Exception as error:  # dipole's own
+            yield Finding(kind, "broken", f"{type(error).__name__}: {error}", "Install dipole again.")
+            continue
+        for each in errors:
+            name = f"plug-in {distribution(each.point)}: {kind} {each.point.name}"
+            fix = f"Repair it, or remove it with: pip uninstall {each.package}"
+            yield Finding(name, "missing", each.reason, fix)
+
+
+def _domains() -> Iterator[Finding]:
+    for domain in domains().values():
+        for title, target in domain.probes.items():
+            yield _probe(domain, f"{domain.name}: {title}", target)
+
+
+def _probe(domain: Domain, name: str, target: str) -> Finding:
+    try:
+        found = resolve(target)()
+    except DipoleError as error:
+        what, _, fix = str(error).partition(". ")
+        return Finding(name, "missing", what, fix or what)
+    except ModuleNotFoundError as error:
+        return Finding(name, "missing", f"{error.name} is not installed", domain.install)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # plug-ins may call sys.exit
+        return Finding(
+            name, "missing", f"{type(error).__name__}: {error}", "This domain cannot be used until the error is fixed."
+        )
+    return Finding(name, "ok", found if isinstance(found, str) else "loads")
+
+
+def _data_folder() -> Finding:
+    text = os.environ.get("DIPOLE_DATA")
+    if not text:
+        return Finding("data folder", "ok", "DIPOLE_DATA is not set; embedded data and the Hub are used")
+    folder = Path(text)
+    if not folder.is_dir():
+        return Finding("data folder", "missing", f"DIPOLE_DATA={text} is not a folder", "Correct or unset DIPOLE_DATA.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return Finding("data folder", "missing", f"{text} cannot be read", f"Change its mode: chmod -R a+rX {text}")
+    return Finding(
+        "data folder", "ok", f"{text}: {', '.join(sorted(each.name for each in folder.iterdir())) or 'empty'}"
+    )
+
+
+def _hub_cache() -> Finding:
+    folder = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    offline = " (offline by HF_HUB_OFFLINE)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    problem = _unwritable(folder)
+    if problem:
+        return Finding("hub cache", "missing", f"{folder}: {problem}", "Set HF_HOME to a folder you may write.")
+    return Finding("hub cache", "ok", f"{folder}{offline}")
+
+
+def _runs_folder(runs: Path) -> Iterator[Finding]:
+    problem = _unwritable(runs)
+    if problem:
+        yield Finding("runs folder", "broken", f"{runs.absolute()}: {problem}", "Choose another folder with --runs.")
+        return
+    yield Finding("runs folder", "ok", str(runs.absolute()))
+    free = shutil.disk_usage(_existing(runs)).free
+    text = f"{free / 2**30:.1f} GiB free"
+    if free < LOW_DISK:
+        yield Finding("disk", "missing", text, "Free some space, or choose another folder with --runs.")
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in [folder.absolute(), *folder.absolute().parents] if each.exists())
+
+
+def _unwritable(folder: Path) -> str:
+    """Try to write in the folder or its nearest parent. Return the problem, or ""."""
+    existing = _existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return ""
+    except OSError as error:
+        return why(error)

@@ -1,4 +1,4 @@
-"""`dipole embed`: vectors of images or sentences from a trained model."""
+"""`dipole embed`: embed images or sentences with a trained model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import aside
+from dipole.core.cli.output import stdout_to_stderr
 
 if TYPE_CHECKING:
     from dipole.core.train.inference import Embedder
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Write the features that a trained model gives for inputs of one's own."""
+    """Embed your own images or sentences with a trained model.
+
+    Examples:
+        dipole embed 3f2a photos/ -o photos.parquet
+        dipole embed runs/3f2a9c sentences.txt -o vectors.npy --device cuda
+    """
     parser.add_argument(
         "run", metavar="RUN", help="folder of a finished run, the first digits of its hash, or an exported folder"
     )
@@ -30,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )  # fmt: skip
     parser.add_argument(
         "--features", metavar="WHERE",
-        help="encoder: what probes see (default); embedding: behind the head, as the objective sees them",
+        help="encoder: features that probes use (default); embedding: output of the head, which the objective uses",
     )  # fmt: skip
     parser.add_argument("--column", metavar="NAME", help="column of a table that holds the inputs")
     parser.add_argument("--batch-size", type=int, metavar="N", help="rows at a time")
@@ -45,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.inference import embed, writer_of
 
     writer_of(arguments.out)  # before the model is loaded
-    with aside(arguments.json):
+    with stdout_to_stderr(arguments.json):
         embedder = _open(arguments.run, arguments.runs, arguments.device, arguments.features)
         count, width = embed(
             embedder,
@@ -63,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open(name: str, runs: Path, device: str | None, features: str | None) -> Embedder:
-    """The model of a run, or of a folder that an export wrote: any folder without a run's config.toml."""
+    """Load the model of a run, or of a folder that an export wrote (a folder without config.toml)."""
     from dipole.core.train.run_folder import find_run
 
     folder = Path(name)

@@ -1,4 +1,4 @@
-"""`dipole eval`: the saved model, measured again."""
+"""`dipole eval`: evaluate a saved model again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import aside
+from dipole.core.cli.output import stdout_to_stderr
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Evaluate the saved model of a run again."""
+    """Evaluate the saved model of a run again.
+
+    Examples:
+        dipole eval 3f2a
+        dipole eval runs/3f2a9c --set vision.data.source=/data/cifar10 --device cuda
+    """
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="settings",
-        help="where the data lie now, such as vision.data.source=FOLDER or text.senteval=FOLDER",
+        help="where the data are now, such as vision.data.source=FOLDER or text.senteval=FOLDER",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
@@ -32,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.trained_run import evaluate_run
     from dipole.core.utils.text import number, text_table
 
-    with aside(arguments.json):
+    with stdout_to_stderr(arguments.json):
         record, found = evaluate_run(folder, arguments.device, arguments.settings)
     added = before is None or len(record.evaluations) > len(before.evaluations)
     agrees = added and record.evaluations[-1].agrees
@@ -45,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"\n{text_table(rows)}\n")
     for line in found.remarks:
         print(line)
-    # What a domain has to show besides numbers (nearest sentences, tables beside the papers') it wrote as text.
+    # Domains write nearest sentences and comparisons with the papers as text.
     for path in sorted(folder.path.glob("*.txt")):
         print(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
     if not added:
-        print("These are other data than the run's: the numbers are not added to its record.")
+        print("These data differ from the run's: the numbers are not added to its record.")
         return 0
     print("The numbers agree." if agrees else "The numbers differ; versions are in the record.")
     return 0

@@ -1,4 +1,4 @@
-"""`dipole export`: a trained model in the form another library loads."""
+"""`dipole export`: write a trained model for another library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import answering
+from dipole.core.cli.output import json_answer
 
 if TYPE_CHECKING:
     from dipole.core.train.run_folder import RunFolder
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Write a trained model for another library."""
+    """Write a trained model for another library.
+
+    Examples:
+        dipole export 3f2a --to sentence-transformers --out my-model
+        dipole export 3f2a --to transformers --license apache-2.0 --push OWNER/NAME
+    """
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)")
@@ -22,10 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "--license",
         "--licence",
         metavar="ID",
-        help="of the weights, for the model card, such as apache-2.0 or cc-by-4.0",
+        help="licence of the weights for the model card, such as apache-2.0 or cc-by-4.0",
     )
     parser.add_argument("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
-    parser.add_argument("--private", action="store_true", help="with --push: a new repository that others do not see")
+    parser.add_argument("--private", action="store_true", help="with --push: make a new repository private")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
@@ -41,27 +46,27 @@ def run(arguments: argparse.Namespace) -> int:
     formats = adapter_class(domain).export_formats
     if arguments.to not in formats:
         raise ConfigError(
-            f"a run of the domain {domain!r} cannot be exported to {arguments.to!r}.{nearest(arguments.to, formats)} "
+            f"runs of the domain {domain!r} cannot be exported to {arguments.to!r}.{nearest(arguments.to, formats)} "
             f"Formats: {', '.join(formats) or 'none'}."
         )
     out = arguments.out or folder.path / f"export-{arguments.to}"
     if arguments.private and arguments.push is None:
-        raise ConfigError("--private belongs to --push REPO.")
+        raise ConfigError("--private needs --push REPO.")
     if arguments.push is not None:
         from dipole.core.train.publish import check_push
 
         check_push(arguments.push)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not an empty folder; choose another --out.")
+        raise ConfigError(f"{out} is not an empty folder. Choose another --out.")
 
-    with answering(arguments.json) as answer:
+    with json_answer(arguments.json) as answer:
         pushed = _write(arguments, folder, out)
         answer |= {"folder": str(out), "format": arguments.to, "pushed": pushed}
     return 0
 
 
 def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str | None:
-    """Write the folder, and upload it where that is asked for; return where to."""
+    """Write the folder, upload it with --push, and return the address of the upload."""
     from dipole.core.train.trained_run import load_run
     from dipole.core.utils.errors import TrainingError
     from dipole.core.utils.files import why

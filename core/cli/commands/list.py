@@ -1,4 +1,4 @@
-"""`dipole list`: every name one can write in a recipe or an objective."""
+"""`dipole list`: list names for recipes and objectives, and runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ RUNS = "runs"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """List objectives, regularizers, diagnostics, recipes, suites, domains, commands and runs."""
+    """List objectives, regularizers, diagnostics, recipes, suites, domains, commands and runs.
+
+    Examples:
+        dipole list
+        dipole list recipes
+        dipole list runs --runs runs --json
+    """
     parser.add_argument(
         "kind",
         nargs="?",
@@ -33,8 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.cli.app import by
-    from dipole.core.cli.plugins import broken_plugins
+    from dipole.core.cli.app import broken_plugins, by
 
     kinds = [arguments.kind] if arguments.kind else KINDS
     found = {kind: _runs(arguments.runs) if kind == RUNS else list_kind(kind) for kind in kinds}
@@ -52,12 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         for error in broken_plugins(kind):
             print(f"cannot be used: {error}", file=sys.stderr)
     if switched_off():
-        print(f"{SWITCH}=none: what other packages add is left out", file=sys.stderr)
+        print(f"{SWITCH}=none: plug-ins of other packages are left out", file=sys.stderr)
     return 0
 
 
 def list_kind(kind: str) -> list[dict[str, Any]]:
-    """Return name, summary and what else is known of each entry of a kind."""
+    """Return name, summary and other facts of each entry of a kind."""
     if kind in ("recipes", "suites"):
         return _files(kind)
     if kind == "domains":
@@ -88,7 +93,8 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
     from dipole.core.utils.files import instead_of_folder
     from dipole.core.utils.text import text_table
 
-    if wrong := instead_of_folder(folder) if folder != Path(RUNS) or folder.exists() else "":
+    wrong = "" if folder == Path(RUNS) and not folder.exists() else instead_of_folder(folder)
+    if wrong:
         raise ConfigError(f"--runs {folder}: {wrong}. Give a folder that `dipole train` or `dipole bench` wrote.")
     found = [run_line(path) for path in run_folders(folder)]
     rows = [(r.status, r.run, f"seed {'-' if r.seed is None else r.seed}", f"step {r.steps}") for r in found]
@@ -116,7 +122,7 @@ def _files(kind: str) -> list[dict[str, Any]]:
     for name, path in shipped(kind).items():
         try:
             facts = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # somebody's file must not hide the others
+        except (OSError, ValueError) as error:  # list the others all the same
             facts = {"title": f"cannot be read: {error}"}
         entry: dict[str, Any] = {"name": name, "summary": facts.get("title") or facts.get("description", "")}
         if kind == "recipes":

@@ -1,4 +1,4 @@
-"""`dipole new`: a package of one's own that adds objectives, with tests and continuous integration."""
+"""`dipole new`: start a package that adds objectives, with tests and continuous integration."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import answering
+from dipole.core.cli.output import json_answer
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import quoted
 
-# What is written, and the file of `cli/template` that it is made of; @name@ and @package@ are filled in.
+# File to write -> its template in `cli/template`; @name@ and @package@ are filled in.
 FILES = {
     "pyproject.toml": "pyproject.toml.in",
     "README.md": "README.md.in",
@@ -31,17 +31,22 @@ FILES = {
     "@package@/spread.py": "spread.py.in",
     "tests/test_conformance.py": "test_conformance.py.in",
 }
-# Names of devices on Windows, where no folder can have them.
+# Device names on Windows, which no folder can have.
 DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Begin a package of your own: an objective, a regularizer, their tests, continuous integration."""
-    parser.add_argument("name", metavar="NAME", help="of the package, such as my-objectives")
+    """Start your own package with an objective, a regularizer, tests and continuous integration.
+
+    Examples:
+        dipole new my-objectives
+        dipole new my-objectives --into ~/projects
+    """
+    parser.add_argument("name", metavar="NAME", help="name of the package, such as my-objectives")
     parser.add_argument(
-        "--into", type=Path, metavar="FOLDER", help="where its folder is made (default: the current folder)"
+        "--into", type=Path, metavar="FOLDER", help="where to make its folder (default: the current folder)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; what else is said is on stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
     return run
 
 
@@ -49,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     name, package = arguments.name, package_of(arguments.name)
     folder = (arguments.into or Path()) / name
     if folder.exists() or folder.is_symlink():
-        raise ConfigError(f"{folder} is there already and is left as it is: give another NAME, or --into FOLDER.")
+        raise ConfigError(f"{folder} exists already. Nothing was changed: give another NAME, or --into FOLDER.")
     template = files("dipole.core.cli") / "template"
-    with answering(arguments.json) as answer:
+    with json_answer(arguments.json) as answer:
         answer["package"], answer["files"] = str(folder), []
         for target, source in FILES.items():
             path = folder / filled(target, name, package)
@@ -69,11 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def package_of(name: str) -> str:
-    """The name to import of a distribution's name.
+    """Return the import name of a distribution.
 
     Raises:
-        ConfigError: if it is not letters, digits and single '-' or '_', or is taken by Python, by the system, or by a
-            package that is installed, or that dipole or the new package asks for.
+        ConfigError: the name has other characters than letters, digits and single '-' or '_'; or Python, the system,
+            an installed package, or a dependency of dipole or of the new package has it.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*", name, re.ASCII) or len(name) > 60:
         raise ConfigError(
@@ -82,9 +87,13 @@ def package_of(name: str) -> str:
         )
     package = name.lower().replace("-", "_")
     if package in DEVICES:
-        raise ConfigError(f"{name!r} is a device on Windows, and no folder's name; such as my-objectives is free.")
+        raise ConfigError(
+            f"{name!r} is a device on Windows and cannot be a folder. Choose another, such as my-objectives."
+        )
     if iskeyword(package) or package in {each.lower() for each in sys.stdlib_module_names} | {"dipole", "tests"}:
-        raise ConfigError(f"{name!r} would be imported as {package!r}, which is taken; such as my-objectives is free.")
+        raise ConfigError(
+            f"{name!r} would be imported as {package!r}, which is taken. Choose another, such as my-objectives."
+        )
     for imported, distribution in _others():
         if package == imported.lower() or canonicalize_name(name) == canonicalize_name(distribution):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""`dipole rm`: runs taken away for good."""
+"""`dipole rm`: remove runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.asking import ask
+from dipole.core.cli.output import confirm
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Remove runs from a folder of runs."""
+    """Remove runs from a folder of runs.
+
+    Examples:
+        dipole rm 3f2a
+        dipole rm runs/3f2a9c runs/77b01d --yes
+    """
     parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a run in DIR, or the first digits of its hash")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also runs whose record says running, by a process of which nothing is known here",
+        help="also remove runs that their record calls running, if their process cannot be checked here",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
@@ -34,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         for path in folders:
             print(f"{path}  {size(_bytes(path))}", file=sys.stderr)
-        ask(f"Remove {counted(len(folders), 'run')}?", "to remove them", "nothing was removed")
+        confirm(f"Remove {counted(len(folders), 'run')}?", "to remove them", "nothing was removed")
     removed: list[str] = []
     failed: dict[str, str] = {}
     for path in folders:
@@ -52,25 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folder(name: str, runs: Path, force: bool) -> Path:
-    """The folder of a run that lies in the folder of runs itself, by its name there, and that nobody trains."""
+    """Return the folder of a run. It must be in `runs` itself and not be training."""
     from dipole.core.train.run_folder import find_run
     from dipole.core.utils.errors import ConfigError
 
     given = find_run(name, runs).path
     if given.is_symlink():
-        raise ConfigError(
-            f"{given} is a link to {given.resolve()}, which is left alone; the link goes with: rm {given}"
-        )
+        raise ConfigError(f"{given} is a link to {given.resolve()}. Remove the link with: rm {given}")
     real = given.resolve()
     if real.parent != runs.resolve():
-        raise ConfigError(f"{given} does not lie in {runs}/: only runs of that folder are removed. See --runs.")
+        raise ConfigError(f"{given} is not in {runs}/. Give its folder of runs with --runs.")
     path = runs / real.name
     _check_idle(path, force)
     return path
 
 
 def _check_idle(path: Path, force: bool) -> None:
-    """Refuse a run that is trained; of one whose process is gone say so, as its record still calls it running."""
+    """Refuse a run that is training. Tell the user if its process was killed, as its record still says running."""
     from dipole.core.utils.errors import ConfigError
     from dipole.core.utils.process import OWNER, host_in, is_gone, lives_here, pid_in
 
@@ -79,13 +82,13 @@ def _check_idle(path: Path, force: bool) -> None:
     except OSError:
         owner = ""
     if _is_locked(path) or lives_here(owner):
-        raise ConfigError(f"{path} is being trained (process {pid_in(owner)}); end that first.")
-    if is_gone(owner):  # a file that an orderly end takes away
+        raise ConfigError(f"{path} is being trained by process {pid_in(owner)}. End that first.")
+    if is_gone(owner):  # an orderly end removes the file
         print(f"{path} was being trained when its process was killed.", file=sys.stderr)
     elif _says_running(path) and not force:
         raise ConfigError(
-            f"{path} is running by its record, and whether process {pid_in(owner)} of {host_in(owner)} still trains it "
-            "cannot be told from here. If it does not: --force."
+            f"{path} is running according to its record, and process {pid_in(owner)} of {host_in(owner)} cannot "
+            "be checked from here. Add --force if that process has ended."
         )
 
 
@@ -108,23 +111,23 @@ def _is_locked(path: Path) -> bool:
 
 
 def _remove(path: Path) -> str:
-    """Remove a folder, renamed first, as a run half removed is no run; say what is in the way, "" for nothing."""
+    """Rename a folder and remove it, so that no half-removed run is left. Return the problem, or ""."""
     import shutil
 
     from dipole.core.utils.files import why
 
     away = path.with_name(f".removed-{path.name}")
     try:
-        shutil.rmtree(away, ignore_errors=True)  # of an attempt that was interrupted
+        shutil.rmtree(away, ignore_errors=True)  # left by an interrupted attempt
         path.rename(away)
     except OSError as error:
-        return f"cannot remove {path}: {why(error)} It is as it was."
+        return f"cannot remove {path}: {why(error)} Nothing was changed."
     try:
         shutil.rmtree(away)
     except OSError as error:
         return (
-            f"cannot remove all of {path}: {os.fspath(error.filename or away)}: {why(error)} What is left lies in "
-            f"{away}, which no command takes for a run: remove that folder once this is cured."
+            f"cannot remove all of {path}: {os.fspath(error.filename or away)}: {why(error)} The rest is in "
+            f"{away}, which commands ignore. Remove that folder later."
         )
     return ""
 

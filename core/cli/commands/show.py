@@ -1,4 +1,4 @@
-"""`dipole show`: what one name means."""
+"""`dipole show`: explain one name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
-from dipole.core.cli.plugins import broken_plugins
+from dipole.core.cli.app import broken_plugins
 from dipole.core.utils.plugins import OURS, PluginError, points
 
 if TYPE_CHECKING:
@@ -22,15 +22,21 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Explain one of them: formula, options, source, cost, deviations from each paper."""
+    """Explain an objective, recipe, suite or domain.
+
+    Objectives show formula, options, source, cost and deviations from each paper.
+
+    Examples:
+        dipole show infonce
+        dipole show digits-simclr
+        dipole show train
+    """
     parser.add_argument(
         "name",
         metavar="NAME",
         help="an objective, regularizer, diagnostic, recipe, suite or domain; `train` for the [train] table",
     )
-    parser.add_argument(
-        "--expand", action="store_true", help="of a suite: what its grids stand for, every row and column by itself"
-    )
+    parser.add_argument("--expand", action="store_true", help="write out the rows and columns of a suite's grids")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 
@@ -41,14 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.shipped import shipped
     from dipole.core.utils.errors import ConfigError, nearest
 
-    # A table's recipe and its suite share a name; both are shown, the suite first: it names the recipe.
+    # A recipe and a suite may share a name. Both are shown, the suite first.
     name, files = arguments.name, {"suite": shipped("suites"), "recipe": shipped("recipes")}
     found = {kind: paths[name] for kind, paths in files.items() if name in paths}
     path = Path(name)
     if not found and arguments.expand and path.is_file():
         found = {"suite": path}
     if arguments.expand and "suite" not in found:
-        raise ConfigError(f"--expand is of a suite, and {name!r} is none.{nearest(name, files['suite'])}")
+        raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
     if found:
         if arguments.expand:
             found = {kind: path for kind, path in found.items() if kind == "suite"}
@@ -68,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             entry = registry.get(name)
         except SpecError as error:
             near = nearest(name, [*files["recipe"], *files["suite"], *domain_names()])
-            broken = "".join(f"\nA plug-in that cannot be used: {each}" for each in _broken_folders())
+            broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in _broken_folders())
             raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}{broken}") from None
         _show_entry(entry, arguments.json)
     return 0
@@ -79,7 +85,7 @@ def _text(path: Path) -> str:
 
 
 def _expanded(path: Path) -> str:
-    """A suite without grids, by the package that declares the folder of suites: it alone knows what they mean."""
+    """Write out the grids of a suite, through the package that declares the folder of suites."""
     module = points("suites")[0].module
     text: str = import_module(f"{module}.written_out").written_out(path)
     return text
@@ -132,7 +138,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         if value:
             print(f"{label + ':':<9}{value}")
     for paper, lines in entry.deviations.items():
-        print(f"\nwhere it differs from {paper}, or decides:" if lines else f"\nnothing differs from {paper}")
+        print(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
         print(*(f"  - {line}" for line in lines), sep="\n", end="\n" if lines else "")
     if entry.options:
         rows = [
@@ -150,7 +156,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
 
 
 def _engine(entry: Entry) -> str:
-    """Which engine serves its row statistics, at its default options."""
+    """Return the engine of its row statistics at default options, or ""."""
     from dipole.core.objectives.engine import outlook
     from dipole.core.objectives.objective import Objective
     from dipole.core.utils.errors import OptionError
@@ -174,11 +180,11 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
 
 
 def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
-    """Name, type, default, range and help of each setting, those of inner tables under their dotted names.
+    """Yield name, type, default, range and help of each setting. Settings of inner tables have dotted names.
 
     Args:
         table: the model.
-        prefix: what stands before its names.
+        prefix: of all names.
     """
     from pydantic import BaseModel
 

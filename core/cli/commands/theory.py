@@ -1,4 +1,4 @@
-"""`dipole theory`: both sides of every inequality of the papers, on a finished run."""
+"""`dipole theory`: evaluate both sides of the papers' inequalities on a finished run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import aside
+from dipole.core.cli.output import stdout_to_stderr
 from dipole.core.utils.text import counted
 
 if TYPE_CHECKING:
@@ -18,32 +18,39 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Evaluate the theorems of the papers on a run."""
+    """Evaluate the theorems of the papers on a run.
+
+    Examples:
+        dipole theory 3f2a --k 4 --block 5
+        dipole theory 3f2a --picture theory.svg
+        dipole theory --list
+        dipole theory --figure1 figure1.svg
+    """
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="folder of a finished run, or the first digits of its hash"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--list", action="store_true", help="name every theorem, what it needs and what computes it")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .svg, .png or .pdf")
-    parser.add_argument("--figure1", type=Path, metavar="FILE", help="draw Arora et al., Figure 1; needs no run")
+    parser.add_argument("--list", action="store_true", help="list every theorem, what it needs and its functions")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw a picture: .svg, .png or .pdf")
+    parser.add_argument("--figure1", type=Path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
 
-    data = parser.add_argument_group("what it is evaluated on")
+    data = parser.add_argument_group("data")
     data.add_argument("--split", choices=("train", "test"), default="test", help="default test")
     data.add_argument(
-        "--labels", default="given", metavar="HOW", help="given; blocks:N, N rows in a row are a class; or a file"
+        "--labels", default="given", metavar="HOW", help="given; blocks:N (N consecutive rows are a class); or a file"
     )
     data.add_argument(
         "--features",
         choices=("auto", "raw", "unit"),
         default="auto",
-        help="as they are, on the unit sphere, or (auto) as the objective's similarity takes them",
+        help="raw, on the unit sphere, or (auto) as the objective's similarity takes them",
     )
-    data.add_argument("--scale", type=float, default=1.0, help="features times this")
-    data.add_argument("--points", type=int, default=1000, help="at most so many points (default 1000)")
-    data.add_argument("--prior", default="measured", help="of the classes: measured (default) or uniform")
-    data.add_argument("--seed", type=int, default=0, help="of the points, tasks and blocks that are drawn")
+    data.add_argument("--scale", type=float, default=1.0, help="factor of the features")
+    data.add_argument("--points", type=int, default=1000, help="largest number of points (default 1000)")
+    data.add_argument("--prior", default="measured", help="class prior: measured (default) or uniform")
+    data.add_argument("--seed", type=int, default=0, help="seed of drawn points, tasks and blocks")
 
     arora = parser.add_argument_group("Arora et al.")
     arora.add_argument("--loss", choices=("hinge", "logistic", "both"), default="both")
@@ -58,11 +65,11 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     margins.add_argument("--delta-neg", type=float, help="upper end of the margin (default: the run's, or 0.5)")
     margins.add_argument("--mu", type=float, help="slack of Theorem 3 (default: half the margin)")
 
-    free = parser.add_argument_group("free: no paper gives them")
+    free = parser.add_argument_group("constants that no paper gives")
     free.add_argument(
         "--delta", type=_share, default=0.05, help="bounds hold with probability 1 - delta (default 0.05)"
     )
-    free.add_argument("--constant", type=float, default=1.0, help="what the O of Gen_M hides (default 1)")
+    free.add_argument("--constant", type=float, default=1.0, help="constant in the O of Gen_M (default 1)")
     free.add_argument("--rademacher", type=float, default=0.0, help="complexity of the class (default 0: left out)")
     free.add_argument("--tuples", type=int, help="M of Gen_M (default: the number of points)")
     free.add_argument("--gamma-constant", type=float, help="c' of Lemma 5.1 (default: the one derived in the docs)")
@@ -116,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         },
     )  # fmt: skip
-    with aside(arguments.json):
+    with stdout_to_stderr(arguments.json):
         report = theory_of_run(
             folder,
             choices,
@@ -138,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(arguments.picture)
     for each in report.broken:
         print(
-            f"error: {each.theorem.paper}, {each.theorem.name} ({each.case}) must hold on any features and does not.",
+            f"error: {each.theorem.paper}, {each.theorem.name} ({each.case}) must hold on any features but does not.",
             file=sys.stderr,
         )
     return 1 if report.broken else 0
@@ -174,7 +181,7 @@ def _text(report: Report) -> str:
     lines += [f"{row[3]:<6} {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in table]
     assumed = {each.theorem.key: each.theorem for each in report.inequalities if not each.theorem.always}
     if assumed:
-        lines += ["", "* what the theorem assumes is not measured:"]
+        lines += ["", "* assumptions that are not measured:"]
         lines += [f"  {theorem.paper}, {theorem.name}: {theorem.assumption}" for theorem in assumed.values()]
     if report.missing:
         lines += ["", "not computed:"]

@@ -1,4 +1,4 @@
-"""`dipole train`: one recipe, one run."""
+"""`dipole train`: train one recipe."""
 
 from __future__ import annotations
 
@@ -7,40 +7,45 @@ import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.answer import aside
-from dipole.core.cli.overrides import add_overrides
-from dipole.core.cli.resumable import resumable
+from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.cli.parser import add_overrides, resumable
 from dipole.core.utils.launched import launched
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Train one recipe and record the result."""
+    """Train one recipe and record the result.
+
+    Examples:
+        dipole train digits-simclr
+        dipole train cifar10-simclr --set train.epochs=5 'objective=infonce + 0.1*dp' --seed 1
+        dipole train my-recipe.toml --print-config
+    """
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
     add_overrides(
         parser, "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
     )
-    parser.add_argument("--seed", type=int, help="the same as --set seed=N")
+    parser.add_argument("--seed", type=int, help="same as --set seed=N")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto (default): continue from the newest checkpoint; never: begin again; PATH: from that checkpoint",
+        help="auto (default): continue from the newest checkpoint; never: start again; PATH: from that checkpoint",
     )
-    parser.add_argument("--overwrite", action="store_true", help="run again although this run is finished")
+    parser.add_argument("--overwrite", action="store_true", help="run again even if this run is finished")
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved settings and their origin, and stop"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
         "--log",
         metavar="TRACKER,...",
         nargs="+",
         action="extend",
         default=[],
-        help="also tell these trackers: tensorboard, wandb, mlflow, trackio",
+        help="also log to these trackers: tensorboard, wandb, mlflow, trackio",
     )
-    parser.add_argument("--tensorboard", action="store_true", help="the same as --log tensorboard")
+    parser.add_argument("--tensorboard", action="store_true", help="same as --log tensorboard")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return resumable(run)
 
@@ -64,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = RunFolder(arguments.runs / config.hash)
     already = not arguments.overwrite and folder.finished()
-    with aside(arguments.json):
+    with stdout_to_stderr(arguments.json):
         record = train(
             config,
             arguments.runs,

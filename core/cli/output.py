@@ -1,0 +1,157 @@
+"""Standard streams, JSON answers and questions of a command.
+
+Streams may be closed, full, without a reader, or of a small alphabet. `finish` writes everything before the command
+ends. Otherwise the interpreter would print a traceback and exit with 120.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, TextIO
+
+from dipole.core.utils.errors import ConfigError, DipoleError
+from dipole.core.utils.files import why
+
+_STREAM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+
+
+class _ClosedStdout(io.TextIOWrapper):
+    """Replace a closed stdout and remember whether anything was lost."""
+
+    lost = False
+
+    def write(self, text: str) -> int:
+        self.lost = self.lost or bool(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        """Do nothing: there is no file behind it."""
+
+
+def prepare() -> None:
+    """Replace missing standard streams, and escape characters that they cannot encode."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _occupy_closed_descriptors()
+    # Type checkers take all three for present.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = _ClosedStdout(open(os.devnull, "wb"), encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _occupy_closed_descriptors() -> None:
+    """Keep the next opened file from getting descriptor 0, 1 or 2, into which a child process would write."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+
+
+def finish() -> None:
+    """Flush both output streams.
+
+    Raises:
+        OSError: stdout cannot be written, or was closed and something was printed.
+    """
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        silence(sys.stderr)
+    sys.stdout.flush()
+    if isinstance(sys.stdout, _ClosedStdout) and sys.stdout.lost:
+        raise OSError(errno.EBADF, "stdout is closed")
+
+
+def silence(stream: TextIO) -> None:
+    """Redirect a broken stream to the null device, so that the interpreter's last flush cannot fail."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def say(text: str, stream: TextIO) -> None:
+    """Print a line and flush it. Ignore a stream that cannot be written."""
+    try:
+        print(text, file=stream, flush=True)
+    except (OSError, ValueError):
+        silence(stream)
+
+
+def cannot_write(error: OSError) -> str:
+    """Return the message for an error of writing to a stream, or "" for any other error."""
+    if error.filename is not None or error.errno not in _STREAM_ERRORS:
+        return ""
+    if error.errno == errno.EBADF:
+        return "cannot write the output: stdout is closed. Send it to a terminal, a file or a pipe, or to /dev/null."
+    return f"cannot write the output: {why(error)}"
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """Return whether --json, or an abbreviation that argparse accepts, is among the arguments."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return any(len(each) > 2 and "--json".startswith(each) for each in options)
+
+
+def print_json_error(kind: str, message: str, exit_code: int) -> None:
+    """Print {"error": {"type", "message", "exit_code"}} on stdout."""
+    say(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}), sys.stdout)
+
+
+@contextmanager
+def stdout_to_stderr(active: bool) -> Iterator[None]:
+    """Send everything that the block prints to stderr if `active`. Commands do so with --json."""
+    if not active:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def json_answer(as_json: bool) -> Iterator[dict[str, Any]]:
+    """Yield a dict to fill, and print it as JSON at the end of the block if `as_json`."""
+    answer: dict[str, Any] = {}
+    with stdout_to_stderr(as_json):
+        yield answer
+    if as_json:
+        print(json.dumps(answer))
+
+
+class DeclinedError(DipoleError):
+    """The user did not confirm. Nothing was done."""
+
+
+def confirm(question: str, purpose: str, nothing: str) -> None:
+    """Ask a yes/no question on stderr and return if the answer is yes.
+
+    Args:
+        question: without [y/N].
+        purpose: completes "Add --yes", such as "to remove them".
+        nothing: the message for any other answer, such as "nothing was removed".
+
+    Raises:
+        ConfigError: stdin is no terminal.
+        DeclinedError: the answer is not yes, or Ctrl-C or Ctrl-D.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"not interactive: add --yes {purpose}.")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)
+    if answer.strip().lower() not in ("y", "yes"):
+        raise DeclinedError(f"{nothing}.")
