@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dipole.core.conformance import edges
+from dipole.core.conformance import accuracy_checks, call_checks, edge_checks  # noqa: F401, they fill the table
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
 from dipole.core.conformance.subjects import Subject, declared, foreign, native, unregistered
@@ -100,7 +100,7 @@ def chosen(slow: bool = False, only: Iterable[str] | None = None, ranks: bool = 
             raise SpecError(f"there is no check {name!r}.{nearest(name, names)} Checks: {', '.join(names)}.")
     if wanted is not None:
         return [c for c in CHECKS if c.name in wanted]
-    return [c for c in CHECKS if (slow or not c.slow) and (ranks or c.run is not edges.ranks_equal_one_process)]
+    return [c for c in CHECKS if (slow or not c.slow) and (ranks or c.run is not edge_checks.ranks_equal_one_process)]
 
 
 def subject_of(

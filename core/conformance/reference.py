@@ -1,200 +1,58 @@
-"""Every objective once more, as loops in float64 written from its formula: what the conformance kit compares against.
+"""Every objective again, as float64 loops written from its formula. The conformance checks compare with them.
 
-Nothing here is fast, stable or shared with the implementations. A `Case` holds the same data as `Pairs` in plain lists;
-embeddings are 1-d float64 tensors only so that autograd yields the reference gradient. The equations and their sources
-are named function by function; sums run over indices, exponentials are not shifted, logarithms are taken last.
+Nothing here is fast or numerically stable, and no code is shared with the implementations. Each function names its
+equation and source. Sums run over indices, exponentials are not shifted, and logarithms come last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from dipole.core.objectives.pairs import Pairs
+from dipole.core.conformance.case import (
+    Case,
+    Number,
+    Temperature,
+    Vector,
+    cosine,
+    dot,
+    log_softmax,
+    mean,
+    norm,
+    similarity_of,
+    squared_distance,
+    tau_of,
+    total,
+    unit,
+)
+from dipole.core.conformance.reference_no_negatives import barlow_twins, regression, sinkhorn, swav, vicreg
+from dipole.core.conformance.reference_regularizers import (
+    distance_polarization,
+    low_dimensional_reconstruction,
+    singular_values,
+)
 
-Vector = Tensor  # (d,) float64
-Number = Tensor  # () float64
-
-
-@dataclass(frozen=True)
-class Case:
-    """Anchors, candidates and who is what to whom, as lists of plain rows.
-
-    Args:
-        anchors: A rows, (d,) float64 each.
-        candidates: C rows, (d,) float64 each.
-        positives: of each anchor, the indices of its positives among the candidates.
-        dropped: of each anchor, candidates that are neither positives nor negatives.
-        labels: class of each anchor.
-        candidate_labels: class of each candidate.
-        views: positives are views of the anchor's own instance, as `Pairs.views`.
-        among: so many anchors, the first ones, are candidates already.
-        first_negative: candidates before it are nobody's negatives.
-        of_block: anchors of each block, block after block; 0: there are no blocks.
-        draw: what random choices among blocks depend on.
-        instances: instance of each anchor.
-        others: candidates that another encoder made than the anchors.
-        candidate_instances: instance of each candidate.
-        anchor_views: view of each anchor.
-        candidate_views: view of each candidate; -1: none.
-        queue: candidates that are past embeddings.
-        queue_of_keys: the candidates' encoder made them, not the anchors'.
-        side: so many anchors, which are candidates, are of one encoder and the rest of another; 0: there is one.
-        parameters: the learned matrices by name, as lists of rows, (d,) each; a number is a list of one ().
-    """
-
-    anchors: list[Vector]
-    candidates: list[Vector]
-    positives: list[list[int]]
-    dropped: list[list[int]]
-    labels: list[int] | None = None
-    candidate_labels: list[int] | None = None
-    views: bool = True
-    among: int = 0
-    first_negative: int = 0
-    of_block: int = 0
-    draw: int = 0
-    instances: list[int] = field(default_factory=list)
-    others: list[int] = field(default_factory=list)
-    candidate_instances: list[int] | None = None
-    anchor_views: list[int] = field(default_factory=list)
-    candidate_views: list[int] = field(default_factory=list)
-    queue: list[int] = field(default_factory=list)
-    queue_of_keys: bool = False
-    side: int = 0
-    parameters: dict[str, list[Vector]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
-        """Pairs and parameters unpacked into lists; gradients flow back to the tensors given.
-
-        Args:
-            pairs: float64.
-            parameters: by name, matrices (m, d) or numbers ().
-        """
-        views = pairs.candidate_view.tolist()
-        of_anchors = {-1, *pairs.view.tolist()}
-        strangers = [j for j, view in enumerate(views) if view == -1]
-        return cls(
-            anchors=list(pairs.anchors.unbind()),
-            candidates=list(pairs.candidates.unbind()),
-            positives=[[j for j in row if j >= 0] for row in pairs.positives.tolist()],
-            dropped=[[j for j in row if j >= 0] for row in pairs.dropped.tolist()],
-            labels=None if pairs.labels is None else pairs.labels.tolist(),
-            candidate_labels=None if pairs.candidate_labels is None else pairs.candidate_labels.tolist(),
-            views=pairs.views,
-            among=pairs.known.among,
-            first_negative=pairs.first_negative,
-            of_block=pairs.known.of_block,
-            draw=pairs.known.draw,
-            instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
-            others=[j for j, view in enumerate(views) if view not in of_anchors],
-            candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
-            anchor_views=pairs.view.tolist(),
-            candidate_views=views,
-            queue=strangers if pairs.known.queue else [],
-            queue_of_keys=pairs.known.queue_of_keys,
-            side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
-            parameters={
-                name: list(value.unbind()) if value.ndim else [value] for name, value in (parameters or {}).items()
-            },
-        )
-
-    def negatives(self, i: int) -> list[int]:
-        """Indices of the candidates that are neither positives of an anchor nor dropped for it, ascending.
-
-        Args:
-            i: index of the anchor.
-        """
-        out = set(self.positives[i]) | set(self.dropped[i])
-        return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
-
-    def all_but(self, positives: Sequence[int], i: int) -> list[int]:
-        """Candidates that are neither listed nor dropped for an anchor, ascending; `first_negative` does not count.
-
-        Args:
-            positives: indices of candidates.
-            i: index of the anchor.
-        """
-        return [j for j in range(len(self.candidates)) if j not in positives and j not in self.dropped[i]]
-
-    def counted(self) -> list[int]:
-        """Anchors the mean runs over: those with at least one positive."""
-        return [i for i in range(len(self.anchors)) if self.positives[i]]
-
-
-def dot(x: Vector, y: Vector) -> Number:
-    return (x * y).sum()
-
-
-def norm(x: Vector) -> Number:
-    return dot(x, x).sqrt()
-
-
-def unit(x: Vector) -> Vector:
-    """x at length 1; the zero vector stays zero."""
-    return x / norm(x) if x.any() else x
-
-
-def cosine(x: Vector, y: Vector) -> Number:
-    """Cosine of two vectors, (); 0 if either is zero.
-
-    Args:
-        x: (d,).
-        y: (d,).
-    """
-    return dot(unit(x), unit(y))
-
-
-def total(values: Iterable[Number]) -> Number:
-    """Sum, (), that is a float64 zero when there is nothing to add.
-
-    Args:
-        values: numbers, () each.
-    """
-    result = torch.zeros((), dtype=torch.float64)
-    for value in values:
-        result = result + value
-    return result
-
-
-def mean(values: Sequence[Number]) -> Number:
-    """Mean, (); a float64 zero when there is nothing to average.
-
-    Args:
-        values: numbers, () each.
-    """
-    return total(values) / len(values) if values else total(values)
-
-
-def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
-    """s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"])."""
-
-    def s(i: int, j: int) -> Number:
-        a, c = case.anchors[i], case.candidates[j]
-        if similarity == "cosine":
-            return cosine(a, c)
-        if similarity == "dot":
-            return dot(a, c)
-        return total(a[row] * dot(weights, c) for row, weights in enumerate(case.parameters["W"]))
-
-    return s
-
-
-def squared_distance(x: Vector, y: Vector) -> Number:
-    """d2 of the unit vectors."""
-    return 2 - 2 * cosine(x, y)
-
-
-Temperature = float | str
-"""A number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)."""
-
-
-def tau_of(case: Case, temperature: Temperature) -> float | Number:
-    return 1 / case.parameters["logit_scale"][0].exp() if isinstance(temperature, str) else temperature
+__all__ = [
+    "REFERENCES",
+    "Case",
+    "Number",
+    "Temperature",
+    "Vector",
+    "cosine",
+    "dot",
+    "log_softmax",
+    "mean",
+    "norm",
+    "similarity_of",
+    "singular_values",
+    "sinkhorn",
+    "squared_distance",
+    "tau_of",
+    "total",
+    "unit",
+]
 
 
 def infonce(
@@ -468,44 +326,6 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
     return mean(losses)
 
 
-def _log_softmax(scores: Sequence[Number], temperature: float | Number) -> list[Number]:
-    raw = [(s / temperature).exp() for s in scores]
-    whole = total(raw)
-    return [(r / whole).log() for r in raw]
-
-
-def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int) -> list[list[float]]:
-    """Codes (B, P) whose rows sum to 1 and whose columns are balanced: rows and columns scaled in turn."""
-    rows, columns = len(scores), len(scores[0])
-    q = [[float(torch.tensor(s / epsilon, dtype=torch.float64).exp()) for s in row] for row in scores]
-    for _ in range(iterations):
-        for p in range(columns):
-            mass = sum(q[b][p] for b in range(rows))
-            for b in range(rows):
-                q[b][p] /= mass * columns
-        for b in range(rows):
-            mass = sum(q[b])
-            q[b] = [value / (mass * rows) for value in q[b]]
-    return [[value * rows for value in row] for row in q]
-
-
-def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> Number:
-    """LMCL Eqs. 6-10: |min((D - delta_pos)(D - delta_neg), 0)| over all pairs of distinct instances."""
-    sums, pairs = [], 0
-    for i in range(len(case.anchors)):
-        others = case.negatives(i) + ([] if case.views else case.positives[i])
-        pairs += len(others)
-        penalties = []
-        for j in others:
-            d = (1 - cosine(case.anchors[i], case.candidates[j])) / 2
-            product = (d - delta_pos) * (d - delta_neg)
-            penalties.append(-product if product < 0 else 0.0 * product)
-        sums.append(total(penalties))
-    if reduction == "mean":
-        return total(sums) / max(pairs, 1)
-    return total(sums) if reduction == "sum" else mean(sums)
-
-
 def blocks(
     case: Case,
     *,
@@ -590,131 +410,13 @@ def co2(
             divergences.append(total([]))
             continue
         positive = case.candidates[case.positives[i][0]]
-        log_p = _log_softmax([s(i, j) for j in negatives], tau)
-        log_q = _log_softmax([between(positive, case.candidates[j]) for j in negatives], tau)
+        log_p = log_softmax([s(i, j) for j in negatives], tau)
+        log_q = log_softmax([between(positive, case.candidates[j]) for j in negatives], tau)
         forward = total(x.exp() * (x - y) for x, y in zip(log_p, log_q, strict=True))
         backward = total(y.exp() * (y - x) for x, y in zip(log_p, log_q, strict=True))
         divergences.append((forward + backward) / 2)
     base = infonce(case, temperature=temperature, similarity=similarity)
     return base + weight * mean(divergences)
-
-
-def swav(
-    case: Case, *, prototypes: int, temperature: float, epsilon: float, iterations: int, dim: int | None = None
-) -> Number:
-    """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives."""
-    centres = [unit(v) for v in case.parameters["prototypes"]]
-    assert len(centres) == prototypes
-    scores = [[dot(u, v).item() for v in centres] for u in map(unit, case.candidates)]
-    codes = sinkhorn(scores, epsilon, iterations)
-    losses = []
-    for i in case.counted():
-        z = unit(case.anchors[i])
-        log_prediction = _log_softmax([dot(z, v) for v in centres], temperature)
-        losses.append(
-            mean([-total(q * x for q, x in zip(codes[p], log_prediction, strict=True)) for p in case.positives[i]])
-        )
-    return mean(losses)
-
-
-def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]:
-    """Singular values by one-sided Jacobi: rotate pairs of columns until all are orthogonal; their norms remain."""
-    columns = list(columns)
-    for _ in range(sweeps):
-        for p in range(len(columns)):
-            for q in range(p + 1, len(columns)):
-                x, y = columns[p], columns[q]
-                gamma = dot(x, y)
-                if gamma.abs() <= 1e-17 * norm(x) * norm(y):
-                    continue
-                zeta = (dot(y, y) - dot(x, x)) / (2 * gamma)
-                tangent = (1.0 if zeta >= 0 else -1.0) / (zeta.abs() + (1 + zeta * zeta).sqrt())
-                c = 1 / (1 + tangent * tangent).sqrt()
-                columns[p], columns[q] = c * x - c * tangent * y, c * tangent * x + c * y
-    return [norm(x) for x in columns]
-
-
-def low_dimensional_reconstruction(
-    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
-    tolerance: float = 0.0, dim: int | None = None,
-) -> Number:  # fmt: skip
-    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
-
-    The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
-    """
-    rows = case.parameters["L"]
-    columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
-    errors = []
-    for anchor in case.anchors:
-        x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
-        low = [dot(row, x) for row in rows]
-        back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
-        errors.append(dot(back - x, back - x))
-    lengths = singular_values(columns) if norm == "nuclear" else [dot(c, c).sqrt() for c in columns]
-    size = total(lengths)
-    return mean(errors) + alpha * (size.detach() if solver == "proximal" else size)
-
-
-def regression(case: Case) -> Number:
-    """Grill et al. 2020, Eq. 2: the squared distance of unit vectors."""
-    return mean([mean([squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]])
-                 for i in case.counted()])  # fmt: skip
-
-
-def _deviations(column: Sequence[Number]) -> list[Number]:
-    """Numbers without their mean."""
-    middle = mean(column)
-    return [x - middle for x in column]
-
-
-def vicreg(
-    case: Case, *, invariance: float, variance: float, covariance: float, gamma: float, epsilon: float
-) -> Number:
-    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of v and c."""
-    width = len(case.anchors[0])
-    near = []
-    for i in case.counted():
-        gaps = [case.anchors[i] - case.candidates[p] for p in case.positives[i]]
-        near.append(mean([dot(gap, gap) / width for gap in gaps]))
-    rows: dict[int, list[Vector]] = {}
-    for view, z in zip(case.candidate_views, case.candidates, strict=True):
-        rows.setdefault(view, []).append(z)
-    for view in set(case.anchor_views) - set(case.candidate_views):
-        rows[view] = [z for own, z in zip(case.anchor_views, case.anchors, strict=True) if own == view]
-    rows.pop(-1, None)
-    hinges, squares = [], []
-    for members in rows.values():
-        columns = [_deviations([z[j] for z in members]) for j in range(width)]
-        cov = [[total(x * y for x, y in zip(a, b, strict=True)) / max(1, len(members) - 1) for b in columns]
-               for a in columns]  # fmt: skip
-        below = [gamma - (cov[j][j] + epsilon).sqrt() for j in range(width)]
-        hinges.append(mean([gap if gap > 0 else 0.0 * gap for gap in below]))
-        squares.append(total(cov[j][k] ** 2 for j in range(width) for k in range(width) if j != k) / width)
-    return invariance * mean(near) + variance * 2 * mean(hinges) + covariance * 2 * mean(squares)
-
-
-def barlow_twins(case: Case, *, redundancy: float) -> Number:
-    """Zbontar et al. 2021, Eqs. 1-2, 1e-5 beside the variance; views and positives in turn, weighted by their rows."""
-    width = len(case.anchors[0])
-    summed, rows = [], 0
-    for view in dict.fromkeys(case.anchor_views):
-        for place in range(max(map(len, case.positives))):
-            mine = [i for i, own in enumerate(case.anchor_views) if own == view and len(case.positives[i]) > place]
-            if not mine:
-                continue
-            twins = [[case.anchors[i] for i in mine], [case.candidates[case.positives[i][place]] for i in mine]]
-            columns = []
-            for z in twins:
-                centred = [_deviations([row[j] for row in z]) for j in range(width)]
-                columns.append([[x / (mean([y * y for y in c]) + 1e-5).sqrt() for x in c] for c in centred])
-            off = []
-            for j, a in enumerate(columns[0]):
-                for k, b in enumerate(columns[1]):
-                    c = mean([x * y for x, y in zip(a, b, strict=True)])
-                    off.append((1 - c) ** 2 if j == k else redundancy * c**2)
-            summed.append(len(mine) * total(off))
-            rows += len(mine)
-    return total(summed) / max(rows, 1)
 
 
 REFERENCES: dict[str, Callable[..., Number]] = {

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.conformance.held import set_back
 from dipole.core.conformance.layouts import LAYOUTS, VIEWS, Layout, Leaves
 from dipole.core.conformance.reference import REFERENCES, Case
+from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
 from dipole.core.objectives.options import options_of
 from dipole.core.objectives.registry import registry

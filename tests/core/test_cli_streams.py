@@ -161,7 +161,7 @@ def test_a_question_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], monke
     with pytest.raises(DeclinedError, match=r"^nothing was fetched\.$"):
         confirm("Fetch it?", "to fetch it", "nothing was fetched")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    with pytest.raises(ConfigError, match="say --yes to fetch it"):
+    with pytest.raises(ConfigError, match="add --yes to fetch it"):
         confirm("Fetch it?", "to fetch it", "nothing was fetched")
 
 

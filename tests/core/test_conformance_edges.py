@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 import dipole
 from dipole.core.cli import main
-from dipole.core.conformance.held import set_back
+from dipole.core.conformance.cost import cubic_share
 from dipole.core.conformance.kit import CHECKS, check_objective
-from dipole.core.conformance.work import cubic_share
+from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import SpecError

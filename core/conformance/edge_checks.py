@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
 from dipole.core.conformance.checks import (
     EXACT,
     HALF_GRADIENT,
@@ -24,16 +25,14 @@ from dipole.core.conformance.checks import (
     check,
     demand_finite,
     gradient_error,
-    ignores_order,
-    ignores_this_order,
     relative,
     value_error,
 )
-from dipole.core.conformance.elsewhere import Accelerator, Elsewhere, WrongDeviceError
+from dipole.core.conformance.cost import Work, cubic_share
+from dipole.core.conformance.fake_device import Accelerator, Elsewhere, WrongDeviceError
 from dipole.core.conformance.layouts import VIEWS, Leaves, two_views
 from dipole.core.conformance.ranks import on_two_ranks
 from dipole.core.conformance.subjects import Result, Subject
-from dipole.core.conformance.work import Work, cubic_share
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
 

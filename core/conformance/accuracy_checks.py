@@ -1,0 +1,259 @@
+"""Checks of value and gradient: against the reference, finite differences, low precision and kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+
+from dipole.core.conformance.checks import (
+    COLUMNS,
+    EXACT,
+    HALF_GRADIENT,
+    HALF_VALUE,
+    LOW_TEMPERATURE,
+    MODERATE_TEMPERATURE,
+    MOST_ENTRIES,
+    ROWS,
+    SINGLE,
+    Failed,
+    Skipped,
+    check,
+    demand_finite,
+    gradient_error,
+    relative,
+    truth_of,
+    value_error,
+)
+from dipole.core.conformance.layouts import VIEWS, Leaves, hard_pairs, two_views
+from dipole.core.conformance.stops import Stops
+from dipole.core.conformance.subjects import Result, Subject, parameters_of
+from dipole.core.objectives import engine
+from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.text import counted
+
+_OF_NO_GRADIENT = ("reference", "gradcheck", "low temperature", "float16", "bfloat16", "descent", "large norms")
+
+
+@check("reference")
+def matches_reference(subject: Subject) -> str:
+    """Value and gradient equal an independent float64 reference (loops from the formula) to 1e-9."""
+    if subject.truth is None:
+        raise Skipped("no reference is known; name one with --reference")
+    worst, refused = 0.0, []
+    for layout in subject.layouts:
+        instance, leaves = subject.make(layout), layout.leaves()
+        try:
+            found = subject.result(instance, layout, leaves)
+        except DipoleError as error:
+            if layout is VIEWS:
+                raise
+            refused.append(f"{layout.name} ({error})")
+            continue
+        true = subject.result(instance, layout, leaves, subject.truth)
+        for what, error_size in (("value", value_error(found, true)), ("gradient", gradient_error(found, true))):
+            if not error_size <= EXACT:
+                raise Failed(
+                    f"{what} is off by {error_size:.2g} on {layout.name}: "
+                    f"{found.value.item():.10g}, reference {true.value.item():.10g}"
+                )
+            worst = max(worst, error_size)
+    note = f"; refuses {', '.join(refused)}" if refused else ""
+    return f"off by at most {worst:.1g} on {counted(len(subject.layouts) - len(refused), 'layout')}{note}"
+
+
+@check("gradient exists")
+def gradient_reaches_inputs(subject: Subject) -> str:
+    """A gradient that is not zero reaches both sets of embeddings, every row, and every parameter."""
+    instance = subject.make()
+    result = subject.result(instance, VIEWS, VIEWS.leaves())
+    missing = [name for name, g in result.gradients.items() if g is None]
+    if len(missing) == len(result.gradients):
+        raise Failed("no gradient at all: the loss is detached from its inputs", _OF_NO_GRADIENT)
+    still = subject.detached if isinstance(subject.detached, tuple) else ()
+    if wrong := [name for name in still if name in VIEWS.shapes and name not in missing]:
+        raise Failed(f"a gradient reaches {', '.join(wrong)}, which is declared detached")
+    # Where the loss says that it stops something without a name, one set of embeddings may get nothing.
+    spared = set(still) | (VIEWS.shapes.keys() if subject.detached is True else set())
+    if lacking := [name for name in missing if name not in spared]:
+        raise Failed(
+            f"no gradient reaches {', '.join(lacking)}"
+            + ("; if that is intended, declare it: detached" if set(lacking) <= VIEWS.shapes.keys() else ""),
+            ("reference",),
+        )
+    for name, gradient in result.gradients.items():
+        if gradient is None:
+            continue
+        if not gradient.any():
+            raise Failed(f"the gradient of {name} is zero")
+        if name in VIEWS.shapes and not gradient.any(dim=1).all():
+            raise Failed(
+                f"the gradient of {int((~gradient.any(dim=1)).sum())} of {len(gradient)} rows of {name} is zero"
+            )
+    reached = [name for name in result.gradients if name not in missing]
+    return f"reaches {', '.join(reached)}" + (f"; {', '.join(missing)} detached, as declared" if missing else "")
+
+
+@check("gradcheck")
+def gradient_is_derivative(subject: Subject) -> str:
+    """The gradient is the derivative of the value: torch.autograd.gradcheck in float64."""
+    layout = two_views(4, 3)
+    instance, leaves = subject.make(layout), layout.leaves()
+    result = subject.result(instance, layout, leaves)
+    if all(g is None for g in result.gradients.values()):
+        raise Failed("there is no gradient to check")
+    names = list(leaves)
+    # Each entry costs two evaluations: parameters larger than this are left to the reference.
+    inputs = [*leaves.values(), *(p for p in parameters_of(instance).values() if p.numel() <= MOST_ENTRIES)]
+
+    def function(*values: Tensor) -> Tensor:
+        # Parameters are perturbed in place, where the instance holds them.
+        with subject.set_back(instance):
+            return subject.call(instance, layout, dict(zip(names, values, strict=False)))
+
+    if (error := _is_no_derivative(function, inputs)) is None:
+        return "equals finite differences"
+    if subject.truth is not None and subject.detached is not True:
+        true = subject.result(instance, layout, leaves, subject.truth)
+        if gradient_error(result, true) <= EXACT:
+            return "not the derivative of the value, but that of the reference, which stops a gradient too"
+    stops = _is_no_derivative(Stops().held(function, *inputs), inputs) is None
+    if stops and subject.detached:
+        return "equals finite differences with what it detaches held still, as declared"
+    slope, claimed = _along_a_direction(function, inputs)
+    raise Failed(
+        f"not the derivative of the value, which changes by {slope:.4g} along a random direction where the "
+        f"gradient says {claimed:.4g}; "
+        + (
+            "it is with what is detached held still: if that is intended, declare it: detached"
+            if stops
+            else "a detached factor does this, or a state that changes with each call"
+        )
+    ) from error
+
+
+def _is_no_derivative(function: Callable[..., Tensor], inputs: list[Tensor]) -> GradcheckError | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gradcheck(function, inputs, eps=1e-6, atol=1e-6, rtol=1e-4)
+    except GradcheckError as error:
+        return error
+    return None
+
+
+def _along_a_direction(function: Callable[..., Tensor], inputs: list[Tensor]) -> tuple[float, float]:
+    """Central difference of a function along one random direction, and what its gradient says about it."""
+    source = torch.Generator().manual_seed(4)
+    directions = [torch.randn(x.shape, generator=source, dtype=x.dtype) for x in inputs]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gradients = torch.autograd.grad(function(*inputs).sum(), inputs, allow_unused=True)
+        ends = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                for x, direction in zip(inputs, directions, strict=True):
+                    x.add_(direction, alpha=step)
+                ends.append(float(function(*inputs)))
+                for x, direction in zip(inputs, directions, strict=True):
+                    x.sub_(direction, alpha=step)
+    claimed = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
+    return (ends[0] - ends[1]) / 2e-6, claimed
+
+
+def _against_truth(
+    subject: Subject, leaves: Leaves, where: str, limits: tuple[float, float], temperature: float
+) -> str:
+    """Compare with the float64 truth on the same (rounded) inputs; parameters stay in float32."""
+    layout = two_views(ROWS, COLUMNS)
+    true = truth_of(subject, layout, leaves, temperature)
+    if not true.finite:
+        raise Skipped("the float64 truth itself is not finite; name a reference")
+    found = subject.result(subject.make(layout, torch.float32, temperature=temperature), layout, leaves)
+    demand_finite(found, where)
+    off = relative(found.value, true.value, 1e-3), gradient_error(found, true, 1e-3)
+    shown = f"value {found.value.item():.5g} for {true.value.item():.5g}"
+    sizes = [max((float(g.norm()) for g in r.gradients.values() if g is not None), default=0.0) for r in (found, true)]
+    if sizes[0] == 0 and sizes[1] > 1e-6:
+        raise Failed(f"{where}: the gradient is zero, its true norm is {sizes[1]:.3g} ({shown})")
+    if not off[0] <= limits[0]:
+        raise Failed(f"{where}: the value is off by {off[0]:.1%} ({shown}), the gradient by {off[1]:.1%}")
+    if not off[1] <= limits[1]:
+        raise Failed(f"{where}: the gradient is off by {off[1]:.1%} ({shown})")
+    return f"off by {off[0]:.1e} and {off[1]:.1e}"
+
+
+@check("low temperature")
+def survives_low_temperature(subject: Subject) -> str:
+    """At temperature 0.01 with far positives and near negatives float32 is finite and close to float64."""
+    leaves = hard_pairs(ROWS, COLUMNS, torch.float32)
+    return _against_truth(subject, leaves, "hard pairs", (SINGLE, SINGLE), LOW_TEMPERATURE) + _untuned(subject)
+
+
+def _untuned(subject: Subject) -> str:
+    return "" if subject.temperature else " (as built: it has no temperature to lower)"
+
+
+def _half(subject: Subject, dtype: torch.dtype) -> str:
+    limits = (HALF_VALUE, HALF_GRADIENT)
+    found = []
+    for kind, leaves, temperature in (
+        ("random", two_views(ROWS, COLUMNS).leaves(dtype, seed=2), MODERATE_TEMPERATURE),
+        ("hard", hard_pairs(ROWS, COLUMNS, dtype), LOW_TEMPERATURE),
+    ):
+        where = f"{kind} pairs" + (f" at temperature {temperature}" if subject.temperature else "")
+        found.append(f"{kind} {_against_truth(subject, leaves, where, limits, temperature)}")
+    return "; ".join(found) + _untuned(subject)
+
+
+@check("float16")
+def survives_float16(subject: Subject) -> str:
+    """With float16 inputs, random at temperature 0.05 and hard at 0.01, it is finite and close to float64."""
+    return _half(subject, torch.float16)
+
+
+@check("bfloat16")
+def survives_bfloat16(subject: Subject) -> str:
+    """With bfloat16 inputs, random at temperature 0.05 and hard at 0.01, it is finite and close to float64."""
+    return _half(subject, torch.bfloat16)
+
+
+@check("kernels")
+def kernels_match(subject: Subject) -> str:
+    """With the triton engine: float32 and bfloat16 on every layout, computed by kernels, are close to float64."""
+    if engine.requested() != "triton":
+        raise Skipped("tiles serve; the engine triton runs its kernels")
+    if not subject.takes_pairs:
+        raise Skipped("a loss of its own does not ask for row statistics")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    asked = [each for _, _, term in subject.make() for each in term.statistics().values()]
+    if all(engine.unsupported_reason(each) for each in asked):
+        raise Skipped(f"served by {engine.outlook(asked)}")
+    before, worst, refused = engine.served(), 0.0, []
+    for layout in subject.layouts:
+        for dtype, limits in ((torch.float32, (SINGLE, SINGLE)), (torch.bfloat16, (HALF_VALUE, HALF_GRADIENT))):
+            leaves = {name: leaf.detach().to(device).requires_grad_() for name, leaf in layout.leaves(dtype).items()}
+            try:
+                with device:
+                    found = subject.result(subject.make(layout, torch.float32).to(device), layout, leaves)
+            except DipoleError:
+                refused.append(layout.name)
+                break
+            exact = {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in leaves.items()}
+            true = subject.result(subject.make(layout), layout, exact, subject.truth)
+            found = Result(found.value.cpu(), {n: None if g is None else g.cpu() for n, g in found.gradients.items()})
+            demand_finite(found, f"{layout.name} in {str(dtype).removeprefix('torch.')}")
+            for what, size, limit in zip(
+                ("value", "gradient"), (value_error(found, true), gradient_error(found, true)), limits, strict=True
+            ):
+                if not size <= limit:
+                    raise Failed(f"{what} is off by {size:.2g} on {layout.name} in {dtype}")
+                worst = max(worst, size if dtype == torch.float32 else 0.0)
+    if engine.failures() or engine.served() == before:
+        raise Failed("; ".join(engine.failures()) or "kernels served no sweep")
+    served = engine.served() - before
+    note = f"; refuses {', '.join(refused)}" if refused else ""
+    return f"{counted(served, 'sweep')}, off by at most {worst:.1g} in float32{note}"

@@ -1,0 +1,266 @@
+"""Checks of how a loss is called: edge cases, order, determinism, storage, tiles, compilation, descent."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.conformance.checks import (
+    COLUMNS,
+    EXACT,
+    LOW_TEMPERATURE,
+    ROWS,
+    Failed,
+    Skipped,
+    check,
+    demand_finite,
+    gradient_error,
+    relative,
+    value_error,
+)
+from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, in_order, two_views
+from dipole.core.conformance.subjects import Result, Subject, parameters_of
+from dipole.core.objectives import dense, tiles
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import DipoleError
+
+_OF_CHANGE = (
+    "reference", "gradcheck", "low temperature", "float16", "bfloat16", "permutation", "state", "tiled", "compile",
+    "inductor", "descent", "temperature", "size", "large norms", "strides", "device", "eval mode", "ranks",
+)  # fmt: skip
+
+
+@check("identical points")
+def survives_identical_points(subject: Subject) -> str:
+    """Value and gradient are finite when all points are one point and when both views are equal."""
+    instance = subject.make(VIEWS, torch.float32)
+    point = torch.linspace(-1.0, 1.0, VIEWS.shapes["a"][1]).repeat(VIEWS.shapes["a"][0], 1)
+    demand_finite(subject.result(instance, VIEWS, _leaves(a=point, b=point)), "all points identical")
+    spread = VIEWS.leaves(torch.float32)["a"].detach()
+    demand_finite(subject.result(instance, VIEWS, _leaves(a=spread, b=spread)), "identical views")
+    return "finite"
+
+
+@check("one anchor")
+def survives_one_anchor(subject: Subject) -> str:
+    """One anchor (against a queue; n = 1 for loss(a, b)) gives finite value and gradient, or is refused."""
+    instance = subject.make(VIEWS, torch.float32)
+    if not subject.takes_pairs:
+        layout = two_views(1)
+        try:
+            result = subject.result(instance, layout, layout.leaves(torch.float32))
+        except Exception as error:
+            return f"refuses n = 1: {type(error).__name__}: {error}".split("\n", 1)[0]
+        demand_finite(result, "n = 1")
+        return f"{result.value.item():.4g} at n = 1"
+    layout = Layout(
+        "one anchor",
+        {"query": (1, 6), "key": (1, 6), "queue": (4, 6)},
+        lambda query, key, queue: Pairs.cross(query, key, queue),
+    )
+    try:
+        result = subject.result(instance, layout, layout.leaves(torch.float32))
+    except DipoleError as error:
+        return f"refused with one clear error: {error}"
+    demand_finite(result, "one anchor")
+    return f"{result.value.item():.4g} against a queue"
+
+
+@check("no negatives")
+def survives_without_negatives(subject: Subject) -> str:
+    """Without negatives the term is finite, and where it needs them it is 0 and says so."""
+    if not subject.takes_pairs:
+        raise Skipped("loss(a, b) has no way to say so; see one anchor")
+    layout = two_views(1)
+    instance = subject.make(layout, torch.float32)
+    result = subject.result(instance, layout, layout.leaves(torch.float32))
+    demand_finite(result, "no negatives")
+    outcome = instance(layout.build(**layout.leaves(torch.float32)))
+    silent = [name for name, term in outcome.terms.items() if float(term) == 0 and not term.note]
+    if silent:
+        raise Failed(f"{', '.join(silent)} is 0 without a note that says why")
+    return "; ".join(f"{name} {float(term):.4g} {term.note}".strip() for name, term in outcome.terms.items())
+
+
+@check("permutation")
+def ignores_order(subject: Subject) -> str:
+    """Reordering the instances (by one, two of them, at random) leaves the value and reorders the gradient."""
+    leaves = VIEWS.leaves()
+    count = len(leaves["a"])
+    result = subject.result(subject.make(), VIEWS, leaves)
+    # A rotation and an exchange generate all orders; who is whose positive by place may survive either alone.
+    rotated = torch.arange(count).roll(-1)
+    exchanged = torch.cat([torch.tensor([1, 0]), torch.arange(2, count)])
+    for order in (rotated, exchanged, torch.randperm(count, generator=torch.Generator().manual_seed(5))):
+        ignores_this_order(subject, VIEWS, leaves, order, result)
+    return "same value, same gradient"
+
+
+def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: Tensor, result: Result) -> None:
+    """Raise Failed if the instances of two views in another order have another value or gradient than the result."""
+    moved = subject.result(
+        subject.make(),
+        in_order(order, layout.width),
+        _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
+    )
+    if not value_error(moved, result) <= EXACT:
+        raise Failed(f"the value changes from {result.value.item():.8g} to {moved.value.item():.8g}")
+    for name in leaves:
+        before, after = result.gradients[name], moved.gradients[name]
+        if before is not None and after is not None and not relative(after, before[order]) <= EXACT:
+            raise Failed(f"the gradient of {name} changes by {relative(after, before[order]):.2g}")
+
+
+@check("determinism")
+def repeats_itself(subject: Subject) -> str:
+    """Called again, and built again from the same seed, it gives the same bits and leaves its inputs alone."""
+    instance = subject.make(VIEWS, torch.float32)
+    leaves = VIEWS.leaves(torch.float32)
+    first = subject.result(instance, VIEWS, leaves)
+    if any(not torch.equal(leaf, VIEWS.leaves(torch.float32)[name]) for name, leaf in leaves.items()):
+        raise Failed("the call changes its inputs in place")
+    for who, other in (("called again", instance), ("built again", subject.make(VIEWS, torch.float32))):
+        second = subject.result(other, VIEWS, leaves)
+        if not _same(first, second):
+            hint = "; if it is to depend on earlier calls, declare it: stateful" if who == "called again" else ""
+            raise Failed(f"{who} it gives {second.value.item():.9g} after {first.value.item():.9g}{hint}", _OF_CHANGE)
+    return "same bits" + (", its state set back, as declared" if subject.stateful else "")
+
+
+def _same(first: Result, second: Result) -> bool:
+    if not torch.equal(first.value, second.value):
+        return False
+    for name, gradient in first.gradients.items():
+        other = second.gradients[name]
+        if (gradient is None) != (other is None):
+            return False
+        if gradient is not None and other is not None and not torch.equal(gradient, other):
+            return False
+    return True
+
+
+@check("state")
+def survives_storage(subject: Subject) -> str:
+    """state_dict into an instance of another seed, pickle, and the written spec all give the same loss."""
+    instance = subject.make(VIEWS, torch.float32)
+    leaves = VIEWS.leaves(torch.float32)
+    if subject.stateful:  # in the midst of a training
+        for seed in (7, 8):
+            subject.call(instance, VIEWS, VIEWS.leaves(torch.float32, seed=seed))
+    first = subject.result(instance, VIEWS, leaves)
+    kept = ["pickle"]
+    try:
+        copied = pickle.loads(pickle.dumps(instance))
+    except Exception as error:
+        raise Failed(f"cannot be pickled: {type(error).__name__}: {error}") from None
+    if not _same(first, subject.result(copied, VIEWS, leaves)):
+        raise Failed("pickle does not keep it")
+    if isinstance(instance, nn.Module):
+        other = subject.make(VIEWS, torch.float32, seed=1)
+        other.load_state_dict(instance.state_dict())
+        if not _same(first, subject.result(other, VIEWS, leaves)):
+            raise Failed("state_dict does not carry all that the loss depends on")
+        kept.append("state_dict")
+    if subject.read is not None:
+        text = str(instance)
+        again = subject.read(text).build(VIEWS.width)
+        if str(again) != text:
+            raise Failed(f"{text!r} reads back as {str(again)!r}")
+        again.load_state_dict(instance.state_dict())
+        if not _same(first, subject.result(again, VIEWS, leaves)):
+            raise Failed(f"the spec {text!r} does not rebuild it")
+        kept.append(f"spec {text}")
+    return ", ".join(kept)
+
+
+@check("tiled")
+def tiles_equal_dense(subject: Subject) -> str:
+    """Tiles of 3 rows, kept or formed anew in the backward pass, give the loss of the whole matrix."""
+    if not subject.takes_pairs:
+        raise Skipped("only dipole's own objectives are tiled")
+    worst = 0.0
+    # At the low temperature sums need a running maximum, which the next tile may raise.
+    settings = [(layout, temperature) for layout in subject.layouts for temperature in (None, LOW_TEMPERATURE)]
+    for layout, temperature in settings if subject.temperature else [(layout, None) for layout in subject.layouts]:
+        instance, leaves = subject.make(layout, temperature=temperature), layout.leaves()
+        try:
+            whole = subject.result(instance, layout, leaves)
+        except DipoleError:
+            continue
+        for cache in (0, tiles.CACHE_BYTES):
+            with (
+                mock.patch.object(dense, "LARGEST", 0),
+                mock.patch.object(tiles, "TILE", 3),
+                mock.patch.object(tiles, "CACHE_BYTES", cache),
+            ):
+                tiled = subject.result(instance, layout, leaves)
+            off = max(value_error(tiled, whole), gradient_error(tiled, whole))
+            if not off <= EXACT:
+                lowered = f" at temperature {temperature}" if temperature else ""
+                raise Failed(f"off by {off:.2g} on {layout.name}{lowered}")
+            worst = max(worst, off)
+    return f"off by at most {worst:.1g}"
+
+
+def _compiled(subject: Subject, backend: str) -> str:
+    torch._dynamo.reset()
+    instance, leaves = subject.make(), VIEWS.leaves()
+    eager = subject.result(instance, VIEWS, leaves)
+
+    def loss(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
+        return subject.call(instance, layout, leaves)
+
+    logging.disable(logging.WARNING)  # graph breaks are announced; they are no faults
+    try:
+        compiled = subject.result(instance, VIEWS, leaves, torch.compile(loss, backend=backend))
+    finally:
+        logging.disable(logging.NOTSET)
+    off = max(value_error(compiled, eager), gradient_error(compiled, eager))
+    if not off <= EXACT:
+        raise Failed(f"off by {off:.2g} under backend {backend}")
+    return f"off by {off:.1g} under backend {backend}"
+
+
+@check("compile")
+def compiles(subject: Subject) -> str:
+    """torch.compile (backend aot_eager: traced and differentiated ahead of time, run eagerly) equals eager."""
+    return _compiled(subject, "aot_eager")
+
+
+@check("inductor", slow=True)
+def compiles_with_inductor(subject: Subject) -> str:
+    """torch.compile with its default backend, which generates code, equals eager."""
+    return _compiled(subject, "inductor")
+
+
+@check("descent")
+def descends(subject: Subject) -> str:
+    """Twenty steps of Adam on free embeddings lower it."""
+    layout = two_views(ROWS, COLUMNS)
+    instance = subject.make(layout, torch.float32)
+    leaves = layout.leaves(torch.float32, seed=3)
+    before = subject.result(instance, layout, leaves)
+    optimizer = torch.optim.Adam([*leaves.values(), *parameters_of(instance).values()], lr=0.05)
+    for _ in range(20):
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss = subject.call(instance, layout, leaves)
+        if not loss.requires_grad:
+            raise Failed("there is no gradient to descend")
+        loss.sum().backward()
+        optimizer.step()
+    after = subject.result(instance, layout, leaves)
+    if not after.value < before.value:
+        raise Failed(f"it goes from {before.value.item():.6g} to {after.value.item():.6g}")
+    return f"{before.value.item():.4g} to {after.value.item():.4g}"
+
+
+def _leaves(**values: Tensor) -> Leaves:
+    return {name: value.clone().requires_grad_() for name, value in values.items()}

@@ -1,0 +1,201 @@
+"""Data and helpers of the float64 references: pairs as plain lists of rows, and the arithmetic of vectors.
+
+Embeddings are 1-d float64 tensors only so that autograd gives the gradient of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.pairs import Pairs
+
+Vector = Tensor  # (d,) float64
+Number = Tensor  # () float64
+
+
+@dataclass(frozen=True)
+class Case:
+    """Anchors, candidates and their relations, as lists of plain rows.
+
+    Args:
+        anchors: A rows, (d,) float64 each.
+        candidates: C rows, (d,) float64 each.
+        positives: of each anchor, the indices of its positives among the candidates.
+        dropped: of each anchor, candidates that are neither positives nor negatives.
+        labels: class of each anchor.
+        candidate_labels: class of each candidate.
+        views: positives are views of the anchor's own instance, as `Pairs.views`.
+        among: number of leading anchors that are candidates too.
+        first_negative: candidates before this index are never negatives.
+        of_block: anchors of each block, block after block. 0 without blocks.
+        draw: seed of random choices among blocks.
+        instances: instance of each anchor.
+        others: candidates of another encoder than the anchors.
+        candidate_instances: instance of each candidate.
+        anchor_views: view of each anchor.
+        candidate_views: view of each candidate, -1 for none.
+        queue: candidates that are past embeddings.
+        queue_of_keys: the queue holds past candidates, not past anchors.
+        side: number of leading anchors of the first of two encoders. 0 with one encoder.
+        parameters: learned matrices by name, as lists of rows (d,). A number is a list of one ().
+    """
+
+    anchors: list[Vector]
+    candidates: list[Vector]
+    positives: list[list[int]]
+    dropped: list[list[int]]
+    labels: list[int] | None = None
+    candidate_labels: list[int] | None = None
+    views: bool = True
+    among: int = 0
+    first_negative: int = 0
+    of_block: int = 0
+    draw: int = 0
+    instances: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+    candidate_instances: list[int] | None = None
+    anchor_views: list[int] = field(default_factory=list)
+    candidate_views: list[int] = field(default_factory=list)
+    queue: list[int] = field(default_factory=list)
+    queue_of_keys: bool = False
+    side: int = 0
+    parameters: dict[str, list[Vector]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
+        """Unpack pairs and parameters into lists. Gradients flow back to the given tensors.
+
+        Args:
+            pairs: float64.
+            parameters: by name, matrices (m, d) or numbers ().
+        """
+        views = pairs.candidate_view.tolist()
+        of_anchors = {-1, *pairs.view.tolist()}
+        strangers = [j for j, view in enumerate(views) if view == -1]
+        return cls(
+            anchors=list(pairs.anchors.unbind()),
+            candidates=list(pairs.candidates.unbind()),
+            positives=[[j for j in row if j >= 0] for row in pairs.positives.tolist()],
+            dropped=[[j for j in row if j >= 0] for row in pairs.dropped.tolist()],
+            labels=None if pairs.labels is None else pairs.labels.tolist(),
+            candidate_labels=None if pairs.candidate_labels is None else pairs.candidate_labels.tolist(),
+            views=pairs.views,
+            among=pairs.known.among,
+            first_negative=pairs.first_negative,
+            of_block=pairs.known.of_block,
+            draw=pairs.known.draw,
+            instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
+            others=[j for j, view in enumerate(views) if view not in of_anchors],
+            candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
+            anchor_views=pairs.view.tolist(),
+            candidate_views=views,
+            queue=strangers if pairs.known.queue else [],
+            queue_of_keys=pairs.known.queue_of_keys,
+            side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
+            parameters={
+                name: list(value.unbind()) if value.ndim else [value] for name, value in (parameters or {}).items()
+            },
+        )
+
+    def negatives(self, i: int) -> list[int]:
+        """Return the indices of candidates that are neither positives of an anchor nor dropped for it, ascending.
+
+        Args:
+            i: index of the anchor.
+        """
+        out = set(self.positives[i]) | set(self.dropped[i])
+        return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
+
+    def all_but(self, positives: Sequence[int], i: int) -> list[int]:
+        """Return candidates that are neither listed nor dropped for an anchor, ascending, ignoring `first_negative`.
+
+        Args:
+            positives: indices of candidates.
+            i: index of the anchor.
+        """
+        return [j for j in range(len(self.candidates)) if j not in positives and j not in self.dropped[i]]
+
+    def counted(self) -> list[int]:
+        """Return the anchors with a positive, over which the mean runs."""
+        return [i for i in range(len(self.anchors)) if self.positives[i]]
+
+
+def dot(x: Vector, y: Vector) -> Number:
+    return (x * y).sum()
+
+
+def norm(x: Vector) -> Number:
+    return dot(x, x).sqrt()
+
+
+def unit(x: Vector) -> Vector:
+    """Return x at length 1. The zero vector stays zero."""
+    return x / norm(x) if x.any() else x
+
+
+def cosine(x: Vector, y: Vector) -> Number:
+    """Return the cosine of two vectors (), 0 if either is zero.
+
+    Args:
+        x: (d,).
+        y: (d,).
+    """
+    return dot(unit(x), unit(y))
+
+
+def total(values: Iterable[Number]) -> Number:
+    """Return the float64 sum (), 0 of nothing.
+
+    Args:
+        values: numbers, () each.
+    """
+    result = torch.zeros((), dtype=torch.float64)
+    for value in values:
+        result = result + value
+    return result
+
+
+def mean(values: Sequence[Number]) -> Number:
+    """Return the float64 mean (), 0 of nothing.
+
+    Args:
+        values: numbers, () each.
+    """
+    return total(values) / len(values) if values else total(values)
+
+
+def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
+    """Return s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"])."""
+
+    def s(i: int, j: int) -> Number:
+        a, c = case.anchors[i], case.candidates[j]
+        if similarity == "cosine":
+            return cosine(a, c)
+        if similarity == "dot":
+            return dot(a, c)
+        return total(a[row] * dot(weights, c) for row, weights in enumerate(case.parameters["W"]))
+
+    return s
+
+
+def squared_distance(x: Vector, y: Vector) -> Number:
+    """Return the squared distance of the unit vectors."""
+    return 2 - 2 * cosine(x, y)
+
+
+Temperature = float | str
+"""A number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)."""
+
+
+def tau_of(case: Case, temperature: Temperature) -> float | Number:
+    return 1 / case.parameters["logit_scale"][0].exp() if isinstance(temperature, str) else temperature
+
+
+def log_softmax(scores: Sequence[Number], temperature: float | Number) -> list[Number]:
+    raw = [(s / temperature).exp() for s in scores]
+    whole = total(raw)
+    return [(r / whole).log() for r in raw]

@@ -1,0 +1,64 @@
+"""The regularizers again, as float64 loops written from their formulas (see `reference`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, total
+
+
+def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> Number:
+    """LMCL Eqs. 6-10: |min((D - delta_pos)(D - delta_neg), 0)| over all pairs of distinct instances."""
+    sums, pairs = [], 0
+    for i in range(len(case.anchors)):
+        others = case.negatives(i) + ([] if case.views else case.positives[i])
+        pairs += len(others)
+        penalties = []
+        for j in others:
+            d = (1 - cosine(case.anchors[i], case.candidates[j])) / 2
+            product = (d - delta_pos) * (d - delta_neg)
+            penalties.append(-product if product < 0 else 0.0 * product)
+        sums.append(total(penalties))
+    if reduction == "mean":
+        return total(sums) / max(pairs, 1)
+    return total(sums) if reduction == "sum" else mean(sums)
+
+
+def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]:
+    """Singular values by one-sided Jacobi: rotate pairs of columns until all are orthogonal; their norms remain."""
+    columns = list(columns)
+    for _ in range(sweeps):
+        for p in range(len(columns)):
+            for q in range(p + 1, len(columns)):
+                x, y = columns[p], columns[q]
+                gamma = dot(x, y)
+                if gamma.abs() <= 1e-17 * norm(x) * norm(y):
+                    continue
+                zeta = (dot(y, y) - dot(x, x)) / (2 * gamma)
+                tangent = (1.0 if zeta >= 0 else -1.0) / (zeta.abs() + (1 + zeta * zeta).sqrt())
+                c = 1 / (1 + tangent * tangent).sqrt()
+                columns[p], columns[q] = c * x - c * tangent * y, c * tangent * x + c * y
+    return [norm(x) for x in columns]
+
+
+def low_dimensional_reconstruction(
+    case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
+    tolerance: float = 0.0, dim: int | None = None,
+) -> Number:  # fmt: skip
+    """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
+
+    The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
+    """
+    rows = case.parameters["L"]
+    columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
+    errors = []
+    for anchor in case.anchors:
+        x = anchor / dot(anchor, anchor).sqrt() if features == "unit" else anchor
+        low = [dot(row, x) for row in rows]
+        back = torch.stack([total(column[r] * low[r] for r in range(len(rows))) for column in columns])
+        errors.append(dot(back - x, back - x))
+    lengths = singular_values(columns) if norm == "nuclear" else [dot(c, c).sqrt() for c in columns]
+    size = total(lengths)
+    return mean(errors) + alpha * (size.detach() if solver == "proximal" else size)
