@@ -1,4 +1,4 @@
-"""Networks of the transformers library: from a folder or the Hub, with their weights or from their configuration."""
+"""Load networks of the transformers library from a folder or the Hub, with or without their weights."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from dipole.core.utils.text import are, counted
 
 Weights = Literal["pretrained", "random"]
 READS = {"pixel_values": "images", "input_ids": "text"}
-"""What a network takes first -> what that is of."""
+"""Main input of a network -> its name in messages."""
 _CONFIGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 TOKENIZERS = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model",
     "sentencepiece.bpe.model", "tokenizer.model",
 )  # fmt: skip
-"""Files of which one at least comes with a tokenizer."""
-_CURES = {
+"""A tokenizer has at least one of these files."""
+_REASONS = {
     "GatedRepoError": "it is gated: accept its terms on its page on the Hub, and log in with `hf auth login`",
     "RepositoryNotFoundError": "the Hub has no model of that name, or it is private: check it, or log in with "
     "`hf auth login`",
     "RevisionNotFoundError": "it has no such revision",
-    "OfflineModeIsEnabled": "the Hub is switched off (HF_HUB_OFFLINE), and it is not in the cache",
-    "LocalEntryNotFoundError": "it is not in the cache, and the Hub cannot be reached, or is switched off "
+    "OfflineModeIsEnabled": "it is not in the cache, and the Hub is switched off (HF_HUB_OFFLINE)",
+    "LocalEntryNotFoundError": "it is not in the cache, and the Hub cannot be reached or is switched off "
     "(HF_HUB_OFFLINE): check the connection, or give a folder",
 }
-"""Errors of the Hub's client, most telling first -> what is wrong."""
+"""Errors of the Hub's client, most specific first -> what is wrong."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a network comes from.
+    """Source of a network.
 
     Args:
         text: a folder, a configuration file, or a name on the Hub.
-        setting: what it is called in a recipe.
-        weights: which are wanted; None for those that are there.
-        revision: of the Hub, a branch, tag or commit.
+        setting: its name in a recipe.
+        weights: "pretrained" or "random". None takes pretrained weights if there are any.
+        revision: branch, tag or commit on the Hub.
     """
 
     text: str
@@ -58,23 +58,23 @@ class Source:
 
     @property
     def path(self) -> Path | None:
-        """The folder or file; None for a name on the Hub."""
+        """Return the folder or file, or None for a name on the Hub."""
         path = Path(self.text).expanduser()
         named = self.text.count("/") <= 1 and not self.text.startswith((".", "~")) and not path.is_absolute()
         return None if named and not path.exists() else path
 
     @property
     def weight_files(self) -> list[Path]:
-        """Files of weights in a folder, as transformers chooses them."""
+        """Return the weight files of a folder that transformers would read."""
         if self.path is None or not self.path.is_dir():
             return []
         return sorted(self.path.glob("*.safetensors")) or sorted(self.path.glob("*.bin"))
 
     @property
     def content(self) -> str | None:
-        """A hash of the files that determine the network, wherever they lie; None for a name on the Hub.
+        """Return a hash of the files that determine the network, or None for a name on the Hub.
 
-        A Hub's repository is not asked: a name has to be known before anything is fetched, and without a network.
+        The hash of a run must be known without a network, so the Hub is not asked.
         """
         if self.path is None or not self.path.exists():
             return None
@@ -83,7 +83,7 @@ class Source:
         return _hash_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
     def error(self, problem: str) -> ConfigError:
-        """The one message about it.
+        """Return the error to raise.
 
         Args:
             problem: what is wrong.
@@ -93,9 +93,13 @@ class Source:
 
 @dataclass
 class Backbone:
-    """A network and where its weights come from.
+    """A network and the origin of its weights.
 
-    pretrained: whether they were read; commit: of the Hub; missing: parameters that no file had, which are random.
+    Attributes:
+        model: the network.
+        pretrained: whether weights were read.
+        commit: on the Hub.
+        missing: parameters that no file had. They are random.
     """
 
     model: Any
@@ -104,7 +108,7 @@ class Backbone:
     missing: tuple[str, ...] = ()
 
     def described(self, source: Source) -> dict[str, Any]:
-        """For the record: what determines the weights, and not where they lie."""
+        """Return what determines the weights, for the record."""
         found = {
             "source": source.text,
             "architecture": type(self.model).__name__,
@@ -115,7 +119,7 @@ class Backbone:
         return {key: value for key, value in found.items() if value is not None}
 
     def remarks(self, source: Source) -> list[str]:
-        """What a user is told about the weights."""
+        """Return notes about the weights for the user."""
         if not self.pretrained:
             return [f"{source.setting}: {type(self.model).__name__} of {source.text} starts from random weights"]
         lines = [f"{source.setting}: {type(self.model).__name__} with the weights of {source.text}"]
@@ -129,12 +133,12 @@ class Backbone:
 
 
 def read_config(source: Source, takes: str) -> Any:
-    """The configuration of a network that takes "pixel_values" or "input_ids".
+    """Return the configuration of a network that takes "pixel_values" or "input_ids".
 
-    Of one that takes both (CLIP), the part that takes what is asked for.
+    For a network that takes both (CLIP), return the part for this input.
 
     Raises:
-        ConfigError: there is none, it cannot be reached, or the network takes something else.
+        ConfigError: it is missing, cannot be reached, or the network takes another input.
     """
     from transformers import AutoConfig
 
@@ -143,7 +147,7 @@ def read_config(source: Source, takes: str) -> Any:
         raise source.error("there is no such folder or file")
     if path is not None and path.is_dir() and not (path / "config.json").is_file():
         raise source.error("the folder has no config.json; give one that save_pretrained wrote")
-    with _told(source), quietly():
+    with _as_config_error(source), quietly():
         config = AutoConfig.from_pretrained(str(path or source.text), **_revision(source))
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
     if hasattr(config, part):
@@ -158,15 +162,15 @@ def read_config(source: Source, takes: str) -> Any:
 
 
 def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) -> Backbone:
-    """Build a network, in single precision: with its weights, or with random ones from its configuration.
+    """Build a network in single precision, with its weights or with random ones.
 
-    Where tensors are made without contents (the meta device) nothing but the configuration is read.
+    On the meta device only the configuration is read.
 
     Args:
         edit: changes the configuration before anything is built.
 
     Raises:
-        ConfigError: see `read_config`; or weights are wanted and there are none, or a pickle alone.
+        ConfigError: see `read_config`; or pretrained weights are missing, or there is only a pickle.
     """
     from transformers import AutoModel
 
@@ -179,7 +183,7 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     pretrained = there and source.weights != "random"
     if pretrained and source.path is not None and (refused := refusal(source.path)):
         raise source.error(refused)
-    with _told(source), quietly():
+    with _as_config_error(source), quietly():
         if not pretrained or torch.get_default_device().type == "meta":
             anew = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
             return Backbone(anew, pretrained)
@@ -197,7 +201,7 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
 
 
 def image_processor(source: Source) -> dict[str, Any]:
-    """The settings of the image processor that comes with a network; empty where none does."""
+    """Return the settings of a network's image processor, {} if it has none."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     path = source.path
@@ -207,8 +211,8 @@ def image_processor(source: Source) -> dict[str, Any]:
         with quietly():
             found, _ = ImageProcessingMixin.get_image_processor_dict(str(path or source.text), **_revision(source))
     except OSError as error:
-        if path is None and not any(type(each).__name__ in _CURES for each in _causes(error)):
-            return {}  # there is a repository, and no such file in it
+        if path is None and not any(type(each).__name__ in _REASONS for each in _causes(error)):
+            return {}  # the repository has no such file
         raise source.error(_reason(error)) from error
     except ValueError as error:
         raise source.error(_reason(error)) from error
@@ -216,22 +220,22 @@ def image_processor(source: Source) -> dict[str, Any]:
 
 
 def tokenizer(source: Source) -> Any:
-    """The tokenizer that comes with a network.
+    """Return the tokenizer of a network.
 
     Raises:
-        ConfigError: none does, or it cannot be read.
+        ConfigError: it has none, or it cannot be read.
     """
     from transformers import AutoTokenizer
 
     path = source.path
     if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
         raise source.error("there is no tokenizer beside it; write one there with tokenizer.save_pretrained")
-    with _told(source), quietly():
+    with _as_config_error(source), quietly():
         return AutoTokenizer.from_pretrained(str(path or source.text), **_revision(source))
 
 
 def tokenizer_content(source: Source) -> str | None:
-    """A hash of the files of the tokenizer in a folder; None for a name on the Hub."""
+    """Return a hash of the tokenizer's files in a folder, or None for a name on the Hub."""
     if source.path is None:
         return None
     files = [source.path / name for name in TOKENIZERS if (source.path / name).is_file()]
@@ -252,8 +256,8 @@ def _first_input(config: Any) -> str:
 
 
 @contextmanager
-def _told(source: Source) -> Iterator[None]:
-    """Errors of the library as our one message."""
+def _as_config_error(source: Source) -> Iterator[None]:
+    """Turn errors of the library into a ConfigError."""
     try:
         yield
     except ImportError as error:
@@ -268,7 +272,7 @@ def _told(source: Source) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     kinds = {type(each).__name__ for each in _causes(error)}
-    known = next((cure for kind, cure in _CURES.items() if kind in kinds), None)
+    known = next((reason for kind, reason in _REASONS.items() if kind in kinds), None)
     if known is None and "use_safetensors" in str(error):
         return UNASKED
     return known or str(error).strip().partition("\n")[0] or type(error).__name__
@@ -284,7 +288,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without progress bars and reports: what matters of them is among our remarks."""
+    """Switch off progress bars and reports of transformers. `Backbone.remarks` has what matters."""
     from transformers.utils import logging as library
 
     bar, level = library.is_progress_bar_enabled(), library.get_verbosity()
@@ -301,7 +305,7 @@ def quietly() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _hash_of(known: tuple[tuple[Path, int, int], ...]) -> str:
-    """The hash of files that have not changed since they were last looked at."""
+    """Return the hash of files; `known` has their times and sizes, so that changed files are read again."""
     found = hashlib.sha256()
     for path, _, size in known:
         found.update(f"{path.name}\0{size}\0".encode())

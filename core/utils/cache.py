@@ -1,7 +1,7 @@
-"""What was found out once and can be found out again: files of a cache, and what their contents are named by.
+"""Files of a cache, named by a hash of the content that they depend on (`content_of`).
 
-A file of a cache that was cut off or damaged is no error: it is made again (`kept`). What a cache is asked for, it is
-asked for by content (`content_of`), not by a path and a date: a changed file is another one wherever it lies.
+A damaged cache file is not an error: it is made again (`kept`). Paths and dates are not part of the name, so a changed
+file never gets an old result.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 def cache_folder() -> Path:
-    """$DIPOLE_CACHE, or dipole/ in the user's cache folder."""
+    """Return $DIPOLE_CACHE, or dipole/ in the user's cache folder."""
     if told := os.environ.get(FOLDER):
         return Path(told).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dipole"
 
 
 def found(read: Callable[[], T]) -> T | None:
-    """What `read` returns of files of a cache, or None where they are missing, cut off or damaged.
+    """Return `read()`, or None if the cache file is missing or damaged.
 
-    Whatever a reader raises then (BadZipFile, JSONDecodeError, EOFError, KeyError, an error of safetensors or the bare
-    Exception of tokenizers) says the same: the file is of no use, and what it held can be made again.
+    Every exception of a reader counts as damage: BadZipFile, JSONDecodeError, EOFError, KeyError, errors of safetensors
+    and tokenizers.
     """
     try:
         return read()
@@ -42,11 +42,13 @@ def found(read: Callable[[], T]) -> T | None:
 
 
 def kept(path: Path, read: Callable[[Path], T | None], make: Callable[[], T], write: Callable[[Path, T], None]) -> T:
-    """What a file of a cache holds; made, and written there, where there is none or a damaged one.
+    """Return the content of a cache file. Make and write it if the file is missing or damaged.
 
     Args:
-        read: None, or any exception, says that the file is of no use.
-        write: to the path, whole or not at all.
+        path: the file.
+        read: reads it. None or any exception means that it is damaged.
+        make: makes the content.
+        write: writes it atomically.
     """
     content = found(lambda: read(path))
     if content is None:
@@ -56,9 +58,12 @@ def kept(path: Path, read: Callable[[Path], T | None], make: Callable[[], T], wr
 
 
 def kept_json(kind: str, identity: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns, made once for an identity (hexadecimal digits of what it depends on).
+    """Return `make()`, from the cache if it was made for this identity before.
 
-    A file that is cut off or damaged is made again; where nothing can be written, nothing is kept.
+    Args:
+        kind: folder in the cache.
+        identity: hash of what the value depends on, in hexadecimal digits.
+        make: makes the value. It is not cached if the cache cannot be written.
     """
 
     def read(path: Path) -> tuple[Any] | None:
@@ -79,10 +84,10 @@ def _check(content: Any) -> int:
 
 
 def content_of(files: Iterable[Path]) -> str:
-    """One number for what some files hold, in their order, whatever they are called and wherever they lie.
+    """Return a hash of the contents of files, in their order.
 
-    Each is read whole: size, date and inode of a file do not tell that it is the same (a file system may keep dates to
-    the second, a program may set them back), and reading costs a second or two for a gigabyte.
+    Files are read completely (one or two seconds for a gigabyte), because equal size, date and inode do not prove equal
+    content.
 
     Raises:
         OSError: one cannot be read.
@@ -95,7 +100,7 @@ def content_of(files: Iterable[Path]) -> str:
 
 
 def sum_of(file: Path) -> list[int]:
-    """Size and check sum of a file, by which damage is recognised when it is read again."""
+    """Return size and CRC of a file, to detect damage later."""
     check = size = 0
     with open(file, "rb") as stream:
         while data := stream.read(READ):

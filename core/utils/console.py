@@ -1,4 +1,4 @@
-"""Where something can be drawn, and rich's console for it: as plain as its stream and the environment want it."""
+"""rich's console, as plain as its stream and the environment ask for."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 NO_WIDTH = 10_000
-"""Characters of a line that is written to no terminal."""
+"""Width of lines that do not go to a terminal."""
 
 
 def can_draw(stream: IO[str] | None) -> bool:
-    """Whether a stream is a terminal that can move its cursor: no pipe, no file, no dumb one, nothing closed."""
+    """Return whether a stream is a terminal that can move its cursor."""
     return _is_terminal(stream) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def console(stderr: bool = False) -> Console:
-    """rich's console of stdout or stderr: of a terminal only where there is one, without any style by NO_COLOR.
+    """Return a rich console for stdout or stderr.
 
-    rich itself takes a pipe for a terminal where FORCE_COLOR is set, and keeps bold and italics where NO_COLOR is. What
-    goes into a pipe or a file has no width, unless COLUMNS says one: nothing is broken into lines there, or cut.
+    NO_COLOR switches off all styles, where rich alone would keep bold and italics. Pipes never count as terminals, also
+    with FORCE_COLOR. Lines that go to a pipe or a file are not wrapped, unless COLUMNS is set.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Fetching a file over HTTP: gone on with where it was cut off, checked, and never half there."""
+"""Fetch a file over HTTP: resume an interrupted download, compare the checksum, and rename when complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import digest, sync_folder, why
 
-BASE = "DIPOLE_DATA_URL"  # takes the place of everything in a URL before the file's name
+BASE = "DIPOLE_DATA_URL"  # replaces everything in a URL before the file's name
 CHUNK = 1 << 20
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR}
 PATIENCE = 60.0  # seconds without a byte
@@ -28,8 +28,11 @@ Progress = Callable[[int, int | None], None]
 class RemoteFile:
     """A file to fetch.
 
-    url: where it lies. size: in bytes. checksum: "md5:..." or "sha256:..." as its authors publish it. Either is None
-    where it is not known. name: what it is called here, a path inside a folder; by default the end of the URL.
+    Attributes:
+        url: its address.
+        size: in bytes; None if unknown.
+        checksum: "md5:..." or "sha256:..." as published by its authors; None if unknown.
+        name: path inside the local folder; by default the end of the URL.
     """
 
     url: str
@@ -39,18 +42,18 @@ class RemoteFile:
 
     @property
     def path(self) -> str:
-        """Its path inside a folder."""
+        """Return its path inside the local folder."""
         return self.name or self.url.rpartition("/")[2]
 
 
 def fetch(file: RemoteFile, folder: Path, progress: Progress = lambda done, total: None) -> Path:
-    """Fetch a file into a folder, or take it as it lies there already; returns its path.
+    """Fetch a file into a folder and return its path. An existing file is only checked.
 
-    What was cut off is gone on with; the name stands for a whole and checked file alone.
+    An interrupted download is resumed. The file gets its name when it is complete and checked.
 
     Raises:
-        DataError: the server cannot be reached or refuses; the size or checksum is not the published one, and the file
-            was set aside; the disk refused.
+        DataError: the server cannot be reached or refuses; size or checksum differ from the published ones (the file is
+            renamed to *.wrong); or the disk cannot be written.
     """
     path = folder / file.path
     try:
@@ -69,7 +72,7 @@ def fetch(file: RemoteFile, folder: Path, progress: Progress = lambda done, tota
 
 
 def address(file: RemoteFile) -> str:
-    """Where it is fetched from: $DIPOLE_DATA_URL/NAME where that is set."""
+    """Return the address to fetch from: $DIPOLE_DATA_URL/NAME if that is set."""
     base = os.environ.get(BASE)
     return f"{base.rstrip('/')}/{file.path}" if base else file.url
 
@@ -89,15 +92,15 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
                 raise
             problem = str(getattr(error, "reason", error)) or type(error).__name__
         if not part.is_file() or part.stat().st_size <= before:
-            break  # nothing came: to try again at once is of no use
+            break  # no bytes arrived, so do not retry
     raise DataError(
-        f"cannot fetch {url} ({problem}). Repeat the command to go on where it stopped; or fetch it by other means, "
-        f"put it at {path}, and repeat the command: it is prepared from there."
+        f"cannot fetch {url} ({problem}). Repeat the command to resume. Or fetch it by other means, put it at "
+        f"{path}, and repeat the command."
     )
 
 
 def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
-    """Fetch what is missing of a file; whether all of it is there now."""
+    """Fetch the missing part of a file. Return whether it is complete."""
     done = part.stat().st_size if part.is_file() else 0
     if size is not None and done == size:
         return True
@@ -108,7 +111,7 @@ def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
     try:
         answer: Any = urlopen(request, timeout=PATIENCE)
     except HTTPError as error:
-        if error.code == 416:  # nothing lies behind what is here: it is all there, or of another file
+        if error.code == 416:  # nothing follows: the file is complete, or another file
             there = error.headers.get("Content-Range", "").rpartition("/")[2]
             if there == str(done):
                 return True
@@ -117,7 +120,7 @@ def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
         raise
     with answer:
         if answer.status != 206:
-            done = 0  # the server begins anew
+            done = 0  # the server sends the whole file
         length = answer.headers.get("Content-Length")
         total = done + int(length) if length is not None else size
         with open(part, "ab" if done else "wb") as file:
@@ -133,24 +136,24 @@ def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
 def _check(file: RemoteFile, path: Path) -> None:
     size, problem = path.stat().st_size, ""
     if file.size is not None and size != file.size:
-        problem = f"{size} bytes, and the published file has {file.size}"
+        problem = f"{size} bytes; the published file has {file.size}"
     elif file.checksum is not None:
         kind, _, published = file.checksum.partition(":")
         found = digest(path, kind)
         if found != published.lower():
-            problem = f"{kind} {found}, and published is {published}"
+            problem = f"{kind} {found}; the published one is {published}"
     if problem:
         aside = (path.with_suffix("") if path.suffix == ".part" else path).with_name(f"{Path(file.path).name}.wrong")
         with suppress(OSError):
             os.replace(path, aside)
         raise DataError(
-            f"{address(file)}: what came has {problem}. It was set aside as {aside}. Repeat the command to fetch it "
-            "again; if it stays so, the file was changed where it lies."
+            f"{address(file)}: the file has {problem}. It was moved to {aside}. Repeat the command to fetch it "
+            "again. If that does not help, the file on the server has changed."
         )
 
 
 def free_bytes(folder: Path) -> int:
-    """What the disk of a folder, or of the nearest one above it that is there, has left."""
+    """Return the free bytes on the disk of a folder, which need not exist."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""Figures without a display; matplotlib is needed by who draws alone."""
+"""Figures without a display. matplotlib is imported only when a figure is drawn."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def check_drawing(extra: str = "vision") -> None:
-    """ConfigError where matplotlib is missing, before work is done whose picture could not be drawn.
+    """Raise ConfigError if matplotlib is missing; call it before long work.
 
-    extra: whose picture it is, and which installs it.
+    extra: installs matplotlib.
     """
     if find_spec("matplotlib") is None:
         raise _missing(extra)
 
 
 def new_figure(width: float, height: float, extra: str = "vision") -> "Figure":
-    """An empty figure of so many inches."""
+    """Return an empty figure; width and height are in inches."""
     check_drawing(extra)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""Errors a user can cause: the message alone says what is wrong, where, what is allowed and how to cure it."""
+"""Errors that users can cause. The message says what is wrong, where, what is allowed and how to fix it."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -20,13 +20,13 @@ __all__ = [
 ]
 
 LONGEST = 1900
-"""Characters of a message that are shown."""
+"""Longest message that is shown completely, in characters."""
 
 
 class DipoleError(Exception):
-    """Base of every error that is shown as one message without a traceback; `exit_code` is then the command's.
+    """Base of all errors that commands show as one message without a traceback.
 
-    A message is for people: of one that is too long, as it quotes what somebody sent, both ends are shown.
+    `exit_code` is the exit code of the command. Long messages are shortened in the middle.
     """
 
     exit_code = 1
@@ -40,17 +40,17 @@ class DipoleError(Exception):
 
 
 class SpecError(DipoleError, ValueError):
-    """An objective written as text cannot be parsed or built; a ValueError as well."""
+    """An objective written as text cannot be parsed or built. Also a ValueError."""
 
     exit_code = 2
 
 
 class RegistryError(DipoleError, ValueError):
-    """A name is registered twice, or registered wrongly; a ValueError as well."""
+    """A name is registered twice, or registered wrongly. Also a ValueError."""
 
 
 class OptionError(DipoleError, ValueError):
-    """An option or argument has the wrong type or lies outside its range; a ValueError as well.
+    """An option or argument has the wrong type or is out of range. Also a ValueError.
 
     Args:
         message: what is wrong, and what is allowed.
@@ -65,25 +65,25 @@ class OptionError(DipoleError, ValueError):
 
 
 class PairsError(DipoleError, ValueError):
-    """Embeddings or indices handed to an objective do not fit together; a ValueError as well."""
+    """Embeddings or indices given to an objective do not fit together. Also a ValueError."""
 
 
 class ConfigError(DipoleError, ValueError):
-    """A recipe, a --set override or a setting is wrong; a ValueError as well."""
+    """A recipe, a --set override or a setting is wrong. Also a ValueError."""
 
     exit_code = 2
 
 
 class EngineError(DipoleError, RuntimeError):
-    """An engine was asked for that there is none of, or that cannot run here; a RuntimeError as well."""
+    """The requested engine does not exist or cannot run here. Also a RuntimeError."""
 
 
 class DataError(DipoleError, ValueError):
-    """A data set is missing, empty or damaged; a ValueError as well."""
+    """A data set is missing, empty or damaged. Also a ValueError."""
 
 
 class ReceivedError(DataError):
-    """A file cannot be read, is none, or is not what its name says; a DataError.
+    """A file cannot be read, is not a regular file, or has another format than its name says.
 
     Args:
         path: the file.
@@ -96,15 +96,15 @@ class ReceivedError(DataError):
 
 
 class TrainingError(DipoleError, RuntimeError):
-    """Training cannot go on (a loss is not finite, a folder cannot be written); a RuntimeError as well."""
+    """Training cannot continue (a loss is not finite, a folder cannot be written). Also a RuntimeError."""
 
 
 class CheckpointError(DipoleError, RuntimeError):
-    """A checkpoint is missing, truncated or belongs to another run; a RuntimeError as well."""
+    """A checkpoint is missing, truncated or belongs to another run. Also a RuntimeError."""
 
 
 class RecordError(DipoleError, ValueError):
-    """A result record does not follow the schema; a ValueError as well."""
+    """A result record does not follow the schema. Also a ValueError."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

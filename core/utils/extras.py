@@ -1,4 +1,4 @@
-"""What an extra installs: the line to type, for a checkout as well as for an index, and the imports that need it."""
+"""Extras: the command that installs one, and imports that need it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ WINDOWS = os.name == "nt"
 
 
 def install_line(extra: str = "", package: str = "dipole") -> str:
-    """What to type so that a distribution has the packages of one of its extras.
+    """Return the pip command that installs an extra, also for an editable checkout.
 
     Args:
         extra: name of the extra; "" for the distribution itself.
@@ -30,36 +30,36 @@ def install_line(extra: str = "", package: str = "dipole") -> str:
 
 
 def quoted(word: str) -> str:
-    """A word of a command line, quoted if need be: doubly, which cmd, PowerShell, bash and zsh all understand."""
+    """Quote a word of a command line if needed, with double quotes, which cmd, PowerShell, bash and zsh read."""
     if re.fullmatch(r"[A-Za-z0-9_./:+\\-]+" if WINDOWS else r"[A-Za-z0-9_./:+-]+", word):
         return word
-    # What POSIX shells read inside of double quotes; no name of Windows can be written in a way that both of its take.
+    # POSIX shells expand these characters inside double quotes.
     return shlex.quote(word) if not WINDOWS and re.search(r'["$`!\\]', word) else f'"{word}"'
 
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Imports of the packages of an extra of dipole.
+    """Turn missing packages of an extra into one error.
 
     Raises:
-        ConfigError: one of them is not installed: what needs it, and the line that installs it.
+        ConfigError: a package is not installed. The message names `what` needs it and the command that installs it.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        # A module that should be there is a mistake of ours, and no package to install.
+        # A missing module of dipole or of Python is a bug, not a package to install.
         if not error.name or error.name.partition(".")[0] in ("dipole", *sys.stdlib_module_names):
             raise
         raise ConfigError(f"{what} needs {error.name}; install it with: {install_line(extra)}") from error
 
 
 def lazy(package: str, homes: Mapping[str, str], extra: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names stand in other modules, which are imported on first use.
+    """Return a `__getattr__` for a package that imports its names on first use.
 
     Args:
         package: the package's `__name__`.
         homes: name -> the module that defines it.
-        extra: of dipole, which has what those modules need.
+        extra: the extra of dipole that those modules need.
     """
 
     def resolve(name: str) -> Any:
@@ -72,14 +72,14 @@ def lazy(package: str, homes: Mapping[str, str], extra: str) -> Callable[[str], 
 
 
 def _checkout(package: str) -> str:
-    """The folder that an editable installation runs from; "" for one from an index."""
+    """Return the folder of an editable installation, or ""."""
     try:
         origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
         return ""
     if not origin.get("dir_info", {}).get("editable"):
         return ""
-    from urllib.request import url2pathname  # it loads ssl: only where it is asked
+    from urllib.request import url2pathname  # imported here, because it loads ssl
 
     place = urlsplit(origin["url"])
     share = f"//{place.netloc}" if WINDOWS and place.netloc not in ("", "localhost") else ""

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new content, never half of it."""
+"""Atomic writing of files and folders: readers see the old or the new content, never half of it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from typing import BinaryIO
 from dipole.core.utils.errors import TrainingError
 
 _SCRATCH = re.compile(r"\..*\.[0-9a-f]{8}\.tmp(\..*)?")
-"""Names that `scratch` gives."""
-_CURES = {
+"""Names of temporary files made by `scratch`."""
+_HINTS = {
     errno.ENOSPC: "The disk is full: free some space",
     errno.EDQUOT: "The disk quota is used up: free some space",
     errno.EFBIG: "The file size limit is reached (see `ulimit -f`): raise it",
     errno.EACCES: "No permission: change the owner or mode of the folder, or choose another one with {option}",
     errno.EPERM: "No permission: change the owner or mode of the folder, or choose another one with {option}",
     errno.EROFS: "The file system is read-only: choose another folder with {option}",
-    errno.ENOTDIR: "A file stands where a folder is needed: remove it, or choose another folder with {option}",
-    errno.EEXIST: "A file stands where a folder is needed: remove it, or choose another folder with {option}",
+    errno.ENOTDIR: "A file is in the place of a folder: remove it, or choose another folder with {option}",
+    errno.EEXIST: "A file is in the place of a folder: remove it, or choose another folder with {option}",
 }
 
 
 def why(error: OSError, option: str = "--runs") -> str:
-    """Say what an OSError means for the user and what cures it; `option` is what chose the place."""
-    cure = _CURES.get(error.errno or 0, "").format(option=option)
+    """Explain an OSError and how to fix it; `option` is the command line option that chose the path."""
+    hint = _HINTS.get(error.errno or 0, "").format(option=option)
     reason = error.strerror or str(error)
-    return f"{reason}. {cure}." if cure else f"{reason}."
+    return f"{reason}. {hint}." if hint else f"{reason}."
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
+    """Return whether there is such a file; False for an impossible name."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; a name that none can have is none."""
+    """Return whether there is such a folder; False for an impossible name."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -53,14 +53,14 @@ def is_folder(path: Path) -> bool:
 
 
 def instead_of_folder(path: Path) -> str:
-    """What is wrong with a folder that is to be there, such as "it is a file"; "" for a folder."""
+    """Return "" for a folder, and otherwise the problem, such as "it is a file"."""
     if is_folder(path):
         return ""
     return "it is a file" if is_file(path) else "no such folder"
 
 
 def instead_of_file(path: Path) -> str:
-    """What stands where a file is wanted, such as "a folder"; "" for a file, for nothing, and for no possible name."""
+    """Return what is in the place of a file, such as "a folder"; "" for a file or for nothing."""
     if is_folder(path):
         return "a folder"
     try:
@@ -72,23 +72,22 @@ def instead_of_file(path: Path) -> str:
 
 
 def check_own(path: Path) -> None:
-    """Refuse to append where no file of ours stands: a pipe would be waited for, what a link leads to be changed.
+    """Refuse to append to a pipe or a link.
 
     Raises:
-        TrainingError: something is there, and it is no regular file.
+        TrainingError: the path exists and is not a regular file.
     """
     with suppress(OSError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise TrainingError(f"cannot write {path}: it is no regular file. Remove it.")
+            raise TrainingError(f"cannot write {path}: it is not a regular file. Remove it.")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` for the block to write a file (or make a folder) at, and put that in its place.
+    """Yield a temporary path for a new file or folder, and rename it to `path` at the end of the block.
 
-    A reader of `path` sees the old content or the new, never half of it. Any exception removes what was written and
-    leaves `path` as it was. Parent folders are made; the name keeps its suffix, which some writers look at. Raises
-    OSError where the disk does.
+    An exception removes the temporary file and leaves `path` unchanged. Parent folders are made. The temporary name
+    keeps the suffix, which some writers need. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch(path) as temporary:
@@ -98,11 +97,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """Yield a fresh hidden name beside `path`; what is left there at the end of the block is removed.
+    """Yield a new hidden path in the folder of `path`, and remove it at the end of the block.
 
-    For content whose name depends on it: `put_in_place(temporary, final)` inside the block.
+    If the final name depends on the content, call `put_in_place(temporary, final)` inside the block.
     """
-    # Not the pid: another machine that shares the folder may have the same.
+    # Random, as another machine that shares the folder may have the same process id.
     temporary = path.with_name(f".{path.stem}.{os.urandom(4).hex()}.tmp{path.suffix}")
     try:
         yield temporary
@@ -112,15 +111,15 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def digest(path: Path, kind: str = "sha256") -> str:
-    """The checksum of a file, in hexadecimal digits."""
+    """Return the checksum of a file in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
 def remove_scratch(folder: Path, of: str = "*") -> None:
-    """Remove what writers that were killed have left in a folder; only for who knows that nobody writes there.
+    """Remove temporary files that killed processes left in a folder. Call it only when no process writes there.
 
-    of: a pattern of what they were writing, where others write in the folder too.
+    of: pattern of the names that they were writing.
     """
     for path in folder.glob(f".{of}.tmp*"):
         if _SCRATCH.fullmatch(path.name):
@@ -135,7 +134,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
             with open(each, "rb+") as file:
                 os.fsync(file.fileno())
     if temporary.is_dir() and path.is_dir():
-        # No system call exchanges two folders everywhere: for an instant there is none.
+        # No portable system call exchanges two folders, so there is none for an instant.
         sync_folder(temporary)
         with scratch(path) as old:
             os.replace(path, old)
@@ -151,7 +150,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes the place of `path` at the end of the block (`replacing`)."""
+    """Open a file that replaces `path` at the end of the block (see `replacing`)."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         yield file
 
@@ -170,7 +169,7 @@ def _remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a rename inside a folder on the disk (a no-op where folders cannot be opened)."""
+    """Flush a rename inside a folder to the disk, if the system can open folders."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,7 +1,7 @@
-"""Errors of several processes that were started together: the first is told, by its process alone.
+"""Of several ranks that fail, only the first one prints its error.
 
-One mistake in a recipe is met by every rank, and the end of one rank is an error in all others. All of them meet at the
-launcher's store (torchrun), or at rank 0's (srun, mpirun), and the first one there speaks.
+Every rank meets a mistake in a recipe, and the end of one rank is an error in all others. The ranks compare at the
+launcher's store (torchrun), or at a store of rank 0 (srun, mpirun).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 from dipole.core.utils.launched import Launched, launched
 
 PATIENCE = 5.0
-"""Seconds that rank 0 keeps its store open for the others, and that they try to reach it."""
+"""Seconds that rank 0 keeps its store open, and that the others try to reach it."""
 
 
 def is_first(message: str) -> bool:
-    """Whether this process is to tell an error; the answer of the first call is that of all later ones."""
+    """Return whether this process should print the error. Later calls repeat the first answer."""
     return first_message(message) is None
 
 
-_told: list[str | None] = []  # the answer to this process, once there is one
+_answer: list[str | None] = []  # empty before the first call
 
 
 def first_message(message: str) -> str | None:
-    """What another process of the launch told before; None where this one is the first (or alone)."""
+    """Return the error that another rank printed before, or None if this one is the first or alone."""
     here = launched()
     if here.size == 1:
         return None
-    if not _told:
-        _told.append(_ask(here, message))
-    return _told[0]
+    if not _answer:
+        _answer.append(_ask(here, message))
+    return _answer[0]
 
 
 def _ask(here: Launched, message: str) -> str | None:
@@ -48,7 +48,7 @@ def _ask(here: Launched, message: str) -> str | None:
             wait_for_workers=False,
             multi_tenant=True,
         )
-        # A launch that torchrun starts again speaks anew.
+        # A restart by torchrun prints again.
         store = PrefixStore(f"dipole/error/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", whole)
         first = store.add("told", 1) == 1
         if first:
@@ -58,6 +58,6 @@ def _ask(here: Launched, message: str) -> str | None:
         end = time.monotonic() + PATIENCE
         while hosts and store.add("heard", 0) < here.size and time.monotonic() < end:
             time.sleep(0.05)
-    except (RuntimeError, OSError):  # torch's own errors are RuntimeErrors: nobody is there to be asked
+    except (RuntimeError, OSError):  # torch raises RuntimeErrors if no store answers
         return None
     return told

@@ -1,4 +1,4 @@
-"""One rule for the Hugging Face Hub: what fails is said once, by our error."""
+"""Keep the Hugging Face Hub's client quiet, because our error already reports a failure."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_retry_messages() -> Iterator[None]:
-    """Keep the Hub's client from printing every failed attempt; it still tries again."""
+    """Do not print every failed attempt of the Hub's client. It still retries."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)

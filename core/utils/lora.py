@@ -16,17 +16,17 @@ from dipole.core.utils.freezing import fix_batch_norm, layers
 def add_lora(
     model: nn.Module, rank: int, alpha: float, dropout: float, targets: Sequence[str] | None, setting: str
 ) -> None:
-    """Put adapters beside layers of a network, in place; they learn, and nothing else of it does.
+    """Add adapters to layers of a network in place. Only the adapters are trained.
 
-    At the start B is 0 and the network gives what it gave before. Batch norm keeps its statistics.
+    B starts at 0, so the output does not change. Batch norm keeps its statistics.
 
     Args:
         rank: of A and B, >= 1.
-        alpha: the adapters' share is alpha / rank.
-        dropout: of what goes into A, in [0, 1).
-        targets: ends of names of the layers to adapt, such as "query"; None for every linear map of the network's
-            layers, or every convolution of them where there is none.
-        setting: what the table is called in a recipe.
+        alpha: the adapters are scaled by alpha / rank.
+        dropout: of the inputs of A, in [0, 1).
+        targets: ends of names of the layers to adapt, such as "query". None adapts every linear map of the network's
+            layers, or every convolution if there is none.
+        setting: name of the table in a recipe.
 
     Raises:
         ConfigError: peft is not installed, or no layer has such a name.
@@ -43,14 +43,14 @@ def add_lora(
         inject_adapter_in_model(config, model)
     except ValueError as error:
         found = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"{setting}: these layers cannot be adapted: {found}. Choose others as targets.") from error
+        raise ConfigError(f"{setting}: these layers cannot be adapted: {found}. Choose other targets.") from error
     fix_batch_norm(model)
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """A copy in which every adapter is added to the weights it stands beside; the module itself where it has none.
+    """Return a copy with the adapters merged into the weights, or the module itself without adapters.
 
-    Names and shapes are those of the network before `add_lora`.
+    Names and shapes are those before `add_lora`.
     """
     if not any(map(_is_adapted, module.modules())):
         return module

@@ -1,4 +1,4 @@
-"""What the machine is and has, on Linux, macOS and Windows alike."""
+"""Processors and memory of the machine, on Linux, macOS and Windows."""
 
 import os
 import platform
@@ -9,18 +9,18 @@ import psutil
 
 
 def processors() -> int:
-    """Processors this process may use."""
+    """Return the number of processors that this process may use."""
     # macOS has no affinity, neither in os nor in psutil.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:
-    """The model of the processor, as the system names it."""
+    """Return the model of the processor, as the system names it."""
     return processor_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def processor_facts() -> dict[str, str]:
-    """What Linux says of the last of its processors, by name (`model name`, `flags`); empty elsewhere."""
+    """Return /proc/cpuinfo of the last processor by name (`model name`, `flags`); {} on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -30,10 +30,10 @@ def processor_facts() -> dict[str, str]:
 
 
 def peak_memory() -> int:
-    """Largest resident memory of this process so far, in bytes."""
+    """Return the largest resident memory of this process so far, in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
-        # What getrusage says on Linux begins with the memory of the process that started this one.
+        # On Linux, getrusage includes the memory of the parent process.
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         pass
@@ -46,7 +46,7 @@ def peak_memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that processes may still take: the smaller of what the machine and its control group leave."""
+    """Return the free memory of the machine, or of its control group if that is less, in bytes."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

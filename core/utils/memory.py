@@ -1,4 +1,4 @@
-"""Sizes that somebody's settings ask for are held against the memory that is there before it is taken."""
+"""Compare the sizes that settings ask for with the free memory before it is allocated."""
 
 import math
 
@@ -12,24 +12,24 @@ UNKNOWN = 1 << 62
 
 
 def available(device: torch.device) -> int:
-    """Bytes that a device has left; the most where nobody says, and for tensors without contents."""
+    """Return the free bytes of a device; UNKNOWN for the meta device and where there is no way to ask."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_memory() if device.type == "cpu" else UNKNOWN
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was refused: by Python, by a GPU, or by PyTorch's allocator of the processor."""
+    """Return whether an error means out of memory, in Python, on a GPU or in PyTorch's CPU allocator."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
 
 
 def check_fits(what: str, shape: tuple[int, ...], like: Tensor, beside: str = "its gradient") -> None:
-    """Refuse a tensor that does not fit beside its gradient, or beside another of its size.
+    """Refuse a tensor that does not fit into memory together with its gradient (`beside`), of the same size.
 
     Raises:
-        OptionError: what it is, how large, and how much there is.
+        OptionError: it does not fit. The message has its size and the free memory.
     """
     wanted = 2 * math.prod(shape) * like.dtype.itemsize
     meta = torch.get_default_device().type == "meta"
@@ -37,6 +37,6 @@ def check_fits(what: str, shape: tuple[int, ...], like: Tensor, beside: str = "i
     if wanted > there:
         size = " x ".join(map(str, shape))
         raise OptionError(
-            f"{what} of {size} takes {wanted / 1e9:.4g} GB with {beside}, {there / 1e9:.4g} GB are there; choose a "
+            f"{what} of {size} takes {wanted / 1e9:.4g} GB with {beside}, {there / 1e9:.4g} GB are free. Choose a "
             "smaller size."
         )

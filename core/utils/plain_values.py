@@ -1,7 +1,7 @@
-"""Nested Python values as JSON beside arrays, so that a file of them holds no code.
+"""Encode nested Python values as JSON and arrays, so that a file of them contains no code.
 
-None, booleans, numbers, texts, bytes, lists, tuples, sets, deques, dictionaries, NumPy's arrays, scalars and
-generators, and tensors come back as they were. A pickle would run what it is told to when it is read.
+None, booleans, numbers, strings, bytes, lists, tuples, sets, deques, dictionaries, tensors, and NumPy arrays, scalars
+and generators are restored exactly. A pickle could run any code when it is read.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dipole.core.utils.errors import CheckpointError
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set}
 _ARRAYS = ("array", "scalar", "tensor")
-_MADE_OF_MODULES = "_metadata"
-"""What the state of a module knows about its own version, beside its tensors."""
+_VERSIONS = "_metadata"
+"""Attribute of a module's state_dict with the versions of its parts."""
 
 Keep = Callable[[Any], Any]
-"""Stores a tensor or an array and returns its name, a number or a text."""
+"""Stores a tensor or an array and returns its name, a number or a string."""
 
 
 def encode(value: Any, keep: Keep, place: str) -> Any:
-    """Return what JSON can hold of a value, with the names of its arrays.
+    """Return a value as JSON with the names of its arrays.
 
     Args:
-        value: anything of the kinds above.
-        keep: is given each tensor and each array (a scalar of NumPy as an array of no axes).
-        place: what the value is called in messages.
+        value: of the types above.
+        keep: stores each tensor and array (a NumPy scalar as an array without axes).
+        place: name of the value in messages.
 
     Raises:
-        CheckpointError: there is something else in it, with its place.
+        CheckpointError: it contains another type. The message says where.
     """
     if type(value) is float and not math.isfinite(value):
         return {"float": repr(value)}
@@ -57,27 +57,27 @@ def encode(value: Any, keep: Keep, place: str) -> Any:
         return {"deque": encode(list(value), keep, place), "maxlen": value.maxlen}
     if isinstance(value, dict):
         pairs = [[encode(key, keep, place), encode(each, keep, f"{place}.{key}")] for key, each in value.items()]
-        versions = getattr(value, _MADE_OF_MODULES, None)
+        versions = getattr(value, _VERSIONS, None)
         return {"dict": pairs} if versions is None else {"dict": pairs, "versions": encode(dict(versions), keep, place)}
     if isinstance(value, np.random.Generator):
         return {"generator": encode(value.bit_generator.state, keep, place)}
     if isinstance(value, np.random.RandomState):
         return {"random state": encode(value.get_state(), keep, place)}
     raise CheckpointError(
-        f"cannot save {place}, of type {type(value).__name__}: a checkpoint holds numbers, texts, arrays, tensors and "
-        "random generators, in lists, tuples, sets and dictionaries, but no code. Let get_state return such parts."
+        f"cannot save {place}, of type {type(value).__name__}: a checkpoint holds numbers, strings, arrays, tensors "
+        "and random generators, in lists, tuples, sets and dictionaries, but no code. Let get_state return these."
     )
 
 
 def decode(told: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the value of what `encode` gave.
+    """Return the value that `encode` wrote.
 
     Args:
         told: its JSON.
-        arrays: what was kept, by the text of its name.
+        arrays: stored arrays by name.
 
     Raises:
-        ValueError: of an unknown kind. Other errors of Python's where it is damaged.
+        ValueError: the JSON has an unknown type. Damage may raise other errors of Python.
     """
     if isinstance(told, list):
         return [decode(each, arrays) for each in told]
@@ -103,7 +103,7 @@ def decode(told: Any, arrays: Mapping[str, Any]) -> Any:
         if "versions" not in told:
             return dict(pairs)
         state: Any = OrderedDict(pairs)
-        setattr(state, _MADE_OF_MODULES, decode(told["versions"], arrays))
+        setattr(state, _VERSIONS, decode(told["versions"], arrays))
         return state
     return _generator(kind, decode(inner, arrays))
 

@@ -1,7 +1,7 @@
-"""What installed packages add: entry points of a group, loaded so that a broken one is an error with a name.
+"""Plug-ins: entry points of installed packages, loaded so that a broken one gives an error with its name.
 
-dipole declares its own parts in the same way. Where one cannot be loaded, what it had registered until then is undone:
-a table of registered things takes part in that by `undoable`. DIPOLE_PLUGINS=none leaves other packages out.
+dipole declares its own parts in the same way. If an entry point fails, everything that it registered is removed again
+from the tables made by `undoable`. DIPOLE_PLUGINS=none ignores other packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dipole.core.utils.errors import ConfigError, DipoleError
 
 OURS = "dipole"
 SWITCH = "DIPOLE_PLUGINS"
-# What an entry point of each kind names; the group is "dipole.KIND".
+# Kind of entry point (group "dipole.KIND") -> what it names.
 KINDS = {
     "objectives": "a module whose import registers",
     "domains": "a Domain (core/train/domains.py)",
@@ -34,15 +34,15 @@ KINDS = {
 
 
 class PluginError(DipoleError, ImportError):
-    """What a package adds cannot be used.
+    """A plug-in cannot be used.
 
     Args:
-        point: the entry point that names it.
-        error: what happened, or what is wrong with it.
+        point: its entry point.
+        error: the exception or the problem.
     """
 
     def __init__(self, point: EntryPoint, error: BaseException | str) -> None:
-        # An error of ours says all there is to say; of any other, the type belongs to it.
+        # Messages of dipole's errors are complete. Others need the type of the exception.
         known = isinstance(error, str | DipoleError)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         super().__init__(f"{point.name!r} of {distribution(point)} ({point.group}: {point.value}): {reason}")
@@ -52,31 +52,31 @@ class PluginError(DipoleError, ImportError):
 
 
 def points(kind: str) -> list[EntryPoint]:
-    """The entry points of a kind: dipole's own first, then those of other packages by name, unless switched off."""
+    """Return the entry points of a kind: dipole's own first, then other packages by name, unless switched off."""
     found = _sorted_points(f"{OURS}.{kind}", entry_points, _installed())
     return [point for point in found if is_ours(point)] if switched_off() else list(found)
 
 
 def switched_off() -> bool:
-    """Whether the environment leaves out what other packages add.
+    """Return whether DIPOLE_PLUGINS=none ignores other packages.
 
     Raises:
-        ConfigError: for a value that is neither none nor all.
+        ConfigError: the value is neither none nor all.
     """
     value = os.environ.get(SWITCH, "").strip().lower()
     if value not in ("", "all", "none"):
-        raise ConfigError(f"{SWITCH} must be none (leave out what other packages add) or all, got {value[:80]!r}.")
+        raise ConfigError(f"{SWITCH} must be none (ignore plug-ins of other packages) or all, got {value[:80]!r}.")
     return value == "none"
 
 
 @lru_cache(maxsize=32)
 def _sorted_points(group: str, find: Callable[..., Iterable[EntryPoint]], installed: object) -> tuple[EntryPoint, ...]:
-    """Kept until something is installed: to read every package's metadata takes some 30 ms, and a suite asks often."""
+    """Cached until something is installed: reading the metadata of all packages takes about 30 ms."""
     return tuple(sorted(find(group=group), key=lambda point: (not is_ours(point), package(point), point.name)))
 
 
 def _installed() -> tuple[tuple[str, int], ...]:
-    """The search path and when each folder on it last changed: another value where a package came or went."""
+    """Return the search path with modification times, which change when a package is installed or removed."""
     found = []
     for place in sys.path:
         try:
@@ -87,30 +87,30 @@ def _installed() -> tuple[tuple[str, int], ...]:
 
 
 def package(point: EntryPoint) -> str:
-    """The name of the distribution that declares an entry point."""
+    """Return the name of the distribution that declares an entry point."""
     return _name(point.dist) if point.dist else "(no package)"
 
 
 @lru_cache(maxsize=256)
 def _name(found: Distribution) -> str:
-    """Kept, as each look reads all of the metadata; a suite asks thousands of times."""
+    """Cached, because each access reads all metadata and a suite asks thousands of times."""
     return found.name
 
 
 def distribution(point: EntryPoint) -> str:
-    """Name and version of the distribution that declares an entry point."""
+    """Return name and version of the distribution that declares an entry point."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else package(point)
 
 
 def is_ours(point: EntryPoint) -> bool:
-    """Whether dipole itself declares it."""
+    """Return whether dipole itself declares an entry point."""
     return package(point) == OURS
 
 
 def declared_by(module: str) -> str:
-    """Name and version of the package that a module of a plug-in comes with; "" for a module nobody declares.
+    """Return name and version of the plug-in that a module belongs to, or "".
 
-    It is known by the entry points: theirs that shares the longest beginning of its dotted name.
+    It is the plug-in whose entry point shares the longest prefix of the dotted name.
     """
     best, owner = 0, ""
     for kind in KINDS:
@@ -123,18 +123,18 @@ def declared_by(module: str) -> str:
 
 
 class Table(dict[Any, Any]):
-    """A dict that can be referred to weakly."""
+    """A dict that allows weak references."""
 
 
 _tables: list[tuple[weakref.ref[Table], Callable[[Any], str]]] = []
 
 
 def undoable(table: Table, module: Callable[[Any], str] = lambda value: "") -> Table:
-    """Let a table be set back to what it was where a plug-in fails while it is imported.
+    """Restore a table when a plug-in fails while it is imported.
 
     Args:
-        table: name to what was registered.
-        module: the name of the module that registered a value, which has to be imported anew; "" for none.
+        table: registered values by name.
+        module: returns the name of the module that registered a value, which must be imported again; "" for none.
     """
     _tables[:] = [each for each in _tables if each[0]() is not None]
     _tables.append((weakref.ref(table), module))
@@ -142,9 +142,10 @@ def undoable(table: Table, module: Callable[[Any], str] = lambda value: "") -> T
 
 
 def load(point: EntryPoint) -> Any:
-    """Import what an entry point names; PluginError whatever goes wrong in it, `sys.exit` included.
+    """Import what an entry point names.
 
-    Then nothing of it stays registered.
+    Raises:
+        PluginError: anything failed, including `sys.exit`. Nothing of it stays registered.
     """
     before = [(table, dict(table), module) for kept, module in _tables if (table := kept()) is not None]
     modules = set(sys.modules)
@@ -155,7 +156,7 @@ def load(point: EntryPoint) -> Any:
         for table, old, _ in before:
             table.clear()
             table.update(old)
-        # What it imported for the first time goes too: a package that needs it imports, and so registers, it anew.
+        # Forget modules that it imported, so that another package that needs them registers them again.
         for name in half - modules:
             sys.modules.pop(name, None)
             parent, _, last = name.rpartition(".")
@@ -166,6 +167,6 @@ def load(point: EntryPoint) -> Any:
 
 
 def import_all(folder: str) -> dict[str, ModuleType]:
-    """Import every module of a package in the order of their names, so that each registers what it defines."""
+    """Import every module of a package in alphabetical order, so that each registers its definitions."""
     listed = iter_modules(import_module(folder).__path__)
     return {name: import_module(f"{folder}.{name}") for name in sorted(each.name for each in listed if not each.ispkg)}

@@ -1,4 +1,4 @@
-"""Who holds a folder: a process named so that its end can be told, also from another process and after a restart."""
+"""The process that owns a folder, described so that other processes can see whether it has ended."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from filelock import FileLock, Timeout
 from dipole.core.utils.received import parse_json
 
 OWNER = ".pid"
-"""Name of the file in a run folder that names the process that trains there."""
+"""File in a run folder that describes the process that trains there."""
 LONGEST_OWNER = 4096
-"""Bytes of such a file."""
+"""Largest size of that file in bytes."""
 PROCESSES = Path("/proc")
 CLOCK_SET = 60.0
-"""Seconds by which a clock may be set while a process lives; another process of its number begins later than that."""
+"""Seconds by which the clock may be adjusted while a process lives. A reused process id starts later than that."""
 
 
 def describe_self() -> str:
-    """This process as one line of JSON: number, host, boot, name space of the numbers, and when it began."""
+    """Return this process as one line of JSON: id, host, boot, namespace of the ids, and start time."""
     return json.dumps({"pid": os.getpid(), **_where(), "began": _began(os.getpid())})
 
 
 def pid_in(text: str) -> str:
-    """The number of the process that a file names, for a message."""
+    """Return the process id in the file's text, for a message."""
     return str(_read(text).get("pid") or "unknown")
 
 
 def is_gone(text: str) -> bool:
-    """Whether the process that `describe_self` described has certainly ended.
+    """Return whether the process that `describe_self` described has certainly ended.
 
-    Certain is what this host knows: its own processes of this boot, and that none of an earlier boot is left. Of
-    another host or container, and of a file that cannot be read, nothing is known.
+    This host knows its own processes of this boot, and that all of earlier boots have ended. The answer is False for
+    other hosts and containers, and for a file that cannot be read.
     """
     owner, here = _read(text), _where()
     pid = owner.get("pid")
@@ -51,18 +51,18 @@ def is_gone(text: str) -> bool:
 
 
 def lives_here(text: str) -> bool:
-    """Whether the process that `describe_self` described is one of this host, boot and name space, and lives."""
+    """Return whether the process that `describe_self` described runs on this host, boot and namespace."""
     owner, here = _read(text), _where()
     return isinstance(owner.get("pid"), int) and all(owner.get(k) == v for k, v in here.items()) and not is_gone(text)
 
 
 def host_in(text: str) -> str:
-    """The host that a file names, for a message."""
+    """Return the host in the file's text, for a message."""
     return str(_read(text).get("host") or "an unknown host")
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process that shares our locks holds a lock file."""
+    """Return whether a running process holds a lock file."""
     if not path.exists():
         return False
     try:
@@ -75,7 +75,7 @@ def is_locked(path: Path) -> bool:
 def _read(text: str) -> dict[str, Any]:
     try:
         found = parse_json(text)
-    except ValueError:
+    except ValueError:  # the system did not tell
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -85,7 +85,7 @@ def _where() -> dict[str, str]:
 
 
 def boot() -> str:
-    """What this start of the machine is called; empty where it does not say."""
+    """Return the id of this boot of the machine, or "" if unknown."""
     return _first_line("/proc/sys/kernel/random/boot_id")
 
 
@@ -104,11 +104,11 @@ def _first_line(path: str) -> str:
 
 
 def _began(pid: int) -> str | None:
-    """When a process began ("" where the system does not say); None if there is none.
+    """Return the start time of a process, "" if the system does not tell, or None if there is no such process.
 
-    On Linux in ticks since the boot, elsewhere in seconds of the clock, which may have been set since.
+    It is in ticks since the boot on Linux, and elsewhere in seconds of the clock, which may have been adjusted.
     """
-    # A zombie trains nothing: only its parent has not asked for its code yet.
+    # A zombie has ended: only its parent has not read its exit code yet.
     if (PROCESSES / "self").exists():
         try:
             fields = (PROCESSES / f"{pid}/stat").read_text().rpartition(")")[2].split()
@@ -126,7 +126,7 @@ def _began(pid: int) -> str | None:
 
 def _same_beginning(began: str, told: object) -> bool:
     if "." not in began:
-        return began == told or not began  # ticks, or nothing known
+        return began == told or not began  # ticks, or unknown
     try:
         return abs(float(began) - float(str(told))) < CLOCK_SET
     except ValueError:  # the system did not tell

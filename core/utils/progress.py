@@ -1,6 +1,6 @@
-"""Progress on stderr: a bar on a terminal, a line written over in a notebook, a plain one now and then elsewhere.
+"""Progress on stderr: a bar on a terminal, one updated line in a notebook, and occasional lines elsewhere.
 
-Nothing that is told here can fail: work does not end because nobody hears how far it is.
+Errors of stderr are ignored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dipole.core.utils.console import can_draw, console
 PLAIN_SECONDS = 10.0
 SHOWN_SECONDS = 0.25
 ENOUGH = 3
-"""Steps that are timed before any time left is said; the first is not among them: it builds, compiles and caches."""
+"""Steps to time before the remaining time is shown. The first step is not timed, as it builds, compiles and caches."""
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """Whatever shows progress within the block is quiet, however deep it is made."""
+    """Silence all progress within the block."""
     token = _QUIET.set(quiet or _QUIET.get())
     try:
         yield
@@ -31,7 +31,7 @@ def quietly(quiet: bool = True) -> Iterator[None]:
 
 
 def in_notebook() -> bool:
-    """Whether stderr is the output below a cell: of Jupyter, Colab and their kin, whose kernels are ipykernel's."""
+    """Return whether stderr goes to a notebook cell (Jupyter, Colab: an ipykernel)."""
     return type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
 
 
@@ -40,7 +40,7 @@ class Progress:
 
     Args:
         quiet: show nothing but warnings.
-        mute: not even these, on ranks other than 0.
+        mute: hide warnings too, on ranks other than 0.
     """
 
     def __init__(self, quiet: bool = False, mute: bool = False) -> None:
@@ -52,13 +52,13 @@ class Progress:
         self._text = ""
         self._unit = "step"
         self._timed_from: tuple[int, float] | None = None
-        self._over = 0  # characters of a notebook's line that the next one is written over
+        self._over = 0  # length of the notebook's line that the next one overwrites
 
     def start(self, title: str, total: int, step: int, unit: str = "step") -> None:
         """Begin to show a run.
 
         Args:
-            title: its name, beside the bar.
+            title: its name, left of the bar.
             total: steps of the whole run.
             step: steps done before.
             unit: what a plain line counts.
@@ -87,7 +87,7 @@ class Progress:
         self._bar = bar
 
     def update(self, step: int) -> None:
-        """Tell the step; cheap enough for every step.
+        """Set the step. Cheap enough for every step.
 
         Args:
             step: steps done.
@@ -116,7 +116,7 @@ class Progress:
         return f"about {duration((now - began) / (step - first) * (self._total - step))} left"
 
     def values(self, values: Mapping[str, float]) -> None:
-        """Remember what stands beside the bar.
+        """Set the numbers shown right of the bar.
 
         Args:
             values: numbers by name.
@@ -124,7 +124,7 @@ class Progress:
         self._text = "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in values.items())
 
     def status(self, text: str) -> None:
-        """Say on the bar, or on the line of a notebook, what takes a while.
+        """Show a status text on the bar or on the notebook's line.
 
         Args:
             text: a few words.
@@ -158,21 +158,21 @@ class Progress:
             _print(text)
 
     def _write_over(self, line: str) -> None:
-        """Show a line in place of the last one below a cell."""
+        """Overwrite the last line below a notebook cell."""
         _print(f"\r{line:<{self._over}}", end="")
         self._over = len(line)
 
     def _leave_line(self) -> None:
-        """What comes next begins below the line of a notebook."""
+        """End the line that was being overwritten."""
         if self._over:
             _print("")
             self._over = 0
 
     def close(self, step: int | None = None) -> None:
-        """Leave the terminal as it was.
+        """Remove the bar.
 
         Args:
-            step: steps done at the end; None: as told last.
+            step: steps done at the end; None for the last update.
         """
         if self._bar is not None:
             if step is not None:
@@ -183,13 +183,13 @@ class Progress:
 
 
 def _print(text: str, end: str = "\n") -> None:
-    if sys.stderr is not None:  # print() takes stdout for None
+    if sys.stderr is not None:  # print(file=None) would write to stdout
         with suppress(OSError, ValueError):
             print(text, end=end, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
-    """42 -> '42s', 130 -> '2m10s', 7300 -> '2h01m'."""
+    """Format seconds: 42 -> '42s', 130 -> '2m10s', 7300 -> '2h01m'."""
     seconds = max(0, round(seconds))
     if seconds < 60:
         return f"{seconds}s"

@@ -1,7 +1,7 @@
-"""Files that somebody else may have written, read so that none of them can hang, fill the memory or say two things.
+"""Read untrusted files so that they cannot hang the process, fill the memory or be ambiguous.
 
-Only regular files are opened; sizes, lines and nesting have limits; JSON is what RFC 8259 allows: a name once in an
-object, no NaN or Infinity, no half of a surrogate pair.
+Only regular files are opened. Sizes, lines and nesting are limited. JSON follows RFC 8259: names are unique in an
+object, and NaN, Infinity and lone surrogates are refused.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from dipole.core.utils.errors import ReceivedError
 from dipole.core.utils.files import why
 
 LARGEST = 64 * 2**20
-"""Bytes of a file that is read as a whole."""
+"""Largest file that is read at once, in bytes."""
 LARGEST_TOML = 2**18
 LONGEST_LINE = 2**20
-"""Bytes of a line of a file that is read line by line."""
+"""Longest line in bytes."""
 DEEPEST = 64
-"""Lists and tables within each other."""
+"""Deepest nesting of lists and tables."""
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 _DOTTED = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*+\.[ \t]*){64}""")
-"""So many dots in a key are as many tables within each other."""
+"""A key with this many dots, each of which nests a table."""
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        ReceivedError: it is missing, a folder, pipe, socket or device, too large, or cannot be read; the message
-            begins with its path.
+        ReceivedError: it is missing, not a regular file, too large, or unreadable. The message starts with its path.
     """
     with _opened(path) as file:
         try:
@@ -51,7 +50,7 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
 
 
 def read_start(path: Path, count: int) -> bytes:
-    """The first bytes of a regular file, whatever its size; ReceivedError as for `read_bytes`."""
+    """Return the first bytes of a regular file of any size; ReceivedError as in `read_bytes`."""
     with _opened(path) as file:
         try:
             return file.read(count)
@@ -60,7 +59,7 @@ def read_start(path: Path, count: int) -> bytes:
 
 
 def read_end(path: Path, count: int) -> bytes:
-    """The last bytes of a regular file, whatever its size; ReceivedError as for `read_bytes`."""
+    """Return the last bytes of a regular file of any size; ReceivedError as in `read_bytes`."""
     with _opened(path) as file:
         try:
             file.seek(max(0, os.fstat(file.fileno()).st_size - count))
@@ -70,7 +69,7 @@ def read_end(path: Path, count: int) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST) -> str:
-    """The content of a regular file in UTF-8; ReceivedError as for `read_bytes`."""
+    """Return the content of a regular UTF-8 file; ReceivedError as in `read_bytes`."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
@@ -78,7 +77,7 @@ def read_text(path: Path, most: int = LARGEST) -> str:
 
 
 def read_json(path: Path, most: int = LARGEST) -> Any:
-    """The value that a file of JSON holds; ReceivedError says what is wrong with it."""
+    """Return the value of a JSON file; ReceivedError if it is damaged."""
     text = read_text(path, most)
     try:
         return parse_json(text)
@@ -87,7 +86,7 @@ def read_json(path: Path, most: int = LARGEST) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables that a file of TOML holds; ReceivedError says what is wrong with it."""
+    """Return the tables of a TOML file; ReceivedError if it is damaged."""
     content = read_bytes(path, LARGEST_TOML)
     try:
         return parse_toml(content.decode())
@@ -96,10 +95,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a regular file, one after another.
+    """Yield the lines of a regular file.
 
     Raises:
-        ReceivedError: as for `read_bytes`, and for a line of more than `LONGEST_LINE` bytes.
+        ReceivedError: as in `read_bytes`, or a line has more than `LONGEST_LINE` bytes.
     """
     with _opened(path) as file:
         try:
@@ -112,11 +111,11 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, is nested too deeply, has a name twice in an object, a number that no float holds, or
-            half a surrogate pair.
+        ValueError: it is not JSON, nests too deeply, repeats a name in an object, or has a number that overflows or a
+            lone surrogate.
     """
     if isinstance(text, bytes):
         text = text.decode()
@@ -135,10 +134,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text.
+    """Return the tables of a TOML text.
 
     Raises:
-        ValueError: it is none, or is nested too deeply.
+        ValueError: it is not TOML or nests too deeply.
     """
     if _DOTTED.search(text):
         raise ValueError(f"nested deeper than {DEEPEST}")
@@ -152,7 +151,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def check_depth(text: str) -> None:
-    """Refuse brackets within brackets beyond `DEEPEST` with a ValueError, before anything is built from them."""
+    """Raise ValueError for brackets nested deeper than `DEEPEST`, before anything is parsed."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return
     depth = 0
@@ -165,10 +164,10 @@ def check_depth(text: str) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, without waiting for the other end of a pipe and without touching a device."""
+    """Open a regular file for reading, without waiting for a pipe or touching a device."""
     try:
         _check_regular(path, os.stat(path).st_mode)
-        # It may be another file by now: what was opened is asked again, and of a pipe nothing is waited for.
+        # The path may have changed meanwhile, so check the opened file again, and do not block on a pipe.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as error:
         if isinstance(error, ReceivedError):

@@ -1,4 +1,4 @@
-"""Numbers and counts as plain text."""
+"""Format numbers, counts and tables as plain text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,)) -> str:
-    """Align cells: columns of `words` to the left, by default the first alone; the others, of numbers, to the right."""
+    """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -19,7 +19,7 @@ def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,)) -> 
 
 
 def size(count: float) -> str:
-    """Bytes for people: "532 B", "12.3 kB", "1.2 GB"."""
+    """Format a number of bytes: "532 B", "12.3 kB", "1.2 GB"."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -28,18 +28,18 @@ def size(count: float) -> str:
 
 
 def counted(count: float, one: str, many: str = "") -> str:
-    """A number and what is counted: "1 run", "2.5 epochs", "3 entries" (`many` where it is not `one` with an s)."""
+    """Format a count: "1 run", "2.5 epochs", "3 entries" (pass `many` if the plural is not `one` with an s)."""
     shown = f"{count:g}" if isinstance(count, float) else str(count)
     return f"{shown} {one if count == 1 else many or f'{one}s'}"
 
 
 def are(count: int) -> str:
-    """The verb behind it."""
+    """Return "is" or "are" for a count."""
     return "is" if count == 1 else "are"
 
 
 def results_table(values: Mapping[str, float | None]) -> str:
-    """One row per name; baselines such as "untrained/knn/accuracy" stand in a column beside "knn/accuracy"."""
+    """Format results, a row for each name. Baselines such as "untrained/knn/accuracy" get their own column."""
     names = [name for name in values if name.partition("/")[2] not in values]
     columns = dict.fromkeys(name.partition("/")[0] for name in values if name.partition("/")[2] in values)
     rows = [["", "trained" if columns else "", *columns]]
@@ -51,13 +51,13 @@ def results_table(values: Mapping[str, float | None]) -> str:
 
 
 def shortened(text: str, most: int = 300) -> str:
-    """The text, or its two ends where it is longer than an error should show."""
+    """Return the text, or its two ends if it is longer than `most` characters."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; numbers that were not finite are said to be."""
+    """Format a number with four significant digits; None is "not finite"."""
     if value is None:
         return "not finite"
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"

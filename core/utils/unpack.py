@@ -1,4 +1,4 @@
-"""Unpacking archives that others made: regular files and folders inside one folder, nothing else."""
+"""Unpack untrusted archives: only regular files and folders, only inside the target folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .tar (also .gz, .bz2, .xz) or .zip into a folder.
 
     Raises:
-        DataError: it is damaged, or holds a link, a device or a path that leads out of the folder.
+        DataError: the archive is damaged, or contains a link, a device or a path outside the folder.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -23,7 +23,7 @@ def unpack(archive: Path, folder: Path) -> None:
         else:
             _untar(archive, folder)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{archive} is damaged or no archive: {error}. Remove it and fetch it again.") from error
+        raise DataError(f"{archive} is damaged or not an archive: {error}. Remove it and fetch it again.") from error
 
 
 def _untar(archive: Path, folder: Path) -> None:
@@ -37,7 +37,7 @@ def _untar(archive: Path, folder: Path) -> None:
                 with source, open(target, "wb") as file:
                     shutil.copyfileobj(source, file)
             else:
-                raise DataError(f"{archive}: {member.name!r} is a link or a device; nothing but files is unpacked.")
+                raise DataError(f"{archive}: {member.name!r} is a link or a device; only files are unpacked.")
 
 
 def _unzip(archive: Path, folder: Path) -> None:
@@ -45,7 +45,7 @@ def _unzip(archive: Path, folder: Path) -> None:
         for member in opened.infolist():
             target = _inside(archive, folder, member.filename)
             if member.external_attr >> 28 == 0o12:
-                raise DataError(f"{archive}: {member.filename!r} is a link; nothing but files is unpacked.")
+                raise DataError(f"{archive}: {member.filename!r} is a link; only files are unpacked.")
             if member.is_dir():
                 target.mkdir(parents=True, exist_ok=True)
                 continue
@@ -57,5 +57,5 @@ def _unzip(archive: Path, folder: Path) -> None:
 def _inside(archive: Path, folder: Path, name: str) -> Path:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or (path.parts and ":" in path.parts[0]):
-        raise DataError(f"{archive}: {name!r} leads out of the folder it is unpacked in; nothing of it is kept.")
+        raise DataError(f"{archive}: {name!r} points outside the target folder.")
     return folder / path

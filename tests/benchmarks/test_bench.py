@@ -289,7 +289,7 @@ def test_a_folder_that_takes_no_log_fails_the_job_and_not_the_suite(tmp_path, en
     (tmp_path / BENCH / "logs").write_text("a file stands here")
     found = list(engine.run([Task("a" * 12, "one", []), Task("b" * 12, "other", [])], tmp_path))
     assert [result.status for result in found] == ["failed", "failed"]
-    assert "A file stands where a folder is needed" in found[0].message
+    assert "A file is in the place of a folder" in found[0].message
 
 
 def test_a_task_that_another_runner_holds_is_waited_for_without_starting_anything(tmp_path):

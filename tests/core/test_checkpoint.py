@@ -79,7 +79,7 @@ def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="A file stands where a folder is needed"):
+    with pytest.raises(CheckpointError, match="A file is in the place of a folder"):
         save_checkpoint(tmp_path / "file", 1, state(1))
 
 

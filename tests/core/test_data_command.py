@@ -98,7 +98,7 @@ def test_a_killed_fetch_goes_on(serve, tmp_path):
     assert fetch(RemoteFile(f"{url}/x.bin"), tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(("size", "said"), [(None, "published is 0"), (len(CONTENT) + 1, "published file has")])
+@pytest.mark.parametrize(("size", "said"), [(None, "published one is 0"), (len(CONTENT) + 1, "published file has")])
 def test_another_file_than_the_published_one_is_set_aside(serve, tmp_path, size, said):
     url, _ = serve({"x.bin": CONTENT})
     with pytest.raises(DataError, match=said) as caught:
@@ -142,11 +142,11 @@ def tar(path, members):
 def test_nothing_leaves_the_folder(tmp_path, name):
     inner = tmp_path / "deep" / "inner"
     inner.mkdir(parents=True)
-    with pytest.raises(DataError, match="leads out of the folder"):
+    with pytest.raises(DataError, match="points outside the target folder"):
         unpack(tar(tmp_path / "x.tar.gz", {name: b"x"}), inner)
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr(name, b"x")
-    with pytest.raises(DataError, match="leads out of the folder"):
+    with pytest.raises(DataError, match="points outside the target folder"):
         unpack(tmp_path / "x.zip", inner)
     assert not list(tmp_path.rglob("out"))
 
@@ -160,7 +160,7 @@ def test_links_are_refused_and_files_unpacked(tmp_path):
     assert (inner / "a" / "b.txt").read_bytes() == b"1"
     whole = (tmp_path / "x.tar.gz").read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="is damaged or no archive"):
+    with pytest.raises(DataError, match="is damaged or not an archive"):
         unpack(tmp_path / "cut.tar.gz", inner)
 
 

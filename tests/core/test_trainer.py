@@ -361,7 +361,7 @@ def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(
     folder.mkdir(parents=True)
     for place in (lambda: os.mkfifo(folder / name), lambda: (folder / name).symlink_to(mine)):
         place()
-        with pytest.raises(TrainingError, match=rf"cannot write .*{name}: it is no regular file\. Remove it\."):
+        with pytest.raises(TrainingError, match=rf"cannot write .*{name}: it is not a regular file\. Remove it\."):
             quiet(blobs, runs=tmp_path / "runs")
         (folder / name).unlink()
     assert mine.read_text() == "mine"

@@ -78,7 +78,7 @@ def test_a_link_in_place_of_the_evaluations_is_not_written_through(tiny_agent, t
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "evaluations.jsonl").symlink_to(tmp_path / "mine.txt")
     callback = EvaluationCallback(DotEnv(), folder=tmp_path, episodes=1)
-    with pytest.raises(TrainingError, match=r"evaluations\.jsonl: it is no regular file"):
+    with pytest.raises(TrainingError, match=r"evaluations\.jsonl: it is not a regular file"):
         tiny_agent().learn(1, callback=callback)
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
