@@ -37,11 +37,21 @@ def test_evaluation_is_the_same_module_under_both_names(name):
     assert import_module(f"dipole.{name}") is import_module(f"dipole.core.{name}")
 
 
+def test_evaluation_exports_probes_and_diagnostics():
+    for name in dipole.evaluation.__all__:
+        assert callable(getattr(dipole.evaluation, name)), name
+    with pytest.raises(AttributeError, match=r"no attribute 'knn'; it has .*knn_probe"):
+        dipole.evaluation.knn  # noqa: B018
+
+
 def test_unknown_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match=r"no attribute 'objectiv'; it has .*objective"):
         dipole.objectiv  # noqa: B018
 
 
 def test_import_loads_no_torch():
-    script = "import sys, dipole; dir(dipole); assert not {'torch', 'numpy'} & set(sys.modules)"
+    script = (
+        "import sys, dipole, dipole.core.evaluation as evaluation; dir(dipole); dir(evaluation); "
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)
