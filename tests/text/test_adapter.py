@@ -17,7 +17,7 @@ from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
-from dipole.text.adapter import TextAdapter, _is_seen
+from dipole.text.adapter import TextAdapter, _is_development
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document
 from dipole.text.document_classification import held_back
@@ -409,7 +409,9 @@ def test_the_losses_of_arora_are_measured_on_held_out_blocks(corpus, tmp_path):
     adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=3, losses=True)
     found = adapter.evaluate(dipole.objective("blocks(k=2)"))
     rows = adapter.train_rows, adapter.held_rows
-    parts = [part for r in rows for part in (adapter._sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))]
+    parts = [
+        part for r in rows for part in (adapter._probe().sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))
+    ]
     expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
     assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
     assert not [name for name in found if name.startswith("document/mean")]
@@ -450,7 +452,7 @@ def test_documents_are_chosen_by_on_those_for_training():
 
 def test_choosing_sees_no_number_of_a_senteval_test_part():
     names = ["next/accuracy", "senteval/MR/accuracy", "senteval/MR/dev", "senteval/MRPC/f1", "senteval/STS14/spearman"]
-    assert [name for name in names if _is_seen(name)] == ["next/accuracy", "senteval/MR/dev"]
+    assert [name for name in names if _is_development(name)] == ["next/accuracy", "senteval/MR/dev"]
 
 
 def test_a_run_on_drawn_blocks_is_continued_bit_for_bit(corpus, tmp_path, monkeypatch):
@@ -488,7 +490,7 @@ def test_a_run_on_drawn_blocks_is_continued_bit_for_bit(corpus, tmp_path, monkey
 def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
     adapter = make(corpus, tmp_path, encoder="bow", classifiers=("trained", "mean", "few"))
     found = adapter.evaluate(None)
-    sides = [adapter._sides(rows)[0].double() for rows in (adapter.train_rows, adapter.held_rows)]
+    sides = [adapter._probe().sides(rows)[0].double() for rows in (adapter.train_rows, adapter.held_rows)]
     owners = [torch.from_numpy(adapter.sentences.document[rows]) for rows in (adapter.train_rows, adapter.held_rows)]
     means = torch.stack([sides[0][owners[0] == d].mean(0) for d in range(10)])
     scores = sides[1] @ means.T

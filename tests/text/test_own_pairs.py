@@ -21,8 +21,8 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
-from dipole.text.pair_batches import without_duplicates
-from dipole.text.partners import find_partners
+from dipole.text.find_positives import find_positives
+from dipole.text.pairs.batches import without_duplicates
 from dipole.text.read_pairs import read_pairs
 
 TAU = 0.05
@@ -126,7 +126,7 @@ def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_pa
     adapter = make(tmp_path, pairs="columns", corpus=table, sides=sides, no_duplicates=False, held_out=0.0)
     batch = next(adapter.batches(0))
     rows = [ROWS[i] for i in batch.index.tolist()]
-    encode = adapter._sides
+    encode = adapter._probe().sides
     place = {text: i for i, text in enumerate(adapter.table.texts)}
 
     def vectors(texts, side):
@@ -315,7 +315,7 @@ def test_partners_are_ranked_among_all_candidates():
         own = {int(q) for q, b in zip(positive, anchor, strict=True) if b == a} | {a}
         ranks.append(1 + sum(score[a, c] > score[a, p] for c in pool if c not in own))
         won += [score[a, p] > score[a, n] for n in negatives[row].tolist() if n >= 0]
-    found = find_partners(f, g, anchor, positive, negatives)
+    found = find_positives(f, g, anchor, positive, negatives)
     assert found["positive@1"] == pytest.approx(np.mean([r == 1 for r in ranks]))
     assert found["positive_mrr"] == pytest.approx(np.mean([1 / r for r in ranks]), rel=1e-6)
     assert found["triplet/accuracy"] == pytest.approx(np.mean(won))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dipole.core.utils.errors import DataError
-from dipole.text.pair_batches import PairBatches
+from dipole.text.pairs.batches import PairBatches
 from dipole.text.read_pairs import read_pairs
 from tests.systems import was_killed
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*rows")
 def small(monkeypatch):
     """Read and look up few rows at a time."""
     monkeypatch.setattr("dipole.text.pair_table.TOGETHER", 7)
-    monkeypatch.setattr("dipole.text.pair_batches.TOGETHER", 7)
+    monkeypatch.setattr("dipole.text.pairs.batches.TOGETHER", 7)
 
 
 def rows_of(seed, count=300):
@@ -105,7 +105,7 @@ def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
     assert [table.texts[0], table.texts[-1], table.texts[3:9:2]] == [texts[0], texts[-1], texts[3:9:2]]
     found = [[number for number in row if number >= 0] for row in table.numbers_of(np.arange(len(table))).tolist()]
     assert found == expected
-    batches = PairBatches(table, np.arange(len(table)), 4, draw, apart=True)
+    batches = PairBatches(table, np.arange(len(table)), 4, draw, no_duplicates=True)
     for epoch in range(3):
         reference = batches_of(expected, draw(epoch, 0, len(table)).tolist(), 4)
         common = min(len(reference), batches.count)
@@ -182,13 +182,13 @@ import sys
 from pathlib import Path
 import numpy as np
 from dipole.core.utils.machine import peak_memory
-from dipole.text.pair_batches import PairBatches
+from dipole.text.pairs.batches import PairBatches
 from dipole.text.read_pairs import read_pairs
 
 before = peak_memory()
 table = read_pairs(sys.argv[1], folder=Path(sys.argv[2]))
 rows = np.arange(len(table))
-PairBatches(table, rows, 64, lambda *asked: np.random.default_rng(0).permutation(asked[2]), apart=True).epoch(0)
+PairBatches(table, rows, 64, lambda *asked: np.random.default_rng(0).permutation(asked[2]), no_duplicates=True).epoch(0)
 print(peak_memory() - before)
 """
 

@@ -1,8 +1,8 @@
-"""What a trained text model needs besides its weights: vocabulary, shapes, word vectors, the sentences it is probed on.
+"""Files in a run's folder that a trained text model needs besides its weights.
 
-    kept/{tokenizer.json, text.json, probes.npz}, and where they are used transformer/config.json and vectors.txt
+    kept/{tokenizer.json, text.json, probes.npz}, and if they are used transformer/config.json and vectors.txt
 
-Nothing of it depends on the corpus any more: the ids of words are those that the embeddings were trained for.
+The corpus is not needed any more: word ids are those that the embeddings were trained for.
 """
 
 import json
@@ -20,6 +20,7 @@ from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.received import read_json
 from dipole.text import encoders
 from dipole.text.config import TextSettings
+from dipole.text.data import Data, RunningText, TableData
 from dipole.text.encoders.head import with_head
 from dipole.text.encoders.tail import Pooled
 from dipole.text.model import build_model
@@ -28,7 +29,7 @@ from dipole.text.sentences import Sentences
 from dipole.text.vocabulary import Tokens, load_tokens
 
 READ_BY = ("corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length", "columns")
-"""Settings that say which sentences a corpus gives; with others than the run's own the corpus is read."""
+"""Settings that select the sentences of a corpus. If they differ from the run's own, the corpus is read."""
 
 TABLE = ("anchor", "positive", "negatives")
 
@@ -37,8 +38,11 @@ TABLE = ("anchor", "positive", "negatives")
 class Probes:
     """The sentences that evaluation looks at.
 
-    sentences: all of them; rows: of the splits "train" and "test", of the sentences or of the table; held_out: whether
-    those of "test" were; table: of pairs, whose texts the sentences are.
+    Args:
+        sentences: all of them.
+        rows: of the splits "train" and "test"; numbers of sentences, or of rows of the table.
+        held_out: whether the rows of "test" are held out.
+        table: of pairs, whose texts the sentences are.
     """
 
     sentences: Sentences
@@ -46,8 +50,8 @@ class Probes:
     held_out: bool
     table: PairTable | None = None
 
-    def taken(self) -> "Probes":
-        """What the rows need of it, and no more."""
+    def reduced(self) -> "Probes":
+        """Copy what the rows need."""
         every, cut = np.concatenate([self.rows["train"], self.rows["test"]]), len(self.rows["train"])
         used, places = np.unique(every, return_inverse=True)
         rows = {"train": places[:cut], "test": places[cut:]}
@@ -56,23 +60,35 @@ class Probes:
         table, texts = self.table.take(used)
         return Probes(self.sentences.take(texts), rows, self.held_out, table)
 
+    def data(self, config: TextSettings, tokens: Tokens) -> Data:
+        if self.table is None:
+            return RunningText(config, tokens, self.sentences)
+        return TableData(config, tokens, self.sentences, self.table)
 
-def keep(
-    folder: Path, config: TextSettings, module: encoders.SentenceModel, tokens: Tokens, probes: Probes, told: dict
+
+def save_artifacts(
+    folder: Path, config: TextSettings, module: encoders.SentenceModel, tokens: Tokens, probes: Probes, values: dict
 ) -> None:
-    """Fill a folder; `told`: numbers that are not worked out again without the corpus."""
+    """Fill a folder.
+
+    Args:
+        folder: empty.
+        config, module, tokens, probes: of the run.
+        values: numbers that need the corpus.
+    """
     tokens.save(folder / "tokenizer.json")
     fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
     tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
     behind = None if tail is None else {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
-    values = {"data": settings, "fixed": fixed, "behind": behind, **told}
-    (folder / "text.json").write_text(json.dumps(values, indent=1) + "\n")
-    taken = probes.taken()
-    s, table = taken.sentences, taken.table
-    arrays = {"tokens": s.tokens, "offsets": s.offsets, "document": s.document, **taken.rows}
-    arrays |= {} if table is None else {name: getattr(table, name) for name in TABLE}
-    np.savez(folder / "probes.npz", allow_pickle=False, held_out=np.bool_(taken.held_out), **arrays)
+    text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
+    (folder / "text.json").write_text(text + "\n")
+    small = probes.reduced()
+    s = small.sentences
+    arrays = {"tokens": s.tokens, "offsets": s.offsets, "document": s.document, **small.rows}
+    if small.table is not None:
+        arrays |= {name: getattr(small.table, name) for name in TABLE}
+    np.savez(folder / "probes.npz", allow_pickle=False, held_out=np.bool_(small.held_out), **arrays)
     if config.transformer is not None:
         inner = next(part.model for part in module.modules() if isinstance(part, encoders.Transformer))
         inner.config.save_pretrained(folder / "transformer")
@@ -82,49 +98,57 @@ def keep(
 
 
 def _tables(module: nn.Module) -> list[nn.Embedding]:
-    """The word embeddings."""
+    """Return the word embeddings."""
     found = (getattr(part, "table", None) for part in module.modules())
     return [table for table in found if isinstance(table, nn.Embedding)]
 
 
-class Kept:
-    """What `keep` wrote, read back."""
+class Artifacts:
+    """A folder of `save_artifacts`.
+
+    Args:
+        folder: of the run's artifacts.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             self.tokens = load_tokens(folder / "tokenizer.json")
-            self.told: dict[str, Any] = read_json(folder / "text.json")
+            self.values: dict[str, Any] = read_json(folder / "text.json")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"the model {folder} is damaged: {error}. Train again with --overwrite.") from error
 
     def build(self, config: TextSettings) -> encoders.SentenceModel:
-        """The untrained model, in the shape of the trained one; no file beside the folder is read."""
+        """Return the untrained model in the shape of the trained one."""
         if config.transformer is not None:
             config = config.model_copy(update={"transformer": str(self.folder / "transformer")})
         head = config.head
-        config = config.model_copy(update={"head": "none"})  # it stands over what is behind
-        width = self.told["fixed"]
+        config = config.model_copy(update={"head": "none"})  # it is added on top of the layers behind
+        width = self.values["fixed"]
         blank = None if width is None else nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
         model = build_model(config, len(self.tokens), blank)
-        behind = self.told["behind"]
+        behind = self.values["behind"]
 
-        def whole(side: encoders.Part) -> encoders.Part:
+        def finish(side: encoders.Part) -> encoders.Part:
             return with_head(Pooled(side, tuple(behind["pooling"]), behind["layers"]) if behind else side, head)
 
-        return encoders.SentenceModel(whole(model.f), None if model.g is None else whole(model.g), model.dropout)
+        return encoders.SentenceModel(finish(model.f), None if model.g is None else finish(model.g), model.dropout)
 
     @property
     def vectors(self) -> str:
-        """The file of word vectors that the vocabulary is expanded by."""
+        """Path of the word vectors that expand the vocabulary."""
         return str(self.folder / "vectors.txt")
 
     def has_data_of(self, config: TextSettings) -> bool:
-        """Whether a configuration asks for the sentences that lie here, and for no others."""
+        """Return whether the saved sentences suffice for a configuration."""
         asked = {name: getattr(config, name) for name in READ_BY}
-        return json.loads(json.dumps(asked)) == self.told["data"] and not (config.classifiers or config.losses)
+        return json.loads(json.dumps(asked)) == self.values["data"] and not (config.classifiers or config.losses)
 
     def probes(self) -> Probes:
+        """Load the sentences of evaluation."""
         try:
             with np.load(self.folder / "probes.npz") as file:
                 found = dict(file)

@@ -66,15 +66,15 @@ class PairBatches:
     Args:
         table: the pairs. rows: those that are trained on. size: rows of a global batch.
         draw: the order of the rows; rounds count orders within an epoch.
-        apart: no text occurs in two rows of a batch.
+        no_duplicates: no text occurs in two rows of a batch.
 
     Raises:
         DataError: no batch of that size is without duplicates.
     """
 
-    def __init__(self, table: PairTable, rows: np.ndarray, size: int, draw: Order, *, apart: bool) -> None:
+    def __init__(self, table: PairTable, rows: np.ndarray, size: int, draw: Order, *, no_duplicates: bool) -> None:
         self._table, self._rows, self._size, self._draw = table, rows, size, draw
-        self._apart = apart and self._has_duplicates()
+        self._apart = no_duplicates and self._has_duplicates()
         self.count = len(rows) // size
         if self._apart and self.count:
             self.count = next((n for tried in range(TRIES) if (n := sum(1 for _ in self._cut(0, tried)))), 0)

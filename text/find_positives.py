@@ -1,4 +1,4 @@
-"""What is measured on held-out rows of a table: the text that belongs to an anchor, among all others."""
+"""Find the positive of each anchor of a table among all texts."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from dipole.core.objectives.similarity import normalize
 CHUNK = 256  # anchors whose scores are held at once
 
 
-def find_partners(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negatives: Tensor) -> dict[str, float]:
-    """Look for the positive of every row among all texts that are somebody's positive or negative, by cosine.
+def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negatives: Tensor) -> dict[str, float]:
+    """Rank the positive of every row among all positives and negatives, by cosine.
 
     Args:
         f, g: (t, d) of distinct texts as anchors and as candidates. anchor, positive: (n,) numbers of texts.

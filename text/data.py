@@ -1,0 +1,216 @@
+"""The sentences of a run: read from a corpus or a pair table, numbered, and split into training and evaluation."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dipole.core.train.config import EvaluatedPart
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.machine import processors
+from dipole.core.utils.text import counted
+from dipole.text.cache import corpus_folder, file_stamps, reading_progress, table_folder
+from dipole.text.config import TextSettings
+from dipole.text.corpus import Piece, read_pieces
+from dipole.text.pair_table import PairTable
+from dipole.text.read_pairs import read_pairs
+from dipole.text.sentences import Cut, Sentences, encode_pieces
+from dipole.text.vocabulary import Tokens
+
+TOGETHER = 10_000  # texts of a table that are numbered together
+
+
+class Data(ABC):
+    """Numbered sentences and their split.
+
+    Attributes:
+        tokens: the tokenizer.
+        sentences: all sentences; of a table its distinct texts.
+        row: what a row is called in messages.
+    """
+
+    row = "sentence"
+
+    def __init__(self, config: TextSettings, tokens: Tokens, sentences: Sentences) -> None:
+        self.config, self.tokens, self.sentences = config, tokens, sentences
+
+    @abstractmethod
+    def split(self, part: EvaluatedPart, validation: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows for training and the rows of a part for evaluation.
+
+        Args:
+            part: "test" or "validation".
+            validation: share of the rows that is set aside for validation.
+        """
+
+    @abstractmethod
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        """Return the document of each row, int64."""
+
+    def check(self, batch_size: int, validation: float, is_loud: bool) -> None:
+        """Refuse data, before training, that cannot be trained on or evaluated.
+
+        Args:
+            is_loud: warn if no neighbours are held out.
+        """
+        if validation and not len(self.split("validation", validation)[1]):
+            raise ConfigError(
+                f"train.validation_share {validation:g} sets no {self.row} of {self.config.corpus} aside; raise it, or "
+                f"leave train.evaluate_on out"
+            )
+
+    def info(self) -> dict[str, Any]:
+        """Return fingerprint and sizes for the record."""
+        return {
+            "fingerprint": f"{self.sentences.fingerprint}-{self.tokens.fingerprint}",
+            "sizes": {"documents": int(self.sentences.document[-1]) + 1},
+        }
+
+
+class RunningText(Data):
+    """Documents, whose last sentences are held out."""
+
+    def split(self, part: EvaluatedPart, validation: float) -> tuple[np.ndarray, np.ndarray]:
+        bounds = self.sentences.starts
+        start, length = bounds[:-1], np.diff(bounds)
+        test = length - (self.config.held_out * length).astype(np.int64)
+        share = self.config.development or validation
+        trained = np.maximum(0, test - (share * length).astype(np.int64))
+        train_rows = _ranges(start, start + trained)
+        if part == "validation":
+            return train_rows, _ranges(start + trained, start + test)
+        return train_rows, _ranges(start + test, start + length)
+
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        return self.sentences.document[rows].astype(np.int64)
+
+    def check(self, batch_size: int, validation: float, is_loud: bool) -> None:
+        super().check(batch_size, validation, is_loud)
+        config = self.config
+        if config.pairs != "window":
+            return
+        part: EvaluatedPart = "validation" if validation else "test"
+        train_rows, held_rows = self.split(part, validation)
+        if not self.sentences.has_neighbours(train_rows):
+            documents = counted(len(self.sentences.starts) - 1, "document")
+            raise DataError(
+                f"the corpus {config.corpus} has no two neighbouring sentences for training: of its {documents} with "
+                f"{counted(len(self.sentences), 'sentence')} none leaves two. If a row or line is a sentence of one "
+                f'long text, set text.unit = "sentences". If rows are unrelated, set text.pairs = "views". Otherwise '
+                f"lower text.held_out and text.development."
+            )
+        if batch_size < 2:
+            raise ConfigError("train.batch_size 1 leaves a sentence without its neighbours; set it to 2 or more")
+        if (config.held_out or validation) and is_loud and not self.sentences.has_neighbours(held_rows):
+            warnings.warn(
+                f"of {config.corpus} no two neighbouring sentences are held out: next sentences are not measured, or "
+                f"measured on training sentences. Raise text.held_out.",
+                stacklevel=2,
+            )
+
+
+class TableData(Data):
+    """Rows of a pair table, whose last rows are held out."""
+
+    row = "row"
+
+    def __init__(self, config: TextSettings, tokens: Tokens, sentences: Sentences, table: PairTable) -> None:
+        super().__init__(config, tokens, sentences)
+        self.table = table
+
+    def split(self, part: EvaluatedPart, validation: float) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.arange(len(self.table))
+        end = len(rows) - int(self.config.held_out * len(rows))
+        trained = max(0, end - int(validation * len(rows)))
+        return rows[:trained], rows[trained:end] if part == "validation" else rows[end:]
+
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        return np.zeros(len(rows), np.int64)
+
+    def info(self) -> dict[str, Any]:
+        table = self.table
+        return {
+            "fingerprint": f"{table.fingerprint}-{super().info()['fingerprint']}",
+            "sizes": {"texts": len(table.texts)},
+            "columns": list(table.columns),
+            "incomplete_rows": table.incomplete,
+            "rows_with_fewer_negatives": table.fewer,
+        }
+
+
+def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank: int) -> Data:
+    """Read and number the corpus or the pair table of a run. Large ones are cached.
+
+    Args:
+        config: of the run.
+        tokens: the tokenizer; None: a vocabulary of the corpus's own words.
+        max_length: tokens after which a sentence is cut.
+        rank: only rank 0 shows warnings and progress.
+
+    Raises:
+        ConfigError: wrong names of columns.
+        DataError: the corpus cannot be read.
+    """
+    config = config.model_copy(update={"max_length": max_length})
+    if config.pairs != "columns":
+        pieces = read_pieces(
+            config.corpus, unit=config.unit, column=config.column, split=config.split, encoding=config.encoding
+        )
+        return RunningText(config, *_encode(config, tokens, pieces, rank))
+    before = file_stamps(config)
+    with _quiet_ranks(rank), reading_progress(config, mute=rank > 0) as tell:
+        table = read_pairs(
+            config.corpus,
+            config.columns,
+            split=config.split,
+            encoding=config.encoding,
+            limit=config.limit,
+            folder=table_folder(config),
+            tell=tell,
+            unchanged=lambda: file_stamps(config) == before,
+        )
+    return TableData(config, *_encode(config, tokens, _texts_of(table), rank, table.texts_hash), table)
+
+
+def _texts_of(table: PairTable) -> Iterator[Piece]:
+    for start in range(0, len(table.texts), TOGETHER):
+        yield Piece("texts", not start, "\n".join(table.texts[start : start + TOGETHER]), is_lines=True)
+
+
+def _encode(
+    config: TextSettings, tokens: Tokens | None, pieces: Iterator[Piece], rank: int, texts_hash: str | None = None
+) -> tuple[Tokens, Sentences]:
+    before = file_stamps(config)
+    with _quiet_ranks(rank), reading_progress(config, mute=rank > 0) as tell:
+        return encode_pieces(
+            pieces,
+            Cut(config.max_length, config.lower, tokens),
+            vocabulary_size=config.vocabulary_size,
+            limit=config.limit if texts_hash is None else None,
+            folder=corpus_folder(config, None if tokens is None else tokens.fingerprint, texts_hash),
+            processes=config.processes or processors(),
+            tell=tell,
+            unchanged=lambda: texts_hash is not None or file_stamps(config) == before,
+        )
+
+
+@contextmanager
+def _quiet_ranks(rank: int) -> Iterator[None]:
+    """Hide warnings on all ranks but the first: all ranks read the same corpus."""
+    with warnings.catch_warnings():
+        if rank:
+            warnings.simplefilter("ignore")
+        yield
+
+
+def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return all numbers of the ranges [first, end), one range after another."""
+    first, end = first[end > first], end[end > first]
+    steps = np.ones(int((end - first).sum()), dtype=np.int64)
+    if len(first):
+        steps[0] = first[0]
+        steps[np.cumsum(end - first)[:-1]] = first[1:] - end[:-1] + 1
+    return np.cumsum(steps, out=steps)

@@ -1,0 +1,156 @@
+"""The interface of a kind of pairs: which rows a batch holds, and who is whose positive."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.seeding import Seeds
+from dipole.core.utils.transfer import to_device
+from dipole.text import encoders
+from dipole.text.batching import make_batch
+from dipole.text.config import TextSettings
+from dipole.text.data import Data
+
+SelfLogit = Literal["zero", "drop"]
+
+
+@dataclass(frozen=True)
+class Partners:
+    """Positives and hard negatives of the anchors of a table."""
+
+    batch: encoders.Batch  # B positives, then the negatives
+    place: Tensor  # (k,) long, of each negative among B times `most`
+    most: int  # negatives of a row of the global batch
+    absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative; None: no place is empty
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """The sentences of a step on this rank."""
+
+    batch: encoders.Batch
+    document: Tensor  # (B,) long
+    index: Tensor  # (B,) long, of each sentence in the corpus, or of each row of the table
+    seed: int  # of this step's draws
+    masks: Tensor | None = None  # (k, B, d) dropout of each of a row's k vectors, 0 or 1 / (1 - rate)
+    partners: Partners | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a kind of pairs draws batches from.
+
+    Args:
+        config: of the run.
+        data: the sentences.
+        train_rows: rows of the data that are trained on.
+        batch_size: rows of the global batch.
+        seed: of the run.
+        device: where batches are sent.
+        width: of the embedding.
+    """
+
+    config: TextSettings
+    data: Data
+    train_rows: np.ndarray
+    batch_size: int
+    seed: Seeds
+    device: torch.device
+    width: int
+
+    def order(self, epoch: int, tried: int, count: int) -> np.ndarray:
+        """Return an order of single rows."""
+        if self.config.order == "sequential":
+            return np.arange(count)
+        return self.seed.numpy("data", epoch, "rows", tried).permutation(count)
+
+    def send(self, values: np.ndarray) -> Tensor:
+        return to_device(torch.from_numpy(values), self.device)
+
+    def send_batch(self, ids: list[np.ndarray]) -> encoders.Batch:
+        batch = make_batch(ids, self.config.chunks)
+        if self.device.type == "cuda":
+            batch = batch.pin_memory()
+        return batch.to(self.device)
+
+    def row_masks(self, vectors: int, count: int, mine: slice, epoch: int, place: int) -> Tensor | None:
+        """Draw dropout masks for `vectors` vectors of each row; None if nothing is dropped here.
+
+        They are drawn for the rows of all ranks, so that each row has the mask that it has in one process.
+        """
+        rate = self.config.dropout
+        if not rate or self.config.encoder == "transformer":  # the layers of a transformer drop by themselves
+            return None
+        generator = self.seed.torch("augment", "dropout", epoch, place)
+        draw = torch.rand(vectors, count, self.width, generator=generator)
+        return to_device((draw[:, mine] >= rate).float() / (1 - rate), self.device)
+
+
+class PairKind(ABC):
+    """One value of `text.pairs`. A new kind is a file beside this one and an entry in `KINDS`.
+
+    Attributes:
+        setting: what batches are drawn from.
+        available: rows, or blocks times their size, that an epoch can use.
+        steps_per_epoch: batches of an epoch.
+    """
+
+    name: ClassVar[str]
+    setting: Setting
+    available: int
+    steps_per_epoch: int
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.available = len(setting.train_rows)
+        self.steps_per_epoch = self.available // setting.batch_size
+
+    @staticmethod
+    def unit(config: TextSettings) -> int:
+        """Return how many consecutive rows of a batch stay on one rank."""
+        return 1
+
+    @staticmethod
+    @abstractmethod
+    def example(config: TextSettings, count: int, dim: int) -> Pairs:
+        """Return random rows of a batch, paired."""
+
+    @abstractmethod
+    def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
+        """Return a function from the place of a batch in an epoch to the rows of the global batch."""
+
+    def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
+        """Return this rank's share `mine` of a global batch."""
+        own, setting = rows[mine], self.setting
+        return TextBatch(
+            setting.send_batch(setting.data.sentences.ids(own)),
+            setting.send(setting.data.owners(own)),
+            setting.send(own.astype(np.int64)),
+            setting.seed.stream("data", "negatives", epoch, place),
+        )
+
+    @abstractmethod
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+        """Return the embeddings of a batch and how they are paired."""
+
+    def check(self, model: encoders.SentenceModel) -> None:  # noqa: B027 - most kinds have nothing to check
+        """Raise ConfigError if the model cannot be trained on these pairs."""
+
+
+def under_masks(vectors: list[Tensor], batch: TextBatch, model: encoders.SentenceModel) -> list[Tensor]:
+    """Apply the dropout masks of a step to vectors (B, d)."""
+    if batch.masks is None or not model.training:
+        return vectors
+    return [rows * mask.to(rows.dtype) for rows, mask in zip(vectors, batch.masks, strict=True)]
+
+
+def example_rows(count: int) -> dict[str, Tensor]:
+    """Return documents and indices of `count` sentences of two documents."""
+    return {"document": torch.arange(count) * 2 // count, "index": torch.arange(count)}

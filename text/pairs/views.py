@@ -1,0 +1,62 @@
+"""A sentence and itself under another dropout mask (SimCSE, Gao et al. 2021, Eq. 4)."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import ConfigError
+from dipole.text import encoders
+from dipole.text.batching import make_batch
+from dipole.text.config import TextSettings
+from dipole.text.model import never_differs
+from dipole.text.pairs.base import PairKind, TextBatch, example_rows, under_masks
+
+
+class Views(PairKind):
+    """Batches of single sentences in any order, each encoded twice in one pass."""
+
+    name = "views"
+
+    def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
+        setting, size = self.setting, self.setting.batch_size
+        drawn = setting.order(epoch, 0, self.available)
+        return lambda place: setting.train_rows[drawn[place * size : (place + 1) * size]]
+
+    def batch(self, rows: np.ndarray, mine: slice, epoch: int, place: int) -> TextBatch:
+        own, setting = rows[mine], self.setting
+        return TextBatch(
+            setting.send_batch(setting.data.sentences.ids(own) * 2),
+            setting.send(setting.data.owners(own)),
+            setting.send(own.astype(np.int64)),
+            setting.seed.stream("data", "negatives", epoch, place),
+            setting.row_masks(2, len(rows), mine, epoch, place),
+        )
+
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+        f, _ = model(batch.batch)
+        first, second = under_masks([*f.chunk(2)], batch, model)
+        return Embedded({"first": first, "second": second, "document": batch.document, "index": batch.index}, views)
+
+    def check(self, model: encoders.SentenceModel) -> None:
+        config = self.setting.config
+        if config.transformer is None:
+            return  # the settings say how it drops
+        ids = self.setting.data.sentences.ids(self.setting.train_rows[:8])
+        if never_differs(model, make_batch(ids * 2, 1)):
+            raise ConfigError(
+                f"text.transformer = {config.transformer!r} has no dropout, and views differ by their dropout masks "
+                f"alone: both would be the same. Set text.dropout, for example 0.1."
+            )
+
+    @staticmethod
+    def example(config: TextSettings, count: int, dim: int) -> Pairs:
+        return views({**example_rows(count), "first": torch.randn(count, dim), "second": torch.randn(count, dim)})
+
+
+def views(rows: dict[str, Tensor]) -> Pairs:
+    """Pair the two passes of each sentence; the second passes of the others are negatives."""
+    return Pairs.cross(rows["first"], rows["second"], labels=rows["document"], index=rows["index"])
