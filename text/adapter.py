@@ -29,8 +29,8 @@ from dipole.text.model import build_model, clip_each, expanded, fixed_table, lim
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import KINDS, PairKind, Setting, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
-from dipole.text.senteval.numbers import numbers_of
 from dipole.text.senteval.rows import task_names
+from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import written_tables
 from dipole.text.vocabulary import Tokens, load_tokens
 

@@ -41,7 +41,8 @@ from dipole.text.encoders import Batch
 from dipole.text.scaling import halves_normalised
 from dipole.text.sentences import Sentences, encode_documents
 from dipole.text.senteval import protocols
-from dipole.text.senteval.protocols import Settings, arrange, classify, pair_features
+from dipole.text.senteval.probe import classify, pair_features
+from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.tasks import load_task
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
@@ -241,7 +242,7 @@ def falling(rows: Sequence[np.ndarray]) -> Any:
 
 def features(task: Any, width: int, halves: bool) -> dict[str, np.ndarray]:
     """Return features of a task from means of random word vectors, which are seeded by the words."""
-    splits, pairs = arrange(task)
+    splits, pairs = arranged(task, "fast"), task.pairs
     out = {}
     for name, split in splits.items():
         sides = [random_words([" ".join(s) for s in side], width) for side in split.sentences]
@@ -283,10 +284,10 @@ def against_scikit_learn(arguments: argparse.Namespace, results: Results) -> Non
     from sklearn.exceptions import ConvergenceWarning
 
     warnings.simplefilter("ignore", ConvergenceWarning)
-    whole_task = protocols._nested_folds
+    whole_task = protocols._nested
     for name in arguments.tasks:
         task = load_task(name, arguments.senteval)
-        splits, pairs = arrange(task)
+        splits, pairs = arranged(task, "fast"), task.pairs
         sentences = sorted({" ".join(s) for split in splits.values() for side in split.sentences for s in side})
         for kind in arguments.vectors:
             vectors = dict(zip(sentences, VECTORS[kind](sentences, arguments.width), strict=True))
@@ -300,11 +301,11 @@ def against_scikit_learn(arguments: argparse.Namespace, results: Results) -> Non
                 if key and task.kind == "nested" and arguments.share < 1:
                     folds = max(1, round(10 * arguments.share))
                     scale = 10 / folds
-                    protocols._nested_folds = lambda *given, n=folds: whole_task(*given)[:n]
+                    protocols._nested = lambda *given, n=folds: whole_task(*given)[:n]
                 start = time.process_time()
-                probe = classify(task, splits, x, Settings(protocol, 10), note=lambda text: None)
+                probe = classify(task, splits, x, Settings(protocol, 10))
                 seconds = round(scale * (time.process_time() - start), 2)
-                protocols._nested_folds = whole_task
+                protocols._nested = whole_task
                 row[f"{key}seconds"] = min(seconds, row.get(f"{key}seconds", seconds))
                 row |= {f"{key}acc": probe.test, f"{key}folds": len(probe.folds)}
                 if not key:
@@ -321,10 +322,10 @@ def probes(arguments: argparse.Namespace, results: Results) -> None:
     plan += [(task, "senteval-torch", True) for task in arguments.torch_tasks]
     for name, protocol, usepytorch in plan:
         task = load_task(name, arguments.senteval)
-        splits, _ = arrange(task)
+        splits = arranged(task, "fast")
         x = features(task, arguments.width, arguments.halves)
         start = time.process_time()
-        probe = classify(task, splits, x, Settings(protocol, 10), note=lambda text: None)
+        probe = classify(task, splits, x, Settings(protocol, 10))
         row: dict[str, Any] = {"dev": probe.dev, "acc": probe.test, "seconds": round(time.process_time() - start, 2)}
         key = f"{name} {protocol} d={arguments.width}{' halves' if arguments.halves else ''}"
         results.add("probes", key, row)
@@ -350,7 +351,7 @@ def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
 
     double = {name: value.astype(np.float64) for name, value in x.items()}
     with patch.object(protocols, "LogisticRegression", converged):
-        return classify(task, splits, double, Settings("senteval-sklearn", 10), note=lambda text: None).test
+        return classify(task, splits, double, Settings("senteval-sklearn", 10)).test
 
 
 def load_genuine(checkout: Path) -> types.ModuleType:

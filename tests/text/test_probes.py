@@ -13,7 +13,8 @@ from sklearn.model_selection import StratifiedKFold
 from dipole.core.evaluation.logistic import predictions, solve_subsets
 from dipole.core.utils.errors import OptionError
 from dipole.text.scaling import halves_normalised
-from dipole.text.senteval.protocols import Settings, check_device, classify
+from dipole.text.senteval.probe import classify
+from dipole.text.senteval.protocols import Settings, check_device
 from dipole.text.senteval.task import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 
@@ -222,9 +223,9 @@ def test_senteval_sklearn_and_fast_follow_the_nested_protocol():
     task, x = toy_task()
     y = np.array(task.splits["all"].labels)
     grid = [2.0**t for t in range(-2, 4)]
-    found = classify(task, task.splits, x, Settings("senteval-sklearn", 5), note=lambda text: None)
+    found = classify(task, task.splits, x, Settings("senteval-sklearn", 5))
     assert (found.dev, found.test) == sklearn_nested(x["all"], y, 5, grid)
-    fast = classify(task, task.splits, x, Settings("fast", 5), note=lambda text: None)
+    fast = classify(task, task.splits, x, Settings("fast", 5))
     exact = sklearn_nested(x["all"], y, 5, grid, tol=1e-8, max_iter=5000)
     assert fast.test == pytest.approx(exact[1], abs=0.1)
     assert fast.dev == pytest.approx(exact[0], abs=0.1)
@@ -242,9 +243,9 @@ def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
     task, x = toy_task(kind="holdout")
     settings = Settings(protocol, 4)
     easy = {name: np.c_[value, 30.0 * np.array(task.splits[name].labels)] for name, value in x.items()}
-    assert classify(task, task.splits, easy, settings, note=lambda text: None).test >= 90
+    assert classify(task, task.splits, easy, settings).test >= 90
     noise = {name: np.random.default_rng(0).normal(size=value.shape) for name, value in x.items()}
-    assert 25 < classify(task, task.splits, noise, settings, note=lambda text: None).test < 75
+    assert 25 < classify(task, task.splits, noise, settings).test < 75
 
 
 def test_halves_are_scaled_one_by_one():
@@ -271,10 +272,10 @@ def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, 
     split = Split([[("a",)] * len(x)], y.tolist())
     task = Task("toy", "nested", {"all": split}, classes)
     settings = Settings(protocol, kfold=2, classifier=classifier)
-    wanted = classify(task, {"all": split}, {"all": x}, settings, note=lambda text: None)
+    wanted = classify(task, {"all": split}, {"all": x}, settings)
     with elsewhere(160 * 21):
         there = replace(settings, device=ELSEWHERE)
-        found = classify(task, {"all": split}, {"all": x}, there, note=lambda text: None)
+        found = classify(task, {"all": split}, {"all": x}, there)
     assert (found.dev, found.folds, found.chosen) == (wanted.dev, wanted.folds, wanted.chosen)
     assert np.array_equal(found.predicted, wanted.predicted)
 

@@ -12,7 +12,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
-from dipole.text.senteval.numbers import numbers_of
+from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks.sts import STS
 

@@ -9,17 +9,13 @@ import numpy as np
 from dipole.core.evaluation.logistic import LARGEST
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.progress import Progress
-from dipole.text.senteval.protocols import (
-    Probe,
-    Settings,
-    arrange,
-    arrange_skip_thoughts,
-    classify,
-    halves_normalised,
-    pair_features,
-)
+from dipole.text.scaling import halves_normalised
+from dipole.text.senteval.probe import Probe, classify, pair_features
+from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
 from dipole.text.senteval.task import Sentence, Split, Task
+
+MEASURES = ("pearson", "spearman")
 
 
 class Result(dict):
@@ -69,16 +65,14 @@ def score(
     if task.kind == "sts":
         result = _score_sts(task, matrix, params.get("similarity") or cosine)
     else:
-        splits, pairs = arrange(task)
-        if settings.protocol == "skip-thoughts":
-            splits = arrange_skip_thoughts(task) if task.kind in ("nested", "holdout") else splits
+        splits = arranged(task, settings.protocol)
         halves = int(params.get("halves") or 1)
 
         def features(split: Split) -> np.ndarray:
             sides = [matrix(side) for side in split.sentences]
             if settings.protocol == "skip-thoughts":
                 sides = [halves_normalised(side, halves) for side in sides]
-            return pair_features(*sides) if pairs else sides[0]
+            return pair_features(*sides) if task.pairs else sides[0]
 
         x = {name: features(split) for name, split in splits.items()}
         if task.kind == "relatedness":
@@ -88,7 +82,7 @@ def score(
             gold = {name: split.labels for name, split in splits.items()}
             result = Result(relatedness_result(x, gold, settings.seed))
         else:
-            result = _classification(task, splits, classify(task, splits, x, settings, note=lambda text: None))
+            result = _classification(task, splits, classify(task, splits, x, settings))
     result.protocol, result.changed = settings.protocol, task.changed
     progress.note(f"{describe(task.name, result)}  [{settings.protocol}, kfold {settings.kfold}]")
     return result
@@ -157,3 +151,23 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
         for measure, values in result["all"].items()
     ]
     return f"{name}  " + "; ".join(lines)
+
+
+def numbers_of(task: str, result: Result) -> dict[str, float]:
+    """Return the numbers of a record: names "senteval/TASK/..." and values, accuracies from 0 to 1.
+
+    A similarity that is learned is Pearson and Spearman on test, with "dev/pearson". One by cosine on given splits is
+    both on "dev" and on "test". A year of STS is "pearson" and "spearman" over all pairs, and "_mean" and "_wmean" over
+    its data sets.
+    """
+    if "acc" in result:
+        found = {"accuracy": result["acc"] / 100, "dev": result["devacc"] / 100}
+        found |= {"f1": result["f1"] / 100} if "f1" in result else {}
+    elif "mse" in result:
+        found = {measure: result[measure] for measure in MEASURES} | {"dev/pearson": result["devpearson"]}
+    elif "dev" in result:
+        found = {f"{split}/{measure}": result[split][measure][0] for split in ("dev", "test") for measure in MEASURES}
+    else:
+        found = {measure: result["all"][measure]["all"] for measure in MEASURES}
+        found |= {f"{measure}_{way}": result["all"][measure][way] for measure in MEASURES for way in ("mean", "wmean")}
+    return {f"senteval/{task}/{name}": float(value) for name, value in found.items()}

@@ -1,0 +1,183 @@
+"""Train and test the classifiers of a task: all problems solved together, one by one, or as SentEval's PyTorch does."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+
+from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value, solve_subsets
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
+from dipole.text.senteval.protocols import Problem, Settings, problems_of
+from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.torch_classifier import Fit, fit_all
+
+TOLERANCE = 1e-3  # of the converged solver: at 2e-3 a tie between values of C can fall otherwise
+Score = Callable[[np.ndarray, np.ndarray], float]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Accuracies in percent.
+
+    Args:
+        dev: mean over the problems of the best inner score.
+        test: mean test accuracy.
+        folds: test accuracy of each problem.
+        chosen: regularisation that each problem chose.
+        predicted, truth: labels of the last test part.
+        unconverged: logistic regressions that did not reach the tolerance.
+    """
+
+    dev: float
+    test: float
+    folds: list[float]
+    chosen: list[float]
+    predicted: np.ndarray
+    truth: np.ndarray
+    unconverged: int = 0
+
+
+@dataclass
+class Solved:
+    """For each problem: the best inner score in percent, the value of the grid that reached it, the test labels."""
+
+    best: list[float]
+    chosen: list[float]
+    tests: list[np.ndarray]
+    unconverged: int = 0
+
+    def choose(self, scores: np.ndarray, grid: list[float]) -> int:
+        """Add the first best value of the grid by the mean inner scores (values, folds), rounded as SentEval does."""
+        means = [round(100 * float(np.mean(row)), 2) for row in scores]
+        index = int(np.argmax(means))
+        self.best.append(means[index])
+        self.chosen.append(grid[index])
+        return index
+
+
+def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: Settings) -> Probe:
+    """Probe features by the protocol of the settings.
+
+    Args:
+        task: of the kind "nested", "holdout" or "split".
+        splits: in the order of the protocol (`arranged`).
+        features: (N, d) of each split.
+        settings: protocol, folds, seed, classifier and device.
+
+    Raises:
+        DataError: a feature is not finite or too large, or there are too few samples for the folds.
+    """
+    x = np.concatenate([features[name] for name in splits])
+    y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
+    _check_features(x, task.name)
+    if task.linear:
+        settings = replace(settings, classifier=replace(settings.classifier, nhid=0))
+    problems = problems_of(task, splits, y, settings)
+    if settings.protocol == "senteval-torch":
+        solved = _solve_torch(x, y, problems, task, settings)
+    elif settings.protocol == "senteval-sklearn":
+        solved = _solve_sklearn(x, y, problems, task, settings)
+    else:
+        solved = _solve_together(x, y, problems, task, settings)
+    folds = [round(100 * accuracy(y[p.test], found), 2) for p, found in zip(problems, solved.tests, strict=True)]
+    return Probe(
+        dev=round(float(np.mean(solved.best)), 2),
+        test=round(float(np.mean(folds)), 2),
+        folds=folds,
+        chosen=solved.chosen,
+        predicted=solved.tests[-1],
+        truth=y[problems[-1].test],
+        unconverged=solved.unconverged,
+    )
+
+
+def accuracy(truth: np.ndarray, predicted: np.ndarray) -> float:
+    """Return the share of equal labels."""
+    return float(np.mean(truth == predicted))
+
+
+def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return [|u - v|, u * v], (N, 2d)."""
+    if left.dtype.kind != "f":  # small integers would overflow
+        left, right = left.astype(np.float64), right.astype(np.float64)
+    return np.concatenate([np.abs(left - right), left * right], 1)
+
+
+def _check_features(x: np.ndarray, name: str) -> None:
+    largest = largest_value(x)
+    if not np.isfinite(largest):
+        wrong = counted(int((~np.isfinite(x)).any(1).sum()), "sentence")
+        raise DataError(f"{name}: the features of {wrong} hold NaN or infinity; look at the encoder")
+    if largest > LARGEST:
+        raise DataError(
+            f"{name}: features reach {largest:.3g} in size, and classifiers take up to {LARGEST:.0e}; scale them"
+        )
+
+
+def _solve_together(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
+    """Solve all inner and final problems as columns of one matrix, to convergence."""
+    inner = [train for problem in problems for train, _ in problem.inner]
+    columns = [*inner, *(problem.train for problem in problems)]
+    subsets = np.zeros((len(y), len(columns)), dtype=bool)
+    for column, train in enumerate(columns):
+        subsets[train, column] = True
+    grid = settings.grid(task.kind)
+    found = solve_subsets(x, y, subsets, grid, TOLERANCE, settings.device)  # labels (values, N, columns)
+    score: Score = accuracy
+    if settings.protocol == "skip-thoughts" and task.f1:
+        score = f1_score
+    solved = Solved([], [], [], int((~found.converged).sum()))
+    if solved.unconverged:
+        warnings.warn(NotConverged(solved.unconverged, found.converged.size), stacklevel=2)
+    column = 0
+    for number, problem in enumerate(problems):
+        scores = np.zeros((len(grid), len(problem.inner)))
+        for fold, (_, dev) in enumerate(problem.inner):
+            for value in range(len(grid)):
+                scores[value, fold] = score(y[dev], found.labels[value, dev, column])
+            column += 1
+        value = solved.choose(scores, grid)
+        solved.tests.append(found.labels[value, problem.test, len(inner) + number].astype(np.int64))
+    return solved
+
+
+def _solve_sklearn(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
+    """Fit scikit-learn's classifier for each fold and value, as SentEval calls it."""
+    grid = settings.grid(task.kind)
+
+    def predict(c: float, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+        return LogisticRegression(C=c, random_state=settings.seed).fit(x[train], y[train]).predict(x[test])
+
+    solved = Solved([], [], [])
+    for problem in problems:
+        scores = np.zeros((len(grid), len(problem.inner)))
+        for value, c in enumerate(grid):
+            for fold, (train, dev) in enumerate(problem.inner):
+                scores[value, fold] = accuracy(y[dev], predict(c, train, dev))
+        value = solved.choose(scores, grid)
+        solved.tests.append(predict(grid[value], problem.train, problem.test))
+    return solved
+
+
+def _solve_torch(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
+    """Train SentEval's PyTorch classifier. As there, the inner score is the accuracy that its early stopping saw."""
+    grid = settings.grid(task.kind)
+    rows = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32).to(settings.device)
+    labels = torch.as_tensor(y).to(settings.device)
+
+    def fit(fits: list[Fit]) -> list:
+        return fit_all(rows, labels, task.classes, fits, settings.classifier, settings.seed)
+
+    inner = iter(fit([Fit(train, dev, grid) for problem in problems for train, dev in problem.inner]))
+    solved = Solved([], [], [])
+    for problem in problems:
+        solved.choose(np.stack([next(inner).accuracy for _ in problem.inner], 1), grid)
+    finals = fit([Fit(p.train, p.dev, [value]) for p, value in zip(problems, solved.chosen, strict=True)])
+    for problem, final in zip(problems, finals, strict=True):
+        solved.tests.append(final.predict(rows[torch.as_tensor(problem.test)]))
+    return solved
