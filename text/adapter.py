@@ -103,7 +103,7 @@ class TextAdapter(Adapter):
 
     @cached_property
     def _probes(self) -> Probes | None:
-        """The sentences of evaluation in the run's folder; None: the corpus has to be read."""
+        """The sentences of evaluation in the run's folder. None: the corpus has to be read."""
         if self._artifacts is None or not self._artifacts.has_data_of(self.config):
             return None
         return self._artifacts.probes()
@@ -159,7 +159,7 @@ class TextAdapter(Adapter):
 
     @cached_property
     def positions(self) -> int | None:
-        """Most tokens that the transformer can read; None: no limit."""
+        """Most tokens that the transformer can read. None: no limit."""
         return positions_of(self.config) if self._artifacts is None else limit_of(self.module)
 
     @property
@@ -208,7 +208,7 @@ class TextAdapter(Adapter):
     # Evaluation and export -------------------------------------------------------------------------------------------
 
     def encoder(self, objective: Any = None) -> SentenceEncoder:
-        """Return the model as it is evaluated and exported, with its vocabulary expanded if the recipe says so."""
+        """Return the model as it is evaluated and exported, with the vocabulary of `expand`."""
         c = self.config
         model, tokens = evaluated(self.module), self.tokens
         if c.expand:
@@ -255,7 +255,7 @@ class TextAdapter(Adapter):
         return probe.sides(rows)[0], probe.document(rows)
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
-        """Return held-out sentences and their neighbours, or held-out rows of a table; None for views."""
+        """Return held-out sentences and their neighbours, or held-out rows of a table. None for views."""
         if self.config.pairs == "views":
             return None
         if isinstance(self.data, TableData):

@@ -40,7 +40,7 @@ class Probes:
 
     Args:
         sentences: all of them.
-        rows: of the splits "train" and "test"; numbers of sentences, or of rows of the table.
+        rows: of the splits "train" and "test": numbers of sentences, or of rows of the table.
         held_out: whether the rows of "test" are held out.
         table: of pairs, whose texts the sentences are.
     """

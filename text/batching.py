@@ -20,7 +20,7 @@ def pad(sentences: Sequence[Sequence[int] | np.ndarray]) -> Chunk:
 def make_batch(sentences: Sequence[Sequence[int] | np.ndarray], chunks: int = 4) -> Batch:
     """Sort by length and cut into at most `chunks` chunks of nearly equal numbers of tokens.
 
-    The sentences of a batch stay together, as their neighbourhood is what is learned; only the order of computation
+    The sentences of a batch stay together, because their neighbourhood is learned. Only the order of computation
     changes.
     """
     lengths = np.array([len(ids) for ids in sentences])

@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str | None = None) -> Path | None:
-    """Return the folder for the ids of a corpus; None: they stay in memory.
+    """Return the folder for the ids of a corpus. None: they stay in memory.
 
     The name depends on the contents of the files, not on paths and dates.
 
     Args:
-        tokenizer: its fingerprint; None: a vocabulary of the corpus's own words.
+        tokenizer: its fingerprint. None: a vocabulary of the corpus's own words.
         texts_hash: hash of the texts of a pair table, if these are encoded.
 
     Raises:
@@ -57,7 +57,7 @@ def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str |
 
 
 def table_folder(config: TextSettings) -> Path | None:
-    """Return the folder for a pair table; None: it stays in memory.
+    """Return the folder for a pair table. None: it stays in memory.
 
     Raises:
         DataError: the table cannot be read.
@@ -134,7 +134,7 @@ def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:
 
 
 def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
-    """Load a folder, or build it first if it is missing or damaged; other processes wait meanwhile.
+    """Load a folder, or build it first if it is missing or damaged. Other processes wait meanwhile.
 
     A complete folder is read without a lock, so it can be read-only.
 
@@ -170,7 +170,7 @@ def write_index(folder: Path, values: Mapping[str, Any], files: Iterable[str]) -
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:
-    """Return the values of a complete folder; None, or an exception, if it is incomplete or damaged."""
+    """Return the values of a complete folder. Return None, or raise, if it is incomplete or damaged."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
     intact = all(sum_of(folder / name) == told for name, told in index["files"].items())
     return index if intact else None

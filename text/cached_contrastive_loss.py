@@ -69,7 +69,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
             return super().embed(columns)
 
     def _divided(self, model: Any) -> AbstractContextManager[None]:
-        """Let the model compute some rows at a time; below MatryoshkaLoss, which keeps what the model gives."""
+        """Let the model compute some rows at a time, below the decorator of MatryoshkaLoss."""
         decorator = model.__dict__.get("forward")
         inner = getattr(decorator, "fn", None)
         if callable(inner):
@@ -104,7 +104,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
 
 
 def _split(model: nn.Module, features: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What has a row for each sentence, and what the batch has in common.
+    """Divide features into tensors with a row for each sentence, and the others.
 
     Raises:
         PairsError: the rows of some features are no sentences.

@@ -1,4 +1,4 @@
-"""`dipole data wiki3029`: arguments only; nothing heavy is imported before it runs."""
+"""`dipole data wiki3029`: its arguments. Heavy imports come when it runs."""
 
 import argparse
 import json

@@ -23,7 +23,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class TextSettings(Settings):
-    """Corpus, encoders and evaluation of a text run; the defaults are a small run on the embedded corpus."""
+    """Corpus, encoders and evaluation of a text run. The defaults are a small run on the embedded corpus."""
 
     incidental: ClassVar[frozenset[str]] = frozenset({"processes"})
 
@@ -35,38 +35,42 @@ class TextSettings(Settings):
     unit: Literal["documents", "sentences"] = Field(
         "documents", description="a row is running text to be cut into sentences, or one sentence of one long text"
     )
-    column: str | None = Field(None, description="column that holds the text; found by itself if it has a usual name")
+    column: str | None = Field(None, description="column that holds the text. Default: one with a usual name")
     split: str = Field("train", description="split of a data set")
     encoding: str = Field("utf-8", description="of text files")
     cache: str | None = Field(
         None,
-        description="folder for encoded corpora, shared by runs; none keeps small ones in memory and those of more "
-        "than 32 MB in the user's cache folder (DIPOLE_CACHE)",
+        description="folder for encoded corpora, shared by runs. Default: small ones stay in memory, those above "
+        "32 MB are in the user's cache folder (DIPOLE_CACHE)",
     )
-    processes: int | None = Field(
-        None, ge=1, description="that read a corpus of more than some megabytes; none: as many as there are cores"
-    )
+    processes: int | None = Field(None, ge=1, description="that read a large corpus. Default: one for each core")
     limit: int | None = Field(None, ge=1, description="use the first sentences only")
-    held_out: float = Field(0.05, ge=0, lt=1, description="share of each document's end that is kept for evaluation")
+    held_out: float = Field(
+        0.05, ge=0, lt=1, description="share of each document's end that is held out for evaluation"
+    )
 
     development: float = Field(0.0, ge=0, lt=1, description="share before it that is neither trained on nor evaluated")
 
     tokenizer: str = Field("words", description="words, a tokenizer.json, a folder, or a name on the Hugging Face Hub")
-    vocabulary_size: int = Field(50_000, ge=1, description="most frequent words that are kept; words only")
-    lower: bool = Field(False, description="lower-case everything; words only")
-    max_length: int = Field(50, ge=1, description="tokens of a training sentence; the authors' script cuts at 50")
+    vocabulary_size: int = Field(50_000, ge=1, description="most frequent words that get an id (words only)")
+    lower: bool = Field(False, description="lower-case everything (words only)")
+    max_length: int = Field(
+        50, ge=1, description="tokens of a training sentence, at most. The authors' script cuts at 50"
+    )
 
     encoder: Literal["gru", "bow", "transformer"] = "gru"
-    direction: Literal["uni", "bi", "combine"] = Field("bi", description="gru only; combine is uni and bi side by side")
-    hidden_size: int = Field(1200, ge=2, description="gru: width of f; transformer without `transformer`: its width")
+    direction: Literal["uni", "bi", "combine"] = Field("bi", description="gru only. combine is uni and bi side by side")
+    hidden_size: int = Field(1200, ge=2, description="gru: width of f. Small BERT: its width")
     word_size: int = Field(300, ge=1, description="width of trained word embeddings")
     vectors: str | None = Field(
         None, description="GloVe or word2vec text file for fixed word vectors and for expansion"
     )
     channels: Literal["trained", "fixed", "both"] = Field(
-        "trained", description="word embeddings; both is MultiChannel"
+        "trained", description="word embeddings. both is MultiChannel"
     )
-    transformer: str | None = Field(None, description="config.json, checkpoint folder or Hub name; none: a small BERT")
+    transformer: str | None = Field(
+        None, description="config.json, checkpoint folder or Hub name. Default: a small BERT"
+    )
     weights: Weights | None = Field(None, description=f"with `transformer`: {WEIGHTS_HELP}")
     freeze: FreezeSetting = Field("none", description=f"with `transformer`: {FREEZE_HELP}")
     lora: LoraTable | None = Field(None, description=f"with `transformer`: {LORA_HELP}")
@@ -75,29 +79,28 @@ class TextSettings(Settings):
     pooling: Literal["mean", "cls"] = "mean"
     head: Literal["none", "mlp", "mlp_only_train"] = Field(
         "none",
-        description="transformer only: a linear map and tanh over the pooled output (SimCSE); mlp is evaluated and "
+        description="transformer only: a linear map and tanh over the pooled output (SimCSE). mlp is evaluated and "
         "exported with it, mlp_only_train without",
     )
     sides: Literal[1, 2] = Field(
         2,
-        description="2: f and g without shared weights; 1: one encoder for both, as views and columns have it where "
-        "nothing is said",
+        description="2: f and g without shared weights. 1: one encoder for both, the default of views and columns",
     )
     dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="window and blocks: one mask for the whole batch and both sides, not rescaled, as the authors do; "
+        description="window and blocks: one mask for the whole batch and both sides, not rescaled, as the authors do. "
         "views and columns: one of each row, rescaled, or the rate of all layers of a transformer",
     )
 
     pairs: Literal["window", "blocks", "views", "columns"] = Field(
         "window",
-        description="neighbours; members of a block; a sentence and itself under another dropout mask (SimCSE); the "
-        "columns of a table of one's own",
+        description="neighbours, members of a block, a sentence and itself under another dropout mask (SimCSE), or the "
+        "columns of a table of pairs",
     )
     columns: tuple[str, ...] | None = Field(
-        None, description="columns only: anchor, positive and any negatives; none: found by their usual names"
+        None, description="columns only: anchor, positive and any negatives. Default: usual names"
     )
     no_duplicates: bool = Field(True, description="columns only: no text occurs in two rows of a batch")
     window: int = Field(1, ge=1, description="sentences on each side that are positives")
@@ -105,18 +108,18 @@ class TextSettings(Settings):
         "zero", description="the sentence itself: a negative of logit 0, or left out"
     )
     block_size: int = Field(
-        2, ge=1, description="positives of a sentence, b; a block is it and they, b + 1 sentences; blocks only"
+        2, ge=1, description="positives of a sentence, b. A block has b + 1 sentences (blocks only)"
     )
     blocks: Literal["consecutive", "random"] = Field(
         "consecutive", description="blocks only: neighbours, or any sentences of one document (Arora et al.)"
     )
     block_count: int | None = Field(
-        None, ge=1, description="random blocks of each document, drawn once; none: anew in every epoch"
+        None, ge=1, description="random blocks of each document, drawn once. Default: new ones in every epoch"
     )
     order: Literal["sequential", "shuffled"] = Field(
-        "shuffled", description="order of the batches; within a batch sentences are consecutive in any case"
+        "shuffled", description="order of the batches. Within a batch sentences stay consecutive"
     )
-    chunks: int = Field(4, ge=1, description="length classes inside a batch; changes speed only")
+    chunks: int = Field(4, ge=1, description="length classes inside a batch. Changes only the speed")
     clip_per_tensor: float | None = Field(None, gt=0, description="largest norm of each tensor's gradient (authors: 5)")
 
     classifiers: tuple[Classifier, ...] = Field(
@@ -136,7 +139,7 @@ class TextSettings(Settings):
     )
     normalize: Literal["halves", "unit", "none"] = Field("halves", description="scaling of the evaluated vectors")
     expand: bool = Field(False, description="evaluate and export with the vocabulary expanded by `vectors`")
-    senteval: str | None = Field(None, description="folder that holds SentEval's downstream/; none: not evaluated")
+    senteval: str | None = Field(None, description="folder that holds SentEval's downstream/. Default: no evaluation")
     tasks: tuple[str, ...] = Field(("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"), description="SentEval tasks")
     protocol: Literal["fast", "senteval-torch", "senteval-sklearn", "skip-thoughts"] = "fast"
     kfold: int = Field(10, ge=2)
@@ -144,14 +147,11 @@ class TextSettings(Settings):
 
     @property
     def rows_drop(self) -> bool:
-        """Whether `dropout` draws a mask for each row."""
+        """True if `dropout` draws a mask for each row."""
         return self.pairs in ("views", "columns")
 
     def determining(self) -> dict[str, Any]:
-        """Of a block, and of the files of a transformer.
-
-        A block held one sentence less once, and its document was not drawn by itself: those are other runs.
-        """
+        """Return what identifies a run; a transformer's files are identified by their content."""
         found = super().determining()
         if self.transformer and (content := Source(self.transformer, "", self.weights).content):
             found["transformer"] = content  # what lies there, wherever it lies
@@ -209,7 +209,7 @@ class TextSettings(Settings):
         return self
 
     def _pair_problems(self) -> list[str]:
-        """What does not fit views or columns."""
+        """Return problems of views and columns."""
         problems = []
         if self.pairs == "views":
             if self.sides == 2:

@@ -38,7 +38,7 @@ class ContrastiveLoss(nn.Module):
         loss = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp")
 
     Columns are those of MultipleNegativesRankingLoss: (anchor, positive), or (anchor, positive, negative_1, ...,
-    negative_n); candidates of an anchor are all positives and all negatives of the batch. One column with a label
+    negative_n). Candidates of an anchor are all positives and all negatives of the batch. One column with a label
     column of class numbers has all sentences of a class as positives of each other. `infonce(temperature=t)` is
     MultipleNegativesRankingLoss(scale=1/t).
 
@@ -47,9 +47,9 @@ class ContrastiveLoss(nn.Module):
         objective: its text, an Objective or a Composite.
         gather_across_devices: candidates are those of all ranks, with gradient: N ranks of B/N are one process of B.
             Otherwise each rank looks at its own batch alone.
-        directions: ("query_to_doc",); with "query_to_query" the other anchors are negatives as well; with
+        directions: ("query_to_doc",); with "query_to_query" the other anchors are negatives as well. With
             "doc_to_query" each positive also finds its anchor among all anchors, and both losses are averaged.
-        partition_mode: as in MultipleNegativesRankingLoss; "joint" but for "doc_to_query", which is "per_direction".
+        partition_mode: as in MultipleNegativesRankingLoss: "joint", or "per_direction" with "doc_to_query".
 
     Parameters of the objective are trained, saved as `objective.safetensors` in the trainer's checkpoints and resumed;
     `after_step` runs after each optimizer step (`dipole.core.train.objective_callback`).
@@ -102,7 +102,7 @@ class ContrastiveLoss(nn.Module):
         carry(self)
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether this is the loss of a model.
+        """Return whether this is the loss of a model.
 
         Args:
             model: a SentenceTransformer, or DistributedDataParallel or torch.compile of one.
@@ -114,7 +114,7 @@ class ContrastiveLoss(nn.Module):
 
         Args:
             sentence_features: of each column, what the model takes: tensors (B, ...) by name.
-            labels: (B,) class of each row, for objectives that need them; numbers that are no integers are left out.
+            labels: (B,) class of each row, for objectives that need them. Floating-point labels are ignored.
 
         Raises:
             PairsError: columns or labels that the objective cannot be evaluated on.
@@ -191,7 +191,7 @@ class ContrastiveLoss(nn.Module):
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
 
-    # What sentence-transformers asks of a loss ---------------------------------------------------------------------
+    # Called by sentence-transformers -------------------------------------------------------------------------------
 
     def get_config_dict(self) -> dict[str, Any]:
         """The arguments, for model cards."""
@@ -209,7 +209,7 @@ class ContrastiveLoss(nn.Module):
         sources = "; ".join(f"{name}: {entry.source}" for name, entry in named if entry.source)
         return f"\n@misc{{dipole,\n    title={{{self.objective}}},\n    note={{{sources}}}\n}}\n"
 
-    # What was learnt besides the model -----------------------------------------------------------------------------
+    # Parameters of the objective -----------------------------------------------------------------------------------
 
     def load_objective(self, folder: str | Path) -> None:
         """Read the objective's parameters from a checkpoint folder of a trainer.
@@ -223,9 +223,9 @@ class ContrastiveLoss(nn.Module):
         load_objectives(Path(folder) / FILE, [self.objective])
 
     def projected_model(self) -> SentenceTransformer:
-        """The model as it is used: with a Dense module behind it where a term learns a projection (CLLR's L).
+        """Return the model with a Dense module behind it if a term learns a projection (CLLR's L).
 
-        The result shares the model's modules, and `save_pretrained` writes a folder that loads without dipole; where no
+        The result shares the model's modules, and `save_pretrained` writes a folder that loads without dipole. If no
         term projects, it is the model itself.
         """
         from sentence_transformers.sentence_transformer import modules
@@ -250,7 +250,7 @@ class ContrastiveLoss(nn.Module):
 
 
 def as_composite(given: str | Objective | Composite) -> Composite:
-    """A text built, one objective as a sum of itself, a sum as it is.
+    """Return a Composite of a text, an Objective or a Composite.
 
     Raises:
         SpecError: for a wrong text. ConfigError: for anything else.
@@ -268,7 +268,7 @@ def as_composite(given: str | Objective | Composite) -> Composite:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of DistributedDataParallel and torch.compile."""
+    """Return the model inside of DistributedDataParallel and torch.compile."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -286,7 +286,7 @@ def width_of(model: SentenceTransformer) -> int:
 
 
 def mean_over_ranks(gradient: Tensor) -> Tensor:
-    """What DistributedDataParallel makes of a gradient."""
+    """Average a gradient over the ranks, as DistributedDataParallel does."""
     return all_sum(gradient) / world_size()
 
 

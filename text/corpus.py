@@ -69,7 +69,7 @@ class Piece:
 
 
 def sentences_of(text: str, is_lines: bool) -> list[str]:
-    """Cut text into sentences, or at its line breaks; runs of blanks become one blank."""
+    """Cut text into sentences, or at its line breaks. Runs of blanks become one blank."""
     if not is_lines:
         return split_sentences(text)
     lines = (" ".join(line.split()) for line in text.split("\n"))
@@ -157,7 +157,7 @@ def read_pieces(
 
 
 def corpus_files(source: str) -> list[Path]:
-    """List the files of a local corpus in order; other kinds of files in a folder are skipped with a warning.
+    """List the files of a local corpus in order. Other kinds of files in a folder are skipped with a warning.
 
     Raises:
         DataError: there are none, or a single file is of an unsupported kind.
@@ -288,7 +288,7 @@ def _row_pieces(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None)
 
 
 def as_lines(sentences: Iterable[str]) -> str:
-    """Join sentences with line breaks; a line break inside a sentence becomes a blank."""
+    """Join sentences with line breaks. A line break inside a sentence becomes a blank."""
     return "\n".join(" ".join(sentence.split()) for sentence in sentences)
 
 
@@ -323,7 +323,7 @@ def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
     Args:
         row: a string, a list of strings, or a mapping.
         where: names the row in messages.
-        column: of a mapping; None: one of `TEXT_COLUMNS`.
+        column: of a mapping. None: one of `TEXT_COLUMNS`.
 
     Raises:
         DataError: the column is missing, or holds something else.

@@ -28,7 +28,7 @@ class Data(ABC):
 
     Attributes:
         tokens: the tokenizer.
-        sentences: all sentences; of a table its distinct texts.
+        sentences: all sentences, or the distinct texts of a table.
         row: what a row is called in messages.
     """
 
@@ -146,7 +146,7 @@ def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank
 
     Args:
         config: of the run.
-        tokens: the tokenizer; None: a vocabulary of the corpus's own words.
+        tokens: the tokenizer. None: a vocabulary of the corpus's own words.
         max_length: tokens after which a sentence is cut.
         rank: only rank 0 shows warnings and progress.
 

@@ -90,7 +90,7 @@ def held_back(
 
 
 def check_parts(documents: Iterable[tuple[str, bool]], where: str) -> None:
-    """Whether documents, by class and whether they are for testing, can be classified.
+    """Check that there are documents for training and testing, and two classes for training.
 
     Raises:
         DataError: if either part is empty, or training has a single class.
@@ -101,7 +101,7 @@ def check_parts(documents: Iterable[tuple[str, bool]], where: str) -> None:
         if not found:
             raise DataError(f"{where} has no documents for {part}.")
     if len(trained) == 1:
-        raise DataError(f"{where} has one class alone for training, {trained.pop()!r}: there is nothing to tell apart.")
+        raise DataError(f"{where} has one class alone for training, {trained.pop()!r}: a classifier needs two.")
 
 
 def document_accuracy(
@@ -113,7 +113,7 @@ def document_accuracy(
     """Test accuracy of a linear classifier on document vectors, "labelled/accuracy".
 
     Args:
-        documents: each with its class and whether it is for testing; see `labelled_documents`.
+        documents: each with its class and whether it is for testing (`labelled_documents`).
         where: names the source in messages.
         device: where the classifier is trained.
 

@@ -1,4 +1,4 @@
-"""The domain of this package, as `dipole list domains` and `dipole doctor` know it; nothing heavy is imported."""
+"""The domain of this package, for `dipole list domains` and `dipole doctor`. Imports nothing heavy."""
 
 from dipole.core.train.domains import Domain
 

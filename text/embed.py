@@ -1,4 +1,4 @@
-"""Vectors of sentences from a trained encoder, as they are evaluated; and files of sentences."""
+"""Vectors of sentences from a trained encoder, as they are evaluated, and read files of sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dipole.text.encode import Normalize, SentenceEncoder
 
 FEATURES = ("encoder", "embedding")
 COLUMNS = ("sentence", "text", "content")
-BATCH = 4096  # sentences that are read at a time; within them similar lengths go together
+BATCH = 4096  # sentences that are read at a time, and sorted by length
 STDIN = "-"
 
 
@@ -30,7 +30,7 @@ class SentenceEmbedder(Embedder):
 
     Args:
         encoder: as it is evaluated.
-        features: "encoder", the vectors that are evaluated, scaled as text.normalize says; "embedding", f and g as the
+        features: "encoder": the vectors that are evaluated, scaled as text.normalize says. "embedding": f and g as the
             objective sees them, not scaled.
     """
 
@@ -49,7 +49,7 @@ class SentenceEmbedder(Embedder):
 
 
 class FunctionEmbedder(Embedder):
-    """Sentences by a function, such as another library's `encode`; sentences -> (n, d)."""
+    """Sentences by a function, such as another library's `encode`."""
 
     batch_size = BATCH
 
@@ -70,7 +70,7 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
     rows, which are numbered from 0 otherwise. Files may be packed (.gz).
 
     Raises:
-        DataError: the file is missing, is of another kind, or a row holds no text; the message names it.
+        DataError: the file is missing, is of another kind, or a row holds no text. The message names it.
     """
     path = Path(source)
     kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""A trained encoder as a thing that turns sentences into vectors: `SentenceEncoder`."""
+"""Turn sentences into vectors with a trained encoder."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
@@ -25,7 +25,7 @@ class SentenceEncoder:
         tokens: the tokenizer it was trained with.
         normalize: "halves" scales f(s) and g(s) to unit length each before they are joined (what the Quick-Thought
             evaluation does), "unit" the whole vector, "none" nothing.
-        max_length: longer sentences are cut; None for encoders without a limit.
+        max_length: longer sentences are cut. None: no limit.
         transform: applied to f(s) and to g(s) before they are normalised, such as CLLR's L.
     """
 
@@ -60,16 +60,16 @@ class SentenceEncoder:
         normalize: Normalize | None = None,
         progress: bool = False,
     ) -> np.ndarray | Tensor:
-        """Vectors (n, width) in float32, in the order of the sentences; a single string gives (width,).
+        """Return vectors (n, width) in float32, in the order of the sentences. A single string gives (width,).
 
         Each distinct sentence is encoded once, in batches of similar length. An empty sentence is read as a full stop.
 
         Args:
             sentences: texts, or one text.
-            batch_tokens: tokens of a batch at most, padding included, >= 1. Small batches are fastest on a CPU; give a
+            batch_tokens: tokens of a batch at most, padding included, >= 1. Small batches are fastest on a CPU. Give a
                 GPU 16,384 or more.
             output: "numpy" or "torch", on the model's device.
-            normalize: as in the constructor; None: as it says.
+            normalize: as in the constructor, which is the default.
             progress: show how far it is.
 
         Raises:
@@ -96,7 +96,7 @@ class SentenceEncoder:
     def encode_ids(
         self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False
     ) -> Tensor:
-        """Raw vectors of sentences given as token ids, (n, width).
+        """Return raw vectors of sentences given as token ids, (n, width).
 
         Args:
             ids: of each sentence, (length,), one at least.
@@ -151,7 +151,7 @@ class Combined:
         return sum(encoder.width for encoder in self.encoders)
 
     def encode(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Vectors (n, width) in float32, those of the encoders side by side; a single string gives (width,).
+        """Return vectors (n, width) in float32, those of the encoders side by side. A single string gives (width,).
 
         Args:
             sentences: as in `SentenceEncoder.encode`.

@@ -1,4 +1,4 @@
-"""What is measured on held-out sentences and pairs, on labelled documents, and on SentEval's tasks."""
+"""Measure held-out sentences and pairs."""
 
 import json
 from collections.abc import Callable
@@ -121,7 +121,7 @@ def document_results(
 
 
 def text_pairs(probe: Probe, device: torch.device | str) -> Pairs | None:
-    """Return held-out sentences, paired with their neighbours; None if there are none."""
+    """Return held-out sentences, paired with their neighbours, or None."""
     rows = probe.test[:PAIRED]
     document = probe.document(rows)
     if len(rows) < 2 or not bool((document[:-1] == document[1:]).any()):
@@ -148,7 +148,7 @@ def table_results(probe: Probe, data: TableData) -> dict[str, float]:
 
 
 def table_pairs(probe: Probe, data: TableData) -> Pairs | None:
-    """Return held-out rows in which no text occurs twice on a side; None if there are fewer than two."""
+    """Return held-out rows in which no text occurs twice on a side, or None if there are fewer than two."""
     table, rows = data.table, probe.test[:PAIRED]
     for texts in (table.positive, table.anchor):
         rows = rows[np.sort(np.unique(texts[rows], return_index=True)[1])]

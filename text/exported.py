@@ -17,7 +17,7 @@ BATCH = 32  # sentences at a time, of similar length
 
 
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
-    """Open a folder by what it holds; None where it is no sentence encoder that can be read."""
+    """Open a folder of a sentence encoder. Return None if it is none."""
     if (folder / SENTENCE_TRANSFORMERS).is_file():
         return _embedder(_sentence_transformer(folder, device), features)
     if not (folder / TOKENIZER).is_file():
@@ -103,7 +103,7 @@ def _tokenized(folder: Path, read: Any) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    limit = tokenizer.model_max_length < 1_000_000  # a number beyond all texts stands for none
+    limit = tokenizer.model_max_length < 1_000_000  # a very large number means no limit
 
     def encode(sentences: list[str]) -> torch.Tensor:
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))

@@ -17,8 +17,8 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
 
     Returns:
         "positive@1" and "positive@10", shares of rows whose positive ranks first or among ten (the anchor's own text
-        and its other positives are no candidates), "positive_mrr", the mean of 1 / rank, and "chance@1"; with
-        negatives "triplet/accuracy", the share of negatives that are farther from the anchor than the positive is.
+        and its other positives are no candidates), "positive_mrr", the mean of 1 / rank, and "chance@1". With
+        negatives also "triplet/accuracy", the share of negatives that are farther from the anchor than the positive.
     """
     f, g = normalize(f.float()), normalize(g.float())
     anchor, positive, negatives = (texts.to(f.device) for texts in (anchor, positive, negatives))
@@ -34,7 +34,7 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
         truth = scores.gather(1, wanted[:, None])
         triplet = (f[own][:, None] * g[negatives[rows].clamp_min(0)]).sum(2)
         nearer.append((truth > triplet)[there[rows]])
-        # Positives of the same anchor, this one included, and the anchor itself answer nothing wrongly.
+        # The anchor itself and its other positives are no wrong answers.
         same = own[:, None] == anchor
         line, other = same.nonzero(as_tuple=True)
         scores[line, column[positive[other]]] = -torch.inf

@@ -1,4 +1,4 @@
-"""Columns of a data set as rows that belong together: (anchor, positive, negative_1, ...), or one column and labels."""
+"""Pair the columns of a data set: (anchor, positive, negative_1, ...), or one column and labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def related_columns(
 
     Args:
         embeddings: of each column, (B, d).
-        labels: (B,) class numbers; what is no class number (a score) is left out where there are two columns or more.
+        labels: (B,) class numbers. Floating-point labels are ignored if there are two columns or more.
         directions: as in `ContrastiveLoss`.
 
     Raises:

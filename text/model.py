@@ -1,4 +1,4 @@
-"""The encoders of a run: built from its settings, bounded in their gradients, with more words at the end."""
+"""Build the encoders of a run, clip their gradients, and expand their vocabulary."""
 
 import copy
 from typing import Any
@@ -17,7 +17,13 @@ from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabular
 
 
 def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> encoders.SentenceModel:
-    """f and g with new weights for a vocabulary of so many words; `fixed`: the word vectors that are not learned."""
+    """Build f and g with new weights.
+
+    Args:
+        c: settings of the run.
+        words: size of the vocabulary.
+        fixed: word vectors that are not learned.
+    """
 
     def side() -> encoders.Part:
         if c.encoder == "transformer":
@@ -38,7 +44,7 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
             )
         return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
 
-    # The members of a block are all the same kind of thing: one encoder, as in Arora et al.
+    # All members of a block are encoded by one encoder, as in Arora et al.
     single = c.sides == 1 or c.pairs == "blocks"
     # A mask for each row is drawn for the rows of all ranks, by the adapter.
     sides = [with_head(with_modules(side(), c.transformer, c.pooling), c.head) for _ in range(1 if single else 2)]
@@ -46,7 +52,7 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
 
 
 def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transformer:
-    """Give all dropout of a transformer one rate: its layers, and the rates that its attention keeps as numbers."""
+    """Set one rate for all dropout of a transformer: its layers, and the numbers in its attention."""
     for module in part.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = rate
@@ -61,13 +67,13 @@ def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transforme
 
 
 def limit_of(model: nn.Module) -> int | None:
-    """The most tokens that the transformers of a model have positions for; None where nothing bounds them."""
+    """Return the most tokens that the transformers of a model can read, or None."""
     inner: list[Any] = [part.model for part in model.modules() if isinstance(part, encoders.Transformer)]
     return min((found for found in map(_positions, inner) if found is not None), default=None)
 
 
 def positions_of(c: TextSettings) -> int | None:
-    """As `limit_of`, of the transformer that settings name, before it is built."""
+    """Return `limit_of` the transformer of the settings before it is built."""
     if c.encoder != "transformer":
         return None
     with torch.device("meta"):
@@ -86,7 +92,7 @@ def _positions(model: Any) -> int | None:
 
 
 def never_differs(model: encoders.SentenceModel, batch: encoders.Batch) -> bool:
-    """Whether a batch that holds every sentence twice, one half after the other, gives equal halves in training."""
+    """Return whether a batch of two equal halves gives equal halves in training mode."""
     was = model.training
     with torch.random.fork_rng(), torch.no_grad():
         rows = model.train()(batch)[0]
@@ -95,7 +101,7 @@ def never_differs(model: encoders.SentenceModel, batch: encoders.Batch) -> bool:
 
 
 def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:
-    """The word vectors that are not learned, from the file that the settings name; None where all are learned."""
+    """Read the word vectors that are not learned. Return None if all are learned."""
     if c.channels == "trained":
         return None
     assert c.vectors is not None  # the configuration has checked it
@@ -112,7 +118,7 @@ def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:
 
 @torch.no_grad()
 def clip_each(model: nn.Module, limit: float) -> None:
-    """Bound the gradient norm of each tensor by itself, as the authors' code does, not of all together."""
+    """Clip the gradient norm of each tensor separately, as the authors' code does."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(limit / torch.linalg.vector_norm(parameter.grad).clamp_min(limit))

@@ -1,4 +1,4 @@
-"""What is measured on held-out running text: the next sentence, distances of neighbours, nearest sentences."""
+"""Measure held-out running text: the next sentence, distances of neighbours, nearest sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class Histogram:
 
 
 def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
-    """Look for the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate).
+    """Rank the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate).
 
     Args:
-        f, g: (n, d) of consecutive sentences. document: (n,); a document's last sentence asks nothing.
+        f, g: (n, d) of consecutive sentences. document: (n,). The last sentence of a document is no query.
 
     Returns:
         "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten (the sentence itself is
@@ -48,14 +48,14 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
 
 def neighbour_histogram(f: Tensor, g: Tensor, document: Tensor, bins: int = 50) -> Histogram:
-    """Distances of f(sentence) to g of its neighbours, and to g of all other sentences (LMCL, Fig. 5)."""
+    """Return distances of f(sentence) to g of its neighbours, and to g of all other sentences (LMCL, Fig. 5)."""
     found = pair_histogram(Pairs.from_window(f, g, document.to(f.device)), bins)
     shares = [(counts / counts.sum().clamp_min(1)).numpy() for counts in (found.correct, found.incorrect)]
     return Histogram(found.edges.numpy(), *shares)
 
 
 def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[str], count: int = 5) -> str:
-    """Text with the sentences nearest to each query (an index into `texts`), by cosine."""
+    """Return text with the sentences nearest to each query (an index into `texts`), by cosine."""
     x = normalize(vectors.float())
     lines = []
     for query in queries:

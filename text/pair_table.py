@@ -19,7 +19,7 @@ TOGETHER = 10_000  # rows that are read together
 
 
 class Counts(TypedDict):
-    """What was read; see `PairTable`."""
+    """Counts of a `PairTable`."""
 
     columns: tuple[str, ...]
     read: int
@@ -34,7 +34,7 @@ class PairTable:
     Args:
         texts: the distinct texts, in the order of their first occurrence.
         anchor, positive: (n,) numbers of texts.
-        negatives: (n, m) the same, filled with -1 on the right; m can be 0.
+        negatives: (n, m) the same, filled with -1 on the right. m can be 0.
         columns: names of the columns that were read.
         read: rows that were read.
         incomplete: rows without anchor or positive, which were skipped.
@@ -57,7 +57,7 @@ class PairTable:
 
     @property
     def fingerprint(self) -> str:
-        """Content hash of the numbers; the texts have their own."""
+        """Content hash of the numbers. The texts have their own."""
         if "fingerprint" not in self.known:
             digest = hashlib.sha256()
             for numbers in (self.anchor, self.positive, self.negatives):
@@ -97,7 +97,7 @@ class PairWriter:
     Equal texts are found by digests (128 bits of SHA-256): 16 bytes of memory for each text that is added.
 
     Args:
-        folder: for the files of the table, locked by the caller; None: all in memory.
+        folder: for the files of the table, locked by the caller. None: all in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -160,7 +160,7 @@ class PairWriter:
 
 
 def load_table(folder: Path) -> PairTable | None:
-    """Open the table of a complete folder; None, or an exception, if it is incomplete or damaged."""
+    """Open the table of a complete folder. Return None, or raise, if it is incomplete or damaged."""
     index = read_index(folder)
     if index is None:
         return None

@@ -1,4 +1,4 @@
-"""What the formats of exports share: the model with its projection as a layer, its tokenizer, and its code."""
+"""Shared by the export formats: the model with its projection as a layer, its tokenizer, and its code."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ from dipole.text.encoders import Part, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
 from dipole.text.vocabulary import Tokens
 
-# What a folder needs to compute by itself.
+# Files that let a folder work without dipole.
 CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py", "tail.py")
 TASK = "sentence-similarity"
 
@@ -22,17 +22,17 @@ AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
 
 
 def last(part: Part) -> Part:
-    """The encoder itself, below a learned projection."""
+    """Return the encoder below a learned projection."""
     return part.part if isinstance(part, Projected) else part
 
 
 def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:
-    """Equal parts of a vector that are scaled to unit length one by one; 0 for none."""
+    """Return the number of equal parts of a vector that are scaled to unit length, or 0."""
     return {"halves": model.halves, "unit": 1, "none": 0}[encoder.normalize]
 
 
 def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceModel:
-    """The model as one of transformers, whose code `write_code` puts beside it."""
+    """Wrap the model as one of transformers, whose code `write_code` copies."""
     config = DipoleSentenceConfig(
         architecture(model), model.output_width, parts_scaled(encoder, model), encoder.tokens.empty, len(encoder.tokens)
     )
@@ -47,13 +47,13 @@ def with_code(encoder: SentenceEncoder, model: SentenceModel) -> DipoleSentenceM
 
 
 def write_code(folder: Path) -> None:
-    """Copy the files that a model with code computes by."""
+    """Copy the code of the model into a folder."""
     for name in CODE:
         (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
 
 
 def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers loads it; padding is masked, so the unknown word may stand for it."""
+    """Return the tokenizer for transformers. Padding is masked, so the unknown word can be the padding token."""
     found = {name: next((t for t in tries if t in tokens.index), None) for name, tries in {
         "unk_token": ("<unk>", "[UNK]"), "pad_token": ("[PAD]", "<pad>", "<unk>"),
         "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": ("[MASK]", "<mask>"),
@@ -64,7 +64,7 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenize
 
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:
-    """The encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
+    """Return the encoder's model on the CPU, with its linear `transform` (CLLR's L) as a layer of f and of g."""
     model = cast(SentenceModel, merged(encoder.model.cpu().eval()))
     if encoder.transform is None:
         return model

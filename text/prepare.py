@@ -1,4 +1,4 @@
-"""What `dipole data get` asks for and makes of the sets of text."""
+"""Download and unpack the data sets of text for `dipole data get`."""
 
 import os
 import shutil

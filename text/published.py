@@ -1,4 +1,4 @@
-"""Data sets of text that recipes need, where they are distributed; nothing heavy is imported."""
+"""Data sets of text that recipes need, and where they are distributed. Imports nothing heavy."""
 
 from dipole.core.train.data_sets import Built, DataSet
 from dipole.core.utils.download import RemoteFile

@@ -46,11 +46,11 @@ def read_pairs(
 
     A cell is a text. A negative can be a list of texts, each a negative. So can a positive: then every text of it
     makes a row. A cell that is absent, null, empty or blank is missing. A row without its anchor or positive is
-    skipped; a row without a negative is used. A warning tells both numbers.
+    skipped. A row without a negative is used. A warning gives both numbers.
 
     Args:
         source: see `rows.located_rows`.
-        columns: anchor, positive and any negatives; None: the usual names (`USUAL`).
+        columns: anchor, positive and any negatives. None: the usual names (`USUAL`).
         split: of a data set.
         encoding: of CSV files.
         limit: rows that are read.
@@ -161,7 +161,7 @@ def _check_present(columns: Sequence[str], row: dict[str, Any], where: str) -> N
 
 
 def _texts(cell: Any, name: str, where: str) -> list[str]:
-    """Return the texts of a cell, with single blanks; an empty list if it is missing."""
+    """Return the texts of a cell, with single blanks. A missing cell has none."""
     listed = cell if isinstance(cell, list | tuple) else [cell]
     found = []
     for each in listed:

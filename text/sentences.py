@@ -26,7 +26,7 @@ from dipole.text.words import number_words
 ARRAYS = {"tokens": np.int32, "offsets": np.int64, "document": np.int32}
 TOKENIZER, PARTS = "tokenizer.json", "parts"
 BLOCK = 1_000_000  # characters of a block, which one process cuts at a time
-PART = 32  # blocks that become one Arrow file; an interrupted run continues after the last file
+PART = 32  # blocks that become one Arrow file. An interrupted run continues after the last file
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Cut:
     Args:
         max_length: longer sentences are cut after this many tokens.
         lower: lower-case all words.
-        tokens: the tokenizer; None: words, which get their ids from a vocabulary of the corpus.
+        tokens: the tokenizer. None: words, which get their ids from a vocabulary of the corpus.
     """
 
     max_length: int
@@ -117,7 +117,7 @@ class Cut:
     tokens: Tokens | None = None
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Turn a block of text into arrays; `words` is what the numbers in `tokens` mean, empty for ids."""
+        """Turn a block of text into arrays. The numbers in `tokens` index `words`, which is empty if they are ids."""
         sentences: list[str] = []
         document: list[int] = []
         for owner, text, is_lines in zip(block["document"], block["text"], block["is_lines"], strict=True):
@@ -162,7 +162,7 @@ def encode_documents(
         documents: in a fixed order.
         tokens: the tokenizer.
         max_length: longer sentences are cut after this many tokens.
-        folder: caches the ids; see `encode_pieces`.
+        folder: caches the ids (`encode_pieces`).
 
     Raises:
         DataError: there is no sentence.
@@ -189,11 +189,11 @@ def encode_pieces(
     on the number of processes.
 
     Args:
-        pieces: of the corpus, in a fixed order; not read if the folder is complete.
+        pieces: of the corpus, in a fixed order. Not read if the folder is complete.
         cut: how sentences become numbers.
         vocabulary_size: most frequent words that get an id of their own.
         limit: use the first sentences only.
-        folder: caches the ids as memory-mapped files; an interrupted call continues there. None: stay in memory.
+        folder: caches the ids as memory-mapped files. An interrupted call continues there. None: stay in memory.
         processes: that cut and number, if there is a folder.
         size: characters of a block.
         tell: receives the progress.

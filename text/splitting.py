@@ -100,7 +100,7 @@ def stretches(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _joined(before: str, text: str) -> str:
-    """Append text to a paragraph with single blanks; a blank at a cut is dropped."""
+    """Append text to a paragraph with single blanks. A blank at a cut is dropped."""
     more = re.sub(r"\s+", " ", text)
     if more.startswith(" ") and (not before or before.endswith(" ")):
         more = more[1:]

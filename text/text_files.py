@@ -1,4 +1,4 @@
-"""Text files as a stream of characters: plain or packed, in any encoding; what is no text is refused."""
+"""Text files as a stream of characters: plain or packed, in any encoding. Binary files are rejected."""
 
 import codecs
 import gzip
@@ -23,7 +23,7 @@ MARKS = {
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
-"""What a file in an encoding of more bytes a character begins with."""
+"""Byte-order marks of encodings with several bytes a character."""
 KINDS = {
     b"\x1f\x8b": "a gzip file",
     b"PK\x03\x04": "a zip archive",
@@ -42,13 +42,13 @@ KINDS = {
 
 
 def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
-    """The text of a file in parts, line breaks made "\\n", without a byte-order mark; `.gz` is unpacked.
+    """Yield the text of a file in parts, line breaks made "\\n", without a byte-order mark. `.gz` is unpacked.
 
     Args:
         allowed: names the kinds of files that can be read, for messages.
 
     Raises:
-        DataError: it is no text, not in that encoding, or cannot be read; the message names the file.
+        DataError: it is no text, not in that encoding, or cannot be read. The message names the file.
     """
     try:
         decode = codecs.getincrementaldecoder(encoding)()
@@ -72,14 +72,14 @@ def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file} is not {encoding}: byte {position - pending + error.start} is "
-            f"{error.object[error.start]:#04x}. Say text.encoding, for example 'latin-1' or 'cp1252'."
+            f"{error.object[error.start]:#04x}. Set text.encoding, for example 'latin-1' or 'cp1252'."
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def check_text(file: Path, encoding: str, allowed: str) -> None:
-    """Raise DataError where a file does not begin as text does; what cannot be opened is left to its reader."""
+    """Raise DataError if a file does not begin like text. A file that cannot be opened is left to its reader."""
     with suppress(OSError, EOFError, zlib.error, LookupError), _opened(file) as stream:
         _check(stream.read(LOOKED_AT), file, encoding, allowed, first=True)
 
@@ -107,5 +107,5 @@ def _check(data: bytes, file: Path, encoding: str, allowed: str, *, first: bool)
 
 
 def _strange(data: bytes) -> int:
-    """How many bytes are none that text has."""
+    """Count bytes that do not occur in text."""
     return len(data) - len(data.translate(None, CONTROL))

@@ -36,7 +36,7 @@ def _configure(tokenizer: Tokenizer, lower: bool) -> Tokenizer:
 
 
 def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool = False) -> "Tokens":
-    """Take the `size` most frequent words, id 0 for every other; among equals the order of their letters decides."""
+    """Take the `size` most frequent words, id 0 for every other. Ties are broken by alphabetical order."""
     tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
     trainer = WordLevelTrainer(vocab_size=size + 1, special_tokens=[UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(sentences, trainer)
@@ -53,7 +53,7 @@ def counted_vocabulary(counts: Iterable[tuple[str, int]], size: int, lower: bool
 
 @cache
 def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
-    """What cuts a sentence into the words that a vocabulary of words looks up."""
+    """Return a function that cuts a sentence into words."""
     tokenizer = _configure(Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN)), lower)
     normal, cut = tokenizer.normalizer, tokenizer.pre_tokenizer
     return lambda sentence: [word for word, _ in cut.pre_tokenize_str(normal.normalize_str(sentence))]
@@ -87,7 +87,7 @@ def load_tokens(source: str | Path) -> "Tokens":
 
 
 class Tokens:
-    """A tokenizer and its vocabulary; wraps `tokenizers.Tokenizer` so that words and subwords are one thing."""
+    """A tokenizer and its vocabulary. Wraps `tokenizers.Tokenizer` so that words and subwords are one thing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -95,17 +95,17 @@ class Tokens:
         tokenizer.no_truncation()
         self.index = tokenizer.get_vocab()
         self.words_only = isinstance(tokenizer.model, WordLevel)
-        # What an empty sentence is read as: SentEval's examples use a full stop.
+        # An empty sentence is read as a full stop, as in SentEval's examples.
         self.empty = self.index.get(".", self.index.get(UNKNOWN, self.index.get("[UNK]", 0)))
 
     def __len__(self) -> int:
         return max(self.index.values()) + 1
 
     def encode(self, sentences: Sequence[str], max_length: int | None = None) -> list[list[int]]:
-        """Ids of every sentence, cut after `max_length`; an empty sentence becomes a full stop."""
+        """Return the ids of every sentence, cut after `max_length`. An empty sentence becomes a full stop."""
         found = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
         if max_length is not None:
-            # A subword tokenizer closes a sentence with a mark ([SEP]); the cut keeps it.
+            # A subword tokenizer closes a sentence with a mark ([SEP]), which is never cut off.
             closed = not self.words_only and bool(self.tokenizer.num_special_tokens_to_add(False))
             found = [
                 ids if len(ids) <= max_length else ids[: max_length - 1] + ids[-1:] if closed else ids[:max_length]
@@ -114,7 +114,7 @@ class Tokens:
         return [ids or [self.empty] for ids in found]
 
     def words(self) -> list[str]:
-        """All tokens in the order of their ids."""
+        """Return all tokens in the order of their ids."""
         out = [""] * len(self)
         for word, i in self.index.items():
             out[i] = word
@@ -183,9 +183,9 @@ def expand(
     """Give words unseen in training an embedding: a linear map with intercept from word-vector space to the trained
     table.
 
-    The map is fitted by least squares on the shared words; words trained keep their own embedding; words with an
-    underscore
-    (phrases of word2vec) are left out (Kiros et al. 2015, Sec. 2.2; the Quick-Thought code does the same per table).
+    The map is fitted by least squares on the shared words. Trained words keep their embedding. Words with an
+    underscore (phrases of word2vec) are skipped (Kiros et al. 2015, Sec. 2.2, and the Quick-Thought code, for each
+    table).
 
     Args:
         index: word -> row of the table. table: (V, d) trained. vectors: (n, m) of `vector_words`.

@@ -45,8 +45,8 @@ def build(
 
     Articles are drawn without replacement from those that have enough different sentences of enough words, and of each
     so many of its sentences, in an order that is drawn as well: a split by position is a random one. Both depend on the
-    seed and the article alone, not on the order of the source. The file appears at once and whole. Arora et al. 2019,
-    Sec. 8, say no more than the two numbers; the bound on the words is ours.
+    seed and the article alone, not on the order of the source. The file is written atomically. Arora et al. 2019,
+    Sec. 8, say no more than the two numbers. The minimum of words is our choice.
 
     Args:
         source: a MediaWiki dump, a file of articles as JSON or parquet, or a folder of such files or of texts.
@@ -105,7 +105,7 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
             continue
         is_text = not file.name.lower().endswith(JSON + CSV + PARQUET)
         for document in documents_of(file, unit if is_text else "documents", None, encoding):
-            # A text file is an article, wherever in the folder it lies; rows of several files may have one number.
+            # A text file is an article, wherever in the folder it is. Rows of several files can have the same number.
             inside = file.relative_to(source).as_posix() if file != source else file.name
             yield Document(inside if is_text else f"{inside}: {document.name}", document.sentences)
 

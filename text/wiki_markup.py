@@ -20,7 +20,7 @@ DROPPED_TAGS = "ref|gallery|math|chem|timeline|imagemap|score|syntaxhighlight|so
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file is a dump by its name, as `enwiki-20260101-pages-articles1.xml-p1p41242.bz2` is one."""
+    """Return whether a file is a dump by its name, as `enwiki-20260101-pages-articles1.xml-p1p41242.bz2` is one."""
     return re.search(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", path.name) is not None
 
 
@@ -69,7 +69,7 @@ def _articles(file: IO[bytes]) -> Iterator[tuple[str, str]]:
             in_articles = "ns" not in found or found["ns"].text == "0"
             if in_articles and "redirect" not in found and text is not None and text.text and "title" in found:
                 yield found["title"].text or "", prose(text.text, namespaces)
-            # What was read must not be kept: a dump is larger than any memory.
+            # Free the memory of what was read.
             root.clear()
 
 

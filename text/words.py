@@ -16,7 +16,7 @@ from dipole.text.vocabulary import PATTERN, UNKNOWN, word_cutter
 
 # Unicode categories that both libraries treat alike.
 ALIKE = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Nd", "Po", "Ps", "Pe", "Pi", "Pf", "Pd", "Sm", "Sc", "Sk"))
-EMPTY = -1  # stands for the words of a sentence that has none
+EMPTY = -1  # number of a sentence without words
 WORD_OR_END = re.compile(PATTERN + "|\n")
 
 
@@ -24,7 +24,7 @@ def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.
     """Number words in the order of their first occurrence.
 
     Returns:
-        (T,) int32 numbers, EMPTY for a sentence without words; (n,) int32 lengths of the sentences; and the words.
+        (T,) int32 numbers, EMPTY for a sentence without words, (n,) int32 lengths of the sentences, and the words.
     """
     index: dict[str, int] = {}
     if not sentences:

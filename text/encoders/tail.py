@@ -1,4 +1,4 @@
-"""What sentence-transformers puts behind a transformer: pooling, dense layers, normalisation.
+"""The modules that sentence-transformers puts behind a transformer: pooling, dense layers, normalisation.
 
 An exported folder may hold a copy of this file: it imports torch, its neighbours, and nothing else of dipole.
 """

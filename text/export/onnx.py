@@ -145,7 +145,7 @@ class _Behind(nn.Module):
 
 
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
-    """Write model.onnx, the tokenizer and README.md; onnxruntime has to give the run's vectors.
+    """Write model.onnx, the tokenizer and README.md. Check that onnxruntime gives the run's vectors.
 
     Raises:
         ConfigError: the encoder has a part that no graph is known for. TrainingError: see `write_onnx`.

@@ -1,6 +1,6 @@
 """A trained encoder as a folder for sentence-transformers.
 
-What that library's own modules can compute is written with them and loads anywhere by `SentenceTransformer(folder)`:
+If the library's own modules suffice, the folder uses them and loads anywhere by `SentenceTransformer(folder)`:
 a transformer with one side and its own tokenizer, and bags of words whose vector is scaled to unit length as a whole.
 Everything else (GRUs, f and g scaled apart, sums that are not scaled) is a model of transformers whose code lies in the
 folder: `SentenceTransformer(folder, trust_remote_code=True)`. Neither needs dipole. In a program that imports this
@@ -32,7 +32,7 @@ PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding 
 
 
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
-    """See `export_sentence_transformer`; with a model card in the place of the library's own."""
+    """Call `export_sentence_transformer` and write dipole's model card."""
     export_sentence_transformer(encoder, folder)
     trust = ", trust_remote_code=True" if any(folder.glob("*.py")) else ""
     usage = f"""
@@ -91,7 +91,7 @@ def _library() -> SimpleNamespace:
 
 
 def _closed(tokens: Tokens) -> bool:
-    """Whether every sentence is closed by marks ([CLS], [SEP]): without them an empty one has no token at all."""
+    """Return whether the tokenizer adds [CLS] or [SEP]. Without them an empty sentence has no token."""
     return bool(tokens.tokenizer.num_special_tokens_to_add(False))
 
 
@@ -127,7 +127,7 @@ def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Mo
 
 
 def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
-    """The library's `Transformer` around a model and its tokenizer; it takes them from a folder only."""
+    """Wrap a model and its tokenizer in the library's `Transformer`, which reads them from a folder."""
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
         fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
@@ -137,7 +137,7 @@ def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.M
 
 
 def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None:
-    """Rows (V, width) whose mean over a sentence's words, at unit length, is its vector; None where there are none."""
+    """Return rows (V, width) whose mean over a sentence's words, at unit length, is its vector, or None."""
     whole = encoder.normalize == "unit" or (encoder.normalize == "halves" and model.halves == 1)
     tokens = encoder.tokens
     if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode(BLANK).ids:

@@ -23,7 +23,7 @@ from dipole.text.exported import POOLED
 from dipole.text.portable import TASK, fast_tokenizer, projected, with_code, write_code
 
 CLOSE = 1e-5
-PADDED = [text for text in PROBE if text]  # an empty sentence is somebody's own business where the model is a plain one
+PADDED = [text for text in PROBE if text]  # plain models have no vector of an empty sentence
 
 
 @quietly()
@@ -58,7 +58,7 @@ def pooling_of(encoder: SentenceEncoder) -> str:
 
 @torch.no_grad()
 def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
-    """Vectors of `PADDED` as somebody computes them who follows the card; plain ones not scaled."""
+    """Compute vectors of `PADDED` as the card says. Those of plain models are not scaled."""
     tokenizer = fast_tokenizer(encoder.tokens, encoder.max_length)
     batch = tokenizer(PADDED, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -28,7 +28,7 @@ class Partners:
     batch: encoders.Batch  # B positives, then the negatives
     place: Tensor  # (k,) long, of each negative among B times `most`
     most: int  # negatives of a row of the global batch
-    absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative; None: no place is empty
+    absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative, or None
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TextBatch:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a kind of pairs draws batches from.
+    """The run, as a kind of pairs needs it.
 
     Args:
         config: of the run.
@@ -81,7 +81,7 @@ class Setting:
         return batch.to(self.device)
 
     def row_masks(self, vectors: int, count: int, mine: slice, epoch: int, place: int) -> Tensor | None:
-        """Draw dropout masks for `vectors` vectors of each row; None if nothing is dropped here.
+        """Draw dropout masks for `vectors` vectors of each row. Return None if nothing is dropped here.
 
         They are drawn for the rows of all ranks, so that each row has the mask that it has in one process.
         """

@@ -1,4 +1,4 @@
-"""Batches of a table of pairs: rows in which no text is a negative of itself."""
+"""Batches of a pair table in which no text is a negative of itself."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,13 +21,13 @@ Row = tuple[int, tuple[int, ...]]
 def without_duplicates(rows: Iterable[Row], size: int) -> Iterator[list[int]]:
     """Cut rows into batches in which no text occurs in two rows, as sentence-transformers' NO_DUPLICATES sampler does.
 
-    A row that shares a text with one of the batch waits for a later batch, where those that wait come first. What
-    does not fill a batch at the end is left out.
+    A row that shares a text with one of the batch waits for a later batch, where waiting rows come first. The
+    last, incomplete batch is dropped.
 
     Args:
         rows: in their order. size: of a batch.
     """
-    waiting: dict[int, deque[Row]] = {}  # by the text that stood in their way
+    waiting: dict[int, deque[Row]] = {}  # by the text that they have to wait for
     rest = iter(rows)
     while True:
         batch: list[int] = []
@@ -47,7 +47,7 @@ def without_duplicates(rows: Iterable[Row], size: int) -> Iterator[list[int]]:
 
 
 def _offered(waiting: dict[int, deque[Row]], rest: Iterator[Row], taken: set[int]) -> Iterator[Row]:
-    """Rows that wait, of each text until it is in the batch, then the others."""
+    """Yield waiting rows, of each text until it is in the batch, then the others."""
     for text in list(waiting):
         while text not in taken and waiting[text]:
             yield waiting[text].popleft()
@@ -60,12 +60,12 @@ def _offered(waiting: dict[int, deque[Row]], rest: Iterator[Row], taken: set[int
 class PairBatches:
     """The batches of every epoch, each a function of seed and epoch alone and the same on every rank.
 
-    An epoch has as many batches as that of the first order that fills one. Where a later order fills fewer, rows are
-    drawn once more for the rest.
+    An epoch has as many batches as the first order fills. If a later order fills fewer, rows are drawn again for the
+    rest.
 
     Args:
         table: the pairs. rows: those that are trained on. size: rows of a global batch.
-        draw: the order of the rows; rounds count orders within an epoch.
+        draw: returns the order of the rows. Rounds count orders within an epoch.
         no_duplicates: no text occurs in two rows of a batch.
 
     Raises:
@@ -113,7 +113,7 @@ class PairBatches:
             yield from zip(part.tolist(), self._table.texts_of(self._rows[part]), strict=True)
 
     def _texts(self) -> Iterator[np.ndarray]:
-        """Numbers of texts, those of some rows at a time; each row has its different ones once."""
+        """Yield numbers of texts, some rows at a time. A text is listed once for each of its rows."""
         for start in range(0, len(self._rows), TOGETHER):
             texts = np.sort(self._table.numbers_of(self._rows[start : start + TOGETHER]), axis=1)
             differ = texts >= 0
@@ -121,7 +121,7 @@ class PairBatches:
             yield texts[differ]
 
     def _has_duplicates(self) -> bool:
-        """Whether a text stands in two rows."""
+        """Return whether two rows have a text in common."""
         seen = np.zeros(len(self._table.texts), bool)
         for texts in self._texts():
             if seen[texts].any() or len(np.unique(texts)) < len(texts):
@@ -130,7 +130,7 @@ class PairBatches:
         return False
 
     def _most_frequent(self) -> tuple[int, int]:
-        """The text that stands in most rows, and their number."""
+        """Return the text of most rows, and the number of these rows."""
         counts = np.zeros(len(self._table.texts), np.int64)
         for texts in self._texts():
             np.add.at(counts, texts, 1)

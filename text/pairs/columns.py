@@ -98,7 +98,7 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     """Pair anchors with their positives.
 
     Args:
-        absent: (E,) places c B + b where row b has no text in column c; the positives are column 0.
+        absent: (E,) places c B + b where row b has no text in column c. The positives are column 0.
     """
     ignored = None if absent is None else absent.expand(len(rows["anchor"]), -1)
     return Pairs.from_columns(

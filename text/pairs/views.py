@@ -58,5 +58,5 @@ class Views(PairKind):
 
 
 def views(rows: dict[str, Tensor]) -> Pairs:
-    """Pair the two passes of each sentence; the second passes of the others are negatives."""
+    """Pair the two passes of each sentence. The second passes of the others are negatives."""
     return Pairs.cross(rows["first"], rows["second"], labels=rows["document"], index=rows["index"])

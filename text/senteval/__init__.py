@@ -5,7 +5,7 @@
     results = se.eval(["MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"])
 
 A script written for SentEval runs by importing this module instead. `usepytorch` given there selects "senteval-torch"
-or "senteval-sklearn"; where it is not given, `protocol` decides and is "fast" by default.
+or "senteval-sklearn". Without it, `protocol` decides. The default is "fast".
 """
 
 from dipole.text.senteval import engine

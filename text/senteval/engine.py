@@ -1,4 +1,4 @@
-"""SentEval's engine and its way of asking an encoder; features are made once for each distinct sentence."""
+"""SentEval's engine and its interface to encoders. Each distinct sentence is encoded once."""
 
 import hashlib
 import tempfile
@@ -24,20 +24,20 @@ from dipole.text.senteval.torch_classifier import Classifier
 
 SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")
 
-# What params may hold beside a script's own entries; those that look like one of these are taken for slips.
+# Known entries of `params`. Scripts can add others, unless they look like a misspelt one of these.
 KNOWN = (
     "task_path", "usepytorch", "kfold", "seed", "batch_size", "nhid", "classifier", "similarity",
     "protocol", "halves", "cache", "cache_key", "device", "check", "progress", "current_task",
 )  # fmt: skip
 
-ASKED = 16  # sentences by which kept features are held against the encoder
+ASKED = 16  # sentences that are encoded again to check cached features
 
 Batcher = Callable[["Params", list[Sentence]], Any]
 Prepare = Callable[["Params", list[Sentence]], Any]
 
 
 class Params(dict):
-    """SentEval's parameters: a dictionary whose keys are attributes too; a missing one is None."""
+    """SentEval's parameters: a dictionary whose keys are attributes, too. A missing one is None."""
 
     def __getattr__(self, name: str) -> Any:
         return self.get(name)
@@ -160,7 +160,7 @@ class SE:
         return _by_sentence(distinct, matrix)
 
     def _is_of_this_encoder(self, distinct: Sequence[tuple[str, ...]], rows: np.ndarray) -> bool:
-        """Whether an encoder gives the kept rows again: a key may be the same while tokenizer or weights are not.
+        """Return whether an encoder gives the cached rows again. A key can be reused with other weights.
 
         It is asked for sentences of all lengths, the longest among them.
         """
@@ -172,13 +172,13 @@ class SE:
 
 
 def _kept_rows(path: Path, count: int) -> np.ndarray | None:
-    """Rows of a cache, one of each sentence; None, or any exception, where they are missing or damaged."""
+    """Load the rows of a cache. Return None, or raise, if they are missing or damaged."""
     rows: np.ndarray = np.load(path, allow_pickle=False)
     return rows if rows.ndim == 2 and len(rows) == count else None
 
 
 def _check(params: Params) -> None:
-    """Raise for what is misspelt or of a wrong kind."""
+    """Raise OptionError for misspelt or wrong parameters."""
     for name in params:
         near = get_close_matches(name, KNOWN, n=1, cutoff=0.8) if isinstance(name, str) else []
         if near and name not in KNOWN:
@@ -238,7 +238,7 @@ def evaluate(
     progress: bool = True,
     device: torch.device | str = "cpu",
 ) -> dict[str, Result]:
-    """Score an encoder on several tasks; a sentence that occurs in several is encoded once.
+    """Score an encoder on several tasks. A sentence of several tasks is encoded once.
 
     Args:
         encode: from a list of sentences (tokens joined by blanks; some are empty) to an array (n, d), for example
@@ -246,12 +246,12 @@ def evaluate(
         tasks: names as in SentEval.
         task_path: folder that holds SentEval's downstream/.
         protocol: one of `PROTOCOLS`.
-        kfold: folds of tasks without a test part, >= 2; at most the samples of the rarest class.
+        kfold: folds of tasks without a test part, >= 2, and at most the samples of the rarest class.
         halves: parts of the vector, >= 1, that "skip-thoughts" scales to unit length one by one (2: f and g).
         seed: of folds and classifiers, from 0 to 2**32 - 1.
         check: False reads task files whose counts differ from the published ones.
         progress: False prints nothing.
-        device: where classifiers are trained, such as "cuda" or "auto"; those of scikit-learn stay on the processor.
+        device: where classifiers are trained, such as "cuda" or "auto". Those of scikit-learn stay on the CPU.
 
     Returns:
         A `Result` for each task, by name.
@@ -282,7 +282,7 @@ def evaluate(
 def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
     """`prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
 
-    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well; `batcher` looks
+    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well. `batcher` looks
     them up.
 
         prepare, batcher = senteval.for_genuine(encoder.encode)

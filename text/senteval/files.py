@@ -28,7 +28,7 @@ DIGESTS = {
 
 
 class TaskFiles:
-    """Files below SentEval's data folder, read for one task; `check`: counts are compared with the published ones.
+    """Files below SentEval's data folder, read for one task. With `check`, counts are compared with the published ones.
 
     `changed`: what was said of files whose checksum is not the known one.
     """
@@ -81,7 +81,7 @@ class TaskFiles:
         return text.removesuffix("\n").split("\n")
 
     def fields(self, relative: str, columns: int) -> Iterator[tuple[int, list[str]]]:
-        """Tab-separated fields and line numbers; too few columns is an error with the line's number."""
+        """Tab-separated fields and line numbers. Too few columns is an error with the line number."""
         for number, line in enumerate(self.lines(relative), 1):
             found = line.strip().split("\t")
             if len(found) < columns:

@@ -34,7 +34,7 @@ def check_protocol(name: str) -> str:
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """Return the device if it is available; the CPU instead of a device without float64."""
+    """Return the device if it is available, or the CPU instead of a device without float64."""
     try:
         return measuring_device(pick_device(str(device)))
     except (RuntimeError, ConfigError) as error:
@@ -59,7 +59,7 @@ class Settings:
         kfold: folds of tasks without a development part, >= 2.
         seed: of folds and classifiers, from 0 to 2**32 - 1.
         classifier: of "senteval-torch".
-        device: for classifiers; those of scikit-learn stay on the CPU.
+        device: for classifiers. Those of scikit-learn stay on the CPU.
     """
 
     protocol: str = "fast"
@@ -91,7 +91,7 @@ class Problem:
     Args:
         train: rows that it learns from.
         test: rows that it is tested on.
-        dev: rows that end its training; None: a share of `train`.
+        dev: rows that end its training. None: a share of `train`.
         inner: (training rows, rows to score) of each inner problem.
     """
 

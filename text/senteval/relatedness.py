@@ -26,7 +26,7 @@ def soft_targets(scores: Sequence[float], classes: int = 5) -> np.ndarray:
 
 
 def correlation(function: Callable, left: ArrayLike, right: ArrayLike) -> tuple[float, float]:
-    """Coefficient and p-value; (0, 1) where one side is constant and none is defined."""
+    """Return coefficient and p-value. They are (0, 1) if one side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0, 1.0
@@ -39,7 +39,7 @@ def fit_relatedness(
 ) -> tuple[float, np.ndarray]:
     """Train SentEval's softmax regression on |u-v|, u*v and return (best dev Pearson, test predictions).
 
-    Squared error against `soft_targets`, Adam at its defaults, batches of 64; after every 50 passes the model is kept
+    Squared error against `soft_targets`, Adam at its defaults, batches of 64. After every 50 passes the model is saved
     if the dev Pearson rose, and the fourth look without a rise ends the training (SentEval, tools/relatedness.py; it
     runs on a GPU only, this on any device's CPU).
 
@@ -84,7 +84,7 @@ def fit_relatedness(
 def relatedness_result(
     features: Mapping[str, np.ndarray], scores: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, Any]:
-    """SentEval's result of SICK-R and STS-B: Pearson on dev; correlations, squared error and predictions on test."""
+    """SentEval's result of SICK-R and STS-B: Pearson on dev, correlations, squared error and predictions on test."""
     dev, predicted = fit_relatedness(features, scores, seed)
     gold = np.asarray(scores["test"], dtype=np.float64)
     return {
@@ -99,7 +99,7 @@ def relatedness_result(
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
-    """Cosine of two vectors; 0 where one has no direction (SentEval yields NaN there)."""
+    """Return the cosine of two vectors, and 0 if one is zero (SentEval returns NaN)."""
     norm = np.linalg.norm(left) * np.linalg.norm(right)
     return float(np.dot(left, right) / norm) if norm > 0 else 0.0
 
@@ -108,8 +108,8 @@ def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Seque
     """Correlations per data set and over all of them, in SentEval's keys.
 
     The three ways in which papers sum up one STS year differ by several points, so all are given, for Pearson and
-    Spearman: "mean" and "wmean" over the data sets (plain and weighted by their sizes; SentEval), and "all" (one
-    correlation of all pairs thrown together; SimCSE's, which SentEval lacks).
+    Spearman: "mean" and "wmean" over the data sets (plain and weighted by their sizes, as in SentEval), and "all" (one
+    correlation of all pairs of all data sets, as in SimCSE).
     """
     results: dict[str, Any] = {}
     for name, scores in systems.items():

@@ -1,4 +1,4 @@
-"""What an encoder returned, as an array of rows that can be computed with."""
+"""Convert what an encoder returned to an array of rows, and check it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ WIDEST_LABEL = 60  # characters of a wrong value that a message shows
 
 
 def as_rows(value: Any, count: int, where: str) -> np.ndarray:
-    """Vectors of `count` sentences, (n, d) float32 or float64: of an array, a tensor of any kind, or a list of either.
+    """Return the vectors of `count` sentences, (n, d) in float32 or float64, of an array, a tensor or a list of either.
 
     Raises:
         DataError: for text, rows of several lengths, another number of them, or other than two dimensions.

@@ -35,7 +35,7 @@ def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], table
 
     Args:
         results: name of the encoder -> task -> result, as `senteval.evaluate` returns.
-        tables: published tables set beside them; a row that an earlier table printed is not repeated.
+        tables: published tables set below them. Repeated rows are printed once.
     """
     columns = [*SIX_TASKS, "SUBJ*", "MPQA*"]
     lines = [f"{'':<28}" + "".join(f"{column:>8}" for column in columns)]
@@ -66,11 +66,11 @@ STS_COLUMNS = {
     "SICK-R": ("SICKRelatedness-cosine", "test"),
     "STS-B dev": ("STSBenchmark-cosine", "dev"),
 }
-"""Column -> task and part, in the order of SimCSE's tables; the dev split is for choosing and in no mean."""
+"""Column -> task and part, in the order of SimCSE's tables. The dev split is for choosing and not part of the mean."""
 
 
 def sts_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Spearman's correlation times 100, each column over all its pairs; the mean where all seven test columns are."""
+    """Spearman's correlation times 100, each column over all its pairs. The mean needs all seven test columns."""
     columns = [*STS_COLUMNS, "mean"]
     lines = [f"{'':<28}" + "".join(f"{column:>11}" for column in columns)]
     for name, found in results.items():

@@ -38,7 +38,7 @@ class Task:
             train, one test), "split" (train, dev, test), "relatedness" (regression on train, dev, test) or "sts" (no
             training).
         splits: by name, in the order of the files.
-        classes: number of classes; 0 where labels are scores.
+        classes: number of classes, or 0 if labels are scores.
         pairs: of two sentences each.
         f1: F1 of class 1 is reported too, and under "skip-thoughts" chooses the regularisation.
         linear: SentEval allows its classifier no hidden units here, whatever `nhid` says.

@@ -31,7 +31,7 @@ LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size"
 
 @dataclass(frozen=True)
 class Classifier:
-    """Settings of SentEval's `classifier` dictionary; the defaults are its own (and the literature's)."""
+    """Settings of SentEval's `classifier` dictionary. The defaults are its own (and the literature's)."""
 
     nhid: int = 0
     optim: str = "adam"
@@ -54,7 +54,7 @@ class Classifier:
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Classifier":
-        """Read the dictionary that SentEval scripts pass; an unknown key is an error that names the nearest one."""
+        """Read the dictionary that SentEval scripts pass. An unknown key is an error that names the nearest one."""
         unknown = [key for key in params if key not in cls.__dataclass_fields__]
         if unknown:
             hint = nearest(unknown[0], cls.__dataclass_fields__)
@@ -115,20 +115,19 @@ def fit_all(
 ) -> list[Fitted]:
     """Train every model as SentEval's `MLP.fit` does, models with equally many training rows stepped together.
 
-    Every fit of SentEval begins by seeding numpy and torch with the same number, so fits of one size share their
-    initial
-    weights and the order of their batches. What differs (rows, weight decay) is stacked in a leading dimension, and
-    torch's own optimizer, which works element by element, steps the stack; weight decay is added to the gradient as
+    Every fit of SentEval seeds numpy and torch with the same number, so fits of one size share their initial weights
+    and the order of their batches. Rows and weight decays are stacked in a leading dimension, and
+    torch's own optimizer, which works element by element, steps the stack. Weight decay is added to the gradient as
     the optimizer itself would. A fold leaves the stack when all its weight decays have stopped.
 
-    The rules followed (SentEval at 5d6dc11, tools/classifier.py): one loop is `epoch_size` passes; the count of loops
-    without improvement is never reset and training stops at the (tenacity + 1)-th; the loss is the mean over the batch;
-    the weight decay holds for the intercept too; without early-stopping rows the first 5 % of one permutation are
+    The rules followed (SentEval at 5d6dc11, tools/classifier.py): one loop is `epoch_size` passes. The count of loops
+    without improvement is never reset and training stops at the (tenacity + 1)-th. The loss is the mean over the batch.
+    The weight decay holds for the intercept, too. Without early-stopping rows the first 5 % of one permutation are
     split off.
 
     Args:
         features: (N, d) float32. labels: (N,) long, 0..classes-1.
-        fits: the models; all of them must list equally many weight decays.
+        fits: the models. All of them must list equally many weight decays.
         seed: seed of every fit.
     """
     out: list[Fitted | None] = [None] * len(fits)
@@ -143,7 +142,7 @@ def fit_all(
 class _Group:
     """Models with equally many training rows: F folds, R weight decays each.
 
-    All parameters of a fold lie in one row of `flat` (F, S), so the optimizer steps a single tensor; `_unpack` gives
+    All parameters of a fold lie in one row of `flat` (F, S), so the optimizer steps a single tensor. `_unpack` gives
     the layers as views of it.
     """
 
@@ -188,7 +187,7 @@ class _Group:
         return [part.view(folds, *shape) for part, shape in zip(flat.split(sizes, 1), shapes, strict=True)]
 
     def _initialise(self, seed: int, decays: Tensor) -> None:
-        """Copy one freshly seeded network to every fold and weight decay; keep torch's stream as it stands then.
+        """Copy one freshly seeded network to every fold and weight decay, and save torch's random state.
 
         All draws are the processor's, wherever the networks are trained.
         """
@@ -309,6 +308,6 @@ def _residual(logits: Tensor, truth: Tensor) -> Tensor:
     if logits.shape[-1] == 2:  # softmax over two entries is a sigmoid, several times faster than a reduction
         second = (torch.sigmoid(logits[..., 1] - logits[..., 0]) - truth[..., 1]) / logits.shape[1]
         return torch.stack([-second, second], -1)
-    # A reduction over a short last dimension is not vectorised; over the first it is.
+    # A reduction over a short last dimension is not vectorised. Over the first it is.
     share = torch.softmax(logits.movedim(-1, 0).contiguous(), 0).movedim(0, -1)
     return (share - truth).div_(logits.shape[1])

@@ -1,6 +1,6 @@
 """SentEval's tasks, one file each (or a few that are read alike): the folder is listed, nothing else names them.
 
-A file offers `NAMES` and `read(name, files) -> Task`; how the task is scored stands in the `Task`.
+A file offers `NAMES` and `read(name, files) -> Task`. The `Task` says how it is scored.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,12 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
 
     Args:
         name: as in SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment, STSBenchmark,
-            STS12 to STS16, and the ten probing tasks; SICKRelatedness-cosine and STSBenchmark-cosine learn nothing.
+            STS12 to STS16, and the ten probing tasks. SICKRelatedness-cosine and STSBenchmark-cosine learn nothing.
         task_path: the data folder, which holds `downstream/` and `probing/`.
         check: compare counts with the published ones and look for known damage.
 
     Raises:
-        DataError: unknown name; a file is missing, empty, or is not the file that results are compared on.
+        DataError: unknown name, or a file is missing, empty, or is not the file that results are compared on.
     """
     if not isinstance(name, str) or name not in READERS:
         raise DataError(f"unknown task {name!r}; known: {', '.join(READERS)}.{nearest(str(name), READERS)}")
