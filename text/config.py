@@ -83,8 +83,7 @@ class TextSettings(Settings):
         "exported with it, mlp_only_train without",
     )
     sides: Literal[1, 2] = Field(
-        2,
-        description="2: f and g without shared weights. 1: one encoder for both, the default of views and columns",
+        2, description="2: f and g without shared weights. 1: one encoder for both, the default of views and columns"
     )
     dropout: float = Field(
         0.0,

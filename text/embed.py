@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,8 @@ from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs, check_features
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.rows import ROWS, Asker, Located, located_rows
+from dipole.text.corpus import TEXT
 from dipole.text.encode import Normalize, SentenceEncoder
 
 FEATURES = ("encoder", "embedding")
@@ -73,26 +72,22 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
         DataError: the file is missing, is of another kind, or a row holds no text. The message names it.
     """
     path = Path(source)
-    kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     if source != STDIN and not path.is_file():
         raise DataError(f"there is no file {source}; - reads lines of standard input.")
-    if source == STDIN or kind in ("txt", "text"):
+    if source == STDIN or path.name.lower().endswith(TEXT):
         if column is not None:
             raise OptionError(f"--column {column}: lines of text have no columns.")
         return Inputs("id", enumerate(_lines(source)))
-    if kind not in TABLES:
-        raise DataError(f"{source} is no file of sentences: give .txt, .{', .'.join(TABLES)}, or - for standard input.")
-    return Inputs("id", _cells(TABLES[kind](path), source, column))
-
-
-def _opened(path: Path) -> IO[str]:
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
+    if not path.name.lower().endswith(ROWS):
+        raise DataError(f"{source} is no file of sentences: give .txt, {', '.join(ROWS)}, or - for standard input.")
+    rows = located_rows(source, "train", "utf-8", Asker("text", "a split"))
+    return Inputs("id", _cells(rows, column))
 
 
 def _lines(source: str) -> Iterator[str]:
+    opener = gzip.open if source.lower().endswith(".gz") else open
     try:
-        with sys.stdin if source == STDIN else _opened(Path(source)) as file:
+        with sys.stdin if source == STDIN else opener(source, "rt", encoding="utf-8-sig", newline="") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except (UnicodeDecodeError, EOFError) as error:
@@ -101,46 +96,9 @@ def _lines(source: str) -> Iterator[str]:
         raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
 
 
-def _json_rows(path: Path) -> Iterator[Any]:
-    for number, line in enumerate(_lines(str(path)), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}: not JSON ({error})") from error
-
-
-def _csv_rows(path: Path) -> Iterator[Any]:
-    separator = "\t" if ".tsv" in path.name.lower() else ","
-    try:
-        with _opened(path) as file:
-            yield from csv.DictReader(file, delimiter=separator)
-    except (UnicodeDecodeError, EOFError, OSError, csv.Error) as error:
-        raise DataError(f"{path} is no table of text in UTF-8: {error}") from error
-
-
-def _parquet_rows(path: Path) -> Iterator[Any]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError as error:
-        raise DataError(f"{path} needs {error.name}; install it with: {install_line('text')}") from error
-    try:
-        for batch in ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a readable parquet file: {str(error).partition(chr(10))[0]}") from error
-
-
-TABLES: dict[str, Callable[[Path], Iterator[Any]]] = {
-    "jsonl": _json_rows, "csv": _csv_rows, "tsv": _csv_rows, "parquet": _parquet_rows,
-}  # fmt: skip
-
-
-def _cells(rows: Iterable[Any], source: str, column: str | None) -> Iterator[tuple[Any, str]]:
-    named: bool | None = None  # whether rows have names of their own: the first one says
-    for number, row in enumerate(rows):
-        where = f"{source}, row {number + 1}"
+def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, str]]:
+    has_ids: bool | None = None  # the first row says
+    for number, (where, row) in enumerate(rows):
         if isinstance(row, str) and column is None:
             yield number, row
             continue
@@ -148,11 +106,12 @@ def _cells(rows: Iterable[Any], source: str, column: str | None) -> Iterator[tup
             raise DataError(f"{where}: expected an object with a column of text, got {type(row).__name__}.")
         name = column or next((each for each in COLUMNS if each in row), None)
         if name not in row:
-            missing = f"no column {column!r}" if column else f"no column {', '.join(COLUMNS)}"
-            raise DataError(f"{where}: {missing}; it has {', '.join(map(str, row))}. Say --column.")
+            missing = repr(column) if column else ", ".join(COLUMNS)
+            raise DataError(f"{where}: no column {missing}; it has {', '.join(map(str, row))}. Set --column.")
         if not isinstance(row[name], str):
             raise DataError(f"{where}: the column {name!r} holds {type(row[name]).__name__}, not text.")
-        named = (row.get("id") is not None) if named is None else named
-        if named and row.get("id") is None:
+        if has_ids is None:
+            has_ids = row.get("id") is not None
+        if has_ids and row.get("id") is None:
             raise DataError(f"{where}: it has no id, the rows before it have.")
-        yield (str(row["id"]) if named else number), row[name]
+        yield (str(row["id"]) if has_ids else number), row[name]

@@ -17,12 +17,7 @@ LOOKED_AT = 1 << 16
 # escape.
 CONTROL = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a\x1b"})
 STRAY = 0.005
-MARKS = {
-    b"\xff\xfe\0\0": "utf-32",
-    b"\0\0\xfe\xff": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-}
+MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 """Byte-order marks of encodings with several bytes a character."""
 KINDS = {
     b"\x1f\x8b": "a gzip file",

@@ -226,11 +226,7 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
         ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
         ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns"),
         ("t.txt", "a\n", "rows are read from"),
-        (
-            "a.jsonl",
-            '{"anchor": "a", "positive": "half \\ud83d"}\n',
-            "line 1: half a surrogate pair",
-        ),
+        ("a.jsonl", '{"anchor": "a", "positive": "half \\ud83d"}\n', "line 1: half a surrogate pair"),
         ("a.csv", "anchor;positive\na;b\n", "line 1: one column, 'anchor;positive'"),
     ],
 )

@@ -30,15 +30,7 @@ def small(monkeypatch):
 def rows_of(seed, count=300):
     """Rows whose texts come again: among anchors, positives and negatives, in lists, with cells missing."""
     draw = random.Random(seed)
-    texts = [
-        "",
-        " ",
-        None,
-        "caf\u00e9  noir",
-        "\U0001f600",
-        "nul \0 in it",
-        *(f"text {i}  of" for i in range(200)),
-    ]
+    texts = ["", " ", None, "caf\u00e9  noir", "\U0001f600", "nul \0 in it", *(f"text {i}  of" for i in range(200))]
     several = [lambda: draw.choice(texts), lambda: draw.choices(texts, k=draw.randrange(4))]
     return [
         {"query": draw.choice(texts), "pos": draw.choice(several)(), "neg": draw.choice(several)()}

@@ -8,13 +8,7 @@ from dipole.text.batching import make_batch
 from dipole.text.encoders import WordGRU, trained_table
 from dipole.text.encoders.recurrent import final_states
 
-LENGTHS = {
-    "many": [9, 9, 7, 4, 4, 2, 1],
-    "one": [5],
-    "one word": [1, 1, 1],
-    "a single word": [1],
-    "equal": [4, 4, 4],
-}
+LENGTHS = {"many": [9, 9, 7, 4, 4, 2, 1], "one": [5], "one word": [1, 1, 1], "a single word": [1], "equal": [4, 4, 4]}
 
 
 def packed(lengths, size=3, seed=0):

@@ -191,9 +191,9 @@ def test_an_empty_line_is_a_row_of_its_own(tmp_path):
         ("a.txt.gz", b"plain", None, "cannot be read"),
         ("a.jsonl", b'{"sentence": 1}\n', None, "holds int"),
         ("a.jsonl", b"{", None, "line 1: not JSON"),
-        ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Say --column"),
+        ("a.jsonl", b'{"words": "x"}\n', None, "it has words. Set --column"),
         ("a.csv", b"x,y\n1,2\n", "z", "no column 'z'; it has x, y"),
-        ("a.csv", b"x,y\n1\n", "y", "holds NoneType"),
+        ("a.csv", b"x,y\n1\n", "y", "line 2: 1 cell, the header names 2"),
         ("a.parquet", b"PAR1", None, "readable parquet"),
     ],
 )
