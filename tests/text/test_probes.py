@@ -282,5 +282,5 @@ def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
 def test_a_device_that_is_not_here_is_one_message(device):
-    with pytest.raises(OptionError, match="device must be one that is here"):
+    with pytest.raises(OptionError, match="device must be an available one"):
         check_device(device)
