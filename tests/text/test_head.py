@@ -109,7 +109,7 @@ def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys
 
     monkeypatch.setattr(using, "write_transformer", short)
     monkeypatch.setattr(using, "write_corpus", longer_corpus)
-    note = "text.max_length 200: the transformer has positions for 128, where longer sentences are cut"
+    note = "text.max_length 200: the transformer has 128 positions, longer sentences are cut there"
     run = trained(tmp_path / "there", max_length=200, **BERT)
     recipe = load(tmp_path / "there" / "recipe.toml", []).config
     train(recipe, tmp_path / "again", overwrite=True)
