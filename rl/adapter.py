@@ -42,7 +42,7 @@ from dipole.rl.export import export_sb3
 from dipole.rl.exported import NO_VECTORS
 from dipole.rl.hub import export_hub
 from dipole.rl.networks import PixelEncoder
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 
 if TYPE_CHECKING:
     from dipole.core.train.run import Run
@@ -149,7 +149,7 @@ class RLAdapter(Adapter):
         first = agent.num_timesteps == 0
         while agent.environment_steps < run.total_steps:
             rest = -(-(run.total_steps - agent.environment_steps) // repeat)
-            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)
+            agent.learn(rest, callback=callback, log_interval=None, reset_num_timesteps=first)  # type: ignore[arg-type]
             first = False
         callback.report()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dipole.rl import settings as presets
 from dipole.rl.networks import DrQPolicy, Maps, detached, q_values, soft_update, with_noise
 from dipole.rl.pixel_agent import Logs, PixelAgent
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import joined
 
 

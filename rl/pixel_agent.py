@@ -6,7 +6,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -40,7 +40,8 @@ from dipole.rl.contrast import (
 )
 from dipole.rl.envs.running.checked import CheckedEnvironments
 from dipole.rl.inputs import require_image, require_part, require_policy, seen_by
-from dipole.rl.replay import FrameBatch, FrameReplayBuffer
+from dipole.rl.replay import FrameReplayBuffer
+from dipole.rl.sampling import FrameBatch
 from dipole.rl.saved_agent import SavedAgent
 from dipole.rl.sb3_names import without_sb3_names
 
@@ -338,24 +339,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             if optimizer is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = value
-
-    def learn(self, *arguments: Any, **settings: Any) -> Self:
-        """Train as SB3 does.
-
-        Args:
-            arguments: as in SB3: total_timesteps, callback, log_interval, ...
-            settings: as in SB3.
-
-        Returns:
-            The agent itself.
-
-        Raises:
-            ConfigError: `total_timesteps` is no whole number >= 0, or an observation of your own VecEnv is not in its
-                space.
-            TrainingError: a loss, gradient, reward or observation is not finite.
-        """
-        super().learn(*arguments, **settings)
-        return self
 
     def update(self, batch: FrameBatch) -> Logs:
         """Make one update and return what it logs.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dipole.rl import settings as presets
 from dipole.rl.networks import Maps, PixelPolicy, detached, q_values, soft_update
 from dipole.rl.pixel_agent import Logs, PixelAgent
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import joined
 
 _DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE

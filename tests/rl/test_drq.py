@@ -16,7 +16,7 @@ from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, m
 from dipole.rl.algorithms import open_agent
 from dipole.rl.augmentation import shift, shift_bilinear
 from dipole.rl.drq import noise_at
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 from dipole.rl.snapshots import save
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -25,7 +25,7 @@ from dipole.rl.envs.running.validate import stack
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import save_plain
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 
 SMALL = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 300, "seed": 0, "device": "cpu"}
 SEEING = {"image_size": 24, "filters": 4, "layers": 2, **SMALL}

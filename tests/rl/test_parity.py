@@ -12,7 +12,7 @@ import torch.nn.functional as F
 pytest.importorskip("stable_baselines3")
 
 from dipole.rl import ContrastiveSAC, make_env
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plain_networks import MLP, Adam, Encoder, linears, positive

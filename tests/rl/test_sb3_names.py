@@ -11,7 +11,7 @@ from torch import nn
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import CheckpointCallback, ContrastiveSAC, make_env, resume
 from dipole.rl import snapshots as checkpoints
-from dipole.rl.replay import FrameBatch
+from dipole.rl.sampling import FrameBatch
 
 STATE = {"objective": "none", "preset": "sb3", "batch_size": 16, "buffer_size": 300, "seed": 0, "device": "cpu"}
 ARCHITECTURE = {"net_arch": {"pi": [16], "qf": [24, 12]}, "activation_fn": nn.Tanh, "n_critics": 3}
