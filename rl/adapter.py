@@ -174,7 +174,9 @@ class RLAdapter(Adapter):
 
     def _played(self, part: EvaluatedPart) -> int:
         """Return the seed of evaluated episodes. Validation and test use different ones."""
-        return self.seed.stream("probe", "validation") if part == "validation" else self.seed.probe
+        if part == "validation":
+            return self.seed.stream("probe", "validation")
+        return self.seed.probe
 
     @property
     def _has_new_score(self) -> bool:

@@ -14,7 +14,9 @@ def plain(value: Any) -> Any:
     """Return a NumPy scalar as a Python number, lists as tuples, and anything else unchanged."""
     if isinstance(value, (list, tuple)):
         return tuple(map(plain, value))
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
 
 
 def _is(kind: type, value: Any) -> bool:

@@ -165,7 +165,9 @@ def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: i
 
 def one_number(height: int, width: int) -> Size:
     """Return the size of an image, as one number if it is square."""
-    return height if height == width else (height, width)
+    if height == width:
+        return height
+    return (height, width)
 
 
 def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclusive: bool) -> Augmentation:

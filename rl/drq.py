@@ -206,7 +206,9 @@ class ContrastiveDrQ(PixelAgent, TD3):
 
 def repeated(states: Tensor | None, times: int) -> Tensor | None:
     """Repeat states (B, S) for several views of their images: (times B, S)."""
-    return states if states is None or times == 1 else states.repeat(times, 1)
+    if states is None or times == 1:
+        return states
+    return states.repeat(times, 1)
 
 
 def first_rows(maps: Maps, count: int) -> Maps:

@@ -136,7 +136,9 @@ STORES: dict[str, type[Frames]] = {"host": Frames, "device": DeviceFrames, "disk
 
 def extents(size: Size) -> tuple[int, int]:
     """Height and width."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    if isinstance(size, int):
+        return (size, size)
+    return (size[0], size[1])
 
 
 def digest(plane: NDArray[np.uint8]) -> int:

@@ -140,17 +140,23 @@ def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...
     if not isinstance(space, spaces.Dict):
         return None
     if isinstance(seen, spaces.Dict):
-        return tuple(seen.spaces) if all(space.spaces.get(key) == each for key, each in seen.items()) else None
+        if all(space.spaces.get(key) == each for key, each in seen.items()):
+            return tuple(seen.spaces)
+        return None
     return next(((key,) for key, each in space.items() if each == seen), None)
 
 
 def taken(observation: Any, keys: tuple[str, ...], seen: spaces.Space[Any]) -> Any:
     """Return the part of an observation that `part_of` found."""
-    return {key: observation[key] for key in keys} if isinstance(seen, spaces.Dict) else observation[keys[0]]
+    if isinstance(seen, spaces.Dict):
+        return {key: observation[key] for key in keys}
+    return observation[keys[0]]
 
 
 def named(seen: Layout) -> str:
     """Name the inputs in words."""
     if seen.image is None:
         return "vectors"
-    return "pixels and vectors" if seen.vectors else "pixels"
+    if seen.vectors:
+        return "pixels and vectors"
+    return "pixels"

@@ -11,7 +11,9 @@ from dipole.core.utils.memory import available
 
 def available_bytes(place: torch.device | Path) -> int:
     """Bytes that a device, or the disk of a folder, has left."""
-    return shutil.disk_usage(place).free if isinstance(place, Path) else available(place)
+    if isinstance(place, Path):
+        return shutil.disk_usage(place).free
+    return available(place)
 
 
 def has_room_for(needed: int, device: torch.device) -> bool:

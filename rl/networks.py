@@ -115,7 +115,9 @@ class PixelEncoder(BaseFeaturesExtractor):
         weight = weight.to(maps[0].dtype)
         z = torch.cat([nn.functional.linear(each.flatten(1), weight, self.fc.bias) for each in maps])
         z = self.ln(z.to(self.ln.weight.dtype))
-        return torch.tanh(z) if self.tanh else z
+        if self.tanh:
+            return torch.tanh(z)
+        return z
 
     def forward(self, observations: Any) -> Tensor:
         return joined(self.embed(observations), self.seen.state(observations))
@@ -374,7 +376,9 @@ class NoisyActor(TD3Actor):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> Tensor:
         mean: Tensor = self(observation)
-        return mean if deterministic or self.std == 0 else with_noise(mean, self.std * torch.randn_like(mean))
+        if deterministic or self.std == 0:
+            return mean
+        return with_noise(mean, self.std * torch.randn_like(mean))
 
 
 def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:

@@ -324,7 +324,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def _encoder_rate(self, progress: float) -> float:
         chosen = self.encoder_learning_rate
-        return float(self.lr_schedule(progress)) if chosen is None else chosen
+        if chosen is None:
+            return float(self.lr_schedule(progress))
+        return chosen
 
     def _set_learning_rates(self) -> None:
         rate = float(self.lr_schedule(self._current_progress_remaining))

@@ -133,13 +133,17 @@ class FrameReplayBuffer(FrameSampler):
     @property
     def _per_step(self) -> tuple[str, ...]:
         """The arrays that have an entry for each step."""
-        return (*_STEPS, "states") if self.layout.width else _STEPS
+        if self.layout.width:
+            return (*_STEPS, "states")
+        return _STEPS
 
     @property
     def _place(self) -> torch.device | Path:
         if self.storage == "disk":
             return Path(tempfile.gettempdir())
-        return self.device if self.storage == "device" else torch.device("cpu")
+        if self.storage == "device":
+            return self.device
+        return torch.device("cpu")
 
     @property
     def nbytes(self) -> int:

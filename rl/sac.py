@@ -151,7 +151,9 @@ class ContrastiveSAC(PixelAgent, SAC):
         """
         q = q_values(self.critic, joined(features, batch.states), batch.actions.to(features.dtype))
         loss = (q - target).square().mean(0).sum()
-        return 0.5 * loss if self.twin_loss == "half" else loss
+        if self.twin_loss == "half":
+            return 0.5 * loss
+        return loss
 
     def update_actor(self, maps: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
         """Step the policy on mean (alpha log pi(a|x) - min_i Q_i(x, a)), then the temperature.
@@ -238,7 +240,9 @@ class ContrastiveSAC(PixelAgent, SAC):
 
     def temperature(self) -> Tensor:
         """Return alpha, the weight of the entropy: (1,), or () if it is fixed."""
-        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.exp()
+        if self.log_ent_coef is None:
+            return self.ent_coef_tensor
+        return self.log_ent_coef.exp()
 
     # Setting up -------------------------------------------------------------------------------------------------------
 
@@ -348,7 +352,9 @@ class ContrastiveSAC(PixelAgent, SAC):
 
     def temperature_parameter(self) -> Tensor:
         """Return the log of the learned or fixed temperature, (1,)."""
-        return self.ent_coef_tensor.log().reshape(1) if self.log_ent_coef is None else self.log_ent_coef
+        if self.log_ent_coef is None:
+            return self.ent_coef_tensor.log().reshape(1)
+        return self.log_ent_coef
 
 
 class _Temperature(nn.Module):

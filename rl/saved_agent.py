@@ -83,7 +83,9 @@ class SavedAgent(OffPolicyAlgorithm):
         value = getattr(self, attribute)
         if isinstance(value, TrainFreq):
             frequency, unit = int(value.frequency), value.unit.value
-            return frequency if unit == "step" else (frequency, unit)
+            if unit == "step":
+                return frequency
+            return (frequency, unit)
         return value
 
     def policy_keywords(self) -> dict[str, Any]:
@@ -205,4 +207,6 @@ class SavedAgent(OffPolicyAlgorithm):
 
 def _with_suffix(path: str | pathlib.Path, suffix: str) -> pathlib.Path:
     path = pathlib.Path(path)
-    return path if path.suffix else path.with_suffix(suffix)
+    if path.suffix:
+        return path
+    return path.with_suffix(suffix)

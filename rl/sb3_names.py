@@ -113,7 +113,9 @@ def _betas(value: Any) -> dict[str, Any]:
             "policy_kwargs: of optimizer_kwargs only betas=(beta, 0.999) has a meaning here (the setting beta), got "
             f"{value!r}."
         )
-    return {"beta": betas[0]} if betas else {}
+    if betas:
+        return {"beta": betas[0]}
+    return {}
 
 
 def _give(rest: dict[str, Any], name: str, value: Any, said: str) -> None:

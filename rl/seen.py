@@ -44,7 +44,9 @@ class Layout:
     def pixels(self, observation: Any) -> Any:
         """The images (n, C, H, W) of observations, arrays or tensors."""
         if self.image is not None:
-            return observation if self.image == "" else observation[self.image]
+            if self.image == "":
+                return observation
+            return observation[self.image]
         some = next(iter(self._vectors(observation)))
         return some[:, :0].reshape(len(some), *self.shape)
 
@@ -53,18 +55,24 @@ class Layout:
         found = self._vectors(observation)
         if not found:
             return None
-        return torch.cat(found, 1) if isinstance(found[0], Tensor) else np.concatenate(found, 1)
+        if isinstance(found[0], Tensor):
+            return torch.cat(found, 1)
+        return np.concatenate(found, 1)
 
     def observation(self, pixels: Any, state: Any) -> Any:
         """Images (n, C, H, W) and vectors (n, width) as observations again."""
         if not self.is_dictionary:
-            return pixels if self.image == "" else state.reshape(-1, *self.vectors[""])
+            if self.image == "":
+                return pixels
+            return state.reshape(-1, *self.vectors[""])
         ends = np.cumsum(self.widths)
         found = {
             key: state[:, end - width : end].reshape(-1, *shape)
             for (key, shape), width, end in zip(self.vectors.items(), self.widths, ends, strict=True)
         }
-        return found if self.image is None else {**found, self.image: pixels}
+        if self.image is None:
+            return found
+        return {**found, self.image: pixels}
 
     def _vectors(self, observation: Any) -> list[Any]:
         parts = ((observation if key == "" else observation[key]) for key in self.vectors)
@@ -97,4 +105,6 @@ def joined(features: Tensor, state: Tensor | None) -> Tensor:
     """Features of images (n, d) beside vectors (n, width): what actor and critic see."""
     if state is None:
         return features
-    return torch.cat([features, state.to(features.dtype)], 1) if features.shape[1] else state
+    if features.shape[1]:
+        return torch.cat([features, state.to(features.dtype)], 1)
+    return state

@@ -400,4 +400,6 @@ def allowed(field: FieldInfo) -> str:
     )
     if low is not None and high is not None:
         return f"{what} between {low:g} and {high:g}"
-    return what if low is None else f"{what} >= {low:g}"
+    if low is None:
+        return what
+    return f"{what} >= {low:g}"

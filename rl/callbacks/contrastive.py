@@ -326,7 +326,9 @@ def _on_the_host(value: Any) -> Any:
         return value.detach().cpu().clone()
     if isinstance(value, dict):
         return {key: _on_the_host(each) for key, each in value.items()}
-    return [_on_the_host(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_on_the_host(each) for each in value]
+    return value
 
 
 def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:

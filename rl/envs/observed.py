@@ -25,11 +25,15 @@ def space_of(inputs: str, image: tuple[int, int, int], low: float, high: float, 
         "pixels": spaces.Box(0, 255, image, np.uint8),
         "state": spaces.Box(low, high, (numbers,), np.float32),
     }
-    return spaces.Dict(parts) if inputs == "both" else parts[inputs]
+    if inputs == "both":
+        return spaces.Dict(parts)
+    return parts[inputs]
 
 
 def observed(inputs: str, pixels: Callable[[], NDArray[Any]], state: Callable[[], NDArray[Any]]) -> Any:
     """Make the parts of an observation that are asked for."""
     if inputs == "both":
         return {"pixels": pixels(), "state": state()}
-    return pixels() if inputs == "pixels" else state()
+    if inputs == "pixels":
+        return pixels()
+    return state()

@@ -120,7 +120,9 @@ def _is_flag(value: Any) -> bool:
 def _told(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)} ({', '.join(type(each).__name__ for each in result)})"
-    return "None" if result is None else f"one {type(result).__name__}"
+    if result is None:
+        return "None"
+    return f"one {type(result).__name__}"
 
 
 def require_observation(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
@@ -234,11 +236,15 @@ def _is_normalised(observation: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float | np.number) else f"a {type(value).__name__}"
+    if isinstance(value, int | float | np.number):
+        return f"{value:g}"
+    return f"a {type(value).__name__}"
 
 
 def image_keys(space: spaces.Space[Any]) -> tuple[str, ...]:
     """Which parts of an observation are images (C, H, W): ("",) for one that is nothing else."""
     if isinstance(space, spaces.Dict):
         return tuple(key for key, each in space.spaces.items() if image_keys(each) == ("",))
-    return ("",) if isinstance(space, spaces.Box) and len(space.shape) == 3 else ()
+    if isinstance(space, spaces.Box) and len(space.shape) == 3:
+        return ("",)
+    return ()

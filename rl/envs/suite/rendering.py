@@ -117,7 +117,9 @@ def _cuda_number(egl: ctypes.CDLL, device: int | None) -> int | None:
         return None
     ask = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(address)
     number = ctypes.c_ssize_t()
-    return int(number.value) if ask(device, _EGL_CUDA_DEVICE, ctypes.byref(number)) else None
+    if ask(device, _EGL_CUDA_DEVICE, ctypes.byref(number)):
+        return int(number.value)
+    return None
 
 
 def choose_device(devices: list[Device], visible: str) -> int | None:
