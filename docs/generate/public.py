@@ -50,6 +50,8 @@ NAMES = (
     "dipole.core.train.theory.theory_of_run",
     "dipole.rl.envs.suite.rendering.RenderingError",
     "dipole.rl.pixel_agent.PixelAgent",
+    "dipole.rl.sampling.FrameBatch",
+    "dipole.rl.sampling.FrameSampler",
     "dipole.rl.settings.AgentSettings",
     "dipole.rl.snapshots.save",
     "dipole.vision.modeling_dipole_vision.DipoleVisionModel",
