@@ -54,8 +54,8 @@ class Chart:
         """The alternative text."""
         return f"{self.title}: {self.y_label or 'rows'} over {self.x_label}. {self.shown}"
 
-    def draw(self) -> Any:
-        """Return the Altair chart, with its rows in named data sets."""
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
+        """Return the Altair chart, and its named data sets."""
         raise NotImplementedError
 
     def numbers(self) -> ReportTable:
@@ -65,8 +65,11 @@ class Chart:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The Vega-Lite spec, without configuration: the page and the files have one each."""
-        drawn: dict[str, Any] = self.draw().to_dict(validate=False)
-        return {"description": self.description} | {k: v for k, v in drawn.items() if k not in ("config", "$schema")}
+        chart, datasets = self.draw()
+        drawn: dict[str, Any] = chart.to_dict(validate=False)
+        del drawn["config"], drawn["$schema"]
+        # Altair would copy the rows several times.
+        return {"description": self.description, "datasets": datasets, **drawn}
 
     def _table(self, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> ReportTable:
         return ReportTable("", self.title, tuple(head), [tuple(row) for row in rows], self.description)
@@ -96,8 +99,8 @@ def unless_chosen(shown: float, faint: float, empty: bool = True) -> Any:
 
     Without a choice all series are `shown`, or all are `faint` if `empty` is False.
     """
-    alt = altair()
-    return alt.when(chosen(), empty=empty).then(alt.value(shown)).otherwise(alt.value(faint))
+    condition = {"param": "chosen", "value": shown} | ({} if empty else {"empty": False})
+    return altair().OpacityValue(faint, condition=condition)
 
 
 def tip(field: str, title: str | None = None, number_format: str | None = None) -> Any:
@@ -205,10 +208,10 @@ def sparse(names: Sequence[str], step: float) -> list[str]:
     return list(names[:: ceil((max(map(len, names)) * LETTER_WIDTH + 6) / step)])
 
 
-def layered(layers: Sequence[Any], data: dict[str, Rows], width: Any, height: Any) -> Any:
+def layered(layers: Sequence[Any], width: Any, height: Any) -> Any:
     """Return layers over the data set `rows`."""
     alt = altair()
-    return alt.layer(*layers, data=alt.NamedData("rows"), datasets=data, width=width, height=height)
+    return alt.layer(*layers, data=alt.NamedData("rows"), width=width, height=height)
 
 
 def cell_of(value: float | None) -> Cell:

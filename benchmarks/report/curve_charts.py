@@ -73,7 +73,7 @@ class LineChart(Chart):
     def _has_band(self) -> bool:
         return any(line.low is not None for line in self.lines)
 
-    def draw(self) -> Any:
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         references = [line.label for line in self.lines if line.is_reference]
         colour, shape, dash = series_by([line.label for line in self.lines], references)
@@ -95,7 +95,7 @@ class LineChart(Chart):
         tips = [tip("series", " "), tip("x", self.x_label, ".6~g"), tip("y", self.y_label, ".5~g")]
         if self._has_band:
             few = len(self.lines) <= MOST_BANDS
-            opacity = alt.value(0.15) if few else unless_chosen(0.15, 0.0, empty=False)
+            opacity = alt.OpacityValue(0.15) if few else unless_chosen(0.15, 0.0, empty=False)
             layers.append(base.mark_area(**step).encode(y=y("low"), y2="high", opacity=opacity))
             tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         layers.append(base.mark_line(strokeWidth=2, **step).encode(y=y("y"), strokeDash=dash, opacity=shown))
@@ -103,7 +103,8 @@ class LineChart(Chart):
         marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
         layers.append(marker.add_params(chosen()).properties(name="series"))
         width, height = NARROW if self.is_narrow else (WIDTH, HEIGHT)
-        return layered(layers, {"rows": self._rows()}, width, height).encode(x=x, color=colour)
+        chart = layered(layers, width, height).encode(x=x, color=colour)
+        return chart, {"rows": self._rows()}
 
     def _rows(self) -> Rows:
         """Points of all lines. Numbers that share an axis are rounded together."""
@@ -157,7 +158,7 @@ class HistogramChart(Chart):
     def shown(self) -> str:
         return "Densities of " + ", ".join(one.label for one in self.series) + "."
 
-    def draw(self) -> Any:
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         heights = iter(rounded([h for one in self.series for h in [*one.heights, 0.0]]))
         rows = [{"series": one.label, "x": left, "y": next(heights)} for one in self.series for left in one.edges]
@@ -174,7 +175,7 @@ class HistogramChart(Chart):
             strokeDash=dash, opacity=unless_chosen(1.0, 0.12)
         )
         layers = [filled, outline.add_params(chosen()).properties(name="series")]
-        return layered(layers, {"rows": rows}, *NARROW).encode(x=x, y=y, color=colour)
+        return layered(layers, *NARROW).encode(x=x, y=y, color=colour), {"rows": rows}
 
     def numbers(self) -> ReportTable:
         rows = [
@@ -209,7 +210,7 @@ class ScatterChart(Chart):
     def shown(self) -> str:
         return ", ".join(f"{counted(len(group.x), 'point')} of {group.label}" for group in self.groups) + "."
 
-    def draw(self) -> Any:
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         xs = [x for group in self.groups for x in group.x]
         ys = [y for group in self.groups for y in group.y]
@@ -220,8 +221,8 @@ class ScatterChart(Chart):
             across, up = (alt.Scale(zero=False, nice=False, domain=domain) for domain in equal_scales(xs, ys))
         colour, shape, _ = series_by([group.label for group in self.groups])
         width, height = NARROW
-        chart = alt.Chart(alt.NamedData("rows"), datasets={"rows": rows}, width=width, height=height)
-        return (
+        chart = alt.Chart(alt.NamedData("rows"), width=width, height=height)
+        chart = (
             chart.mark_point(filled=True, size=18)
             .encode(
                 x=alt.X("x:Q", title=self.x_label, scale=across),
@@ -234,6 +235,7 @@ class ScatterChart(Chart):
             .add_params(chosen())
             .properties(name="series")
         )
+        return chart, {"rows": rows}
 
     def numbers(self) -> ReportTable:
         rows = [

@@ -26,7 +26,7 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     """
     done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
     missing = [f"{asked - done} of {counted(asked, 'run')} {are(asked - done)} missing."] if done < asked else []
-    return [*missing, *of_differences(results), *_beside_printed(results), *_of_claims(results, others)]
+    return [*missing, *of_differences(results), *_with_printed(results), *_of_claims(results, others)]
 
 
 def of_differences(results: SuiteResults) -> list[str]:
@@ -127,42 +127,43 @@ def _against_base(results: SuiteResults) -> list[str]:
         has_base = any(c.against_base is not None for c in results.cells)
         return ["One seed each: no difference can be tested; two would give intervals."] if has_base else []
     bases = list(dict.fromkeys(c.row.base for c in among))
-    base = bases[0] if len(bases) == 1 else "their bases"
+    several = len(bases) > 1
+    base = "their bases" if several else bases[0]
+    if found:
+        named = [_leads(c, several) for c in sorted(found, key=lambda c: -abs(_relative(c)))]
+        count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} decided"
+        return [f"{count}: {_first(named)}."]
     best = max(among, key=_lead)
-    if not found:
-        count = f"No difference of the {len(among)} from {base} can be decided"
-        if len(among) == 1:
-            count = f"The difference from {base} cannot be decided"
-        if _lead(best) <= 0:
-            return [f"{count}; no row leads {base if len(bases) == 1 else 'its own'}."]
-        seeds = f", {best.seeds_needed} seeds would show it" if best.seeds_needed else ""
-        return [f"{count}; {_leads(best, len(bases) > 1)}{seeds}."]
-    named = sorted(found, key=lambda c: -abs(_relative(c)))[:NAMED]
-    rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} decided"
-    return [f"{count}: {', '.join(_leads(c, len(bases) > 1) for c in named)}{rest}."]
+    count = f"No difference of the {len(among)} from {base} can be decided"
+    if len(among) == 1:
+        count = f"The difference from {base} cannot be decided"
+    if _lead(best) <= 0:
+        return [f"{count}; no row leads {'its own' if several else base}."]
+    seeds = f", {best.seeds_needed} seeds would show it" if best.seeds_needed else ""
+    return [f"{count}; {_leads(best, several)}{seeds}."]
+
+
+def _first(names: Sequence[str], separator: str = ", ") -> str:
+    """The first of several findings, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return separator.join(names[:NAMED]) + more
 
 
 def _over_columns(results: SuiteResults) -> list[str]:
-    """Of a study: which gains over all columns hold among its rows, and among the tests of its single columns."""
+    """Gains of a study over all columns that are significant among its rows and among the tests of its cells."""
     if results.manifest.kind != "study" or len(results.columns) < 2:
         return []
     gains = [(rank.label, rank.gain) for rank in results.ranks() if rank.gain is not None and isfinite(rank.gain.p)]
     tests = sum(isfinite(cell.p_holm) for cell in results.cells) + len(gains)
-    decided = sorted(((g, label) for label, g in gains if tests * g.p < LEVEL), key=lambda each: each[0].p)
-    if not decided:
+    named = []
+    for label, gain in sorted(gains, key=lambda each: each[1].p):
+        if tests * gain.p < LEVEL:
+            verb = "gains" if gain.value > 0 else "loses"
+            interval = f"{number(100 * gain.low)} to {number(100 * gain.high)}"
+            named.append(f"{label} {verb} {number(100 * abs(gain.value))} % ({interval})")
+    if not named:
         return []
-    said = [
-        f"{label} {'gains' if g.value > 0 else 'loses'} {number(100 * abs(g.value))} % "
-        f"({number(100 * g.low)} to {number(100 * g.high)})"
-        for g, label in decided[:NAMED]
-    ]
-    more = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
-    return [f"Over all columns together, in units of the mean of {results.base}: {', '.join(said)}{more}."]
-
-
-def _difference(cell: CellResult) -> float:
-    return cell.against_base.difference if cell.against_base is not None else 0.0
+    return [f"Over all columns together, in units of the mean of {results.base}: {_first(named)}."]
 
 
 def _lead(cell: CellResult) -> float:
@@ -175,34 +176,43 @@ def _relative(cell: CellResult) -> float:
     return _difference(cell) / (level or 1.0)
 
 
+def _difference(cell: CellResult) -> float:
+    return cell.against_base.difference if cell.against_base is not None else 0.0
+
+
 def _leads(cell: CellResult, names_base: bool = False) -> str:
-    unit = {"%": "points"}.get(cell.column.unit, cell.column.unit)
-    verb = "leads" if _lead(cell) > 0 else "trails"
-    base = f"{cell.row.base} " if names_base else ""
-    by = number(abs(_difference(cell)))
-    return f"{cell.row.label} {verb} {base}by {by}{f' {unit}' if unit else ''} ({cell.column.name})"
+    words = [cell.row.label, "leads" if _lead(cell) > 0 else "trails"]
+    if names_base:
+        words.append(str(cell.row.base))
+    words += ["by", number(abs(_difference(cell)))]
+    if cell.column.unit:
+        words.append("points" if cell.column.unit == "%" else cell.column.unit)
+    return " ".join([*words, f"({cell.column.name})"])
 
 
-def _beside_printed(results: SuiteResults) -> Sequence[str]:
+def _with_printed(results: SuiteResults) -> Sequence[str]:
     verdicts = Counter(cell.comparison.verdict for cell in results.cells if cell.comparison is not None)
     if not verdicts:
         return []
-    said = {AGREES: "agree", DIFFERS: "differ", NOT_COMPARED: "by another protocol"}
-    verdicts_said = ", ".join(f"{n} {said.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
-    return [f"Compared with the {counted(verdicts.total(), 'printed number')}: {verdicts_said}."]
+    words = {AGREES: "agree", DIFFERS: "differ", NOT_COMPARED: "by another protocol"}
+    counts = ", ".join(f"{n} {words.get(verdict, verdict)}" for verdict, n in verdicts.most_common())
+    return [f"Compared with the {counted(verdicts.total(), 'printed number')}: {counts}."]
 
 
 def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:
-    """Return how many claims have a verdict, and the first of them."""
+    """How many claims agree, differ and are undecided, and the first of those with a verdict."""
     found = [each for each in results.claims(others) if each.ours.items]
     if not found:
         return []
     counts = Counter(each.verdict_alone for each in found)
+    claims = "claim" if len(found) == 1 else f"{len(found)} claims"
     protocol = "" if all(each.is_paper_protocol for each in found) else f" ({NOT_COMPARED} than its own)"
-    one = len(found) == 1
-    said = f"Of the paper's {'claim' if one else f'{len(found)} claims'} on it{protocol}: "
-    said += f"{counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, {counts[UNDECIDED]} undecided"
-    decided = [each for each in found if each.verdict_alone in (AGREES, DIFFERS)]
-    named = [f"{each.ours.claim.id} {each.verdict_alone}, {each.why}" for each in decided[:NAMED]]
-    more = f" and {len(decided) - NAMED} more" if len(decided) > NAMED else ""
-    return [f"{said}: {'; '.join(named)}{more}." if named else f"{said}."]
+    summary = (
+        f"Of the paper's {claims} on it{protocol}: {counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, "
+        f"{counts[UNDECIDED]} undecided"
+    )
+    named = []
+    for each in found:
+        if each.verdict_alone in (AGREES, DIFFERS):
+            named.append(f"{each.ours.claim.id} {each.verdict_alone}, {each.why}")
+    return [f"{summary}: {_first(named, '; ')}." if named else f"{summary}."]

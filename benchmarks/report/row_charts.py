@@ -69,14 +69,14 @@ class IntervalChart(Chart):
         more = f"; and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
         return "; ".join(rows[:NAMED]) + more + "."
 
-    def draw(self) -> Any:
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         rows, dots = self._rows()
         labels = list(dict.fromkeys(row.label for row in self.rows))
         sources = list(dict.fromkeys(row.source for row in self.rows))
         has_sources = len(sources) > 1
         axis = alt.Axis(grid=True, gridDash=[1, 4], **wrapped_rows(labels))
-        shared = {"y": alt.Y("label:N", title=None, sort=None, axis=axis), "color": alt.value(COLOURS[0])}
+        shared = {"y": alt.Y("label:N", title=None, sort=None, axis=axis), "color": alt.ColorValue(COLOURS[0])}
         marker = {}
         if has_sources:
             colour, shape, _ = series_by(sources)
@@ -107,7 +107,7 @@ class IntervalChart(Chart):
         data = {"rows": rows, **({"dots": dots} if dots else {})}
         step = max(row_step(labels), 11 + 13 * len(sources))
         height = alt.Step(step, **({"for": "position"} if has_sources else {}))
-        return layered(layers, data, width_beside(labels), height)
+        return layered(layers, width_beside(labels), height), data
 
     @staticmethod
     def _draw_runs(shared: dict[str, Any], x: Any, has_many: bool) -> Any:
@@ -115,7 +115,7 @@ class IntervalChart(Chart):
         style = {"size": 22, "strokeWidth": 1.2, "opacity": 0.9}
         if has_many:
             style = {"size": 10, "strokeWidth": 0.9, "opacity": 0.45}
-        shared = shared | {"color": alt.value(SOFT if has_many else TEXT)}
+        shared = shared | {"color": alt.ColorValue(SOFT if has_many else TEXT)}
         mark = alt.Chart(alt.NamedData("dots")).mark_point(filled=False, **style)
         return mark.encode(**shared, x=x, tooltip=[tip("x", "one run", ".5~g")])
 
@@ -165,7 +165,7 @@ class RankChart(Chart):
         joined = "; ".join(f"{names[a]} to {names[b]}" for a, b in self.groups)
         return f"{rows}. Critical difference {self.difference:.3g}; not told apart: {joined or 'none'}."
 
-    def draw(self) -> Any:
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         labels = [row.label for row in self.rows]
         ranks = [row.rank for row in self.rows]
@@ -183,11 +183,12 @@ class RankChart(Chart):
         y = alt.Y("label:N", title=None, scale=alt.Scale(domain=labels), axis=axis)
         point = alt.Chart().mark_point(filled=True, size=80)
         point = point.encode(
-            x=x, y=y, color=alt.value(COLOURS[0]), tooltip=[tip("label", " "), tip("x", "mean rank", ".3~g")]
+            x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=[tip("label", " "), tip("x", "mean rank", ".3~g")]
         )
         bar = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
-        bar = bar.encode(x=x, y=y, y2="end", color=alt.value(COLOURS[1]), tooltip=[tip("group", "not told apart")])
-        return layered([point, bar], {"rows": rows, "bars": bars}, width_beside(labels), alt.Step(row_step(labels)))
+        bar = bar.encode(x=x, y=y, y2="end", color=alt.ColorValue(COLOURS[1]), tooltip=[tip("group", "not told apart")])
+        chart = layered([point, bar], width_beside(labels), alt.Step(row_step(labels)))
+        return chart, {"rows": rows, "bars": bars}
 
     def numbers(self) -> ReportTable:
         return self._table(["row", self.x_label], [(Cell(row.label), cell_of(row.rank)) for row in self.rows])
@@ -216,7 +217,7 @@ class HeatMap(Chart):
         rows, columns = {tile.row for tile in self.tiles}, {tile.column for tile in self.tiles}
         return f"{counted(len(rows), 'row')} by {counted(len(columns), 'column')}; colour: {self.value_label}."
 
-    def draw(self) -> Any:
+    def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         values = rounded([tile.value for tile in self.tiles])
         has_text = any(tile.text for tile in self.tiles)
@@ -239,12 +240,12 @@ class HeatMap(Chart):
         layers = [alt.Chart().mark_rect().encode(color=alt.Color("value:Q", scale=colours, legend=legend))]
         if has_text:
             value_tip = tip("text", self.value_label)
-            ink = alt.when(is_dark).then(alt.value("#ffffff")).otherwise(alt.value("#101418"))
+            ink = alt.ColorValue("#101418", condition={"test": is_dark, "value": "#ffffff"})
             layers.append(alt.Chart().mark_text(fontSize=11).encode(text=alt.Text("text:N"), color=ink))
         tips = [tip("row", self.y_label or "row"), tip("column", self.x_label or "column"), value_tip]
         width = alt.Step(TILE) if has_text else round(step * len(names))
-        chart = layered(layers, {"rows": rows}, width, alt.Step(row_step(labels) - 2))
-        return chart.encode(x=x, y=y, tooltip=tips)
+        chart = layered(layers, width, alt.Step(row_step(labels) - 2))
+        return chart.encode(x=x, y=y, tooltip=tips), {"rows": rows}
 
     @staticmethod
     def _x_axis(names: Sequence[str], step: float) -> Any:

@@ -1,8 +1,6 @@
 """What intervals and tests hold, by simulation; and that what is drawn together is counted once."""
 
 import json
-import subprocess
-import sys
 from math import isfinite, isnan, nan
 
 import numpy as np
@@ -45,14 +43,15 @@ def test_a_suite_without_effect_decides_something_in_one_case_of_twenty_at_most(
         assert max(shares.values()) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000), name
 
 
-def test_the_command_prints_what_the_study_counts():
-    command = [sys.executable, "-m", "dipole.benchmarks.coverage", "--repeats", "200"]
-    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=False).stdout)
+def test_the_command_prints_what_the_study_counts(capsys):
+    coverage.main(["--repeats", "200", "--json"])
+    found = json.loads(capsys.readouterr().out)
     assert found["repeats"] == 200
     assert len(found["lines"]) == len(coverage.INTERVALS) * len(coverage.DISTRIBUTIONS)
-    odd = subprocess.run([*command[:-1], "3"], capture_output=True, text=True, check=False)
-    assert odd.returncode == 2
-    assert "at least 100" in odd.stderr
+    with pytest.raises(SystemExit) as ended:
+        coverage.main(["--repeats", "3"])
+    assert ended.value.code == 2
+    assert "at least 100" in capsys.readouterr().err
 
 
 def suite_without_effect(generator, seeds, rows=5, columns=4):

@@ -26,7 +26,7 @@ set = ["train.epochs=1", "vision.data.limit=400", "vision.probe.baselines=false"
 """
 
 
-def test_results_are_on_stdout_whole_and_what_is_said_on_the_way_on_stderr(tmp_path, monkeypatch):
+def test_prints_results_on_stdout_and_progress_on_stderr(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.toml").write_text(SUITE)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -38,13 +38,16 @@ def test_results_are_on_stdout_whole_and_what_is_said_on_the_way_on_stderr(tmp_p
     assert "n = 1" in done.stdout
     assert not set("\x1b\u2502\u2503") & set(done.stdout + done.stderr)
     assert "Report: dipole report 'the runs' -o report.html" in done.stdout
-    plan = subprocess.run([*command, "--plan"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "1 finished, 0 to do" in plan.stdout
-    assert "row a name of a method that is too long for any column of eighty characters to have room" in plan.stdout
-    assert "\u2026" not in plan.stdout
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "1 of 1 run is finished already." in again.stderr
-    assert again.stdout.splitlines()[:3] == done.stdout.splitlines()[:3]
+    monkeypatch.chdir(tmp_path)
+    assert main([*command[3:], "--plan"]) == 0
+    plan = capsys.readouterr().out
+    assert "1 finished, 0 to do" in plan
+    assert "row a name of a method that is too long for any column of eighty characters to have room" in plan
+    assert "\u2026" not in plan
+    assert main(command[3:]) == 0
+    again = capsys.readouterr()
+    assert "1 of 1 run is finished already." in again.err
+    assert again.out.splitlines()[:3] == done.stdout.splitlines()[:3]
 
 
 def test_what_a_demo_says_last_can_be_typed_and_looks_where_it_ran():
