@@ -95,16 +95,18 @@ class IntervalChart(Chart):
         span = span.encode(**shared, x=x("low"), x2="high")
         point = base.mark_point(filled=True, size=80).encode(**shared, x=x(), tooltip=tips, **marker)
         layers, has_many = [span, point], max(len(row.runs) for row in self.rows) > MANY_RUNS
+        data = {"rows": rows}
         if dots:
+            data["dots"] = dots
             # Few runs are rings over the mean that can be counted, many are small dots below it.
             runs = self._draw_runs({k: v for k, v in shared.items() if k != "opacity"}, x(), has_many)
             layers.insert(0 if has_many else 2, runs)
         if self.reference is not None:
-            line = alt.Chart(alt.InlineData(values=[{"x": self.reference}]))
+            data["reference"] = [{"x": self.reference}]
+            line = alt.Chart(alt.NamedData("reference"))
             layers.insert(0, line.mark_rule(color=SOFT, strokeWidth=1.5).encode(x=x()))
         if has_sources:
             layers[-1] = layers[-1].add_params(chosen()).properties(name="series")
-        data = {"rows": rows, **({"dots": dots} if dots else {})}
         step = max(row_step(labels), 11 + 13 * len(sources))
         height = alt.Step(step, **({"for": "position"} if has_sources else {}))
         return layered(layers, width_beside(labels), height), data
