@@ -45,12 +45,6 @@ class Gathered:
 def gather(places: Iterable[Path]) -> Gathered:
     """Read folders of runs and results files. If two places have the same run, the first counts.
 
-    Args:
-        places: folders of runs, results files and folders of them.
-
-    Returns:
-        What they hold.
-
     Raises:
         DataError: a place is neither, or one run.
     """

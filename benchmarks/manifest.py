@@ -85,11 +85,7 @@ class ColumnEntry(_Part):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def metric_of(self, row: RowEntry) -> str:
-        """Return the metric of a row.
-
-        Args:
-            row: whose `fill` takes the places of placeholders.
-        """
+        """Return the metric of a row."""
         return filled(self.metric, row.fill)
 
 
@@ -187,14 +183,7 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Every suite that was run in a folder of runs. A damaged file is a problem and stays as it is.
-
-    Args:
-        runs: the folder of runs. One that is not there, or if no suite was run, holds none.
-
-    Returns:
-        Suites as they were expanded, by the order of their files' names, and what is wrong with other files.
-    """
+    """Every suite that was run in a folder of runs. A damaged file is a problem and stays as it is."""
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:

@@ -48,12 +48,6 @@ class Collection:
 def read_records(folder: Path) -> Collection:
     """Read every record of a runs folder. A corrupt, foreign or misplaced file becomes a problem.
 
-    Args:
-        folder: the runs folder.
-
-    Returns:
-        Records by run hash, and problems.
-
     Raises:
         DataError: there is no such folder, or it cannot be read.
     """

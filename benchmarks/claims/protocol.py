@@ -97,12 +97,7 @@ def facts_of(published: str) -> tuple[Fact, ...]:
 
 
 def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Return, by the key of each statement that is not met, what is done otherwise.
-
-    Args:
-        published: id of a table or figure.
-        cells: row, column and settings (`leaves`) of each.
-    """
+    """Return, by the key of each statement that is not met, what is done otherwise."""
     cells = list(cells)
     found: dict[str, dict[str, None]] = {}
     for fact in facts_of(published):

@@ -172,11 +172,7 @@ class SuiteResults:
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Label of a row, or None if there is none of the name, or more than one.
-
-        Args:
-            name: a label, or a method that one row alone has.
-        """
+        """Label of a row, or None if there is none of the name, or more than one."""
         labels = [row.label for row in self.rows]
         if name in labels:
             return name
@@ -189,7 +185,7 @@ class SuiteResults:
         Args:
             row: a label, or a method that one row alone has.
             column: its name.
-            kind: "mean", "std" (n - 1. None for one seed), or "drop", the loss against the balanced column or group.
+            kind: "mean", "std" (n - 1, or None for one seed), or "drop", the loss against the balanced column or group.
         """
         if kind == "std":
             samples = self.samples(row, column)
@@ -216,12 +212,7 @@ class SuiteResults:
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Finished runs behind a cell, by seed, or [] if there is none.
-
-        Args:
-            row: a label.
-            column: its name.
-        """
+        """Finished runs behind a cell, by seed, or [] if there is none."""
         hashes = self._cells.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
@@ -248,12 +239,7 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """One cell, or None if there is none of that name.
-
-        Args:
-            row: a label.
-            column: its name.
-        """
+        """One cell, or None if there is none of that name."""
         return self._index.get((row, column))
 
     @cached_property
@@ -262,9 +248,6 @@ class SuiteResults:
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
         """Claims that speak of this suite's table, on the printed numbers and on ours, or [] if it has none.
-
-        Args:
-            others: results of further suites: of those of the same scale a claim about two tables takes the second.
 
         Raises:
             DataError: a claim is read by a test that it does not have.

@@ -27,7 +27,7 @@ class Interval:
         level: share of such intervals that hold the truth, in (0, 1).
         method: how it was made.
         needs: what would give an interval, if there is none, or "".
-        p: two-sided, of no gain, for `relative_gain`. Nan of other estimates.
+        p: two-sided, of no gain, for `relative_gain`, nan for other estimates.
     """
 
     value: float

@@ -24,7 +24,7 @@ class Summary:
     Args:
         n: values.
         mean: of them.
-        std: with n - 1. Nan for one value.
+        std: with n - 1, nan for one value.
         low: lower end of the interval, or nan without a spread to make it of.
         high: upper end.
     """

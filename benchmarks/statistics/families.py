@@ -5,7 +5,7 @@ from math import isfinite, nan
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment (Holm 1979). Nan, a test that could not be made, stays nan and is no test.
+    """Holm's step-down adjustment (Holm 1979). A missing test is nan, stays nan and is not counted.
 
     Args:
         p_values: from 0 to 1 each, or nan.
