@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from dipole.core.utils.errors import PairsError
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-losses.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+if find_spec("triton") is None:
+    BLOCKS = [block for block in BLOCKS if "import triton" not in block]
 NAMES = [name for block in BLOCKS for name in re.findall(r'@register\("(\w+)"', block)]
 QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
 
