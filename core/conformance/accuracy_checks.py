@@ -76,7 +76,7 @@ def gradient_reaches_inputs(subject: Subject) -> str:
     still = subject.detached if isinstance(subject.detached, tuple) else ()
     if wrong := [name for name in still if name in VIEWS.shapes and name not in missing]:
         raise Failed(f"a gradient reaches {', '.join(wrong)}, which is declared detached")
-    # Where the loss says that it stops something without a name, one set of embeddings may get nothing.
+    # A loss with detached = True may leave one set of embeddings without a gradient.
     spared = set(still) | (VIEWS.shapes.keys() if subject.detached is True else set())
     if lacking := [name for name in missing if name not in spared]:
         raise Failed(
@@ -106,7 +106,7 @@ def gradient_is_derivative(subject: Subject) -> str:
     if all(g is None for g in result.gradients.values()):
         raise Failed("there is no gradient to check")
     names = list(leaves)
-    # Each entry costs two evaluations: parameters larger than this are left to the reference.
+    # Each entry costs two evaluations, so larger parameters are only compared with the reference.
     inputs = [*leaves.values(), *(p for p in parameters_of(instance).values() if p.numel() <= MOST_ENTRIES)]
 
     def function(*values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a call makes: how many numbers, in all and in its largest tensor, and how that grows with the batch."""
+"""Count the numbers that a call writes, in all and in its largest tensor, and their growth with the batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PRODUCTS = (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
 
 
 class Work(TorchDispatchMode):
-    """Counts numbers written and multiplied inside.
+    """Count numbers written and multiplied inside the block.
 
     Attributes:
         total: numbers of all new tensors, and the multiplications of matrix products.
@@ -39,7 +39,7 @@ class Work(TorchDispatchMode):
 
 
 def cubic_share(sizes: tuple[int, ...], counts: list[int]) -> float:
-    """Share of the third power in a count at the largest of four sizes, by the cubic through all four."""
+    """Fit a cubic through the counts of four sizes, and return the share of its third power at the largest."""
     n = torch.tensor(sizes, dtype=torch.float64) / max(sizes)
     powers = torch.linalg.solve(n.unsqueeze(1) ** torch.arange(4), torch.tensor(counts, dtype=torch.float64))
     return float(powers[3] / counts[-1])

@@ -1,4 +1,4 @@
-"""More checks: of the inputs that a batch of random embeddings has not, and of what a call leaves behind."""
+"""Checks of unusual inputs, of several devices and ranks, and of what a call leaves in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STEPS = 4
 
 
 class _Token:
-    """Something to refer to weakly."""
+    """An object for weak references."""
 
 
 @check("temperature")
@@ -151,13 +151,13 @@ def keeps_no_graph(subject: Subject) -> str:
 
 
 def _passed(token: _Token, gradient: Tensor) -> None:
-    """A hook that keeps its token alive as long as the graph."""
+    """Keep the token alive as long as the graph."""
 
 
 def _size(instance: Any) -> int:
     try:
         return len(pickle.dumps(instance))
-    except Exception:  # the check "state" says so
+    except Exception:  # the check "state" reports it
         return 0
 
 
@@ -244,7 +244,7 @@ def makes_its_tensors_there(subject: Subject) -> str:
 
 
 def _move(instance: nn.Module) -> None:
-    """What `instance.to(device)` does: parameters and buffers go to the stand-in, other tensors stay."""
+    """Move parameters and buffers to the stand-in, as `instance.to(device)` does. Other tensors stay."""
     for module in instance.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

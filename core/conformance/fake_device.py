@@ -1,4 +1,4 @@
-"""A stand-in for an accelerator: tensors that compute on the processor and say that they lie elsewhere."""
+"""A stand-in for an accelerator: tensors that compute on the CPU and report another device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MIXED = (_aten.copy_, _aten._to_copy, _aten.index, _aten.index_put_, _aten.inde
 
 
 class WrongDeviceError(RuntimeError):
-    """Tensors of two devices met."""
+    """An operation got tensors of two devices."""
 
 
 class Elsewhere(Tensor):
-    """A tensor that says it lies on another device."""
+    """A tensor that reports another device."""
 
     held: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -46,7 +46,7 @@ class Elsewhere(Tensor):
 
 
 class Accelerator(TorchDispatchMode):
-    """Inside, tensors asked for on the stand-in's device lie there."""
+    """Inside the block, tensors can be created on the stand-in's device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

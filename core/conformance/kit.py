@@ -1,11 +1,11 @@
-"""The conformance kit: does a loss do what its formula says, in every precision and at every edge?
+"""The conformance kit: test whether a loss does what its formula says, in every precision and edge case.
 
     dipole check infonce                                   # from the command line
     report = dipole.check_objective("infonce + 0.1*dp")    # from Python
     @parametrize_with_checks(["infonce", MyLoss])          # from pytest
 
-It checks dipole's own objectives, third-party plug-ins and anybody's loss that is called as loss(a, b). What is
-checked is the table `dipole.core.conformance.checks.CHECKS`; docs/conformance.md shows what it finds elsewhere.
+It checks dipole's own objectives, plug-ins, and any loss that is called as loss(a, b). The checks are in
+`dipole.core.conformance.checks.CHECKS`. docs/conformance.md shows results for other libraries.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ def check_objective(
             "package.module:name"; a class or function that builds a loss; a function loss(a, b); or an instance. A
             subclass of `Objective` gets Pairs, everything else is called as loss(a, b) on two (n, d) tensors.
         options: arguments of a class or function.
-        reference: the objective that a loss(a, b) should equal, as text; without one its gradient is held against
-            finite differences and its low precision against itself in float64.
+        reference: the objective that a loss(a, b) should equal, as text. Without one, its gradient is compared with
+            finite differences, and its low precision with itself in float64.
         slow: also run the checks that take more than a few seconds (code generation by torch.compile).
         only: names of checks; all when left out.
-        engine: what serves the sweeps of row statistics, "eager" or "triton"; by default what serves them anyway.
-            Kernels run on the GPU, or in Triton's interpreter where there is none.
-        detached: the loss stops a gradient on purpose: True for one somewhere inside, or the names of its inputs that
-            get none, ("b",). A loss of one's own has an attribute of that name instead.
-        stateful: the value depends on earlier calls on purpose; likewise.
+        engine: of the row statistics, "eager" or "triton"; None for the usual one. Kernels run on the GPU, or in
+            Triton's interpreter without one.
+        detached: the loss stops a gradient on purpose: True for one somewhere inside, or the names of inputs without
+            gradient, ("b",). Your own loss can have an attribute `detached` instead.
+        stateful: the value depends on earlier calls on purpose. Your own loss can have an attribute `stateful`.
         ranks: also compare two processes with one, unless `only` names the checks.
 
     Returns:
-        A `Report`: `.ok`, `.rows`, `.table()`. Of an empty `only` it has no rows.
+        A `Report`: `.ok`, `.rows`, `.table()`.
 
     Raises:
         SpecError: the text, the path, an option in the text, a check's name or the reference is wrong, or `options`,
@@ -92,7 +92,7 @@ def check_objective(
 
 
 def chosen(slow: bool = False, only: Iterable[str] | None = None, ranks: bool = True) -> list[Check]:
-    """The checks of a run, in the order of the table."""
+    """Return the checks of a run, in the order of the table."""
     names = [check.name for check in CHECKS]
     wanted = None if only is None else list(only)
     for name in wanted or ():
@@ -111,7 +111,7 @@ def subject_of(
     detached: bool | tuple[str, ...] = False,
     stateful: bool = False,
 ) -> Subject:
-    """Make what is given ready for the checks; see `check_objective` for what may be given."""
+    """Return the subject of the checks; see `check_objective` for the arguments."""
     subject = _subject(target, options, reference, detached, stateful)
     if subject.takes_pairs and (detached or stateful):
         raise SpecError(f"{subject.name} is an Objective: `detached` and `stateful` are attributes of its class.")
@@ -161,7 +161,7 @@ def _subject(
 
 
 def load(path: str) -> Any:
-    """The object at "package.module:name"; modules in the working directory are found too."""
+    """Import the object at "package.module:name", also from the working directory."""
     module_name, _, attribute = path.partition(":")
     here = str(Path.cwd())
     added = here not in sys.path
@@ -182,7 +182,7 @@ def load(path: str) -> Any:
 
 
 def all_subjects() -> list[str]:
-    """Every registered objective and regularizer, plug-ins included: what `dipole check --all` runs."""
+    """Return every registered objective and regularizer, with plug-ins, as `dipole check --all` runs them."""
     return [entry.name for entry in registry.entries() if entry.kind != "diagnostic"]
 
 
@@ -231,7 +231,7 @@ def parametrize_with_checks(
 
 
 def _takes_two(function: Callable[..., Any], options: dict[str, Any]) -> bool:
-    """True for a function that is the loss itself, False for one that builds it."""
+    """Return True for a function that is the loss itself, False for one that builds it."""
     parameters = inspect.signature(function).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
     return len([p for p in needed if p.name not in options]) == 2

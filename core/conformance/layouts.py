@@ -1,4 +1,4 @@
-"""The batches that every check runs on: one for each way in which frameworks choose anchors and candidates."""
+"""The batches of the checks: one for each way in which frameworks choose anchors and candidates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Layout:
         name: for messages.
         shapes: of the leaves.
         build: the Pairs of the leaves.
-        of_rows: whether the leaves are rows of a batch, so that ranks may hold parts of them.
+        of_rows: whether the leaves are rows of a batch, which can be divided among ranks.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Layout:
 
     @property
     def shared(self) -> set[str]:
-        """Leaves that all ranks hold alike: past embeddings."""
+        """Return the leaves that are equal on all ranks (past embeddings)."""
         return self.shapes.keys() & {"queue", "bank"}
 
     @property
@@ -41,7 +41,7 @@ class Layout:
         return next(iter(self.shapes.values()))[-1]
 
     def leaves(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Leaves:
-        """Standard normal leaves that require a gradient.
+        """Return standard normal leaves that require a gradient.
 
         Args:
             dtype: of all of them.
@@ -55,7 +55,7 @@ class Layout:
 
 
 def two_views(count: int, width: int = WIDTH) -> Layout:
-    """SimCLR's two views of `count` instances; the layout in which foreign losses are called too."""
+    """Return SimCLR's two views of `count` instances. Losses loss(a, b) run on this layout."""
     return in_order(torch.arange(count), width)
 
 
@@ -128,7 +128,7 @@ LAYOUTS = (
 
 
 def hard_pairs(count: int, width: int, dtype: torch.dtype) -> Leaves:
-    """Positives far away and negatives near: the batch on which exponentials overflow at a low temperature.
+    """Return far positives and near negatives, on which exponentials overflow at a low temperature.
 
     All a lie around one direction and all b around another one, at cosine -0.5 to it; norms around 3.
     """

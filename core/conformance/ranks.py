@@ -1,6 +1,6 @@
-"""Two processes that evaluate an objective together, started once and used for every objective of a report.
+"""Two processes that evaluate an objective together. They are started once and used for all objectives.
 
-python -m dipole.core.conformance.ranks RANK FILE      # what `on_two_ranks` starts; it speaks by its pipes
+`on_two_ranks` starts `python -m dipole.core.conformance.ranks RANK FILE` and talks to it through pipes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Found = Result | str  # what came out, or the error
 
 
 class RanksError(RuntimeError):
-    """The two processes cannot do it."""
+    """The two processes cannot evaluate the objective."""
 
 
 class _Processes:
-    """The two processes; they end with this one, as their pipes then do."""
+    """The two processes. They end when this process closes their pipes."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dipole-ranks-")
@@ -61,7 +61,7 @@ class _Processes:
         ]
 
     def ask(self, question: bytes) -> list[Any]:
-        """What each of them answers."""
+        """Return the answer of each process."""
         late = threading.Timer(PATIENCE if self._met else START, self.end)
         late.start()
         try:
@@ -79,7 +79,7 @@ class _Processes:
             late.cancel()
 
     def end(self) -> None:
-        """Whoever waits for an answer gets an error."""
+        """Kill the processes. A pending `ask` raises an error."""
         for each in self._each:
             for pipe in (each.stdin, each.stdout):
                 if pipe is not None:
@@ -97,7 +97,7 @@ _running: list[_Processes] = []
 
 
 def start() -> None:
-    """Start the processes if they do not run: to import torch takes them some seconds, which other checks may use."""
+    """Start the processes if they do not run. They import torch while other checks run."""
     if not _running:
         _running.append(_Processes())
 
@@ -109,10 +109,10 @@ def _end() -> None:
 
 
 def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
-    """Loss and gradients of each case, its batch divided among two processes, the first of which holds more.
+    """Return loss and gradients of each case, with its batch divided unequally among two processes.
 
     Raises:
-        RanksError: if an objective cannot be sent to another process, or the processes end.
+        RanksError: an objective cannot be sent to another process, or a process ended.
     """
     try:
         question = pickle.dumps([(number, instance, _plain(leaves)) for number, instance, leaves in cases])
@@ -120,7 +120,7 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
         raise RanksError(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
     start()
     try:
-        # What it is made of may have become importable since the processes were started.
+        # Send the search path, as it may have changed since the processes started.
         answers = _running[0].ask(pickle.dumps((sys.path, question)))
     except RanksError:
         _running.clear()
@@ -135,7 +135,7 @@ def _plain(leaves: Leaves) -> Leaves:
 
 
 def _joined(parts: Sequence[Found]) -> Found:
-    """The gradients of both shares as one, after DistributedDataParallel's average."""
+    """Join the gradients of both shares as DistributedDataParallel averages them."""
     values: list[Result] = []
     for part in parts:
         if isinstance(part, str):
@@ -157,13 +157,13 @@ def _joined(parts: Sequence[Found]) -> Found:
 
 
 def share(length: int, rank: int) -> slice:
-    """The rows of a rank: unequal parts."""
+    """Return the rows of a rank, in unequal parts."""
     first = length - max(1, length // 3)
     return slice(0, first) if rank == 0 else slice(first, length)
 
 
 def evaluate(case: Case, rank: int) -> Found:
-    """Loss and gradients of a rank's share; the error where the objective refuses it."""
+    """Return loss and gradients of a rank's share, or the error of the objective."""
     number, instance, leaves = case
     layout = LAYOUTS[number]
     rows = {
@@ -199,9 +199,9 @@ def _receive(pipe: IO[bytes] | None) -> Any:
 
 
 def main(rank: int, meeting: str) -> None:
-    """Answer until nobody asks."""
+    """Answer questions until the pipe is closed."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what somebody's objective prints is no answer
+    os.dup2(2, 1)  # an objective may print
     torch.set_num_threads(1)
     group = torch.distributed
     group.init_process_group(
@@ -218,7 +218,7 @@ def main(rank: int, meeting: str) -> None:
             _send(answers, pickle.dumps(f"it cannot be sent to another process: {type(error).__name__}: {error}"))
             continue
         _send(answers, pickle.dumps([evaluate(case, rank) for case in cases]))
-    os._exit(0)  # the group needs no farewell: both have lost their parent
+    os._exit(0)  # skip the shutdown of the group: both processes end
 
 
 if __name__ == "__main__":

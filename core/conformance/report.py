@@ -1,4 +1,4 @@
-"""What the checks found, as rows and as a table."""
+"""Results of the checks, as rows and as a table."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check has failed."""
+        """Return whether no check failed."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
-        """The checks that have failed, in their order."""
+        """Return the failed checks, in their order."""
         return tuple(row for row in self.rows if row.outcome == "FAIL")
 
     @property
     def causes(self) -> dict[str, list[str]]:
-        """The failures by what explains them: the check that found it -> all that fail for it, itself first."""
+        """Return the failures by cause: the check that found it -> all checks that fail for it, itself first."""
         found: dict[str, list[str]] = {row.cause: [row.cause] for row in self.failures}
         for row in self.failures:
             if row.check != row.cause:
@@ -65,7 +65,7 @@ class Report:
         return found
 
     def table(self) -> str:
-        """One line for each check: outcome, name, what was found; of one cause the finding stands once."""
+        """Return one line for each check: outcome, name and finding. A finding with several failures is shown once."""
         width = max(len(row.check) for row in self.rows)
         lines = [f"  {row.outcome:<4}  {row.check:<{width}}  {_told(row)}".rstrip() for row in self.rows]
         applied = sum(row.outcome != "-" for row in self.rows)
@@ -79,7 +79,7 @@ class Report:
         return "\n".join([f"{self.subject}: {verdict}", *lines])
 
     def as_dict(self) -> dict[str, object]:
-        """What `dipole check --json` prints: `subject`, `ok` and `checks`."""
+        """Return `subject`, `ok` and `checks`, as `dipole check --json` prints them."""
         rows = [
             {"check": r.check, "outcome": r.outcome, "detail": r.detail, "seconds": r.seconds, "cause": r.cause}
             for r in self.rows
@@ -92,7 +92,7 @@ def _told(row: CheckResult) -> str:
 
 
 def run(subject: Subject, checks: Sequence[Check]) -> Report:
-    """Run checks one by one; a check that raises anything is a failure of the subject, not of the report."""
+    """Run the checks one by one. Any exception of a check counts as a failure of the subject."""
     rows: list[CheckResult] = []
     explained: dict[str, str] = {}  # check -> the finding of which it is a consequence
     raised: dict[str, str] = {}  # an error that no check is about -> the check that met it first
@@ -117,7 +117,7 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
 
 
 def _explained(row: CheckResult, explained: dict[str, str]) -> CheckResult:
-    """Consequences may stand before what explains them."""
+    """Set the cause of a row, which may be found by a later check."""
     if row.outcome == "FAIL" and row.cause == row.check:
         return replace(row, cause=explained.get(row.check, row.check))
     return row

@@ -1,4 +1,4 @@
-"""What a loss holds still: gradients that it stops on purpose, and the state that its calls leave behind."""
+"""Gradients that a loss stops on purpose, and the state that its calls change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STOPS = {Tensor.detach, torch.detach, _DATA.__get__, Tensor.item, Tensor.tolist
 
 
 class Stops(TorchFunctionMode):
-    """Remembers whatever leaves the graph of a call, and puts the same values in its place in later calls.
+    """Record the values that leave the graph of a call, and return the same values in later calls.
 
     The later calls are then a function whose derivative is the gradient with the stops that the call has: what
     `detach`, `data`, `item` and the inside of `torch.no_grad()` give does not follow the inputs.
@@ -63,7 +63,7 @@ class Stops(TorchFunctionMode):
             return function(*inputs)
 
     def held(self, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
-        """The function with what it stops held at its values for these inputs."""
+        """Return the function with stopped values fixed at those for these inputs."""
         self._call(function, *inputs)
 
         def repeated(*values: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _copied(value: Tensor) -> Tensor:
 
 @contextmanager
 def set_back(instance: Any) -> Iterator[None]:
-    """Give an instance its state back at the end: buffers, and whatever else it keeps, but for its parameters."""
+    """Restore the state of an instance at the end of the block: buffers and attributes, but not parameters."""
     parts = list(instance.modules()) if isinstance(instance, nn.Module) else [instance]
     before = [(part, _kept(vars(part))) for part in parts if hasattr(part, "__dict__")]
     try:

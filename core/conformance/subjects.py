@@ -1,4 +1,4 @@
-"""What is under test: dipole's own objectives and other people's losses, behind one face."""
+"""Subjects of the checks: dipole's objectives and other losses, behind one interface."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are finite."""
+        """Return whether all numbers are finite."""
         return bool(self.value.isfinite()) and all(
             g is None or bool(g.isfinite().all()) for g in self.gradients.values()
         )
@@ -80,7 +80,7 @@ class Subject:
         seed: int = 0,
         temperature: float | None = None,
     ) -> Any:
-        """A fresh instance for a layout, with random parameters that depend on the seed alone.
+        """Return a new instance for a layout, with random parameters that depend only on the seed.
 
         Args:
             layout: the batch that it will be called on.
@@ -101,7 +101,7 @@ class Subject:
         return instance.to(dtype) if isinstance(instance, nn.Module) else instance
 
     def set_back(self, instance: Any) -> AbstractContextManager[None]:
-        """A block that leaves the state of a stateful instance as it was.
+        """Return a context that restores the state of a stateful instance.
 
         Args:
             instance: what `make` gave.
@@ -109,7 +109,7 @@ class Subject:
         return set_back(instance) if self.stateful else nullcontext()
 
     def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> Result:
-        """Value and gradients of the loss, on leaves and all parameters.
+        """Return value and gradients of the loss for leaves and all parameters.
 
         Args:
             instance: what `make` gave.
@@ -135,7 +135,7 @@ class Subject:
 
 
 def declared(*owners: Any) -> tuple[bool | tuple[str, ...], bool]:
-    """What a loss, or what builds it, says of itself: its attributes `detached` and `stateful`."""
+    """Return the attributes `detached` and `stateful` of a loss or of its class."""
     names = next((x for x in (getattr(each, "detached", False) for each in owners) if isinstance(x, tuple)), ())
     return names or any(getattr(each, "detached", False) is True for each in owners), any(
         getattr(each, "stateful", False) is True for each in owners
@@ -143,7 +143,7 @@ def declared(*owners: Any) -> tuple[bool | tuple[str, ...], bool]:
 
 
 def parameters_of(instance: Any) -> dict[str, Tensor]:
-    """Trainable parameters by name; none for a plain callable."""
+    """Return trainable parameters by name; {} for a plain callable."""
     return dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
 
 
@@ -161,7 +161,7 @@ def foreign(
         target: the loss, or what builds it.
         name: shown in the report.
         options: constructor arguments.
-        reference: the objective it should equal, as text; without one it is held against itself in float64.
+        reference: the objective it should equal, as text. Without one it is compared with itself in float64.
         detached: as in `Subject`, where the loss does not say so itself.
         stateful: likewise.
     """
@@ -195,7 +195,7 @@ def foreign(
 
 
 def native(text: str) -> Subject:
-    """Wrap an objective of the registry, written as text; a regularizer may stand alone here."""
+    """Wrap a registered objective, written as text. It may be a regularizer alone."""
     adjustable = [
         "temperature" in registry.get(term.name).defaults and dict(term.options).get("temperature") != "learned"
         for term in parse(text)
@@ -248,13 +248,13 @@ def unregistered(target: type[Objective], name: str, options: dict[str, Any] | N
 
 
 def evaluate(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
-    """The loss of a composite on the pairs of a layout."""
+    """Return the loss of a composite on the pairs of a layout."""
     outcome: Outcome = instance(layout.build(**leaves))
     return outcome.loss
 
 
 def by_loops(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
-    """The weighted sum of the references of a composite's terms, with the options and parameters of the terms."""
+    """Return the weighted sum of the references of a composite's terms, with their options and parameters."""
     pairs = layout.build(**leaves)
     total = torch.zeros((), dtype=torch.float64)
     for _, weight, term in instance:
@@ -275,13 +275,13 @@ def _truth(instance: Composite, layout: Layout, leaves: Leaves, **overrides: Any
 
 
 def _reference(term: Objective) -> Callable[..., Tensor] | None:
-    """The loops of a term: dipole's own by name, a plug-in's as the static method `reference` of its class."""
+    """Return the reference of a term: the static method `reference` of its class, or dipole's own by name."""
     own: Callable[..., Tensor] | None = getattr(type(term), "reference", None)
     return own or REFERENCES.get(term.registered_name())
 
 
 def read(text: str) -> Composite:
-    """Build what is written; a regularizer alone, which `dipole.objective` refuses, has weight 1."""
+    """Build an objective from text. A regularizer alone gets weight 1, while `dipole.objective` refuses it."""
     terms = parse(text)
     if any(registry.get(term.name).kind == "objective" for term in terms):
         return objective(text)

@@ -1,4 +1,4 @@
-"""Arora's classification tasks: how well classes are told apart a few at a time, and all at once."""
+"""Arora's classification tasks: accuracy over all tasks of a few classes, and over all classes."""
 
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ def class_tasks(
     draws: int = 5,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Accuracies of Arora et al. 2019, Table 1: `CLASSIFIER/avg-K` over all K-class tasks, `CLASSIFIER/top-R` over all.
+    """Return the accuracies of Arora et al. 2019, Table 1: `CLASSIFIER/avg-K` over all K-class tasks, and top-R.
 
     Classifiers: "trained", a linear layer on the frozen features (Tr; for a K-class task the layer's K rows); "mean",
     rows mu_c = E_{x ~ D_c} f(x) (mu); "few", means of `labels_per_class` points, averaged over `draws` (mu-5).

@@ -1,4 +1,4 @@
-"""A linear softmax classifier trained by steps, as the papers' probes are: on fixed features or on random views."""
+"""A linear softmax classifier trained by SGD or Adam, on fixed features or on random views."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CUSTOMARY = {"adam": (128, 1e-3, 0.2), "sgd": (256, 30.0, 0.1)}
 
 @dataclass(frozen=True)
 class Descent:
-    """How a linear classifier is trained by steps; None is what the papers have with the solver.
+    """Training of a linear classifier. None takes the papers' value for the solver.
 
     solver: "adam", betas (0.5, 0.999), batch 128, rate 1e-3, times 0.2 at milestones (CACR App. C.1); "sgd", momentum
         0.9, batch 256, rate 30, times 0.1 at milestones (CACR App. C.2, after He et al. 2020).
@@ -34,10 +34,10 @@ class Descent:
 
 
 def descend(rows: Rows, labels: Tensor, classes: int, width: int, how: Descent, seed: int) -> nn.Linear:
-    """Train a linear layer by mean cross-entropy; order and first weights are drawn from the seed on the processor.
+    """Train a linear layer by mean cross-entropy. Order and initial weights are drawn from the seed on the CPU.
 
     Args:
-        rows: features of batches; they get no gradient.
+        rows: features of batches, without gradient.
         labels: (n,) in 0..classes-1, on the device to train on.
         classes: outputs of the layer.
         width: d of the features.

@@ -1,4 +1,4 @@
-"""Measurements on embeddings, the same in every domain: pure functions without gradient, tiled where pairs are many."""
+"""Diagnostics of embeddings for all domains: pure functions without gradient, computed in tiles."""
 
 import math
 from collections.abc import Iterator
@@ -74,13 +74,13 @@ class PairHistogram:
 
     @property
     def error(self) -> float:
-        """Least mean of both shares on the wrong side of a distance at an edge of the bins; nan if a kind is absent."""
+        """Return the smallest mean error of a threshold at an edge of the bins; nan without positives or negatives."""
         near, far = (torch.cat([x.new_zeros(1), x.cumsum(0)]) / x.sum() for x in (self.correct, self.incorrect))
         return float(((1 - near + far) / 2).min())
 
 
 def every_pair(embeddings: Tensor) -> Pairs:
-    """All points as anchors and candidates without positives: each other point is a negative."""
+    """Return pairs in which every other point is a negative."""
     if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) < 2:
         got = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
         raise PairsError(f"embeddings must be (n >= 2, d), got {got}.")
@@ -131,13 +131,13 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
 def distance_histogram(
     embeddings: Tensor, labels: Tensor | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50
 ) -> Histogram:
-    """Histogram of the normalised distances of all pairs, split by class where labels exist.
+    """Return the histogram of the normalised distances of all pairs, split by class if there are labels.
 
     Formula (LMCL Eq. 3): D_ij = (1 - cos_ij) / 2 of pairs i < j.
 
     Args:
         embeddings: (n >= 2, d) of a floating dtype.
-        labels: (n,) classes; None where there are none.
+        labels: (n,) classes, or None.
         bins: equal bins of [0, 1], >= 1.
 
     Raises:
@@ -166,7 +166,7 @@ def distance_histogram(
 @in_range
 @torch.no_grad()
 def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"] = 50) -> PairHistogram:
-    """Histograms of the normalised distances of an anchor to its positives and to its negatives.
+    """Return the histograms of the normalised distances of anchors to positives and to negatives.
 
     Args:
         pairs: anchors with positives and negatives.
@@ -175,8 +175,8 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
     Raises:
         OptionError: `bins` is out of its range.
 
-    Source: LMCL Fig. 5 and CLLR Fig. 3, whose two histograms are called correct and incorrect, and no text says of
-    what; this is our reading.
+    Source: LMCL Fig. 5 and CLLR Fig. 3. The papers call the two histograms correct and incorrect and do not define
+    them. This is our interpretation.
     """
 
     def counts(distance: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
 )
 @in_range
 def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
-    """Share of pairs of different instances whose distance lies inside the margin.
+    """Return the share of pairs of different instances whose distance is inside the margin.
 
     Formula (LMCL Eq. 6): R0 over the number of pairs.
 
@@ -212,11 +212,11 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
         delta_neg: upper end of the margin, in [0, 1], above delta_pos.
 
     Returns:
-        The share, from 0 to 1; 0 if there are no pairs.
+        The share in [0, 1], 0 without pairs.
 
     Raises:
         PairsError: embeddings of another shape.
-        OptionError: a margin that is none.
+        OptionError: the margin is empty.
     """
     check_margin("margin_occupancy", delta_pos, delta_neg)
     pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
@@ -245,7 +245,7 @@ def similarity_error(
     mu: Annotated[float | None, Range(above=0), "slack; half the margin when none"] = None,
     weight: Annotated[float, Range(above=0), "lambda of the regularizer"] = 0.1,
 ) -> tuple[float, float]:
-    """How far distances contradict the classes, and the theorem's bound on it.
+    """Return by how much distances contradict the classes, and the theorem's bound of it.
 
     Formula (LMCL Thm. 3), bound 4 (delta_neg - delta_pos) / lambda + (K_max / K_min) / C, where K_k is the number of
     points outside class k and C the number of classes.
@@ -262,7 +262,7 @@ def similarity_error(
         (error, bound).
 
     Raises:
-        OptionError: an option is out of its range, or the margin is none.
+        OptionError: an option is out of its range, or the margin is empty.
     """
     check_margin("similarity_error", delta_pos, delta_neg)
     mu = (delta_neg - delta_pos) / 2 if mu is None else mu
@@ -287,12 +287,12 @@ def similarity_error(
 )
 @in_range
 def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[float, float]:
-    """Entropy of the weights of the negatives given the anchor, and the most it can be.
+    """Return the entropy of the weights of the negatives given the anchor, and its maximum.
 
     Formula (CACR Eq. 8): mean_i -sum_j pi_ij log pi_ij, pi_ij ~ e^{-t_neg d2_ij}, d2 of unit vectors.
 
     Args:
-        pairs: anchors and their negatives, or embeddings (n >= 2, d), which are all different.
+        pairs: anchors and their negatives, or embeddings (n >= 2, d) of different instances.
         t_neg: sharpness of the weights, >= 0.
 
     Returns:
@@ -320,14 +320,14 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
 )
 @in_range
 def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
-    """How much the anchor tells, in nats, about which negative is drawn.
+    """Return the mutual information of anchor and drawn negative in nats.
 
-    It is the most that the conditional entropy can be, minus itself.
+    It is the maximum of the conditional entropy minus the conditional entropy.
 
     Formula (CACR Eq. 7): mean_i sum_j pi_ij log( pi_ij |N(i)| ), as in `conditional_entropy`.
 
     Args:
-        pairs: as in `conditional_entropy`, (n >= 2, d) where they are embeddings.
+        pairs: as in `conditional_entropy`; embeddings are (n >= 2, d).
         t_neg: as in `conditional_entropy`.
 
     Raises:
@@ -345,7 +345,7 @@ def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
     source="CLLR Thm. 1, 3",
 )
 def min_max_ratio(features: Tensor) -> float:
-    """Contrast of distances: farthest against nearest other point, averaged over points.
+    """Return the contrast of distances: farthest against nearest other point, averaged over points.
 
     Formula (CLLR Thms. 1, 3): mean_x (D_max - D_min) / D_min, D the squared distance, whose divisor (H or rank L)
     cancels.
@@ -354,7 +354,7 @@ def min_max_ratio(features: Tensor) -> float:
         features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR.
 
     Returns:
-        The mean over points whose nearest other point does not coincide with them; nan if all do.
+        The mean over points that no other point coincides with; nan if there are none.
 
     Raises:
         PairsError: features of another shape.
@@ -363,7 +363,7 @@ def min_max_ratio(features: Tensor) -> float:
 
 
 def min_max_ratios(features: Tensor) -> Tensor:
-    """(D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
+    """Return (D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
     x = full_precision(every_pair(features).anchors)
     ratios = []
     for top in range(0, len(x), TILE):
@@ -389,7 +389,7 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
 )
 @in_range
 def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
-    """Mean distance of positives on the unit sphere, from 0 to 2^alpha; nan without positives.
+    """Return the mean distance of positives on the unit sphere, from 0 to 2^alpha; nan without positives.
 
     Formula (Wang & Isola 2020, Sec. 4.1): mean_{i, p in P(i)} ||a_i - c_p||^alpha.
 
@@ -411,12 +411,12 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
 )
 @in_range
 def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
-    """Log of the mean Gaussian potential of different instances, the mean over both encoders where there are two.
+    """Return the log of the mean Gaussian potential of different instances, averaged over both encoders.
 
     Formula (Wang & Isola 2020, Sec. 4.1): log mean_{i,j} e^{-t ||z_i - z_j||^2}, z of unit length.
 
     Args:
-        pairs: who is what to whom, or embeddings (n >= 2, d), which are all different.
+        pairs: of one batch, or embeddings (n >= 2, d) of different instances.
         t: precision of the potential, > 0.
 
     Returns:
@@ -446,7 +446,7 @@ def _uniformity(pairs: Pairs, t: float) -> float:
     source="LMCL Eq. 5",
 )
 def mean_distance(embeddings: Tensor) -> float:
-    """Mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
+    """Return the mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
 
     Args:
         embeddings: (n >= 2, d).
@@ -461,16 +461,16 @@ def mean_distance(embeddings: Tensor) -> float:
 
 
 def mean_distance_ceiling(n: int) -> float:
-    """Largest mean distance that points on a sphere can have, N / (2N - 2) (LMCL Eq. 5).
+    """Return the largest mean distance of points on a sphere, N / (2N - 2) (LMCL Eq. 5).
 
     Args:
-        n: how many points, >= 2.
+        n: number of points, >= 2.
     """
     return n / (2 * n - 2)
 
 
 def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
-    """Number of singular values above a share of the largest.
+    """Return the number of singular values above a share of the largest.
 
     Args:
         matrix: (m, n) of a floating dtype.

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over seeds and tasks: plain numbers in, plain numbers out."""
+"""Bootstrap intervals over seeds and tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Statistic: TypeAlias = Literal["mean", "iqm"] | Callable[[Array], Array]
 
 
 def interquartile_mean(values: ArrayLike) -> float:
-    """Mean of the middle half of all values (Agarwal et al. 2021): floor(n / 4) are cut at each end.
+    """Return the mean of the middle half of all values (Agarwal et al. 2021), without floor(n / 4) at each end.
 
     Args:
         values: (...), of which all count alike.
@@ -33,10 +33,10 @@ def bootstrap_interval(
     draws: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile interval of a statistic under redrawing with replacement; nan where no sample has two values.
+    """Return the bootstrap percentile interval of a statistic (Efron 1979); nan if no sample has two values.
 
-    Efron 1979; stratified over several samples as Agarwal et al. 2021 (rliable) do: every sample is redrawn by itself,
-    and the statistic is that of all drawn values together.
+    Several samples are stratified as in Agarwal et al. 2021 (rliable): each sample is redrawn separately, and the
+    statistic is computed of all drawn values together.
 
     Args:
         values: one sample (n,), or several samples of any sizes.

@@ -1,7 +1,7 @@
-"""Classifiers on frozen features: how good a representation is, measured without touching the encoder.
+"""Classifiers on frozen features, which all domains use to evaluate an encoder.
 
-Every domain evaluates with these. Features are (n, d), numpy or torch, any float type; labels are (n,) integers, and
-rows with a negative label (unlabelled images) are left out. Everything is seeded and deterministic.
+Features are (n, d) of numpy or torch, of any float type. Labels are (n,) integers, and rows with a negative label
+(unlabelled images) are ignored. All probes are seeded and deterministic.
 """
 
 import hashlib
@@ -24,17 +24,22 @@ from dipole.core.utils.text import counted
 SOLVERS = ("convex", "sgd", "adam")
 
 ProbeDevice = Literal["auto", "cpu"]
-PROBE_DEVICE_HELP = "where features are kept, probed and diagnosed: the run's device, or the processor"
+PROBE_DEVICE_HELP = "device of features, probes and diagnostics: the run's device, or the processor"
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe measured. Accuracies are shares in [0, 1].
+    """The result of a probe.
 
-    top5: None with five classes or fewer. std: over repeated draws, None for a single fit. scores: (n_test, C) of the
-    last fit; column j belongs to classes[j]. ranks: (n_test x draws,) place of the true class among the scores, from 1,
-    ties against it; beyond C for a class that the training part lacks. converged: whether the convex solver met its
-    tolerance.
+    Attributes:
+        accuracy: in [0, 1].
+        top5: accuracy of the five best classes; None with five classes or fewer.
+        std: standard deviation over repeated draws; None for a single fit.
+        converged: whether the convex solver met its tolerance.
+        classes: (C,) labels.
+        scores: (n_test, C) of the last fit. Column j belongs to classes[j].
+        ranks: (n_test x draws,) rank of the true class among the scores, from 1, with ties against it. Larger than C
+            for a class that the training part lacks.
     """
 
     accuracy: float
@@ -47,21 +52,21 @@ class ProbeResult:
 
     @property
     def predictions(self) -> Tensor:
-        """(n_test,) predicted labels."""
+        """Return the predicted labels (n_test,)."""
         return self.classes[self.scores.argmax(1)]
 
     def top(self, rank: int) -> float:
-        """Share of test points whose class is among the `rank` best."""
+        """Return the share of test points whose class is among the `rank` best."""
         return (self.ranks <= rank).double().mean().item()
 
     def average(self, ways: int) -> float:
-        """Accuracy averaged over all tasks of `ways` classes (Arora et al. 2019, avg-k), without drawing any.
+        """Return the accuracy averaged over all tasks of `ways` classes (Arora et al. 2019, avg-k), exactly.
 
         A point of a class of rank r is right in a task with it if the k - 1 others come from the C - r behind it:
             avg-k = mean_x binom(C - r(x), k - 1) / binom(C - 1, k - 1)
 
         Raises:
-            OptionError: for fewer than two classes a task, or more than there are.
+            OptionError: `ways` is below 2 or above the number of classes.
         """
         if not 2 <= ways <= len(self.classes):
             raise OptionError(f"a task has 2 to {len(self.classes)} of the classes, got {ways}")
@@ -72,15 +77,15 @@ class ProbeResult:
         return share.mean().item()
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """The numbers as `prefix/accuracy`, `prefix/top5`, `prefix/std`; absent ones are left out."""
+        """Return `prefix/accuracy`, `prefix/top5` and `prefix/std`, without those that are None."""
         values = {"accuracy": self.accuracy, "top5": self.top5, "std": self.std}
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
 
 def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch.device:
-    """Where features are kept and measured: the device, or the processor if `asked` is "cpu".
+    """Return the device for features and probes: the run's device, or the CPU if `asked` is "cpu".
 
-    Probes compute in double precision, which Apple's devices do not have: the processor serves them.
+    Probes need double precision, which Apple's GPUs lack, so their features go to the CPU.
     """
     return torch.device("cpu") if asked == "cpu" or device.type == "mps" else device
 
@@ -150,7 +155,7 @@ def _known(train_y: Tensor, test_y: Tensor) -> _Labels:
 
 
 def _standardize(split: _Split) -> _Split:
-    """Zero mean and unit variance per feature, by the training part; a constant feature stays 0."""
+    """Scale each feature to zero mean and unit variance of the training part. Constant features become 0."""
     mean, std = split.train_x.mean(0), split.train_x.std(0, correction=0)
     scale = torch.where(std > 1e-6 * std.max().clamp_min(1e-30), 1 / std, 0)
     return replace(split, train_x=(split.train_x - mean) * scale, test_x=(split.test_x - mean) * scale)
@@ -187,7 +192,7 @@ def linear_probe(
     decay: float | None = None,
     seed: int = 0,
 ) -> ProbeResult:
-    """Accuracy of a linear softmax classifier trained on frozen features.
+    """Return the accuracy of a linear softmax classifier trained on frozen features.
 
     solver "convex": the minimum of mean cross-entropy + l2/2 ||W||^2 (the bias is free), see `fit_softmax`. l2 None
     takes 1/n, which is scikit-learn's C = 1.
@@ -223,10 +228,10 @@ def linear_probe(
 def linear_probe_on_views(
     rows: Rows, train_y: Any, test_x: Any, test_y: Any, how: Descent, seed: int = 0
 ) -> ProbeResult:
-    """Accuracy of a linear softmax classifier trained on features of random views, as the vision papers train it.
+    """Return the accuracy of a linear softmax classifier trained on features of random views, as in the vision papers.
 
     Args:
-        rows: gives the features of numbered training points for an epoch; unlabelled ones are never asked for.
+        rows: returns the features of numbered training points for an epoch. Unlabelled points are never requested.
         train_y: (n,) labels of the training points.
         test_x: (m, d) features of the test points, on the device of those of `rows`.
         test_y: (m,) their labels.
@@ -263,10 +268,9 @@ def few_shot_probe(
     seed: int = 0,
     l2: float | None = None,
 ) -> ProbeResult:
-    """Mean accuracy of the convex linear probe fitted on a few labelled points per class, over seeded draws.
+    """Return the mean accuracy of the convex linear probe on a few labelled points per class, over seeded draws.
 
-    Features are standardised by the whole training part, which takes no labels. A class with fewer points gives all it
-    has. std is the standard deviation over the draws.
+    Features are standardised by the complete training part, without labels. A class with fewer points uses all of them.
     """
     split = _standardize(_split(train_x, train_y, test_x, test_y))
     return _over_draws(split, labels_per_class, draws, seed, lambda x, y: _softmax_scores(x, y, split, l2))
@@ -287,10 +291,9 @@ def mean_classifier(
     draws: int = 5,
     seed: int = 0,
 ) -> ProbeResult:
-    """Accuracy of the classifier whose weights are the class means: argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu).
+    """Return the accuracy of the mean classifier, argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu), on raw features.
 
-    labels_per_class: means of so many points per class, repeated over seeded draws (mu-5 with 5); None: of all points.
-    Features are taken as they are.
+    labels_per_class: points per class for each mean, repeated over seeded draws (mu-5 with 5); None for all points.
     """
     split = _split(train_x, train_y, test_x, test_y)
 
@@ -326,9 +329,9 @@ def _over_draws(
 def knn_probe(
     train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, k: int = 20, temperature: float = 0.07, chunk: int = 1024
 ) -> ProbeResult:
-    """Accuracy of the weighted k-nearest-neighbour vote: weight e^{cos/temperature} (Wu et al. 2018, Sec. 3.4).
+    """Return the accuracy of the k-nearest-neighbour vote with weights e^{cos/temperature} (Wu et al. 2018, Sec. 3.4).
 
-    k: neighbours, at most the training points there are. chunk: test points compared at a time.
+    k: neighbours, at most the number of training points. chunk: test points compared at a time.
     """
     if k < 1 or temperature <= 0:
         raise OptionError(f"the kNN probe needs k >= 1 and temperature > 0, got k = {k}, temperature = {temperature}")
@@ -355,9 +358,9 @@ def kmeans_accuracy(
     normalize: bool = False,
     seed: int = 0,
 ) -> ProbeResult:
-    """Share of points whose k-means cluster, matched one to one with the classes (Hungarian), is their class.
+    """Return the accuracy of k-means clusters that are matched one to one with the classes (Hungarian algorithm).
 
-    The best of `inits` runs by inertia counts, each started with k-means++. clusters: None takes the number of classes.
+    The run of least inertia among `inits` k-means++ starts counts. clusters: None takes the number of classes.
     normalize: project features on the unit sphere first.
     """
     x = _features(features, "features")
@@ -371,7 +374,7 @@ def kmeans_accuracy(
 
 
 def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
-    """Best share of agreeing points over one-to-one maps from clusters to classes, both (n,) from 0."""
+    """Return the best accuracy over one-to-one maps from clusters to classes, both (n,) from 0."""
     table = torch.zeros(int(assignment.max()) + 1, int(labels.max()) + 1, dtype=torch.long)
     table.index_put_((assignment.cpu(), labels.cpu()), torch.ones(len(labels), dtype=torch.long), accumulate=True)
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
@@ -379,7 +382,7 @@ def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
 
 
 def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: int = 0) -> Tensor:
-    """Cluster of every point (n,) by Lloyd's iteration: the run of least inertia among `inits` k-means++ starts."""
+    """Return the cluster of every point (n,) by Lloyd's iteration, of the best of `inits` k-means++ starts."""
     if not 1 <= clusters <= len(x):
         raise OptionError(
             f"k-means of {counted(len(x), 'point')} takes 1 to {counted(len(x), 'cluster')}, got {clusters}"
@@ -391,7 +394,7 @@ def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: in
 
 
 def _plus_plus(x: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """k-means++ (Arthur & Vassilvitskii 2007): next centres with probability by squared distance."""
+    """Draw centres by k-means++ (Arthur & Vassilvitskii 2007), with probability by squared distance."""
     chosen = [int(torch.randint(len(x), (1,), generator=generator))]
     distance = (x - x[chosen[0]]).square().sum(1)
     while len(chosen) < clusters:
@@ -425,11 +428,11 @@ def _lloyd(x: Tensor, centres: Tensor, steps: int) -> tuple[float, Tensor]:
     return float(nearest_distance.double().sum()), assignment
 
 
-# --- the proof that nothing was trained -----------------------------------------------------------------------------
+# --- frozen encoders ------------------------------------------------------------------------------------------------
 
 
 def state_hash(module: nn.Module) -> str:
-    """sha256 over the names, shapes and bytes of all parameters and buffers."""
+    """Return the sha256 of names, shapes and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if isinstance(tensor, Tensor):
@@ -441,9 +444,10 @@ def state_hash(module: nn.Module) -> str:
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[str]:
-    """Evaluation mode without gradients; yields the module's hash and raises TrainingError if it changed meanwhile.
+    """Set evaluation mode without gradients, yield the module's hash, and restore the mode of every submodule.
 
-    Training modes are restored submodule by submodule.
+    Raises:
+        TrainingError: a parameter or buffer changed inside the block.
     """
     modes = {part: part.training for part in module.modules()}
     before = state_hash(module)

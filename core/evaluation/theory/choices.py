@@ -1,4 +1,4 @@
-"""What is asked of the theorems, and what they take from a run besides its features."""
+"""Options of the theorems, and the facts of a run that they use besides its features."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PRIORS = ("measured", "uniform")
 
 @dataclass(frozen=True)
 class Choices:
-    """Options of `dipole theory`. Those after `delta_neg` no paper gives: they are free.
+    """Options of `dipole theory`. Those after `delta_neg` are constants that no paper gives.
 
     Args:
         losses: of Arora's theorems: "hinge", "logistic" or both.
-        k: negatives, >= 1; Theorem 6.1 is shown for this, the others for one negative.
+        k: negatives of Theorem 6.1, >= 1. The other theorems use one negative.
         block: members b of a block, >= 1 (Proposition 6.2).
         draws: sets of permutations that blocks are averaged over, >= 1.
         tasks: fitted tasks of the trained classifier, >= 2.
-        points: at most so many points, >= 2, chosen by `seed`.
+        points: largest number of points, >= 2, chosen by `seed`.
         prior: rho, "measured" or "uniform".
         confidence: 1 - delta of Theorems 4.1, 4.5, 6.1 and LMCL's Theorem 4, in (0, 1).
         seed: of points, tasks and blocks, >= 0.
@@ -29,7 +29,7 @@ class Choices:
         mu: slack of LMCL's Theorem 3; half the margin when None.
         delta_pos: lower end of the margin of LMCL's theorems, in [0, 1]; the run's when None.
         delta_neg: upper end, likewise.
-        constant: what the O of a bound hides, >= 0.
+        constant: factor in the O of a bound, >= 0.
         rademacher: complexity of the class of functions, >= 0.
         tuples: M >= 1; the number of points when None.
         gamma_constant: c' of Lemma 5.1, >= 0; the derived one when None.
@@ -85,7 +85,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run says of itself.
+    """Settings and results of a run.
 
     Args:
         delta_pos: of its `dp` term, or that term's default.

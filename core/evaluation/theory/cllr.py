@@ -1,4 +1,4 @@
-"""CLLR: what its theorems say of distance contrast and of the way of the gradient, as far as it can be computed."""
+"""The computable parts of CLLR's theorems: contrast of distances, and convergence of the gradient."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from dipole.core.objectives.registry import register
     source="CLLR Thm. 1",
 )
 def relative_variance(features: Tensor) -> float:
-    """How much squared distances differ from their mean: goes to 0 where distances lose their contrast.
+    """Return the relative variance of squared distances, which goes to 0 as distances lose their contrast.
 
     Formula (CLLR Thm. 1): var[ D/E(D) ], D(x, x_i) = ||Phi(x) - Phi(x_i)||^2 / H, whose divisor H cancels.
 
@@ -26,7 +26,7 @@ def relative_variance(features: Tensor) -> float:
         features: (n >= 2, H), not normalised.
 
     Returns:
-        The variance; nan where all points coincide.
+        The variance; nan if all points coincide.
     """
     squared = torch.pdist(features.double()).square()
     mean = squared.mean()
@@ -34,18 +34,18 @@ def relative_variance(features: Tensor) -> float:
 
 
 def theorem_3(alpha: float, weight: float, data_constant: float) -> float:
-    """alpha lambda C(X), at most the min-max ratio (CLLR, Theorem 3).
+    """Return alpha lambda C(X), a lower bound of the min-max ratio (CLLR, Theorem 3).
 
     Args:
         alpha: of `cllr`, > 0.
         weight: lambda, >= 0.
-        data_constant: C(X), for which there is no formula: it is free.
+        data_constant: C(X), for which the paper gives no formula.
     """
     return alpha * weight * data_constant
 
 
 def implied_constant(ratio: float, alpha: float, weight: float) -> float:
-    """The largest C(X) for which CLLR's Theorem 3 holds of a ratio: ratio/(alpha lambda), inf for 0.
+    """Return the largest C(X) for which CLLR's Theorem 3 holds: ratio/(alpha lambda), inf for 0.
 
     Args:
         ratio: see `min_max_ratio`.
@@ -65,7 +65,7 @@ LOGGED = (
 
 @dataclass(frozen=True)
 class Stationarity:
-    """How the gradient falls while training (CLLR, Theorem 2).
+    """Gradient norms over the training (CLLR, Theorem 2).
 
     Attributes:
         steps: T of each logged line in updates, (n,).
@@ -74,7 +74,7 @@ class Stationarity:
         gradient: delta, the largest logged gradient norm.
         descent: F_0 - F*, from the first logged loss to the smallest.
         implied_smoothness: the smallest S for which the bound holds at every line.
-        squared: whether the squared norm was logged; otherwise it is the square of a mean norm, which is not larger.
+        squared: whether the squared norm was logged. Otherwise `least` is the square of a mean norm, a lower bound.
     """
 
     steps: list[int]
@@ -87,17 +87,17 @@ class Stationarity:
 
 
 def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) -> Stationarity | None:
-    """min_{t<T} ||grad F||^2 beside delta sqrt( 2 S (F_0 - F*)/T ) (CLLR, Theorem 2, Eq. 11).
+    """Return min_{t<T} ||grad F||^2 and delta sqrt( 2 S (F_0 - F*)/T ) (CLLR, Theorem 2, Eq. 11).
 
-    The lines of metrics.jsonl hold means over the steps since the line before; the norm is that of the mini-batch's
-    gradient, whose square exceeds that of F in expectation. S, the smoothness of F, is free.
+    metrics.jsonl has means over the steps since the previous line. The norm is of a mini-batch's gradient, whose square
+    exceeds that of F in expectation. The paper gives no value of S, the smoothness of F.
 
     Args:
         lines: with "step" and a pair of `LOGGED`.
         smoothness: S > 0.
 
     Returns:
-        None without a logged gradient.
+        None if no gradient was logged.
     """
     loss, norm = next((names for names in LOGGED if any(line.get(names[1]) is not None for line in lines)), ("", ""))
     seen = [line for line in lines if line.get(loss) is not None and line.get(norm) is not None]
@@ -106,7 +106,7 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     squared = norm.endswith("_squared")
     values = [line[norm] if squared else line[norm] ** 2 for line in seen]
     losses = [line[loss] for line in seen]
-    # Where a step is not an update (an agent's steps are the environment's), the loop says how many there were.
+    # An agent counts environment steps, and logs its updates separately.
     steps = [int(line.get("train/n_updates") or line["step"]) for line in seen]
     least = torch.tensor(values, dtype=torch.double).cummin(0).values.tolist()
     gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)
@@ -117,7 +117,7 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
 
 
 def theorem_2(gradient: float, smoothness: float, descent: float, steps: int) -> float:
-    """delta sqrt( 2 S (F_0 - F*)/T ), at least min_t E||grad F||^2 (CLLR, Theorem 2, Eq. 11).
+    """Return delta sqrt( 2 S (F_0 - F*)/T ), an upper bound of min_t E||grad F||^2 (CLLR, Theorem 2, Eq. 11).
 
     Args:
         gradient: delta, bound of ||grad F||.

@@ -1,8 +1,8 @@
-"""The two failures of the unsupervised loss in Arora et al., Figure 1, as points with two classes.
+"""The two failures of the unsupervised loss in Arora et al., Figure 1, as points of two classes.
 
-Both have uniform rho, F = {f0, f1}, f0(x) = 0 for all points, and f1 as below. Some W separates the classes under f1
-without loss, no W does under f0; yet L_un(f0) = 1 and L_un(f1) grows with r^2, so that f0 is picked. The
-coordinates are ours: they have every property that the paper's caption and Section 5.1 state.
+Both have uniform rho and F = {f0, f1}, with f0(x) = 0 for all points and f1 as below. Some W separates the classes
+under f1 without loss, and no W does under f0. Still L_un(f0) = 1, and L_un(f1) grows with r^2, so the loss selects f0.
+We chose the coordinates to have every property of the paper's caption and Section 5.1.
 """
 
 import torch

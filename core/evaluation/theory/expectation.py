@@ -1,4 +1,4 @@
-"""Expected hinge and logistic losses of a score against k independent draws, exactly: no tuple is ever enumerated.
+"""Exact expectations of the hinge and logistic losses against k independent draws, without enumerating tuples.
 
 A row has scores a_p of positives, all alike, and scores b_q of negatives with masses m_q; a draw is b_q with
 probability m_q and nothing with what is left of 1. Wanted is E[ l({a - b_i}_i over the draws that
@@ -92,7 +92,7 @@ def _width(a: Tensor, b: Tensor) -> float:
 
 
 def too_wide(a: Tensor, b: Tensor) -> OptionError:
-    """What to say where the quadrature would need too many nodes."""
+    """Return the error for scores that would need too many quadrature nodes."""
     return OptionError(
         f"the scores f(x)^T f(x') are spread over {_width(a, b) - TAIL:.4g}, and the logistic loss with k > 1 is "
         f"integrated up to {NODES * STEP - TAIL:.4g}: take loss hinge, k = 1, unit features or a smaller scale.",

@@ -108,7 +108,7 @@ class Latent:
         return self.prior.square() / self.prior.square().sum()
 
     def scaled(self, factor: float) -> Latent:
-        """The same points with features times a factor.
+        """Return the same points with features times a factor.
 
         Args:
             factor: a number.

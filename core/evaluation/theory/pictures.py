@@ -1,4 +1,4 @@
-"""The theorems as pictures: what was measured beside what bounds it. Same numbers, same file."""
+"""Pictures of the theorems: measured values and their bounds. The same numbers give the same file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RADII = [0.25 * step for step in range(2, 17)]  # r of Figure 1
 
 
 def check_name(path: Path) -> None:
-    """OptionError where a picture of this name cannot be written: said before anything is computed."""
+    """Raise OptionError if the suffix is no format of pictures."""
     if path.suffix not in FORMATS:
         raise OptionError(f"a picture ends in {', '.join(FORMATS)}, got {path.name!r}.")
 
@@ -45,7 +45,7 @@ def _plain(axes: Axes) -> None:
 
 
 def draw_figure_1(path: Path) -> None:
-    """Arora et al., Figure 1: the points of f1, and its losses beside those of f0 as r grows."""
+    """Draw Figure 1 of Arora et al.: the points of f1, and the losses of f0 and f1 as r grows."""
     check_drawing()
     from dipole.core.evaluation.theory import arora, counterexamples, trained
 
@@ -88,7 +88,7 @@ def draw_figure_1(path: Path) -> None:
 
 
 def draw_report(report: Report, path: Path, title: str = "") -> None:
-    """One run: the sides of Arora's inequalities, LMCL's error over delta+, CLLR's gradient over steps."""
+    """Draw a run: the sides of Arora's inequalities, LMCL's error over delta+, CLLR's gradient over steps."""
     check_drawing()
     figure = new_figure(12, 4.2)
     figure.suptitle(title, fontsize=10)

@@ -1,4 +1,4 @@
-"""Both sides of every inequality of one run, and why what is missing cannot be computed."""
+"""Both sides of every inequality of one run, and the reasons for those that cannot be computed."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Inequality:
 
     @property
     def theorem(self) -> Theorem:
-        """What the theorem says, and what it needs."""
+        """Return the theorem."""
         return BY_KEY[self.key]
 
     @property
     def holds(self) -> bool:
-        """Each side is at most the next, up to rounding."""
+        """Return whether each side is at most the next, up to rounding."""
         values = [value for _, value in self.sides]
         room = TOLERANCE * max(1.0, *(abs(value) for value in values))
         return all(left <= right + room for left, right in pairwise(values))
@@ -76,17 +76,17 @@ class Inequality:
 
 @dataclass
 class Report:
-    """What was found.
+    """The theorems of one run.
 
     Args:
-        choices: what was asked for.
-        points: on how many points.
-        classes: of how many classes.
-        chosen_from: points and classes that there are.
+        choices: the options.
+        points: number of points used.
+        classes: number of their classes.
+        chosen_from: all points and classes.
         quantities: single numbers.
         inequalities: both sides of each theorem.
-        curves: numbers to be drawn, by name and axis.
-        missing: in one line each, why a theorem is not there, by its key.
+        curves: numbers to draw, by name and axis.
+        missing: theorem key -> why it was not computed.
     """
 
     choices: Choices
@@ -99,7 +99,7 @@ class Report:
     missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, value: float, about: str, error: float = 0.0) -> float:
-        """Put down a number, and return it.
+        """Add a number and return it.
 
         Args:
             name: as of `Quantity`.
@@ -114,7 +114,7 @@ class Report:
         return value
 
     def hold(self, key: str, case: str, *sides: tuple[str, float], **free: float) -> None:
-        """Put down an inequality.
+        """Add an inequality.
 
         Args:
             key: as of `Inequality`.
@@ -125,20 +125,20 @@ class Report:
         self.inequalities.append(Inequality(key, case, sides, free))
 
     def value(self, name: str) -> float:
-        """The value of a quantity.
+        """Return the value of a quantity.
 
         Args:
-            name: of one that was put down.
+            name: of the quantity.
         """
         return next(each.value for each in self.quantities if each.name == name)
 
     @property
     def broken(self) -> list[Inequality]:
-        """Inequalities that hold on any features, and do not here: a mistake in the code."""
+        """Return violated inequalities that hold on any features. They mean a bug."""
         return [each for each in self.inequalities if each.theorem.always and not each.holds]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the report as JSON values."""
         return {
             "choices": asdict(self.choices),
             "points": self.points,
@@ -181,7 +181,7 @@ def measure(
     metrics: Sequence[Mapping[str, Any]] = (),
     projected: Tensor | None = None,
 ) -> Report:
-    """Evaluate every theorem that the material allows.
+    """Evaluate every theorem for which there are data.
 
     Args:
         features: (n >= 2, d) f(x); Arora's theorems take them as they are, LMCL's on the unit sphere.
@@ -192,7 +192,7 @@ def measure(
         projected: (n, H) L Phi(x) of any length, for CLLR's distances; `features` when None.
 
     Returns:
-        Every number, both sides of every inequality, and why what is missing is not there.
+        All numbers, both sides of every inequality, and reasons for missing ones.
 
     Raises:
         DataError: features that are not finite, too large, or fewer than two; labels of another number.

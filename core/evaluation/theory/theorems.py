@@ -1,4 +1,4 @@
-"""What the papers prove, as data: each statement, where it is computed, and what it needs. Loads no torch."""
+"""The theorems of the papers as data: statement, functions that compute it, and requirements. Loads no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
