@@ -325,6 +325,10 @@ class Run:
 
         Args:
             batch: as `Adapter.batches` yields it.
+
+        Raises:
+            TrainingError: the loss or gradient is not finite.
+            RunInterruptedError: after a signal, once the checkpoint is written.
         """
         assert self.objective is not None
         assert self.optimizer is not None
@@ -443,7 +447,14 @@ class Run:
             self._other_seconds += self.elapsed - before
 
     def stop(self, signum: int) -> NoReturn:
-        """Save a checkpoint and raise RunInterruptedError."""
+        """Save a checkpoint and end the run.
+
+        Args:
+            signum: the signal.
+
+        Raises:
+            RunInterruptedError: always.
+        """
         self.checkpoint()
         raise RunInterruptedError(
             f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
