@@ -1,11 +1,11 @@
-"""What a domain provides so that it can be trained: its data, its encoder, its positives and its probes.
+"""The interface of a domain: data, encoder, positives and probes.
 
 The trainer calls, in this order:
 
     adapter = AdapterClass(config.settings, seed=..., device=..., workdir=..., batch_size=..., rank=..., world_size=...)
     for batch in adapter.batches(epoch, start):
-        embedded = adapter.embed(batch)         # inside autocast, gradients on: rows that belong together
-        ... gather over ranks, relate, objective, backward ...
+        embedded = adapter.embed(batch)         # inside autocast, with gradients
+        ... gather over ranks, pair, objective, backward ...
         adapter.before_step(); optimizer step; adapter.after_step()
     adapter.evaluate(objective)                 # every n epochs and at the end
     adapter.features("test")                    # for diagnostics and pictures
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 class Context(TypedDict):
-    """What the trainer tells every domain, as keywords.
+    """The keyword arguments that the trainer passes to every domain.
 
     Attributes:
-        seed: the run's seeds; take a generator per purpose, for example `seed.torch("augment", epoch)`.
-        device: where batches are expected.
-        workdir: the run's folder (it exists); for caches and pictures.
-        batch_size: instances per step over all ranks; divisible by world_size.
-        rank: which share of every global batch this process draws, from 0; 0 unless given.
-        world_size: of so many; 1 unless given.
-        validation: the share of the training data to set aside as validation part; 0, the default, sets none aside.
-            Only a domain that `validates` is given another.
-        kept: folder that `Adapter.keep` filled when the run ended, for using the model: build the module from it alone,
-            and read data only when something asks for them. Absent for training.
+        seed: the run's seeds. Take one generator per purpose, for example `seed.torch("augment", epoch)`.
+        device: the device of batches.
+        workdir: the run's folder (it exists), for caches and pictures.
+        batch_size: instances per step over all ranks. A multiple of world_size.
+        rank: the share of every global batch that this process draws, from 0. Default 0.
+        world_size: number of ranks. Default 1.
+        validation: the share of the training data to set aside for validation. 0, the default, sets none aside. Only a
+            domain that `validates` gets another value.
+        kept: the folder that `Adapter.keep` filled at the end of a run. Build the module from it alone, and read data
+            only on demand. Absent in training.
     """
 
     seed: Seeds
@@ -61,12 +61,12 @@ class Context(TypedDict):
 
 
 class Sketch(NamedTuple):
-    """What a domain knows of a run without its data.
+    """The shapes of a run, known without its data.
 
     Attributes:
         width: of the embedding.
-        related: an objective, a width and `arguments` -> random rows, related as those of a batch.
-        arguments: of `related`; equal ones give equal pairs.
+        related: a function (objective, width, *arguments) -> random rows, paired like those of a batch.
+        arguments: of `related`. Equal arguments give equal pairs.
     """
 
     width: int
@@ -81,21 +81,21 @@ class Adapter(ABC):
 
     Attributes:
         domain: the recipe's `domain` and the name of its table, such as "vision".
-        config_model: the `Settings` subclass of that table; it says which of its keys identify a run
+        config_model: the `Settings` subclass of that table. It decides which keys identify a run
             (`Settings.determining`, `Settings.incidental`).
-        train_fields: the keys of [train] that have an effect here; None means all. Setting another is an error.
-        precisions: the values of train.precision that its loop can compute in; None means all.
+        train_fields: the keys of [train] that have an effect. None means all. Setting another one is an error.
+        precisions: the possible values of train.precision. None means all.
         validates: whether it can evaluate a validation part (`Context`).
         sets_aside: whether a validation part is taken from what would be trained on otherwise.
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
-        data_fields: the keys of its table that say where data lie; `dipole eval RUN --set` may give others.
-        built_from_data: whether the module means something beside its data alone, as word embeddings do beside the
-            vocabulary that was counted: a run that kept nothing (`keep`) is then refused where its data have changed.
-        module: everything that is trained except the objective; its weights are what the run saves. Build it on the
-            CPU: the trainer seeds the global generators with the `model` stream before the constructor runs and moves
-            the module to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as is.
-        compiles: whether the domain's own table asks for what train.compile asks for.
+        data_fields: the keys of its table with paths of data. `dipole eval RUN --set` may change them.
+        built_from_data: whether the module is only valid together with its data, as word embeddings are with the
+            vocabulary. A run then does not continue on changed data.
+        module: everything that is trained except the objective. The run saves its weights. Build it on the CPU: the
+            trainer seeds the global generators with the `model` stream before the constructor runs and moves the module
+            to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as they are.
+        compiles: whether the domain's own table asks for compiling.
         embedding_dim: width d of the anchors that `embed` returns.
         part: what `evaluate`, `features("test")` and `held_out_pairs` are of, "test" or "validation"; at first
             "validation" where a share is set aside. The trainer sets it: the test part is not read before it is that.
@@ -123,7 +123,7 @@ class Adapter(ABC):
     reported: EvaluatedPart
 
     def __init__(self, config: Any, **context: Unpack[Context]) -> None:
-        """Keep the arguments under their names; a domain extends this and builds data and module.
+        """Store the arguments. A domain extends this and builds data and module.
 
         Args:
             config: an instance of `config_model`.
@@ -159,10 +159,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The batches `start`, `start + 1`, ... of an epoch.
+        """Yield the batches `start`, `start + 1`, ... of an epoch.
 
-        They depend on (seed, epoch, index) alone, never on what was drawn before: that makes resume exact. With several
-        ranks, draw the order of the global batch from the seed and take rows `rank * b .. (rank + 1) * b` of it.
+        They depend only on (seed, epoch, index), never on earlier draws. This makes resume exact. With several ranks,
+        draw the order of the global batch from the seed and take its rows `rank * b .. (rank + 1) * b`.
 
         Args:
             epoch: its number, from 0.
@@ -171,7 +171,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def embed(self, batch: Any) -> Embedded | Pairs | tuple[Pairs, ...]:
-        """Run the encoder on this rank's share of a batch and say what belongs together.
+        """Embed this rank's share of a batch and pair the rows.
 
         Args:
             batch: as `batches` yields it.
@@ -182,35 +182,35 @@ class Adapter(ABC):
         """
 
     def encoders(self) -> Sequence[nn.Module]:
-        """The modules that `embed` calls with rows and that give a row for each; by default `module`.
+        """Return the modules that `embed` calls, with one output row for each input row; by default `module`.
 
-        train.microbatch calls them with fewer rows at a time, train.activation_checkpointing keeps less of them,
-        train.compile compiles them. What they are called with is tensors, containers of such, or objects that have
-        `len` and `split(size)`; parameters that they do not hold get no gradient in microbatches.
+        train.microbatch, train.activation_checkpointing and train.compile apply to them. Their inputs are tensors,
+        containers of tensors, or objects with `len` and `split(size)`. In microbatches only parameters that they hold
+        get a gradient.
         """
         return [self.module]
 
     def remarks(self) -> Sequence[str]:
-        """What is worth a line on the terminal before the first step: which weights a network starts from."""
+        """Return lines for the terminal before the first step, such as the weights that a network starts from."""
         return ()
 
     def noticed(self) -> Sequence[str]:
-        """What the last `evaluate` found worth a note in the record: data that are not what they should be."""
+        """Return notes of the last `evaluate` for the record, such as problems of the data."""
         return ()
 
     def before_step(self) -> None:  # noqa: B027
-        """Change gradients before the optimizer sees them; they are those of the whole batch, of all ranks."""
+        """Change gradients before the optimizer step. They are those of the whole batch, of all ranks."""
 
     def after_step(self) -> None:  # noqa: B027
-        """Update what follows the optimizer: momentum encoders, queues."""
+        """Update momentum encoders and queues after the optimizer step."""
 
     def metrics(self) -> Mapping[str, Tensor | float]:
-        """Numbers of the last step, () each, without a graph; their means stand in metrics.jsonl as train/NAME."""
+        """Return numbers of the last step, () each, without a graph. metrics.jsonl has their means as train/NAME."""
         return {}
 
     @abstractmethod
     def evaluate(self, objective: Any) -> dict[str, float]:
-        """Results of probes of the frozen encoder by name, such as "linear/accuracy", from 0 to 1.
+        """Probe the frozen encoder and return results by name, such as "linear/accuracy", from 0 to 1.
 
         The trainer has put `module` in eval mode and seeded the global generators with the `probe` stream, and restores
         both afterwards. Pass features through `objective.transform` before probing, as CLLR asks.
@@ -221,21 +221,21 @@ class Adapter(ABC):
 
     @abstractmethod
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """Embeddings of a split, (n, embedding_dim), and its labels, (n,), or None.
+        """Return the embeddings of a split, (n, embedding_dim), and its labels, (n,), or None.
 
-        They are what the objective sees, before `objective.transform`. A negative label means that a row has none. They
-        are measured on the device that the embeddings lie on.
+        They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
+        Diagnostics run on the device of the embeddings.
 
         Args:
             split: "train" or "test".
         """
 
     def diagnostic_pairs(self) -> Embedded | Pairs | tuple[Pairs, ...] | None:
-        """A batch of positives and negatives for diagnostics, or None; of a loop of its own nobody sees the pairs."""
+        """Return a batch of pairs for diagnostics, or None. A domain with its own loop needs this."""
         return None
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
-        """Test points as the objective transforms them, paired as the data say; None where they say nothing.
+        """Return transformed test points with the pairs that the data define; None without such pairs.
 
         Args:
             objective: the trained `Composite`; None for "none".
@@ -244,39 +244,39 @@ class Adapter(ABC):
 
     @abstractmethod
     def data_info(self) -> dict[str, Any]:
-        """The data as the record describes them: at least "name", "fingerprint" (a content hash) and "sizes"."""
+        """Return the data entry of the record: at least "name", "fingerprint" (a content hash) and "sizes"."""
 
     def keep(self, folder: Path) -> None:  # noqa: B027
-        """Write what the module needs besides weights and configuration so that it can be used without its data.
+        """Write what the module needs besides weights and configuration to be used without its data.
 
-        A vocabulary, names of classes, shapes and statistics of the data. An adapter that is built with `kept` reads
-        it. What a domain builds from its settings alone needs none of this.
+        Examples are a vocabulary, names of classes, and statistics of the data. An adapter that is built with `kept`
+        reads it.
 
         Args:
             folder: empty.
         """
 
     def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
-        """What `dipole embed` asks for vectors: the trained module with the preprocessing of its evaluation.
+        """Return the trained module with the preprocessing of its evaluation, for `dipole embed`.
 
         Args:
-            features: where they are read, one of the domain's own names; None for what probes see.
+            features: the layer, one of the domain's own names. None for what probes see.
             objective: the trained `Composite`; None for "none".
 
         Raises:
-            ConfigError: the domain has nothing that could be read, as is so where a domain does not extend this.
+            ConfigError: the domain does not support it.
         """
         raise ConfigError(f"a run of the domain {self.domain!r} has nothing that `dipole embed` could read.")
 
     def state_dict(self) -> dict[str, Any]:
-        """What bit-exact resume needs besides `module`: queues, counters, generators.
+        """Return what bit-exact resume needs besides `module`: queues, counters, generators.
 
-        Data only (core/utils/plain_values.py): checkpoints hold no code.
+        Plain values only (core/utils/plain_values.py), as checkpoints hold no code.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restore what `state_dict` returned; check it, as it comes from a file.
+        """Restore what `state_dict` returned. Check it, because it comes from a file.
 
         Args:
             state: as `state_dict` returned it.
@@ -304,5 +304,5 @@ class Adapter(ABC):
 
 
 def same_data(adapter: Adapter, record: RunRecord) -> bool:
-    """Whether an adapter reads the data that a run was trained on."""
+    """Return whether an adapter reads the data that a run was trained on."""
     return adapter.data_info().get("fingerprint") == record.data.get("fingerprint")

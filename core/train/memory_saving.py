@@ -1,4 +1,4 @@
-"""How the encoders are run in a training step: in microbatches, with less kept for the backward pass, compiled."""
+"""Run the encoders of a training step in microbatches, with activation checkpointing, or compiled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Forward = Callable[..., Any]
 
 
 class Encoding:
-    """Stands in for the forward passes of encoders inside `with encoding():`, and nowhere else.
+    """Replace the forward passes of encoders inside `with encoding():`.
 
-    Outside of it (evaluation, export, saved weights, copies) the modules are as the domain built them.
+    Outside the block (evaluation, export, saved weights, copies) the modules are as the domain built them.
 
     Args:
         encoders: modules that take rows and give a row for each (`Adapter.encoders`).
@@ -92,10 +92,9 @@ def _as_it_is(forward: Forward) -> Forward:
 
 
 def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward] = _as_it_is) -> Forward:
-    """The same forward pass that keeps the inputs of its segments alone and computes the rest again for the gradient.
+    """Return a forward pass that stores only the inputs of its segments and computes the rest again (Chen et al. 2016).
 
-    Random numbers and buffers are replayed, so that values, gradients and running statistics stay as they are, bit for
-    bit (Chen et al. 2016).
+    Random numbers and buffers are replayed, so values, gradients and running statistics stay the same, bit for bit.
 
     Args:
         encoder: the module.
@@ -117,10 +116,9 @@ def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forw
 
 
 def segments(encoder: nn.Module) -> list[nn.Module]:
-    """What is computed again as a piece: the blocks of lists of blocks, and chains of layers, which are cut.
+    """Return the modules to checkpoint one by one: blocks in lists of blocks, and chains of layers.
 
-    A block that holds blocks and nothing else that learns (a stage of a ResNet) stands for these. Where there is
-    neither, the whole is one piece.
+    A block that holds only blocks (a stage of a ResNet) is replaced by them. An encoder with neither is one segment.
     """
     return _pieces(encoder) or [encoder]
 
@@ -211,7 +209,7 @@ class _Piece(nn.Module):
 
 
 def compiler_problem(device: torch.device) -> str:
-    """Why nothing can be compiled for a device, in one line; empty where it works."""
+    """Return in one line why torch.compile fails on a device; empty if it works."""
     try:
         torch.compile(torch.square, fullgraph=True)(torch.ones(2, device=device))
     except Exception as error:

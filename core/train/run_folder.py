@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, one process at a time, and how a run is found.
+"""The folder of a run: its files, its lock, and how a run is found.
 
 runs/<hash>/{config.toml, metrics.jsonl, record.json, checkpoints/, model/}
 """
@@ -29,7 +29,7 @@ _NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class RunFolder:
-    """Paths of one run; nothing is created before `open`.
+    """The paths of one run. `open` creates the folder.
 
     Args:
         path: of the folder.
@@ -89,25 +89,25 @@ class RunFolder:
             remove_scratch(folder)
 
     def close(self) -> None:
-        """Release the lock (a killed process releases it as well)."""
+        """Release the lock. The system releases it if the process is killed."""
         if self._lock is not None:
             self._owner.unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
 
     def clear(self) -> None:
-        """Remove what an earlier attempt wrote; other files in the folder are left alone."""
+        """Remove the files of an earlier attempt, and no others."""
         for path in (self.record, self.metrics, self.trackers):
             path.unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
 
     def clear_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run: its weights are under model/, and nothing continues it."""
+        """Remove the checkpoints of a finished run. Its weights are in model/."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def read_record(self) -> RunRecord | None:
-        """The record, or None where there is none yet.
+        """Return the record, or None if there is none yet.
 
         Raises:
             RecordError: the file cannot be read, or does not follow the schema.
@@ -125,12 +125,12 @@ class RunFolder:
             raise RecordError(f"{error}\nTo train this run again: --overwrite.") from error
 
     def finished(self) -> bool:
-        """Whether there is the record of a run that came to its end."""
+        """Return whether the run is finished."""
         record = self.read_record()
         return record is not None and record.status == "done"
 
     def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
-        """The configuration of config.toml, with overrides over it.
+        """Return the configuration of config.toml with overrides.
 
         Args:
             overrides: "table.key=value" each.
@@ -148,7 +148,7 @@ class RunFolder:
 
 
 def find_run(text: str, runs: Path) -> RunFolder:
-    """The folder of a run, by its path or by the first digits of its hash.
+    """Return the folder of a run, by its path or by the first digits of its id.
 
     Args:
         text: the path of a run's folder, or the first hexadecimal digits of its id, in lower case.

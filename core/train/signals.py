@@ -1,4 +1,4 @@
-"""Signals during a run: of a user (SIGINT), and of a scheduler that wants its machine back (SIGTERM, SIGUSR1)."""
+"""Signals during a run: SIGINT of a user, SIGTERM and SIGUSR1 of a scheduler."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class RunInterruptedError(TrainingError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came where nothing has to be brought to its end first.
+    """A signal arrived outside a step, so nothing has to be finished first.
 
-    Like KeyboardInterrupt it passes by `except Exception`.
+    Like KeyboardInterrupt it is no `Exception`.
     """
 
     def __init__(self, signum: int) -> None:
@@ -43,10 +43,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Handles signals as long as it is open: raises `Interrupted`, and within `finishing` asks for the end of the step.
+    """Handle signals while open: raise `Interrupted`, or within `finishing` remember the signal until the step ends.
 
-    A second SIGINT always raises. Others that follow the first change nothing: launchers pass on what the scheduler has
-    sent to every process already.
+    A second SIGINT always raises. Other repeated signals are ignored, because launchers repeat what the scheduler has
+    already sent to every process.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Interrupts:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Within the block a signal is remembered until the step is complete."""
+        """Remember a signal inside the block until the step is complete."""
         before, self._finishing = self._finishing, True
         try:
             yield
@@ -77,7 +77,7 @@ class Interrupts:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within the block a signal raises `Interrupted` again, also one that was remembered before."""
+        """Raise `Interrupted` at once inside the block, also for a signal remembered before."""
         if self.received:
             raise Interrupted(self.received)
         before, self._finishing = self._finishing, False
@@ -87,14 +87,14 @@ class Interrupts:
             self._finishing = before
 
     def agreed(self) -> int:
-        """At the end of a step: the signal that ends the run here on every rank, or 0.
+        """Return the signal that ends the run after this step on every rank, or 0.
 
-        Ranks hear of each other's signals one step late, so that none waits for another.
+        Ranks learn of each other's signals one step late, so that none waits for another.
         """
         return self._ballot.cast(self.received)
 
     def settled(self, signum: int) -> int:
-        """The signal that any rank names here, or 0; every rank waits for the others."""
+        """Return the signal that any rank passes here, or 0. Every rank waits for the others."""
         return self._ballot.settle(signum)
 
     def _handle(self, which: int, frame: FrameType | None) -> None:
