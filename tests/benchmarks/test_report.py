@@ -548,7 +548,7 @@ def test_many_suites_open_with_a_line_each_and_the_claims_they_decide(runs_folde
     assert set(verdicts.values()) == {"bad"}
     counted = sum(row[5].sort or 0 for row in every.rows)
     assert counted == len(verdicts)
-    assert f"{len(verdicts)} to differ" in report.findings[0]
+    assert f"{len(verdicts)} differ" in report.findings[0]
     write_report(runs_folder.path, runs_folder.path.parent / "out.html")
     html = (runs_folder.path.parent / "out.html").read_text()
     assert '<a href="#s3-small">s3</a>' in html
