@@ -92,7 +92,7 @@ def require_unlabelled(contrast: Composite, width: int, positives: int, batch_si
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:
-    """Return the candidates that show the same observation as another anchor, for `Pairs.cross(dropped=)`.
+    """Return the candidates that show the same observation as another anchor, for `Pairs.cross(ignored=)`.
 
     Args:
         stacks: (B, n) integers. Equal rows are the same observation.

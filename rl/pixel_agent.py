@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from dipole.core.objectives.evaluate import without_autocast
-from dipole.core.objectives.gather import relate
+from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train import compiling
@@ -435,7 +435,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         first = parameters[norms.isfinite().tolist().index(False)]
         source = ""
         if self.contrast is not None and pairs is not None:
-            guilty = ", ".join(terms_with_bad_gradient(relate(pairs), self.contrast))
+            guilty = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast))
             source = f" It comes from the term {guilty}." if guilty else ""
         for parameter in parameters:
             parameter.grad = None
@@ -474,7 +474,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         ignored = duplicates(batch.stacks, count) if self.exclude_duplicates else None
         if ignored is not None:
             ignored = to_device(ignored, anchors.device)
-        return Pairs.cross(anchors, keys, dropped=ignored)
+        return Pairs.cross(anchors, keys, ignored=ignored)
 
     def contrastive_loss(self, pairs: Pairs, logs: Logs) -> Tensor:
         """Return the objective's loss, (), computed in full precision.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.evaluation.probes import measuring_device
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
@@ -191,7 +191,7 @@ class TextAdapter(Adapter):
         start, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
         return slice(start, end)
 
-    def embed(self, batch: TextBatch) -> Embedded:
+    def embed(self, batch: TextBatch) -> EncodedBatch:
         return self.pairs.embed(self.module, batch)
 
     def encoders(self) -> list[nn.Module]:

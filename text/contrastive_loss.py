@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective, entry_of
 from dipole.core.objectives.objective import objective as build_objective
 from dipole.core.objectives.registry import registry
@@ -170,7 +170,7 @@ class ContrastiveLoss(nn.Module):
         with nullcontext() if self.gather_across_devices else alone():
             return self._value(embedded, labels)
 
-    def _value(self, embedded: Embedded, labels: Tensor | None) -> Tensor:
+    def _value(self, embedded: EncodedBatch, labels: Tensor | None) -> Tensor:
         try:
             loss: Tensor = self.objective(embedded).loss
         except PairsError as error:

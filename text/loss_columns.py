@@ -7,14 +7,14 @@ from functools import partial
 
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import PairsError
 
 
 def related_columns(
     embeddings: Sequence[Tensor], labels: Tensor | None, directions: Sequence[str] = ("query_to_doc",)
-) -> Embedded:
+) -> EncodedBatch:
     """Pair the columns of a batch.
 
     Args:
@@ -39,8 +39,8 @@ def related_columns(
         )
     rows = {f"column{number}": each for number, each in enumerate(embeddings)} | {"labels": classes}
     if len(embeddings) == 1:
-        return Embedded(rows, _of_classes)
-    return Embedded(rows, partial(_of_columns, count=len(embeddings), directions=frozenset(directions)))
+        return EncodedBatch(rows, _of_classes)
+    return EncodedBatch(rows, partial(_of_columns, count=len(embeddings), directions=frozenset(directions)))
 
 
 def _of_classes(rows: dict[str, Tensor]) -> Pairs:

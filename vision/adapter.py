@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.evaluation.probes import measuring_device
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.train.config import Settings
@@ -210,10 +210,10 @@ class VisionAdapter(Adapter):
 
     # Training
 
-    def embed(self, batch: Batch) -> Embedded:
+    def embed(self, batch: Batch) -> EncodedBatch:
         self._labels = batch.labels
         with nullcontext() if self._online is None else self._online.recorded():
-            embedded: Embedded = self.module(batch)
+            embedded: EncodedBatch = self.module(batch)
         return embedded
 
     def encoders(self) -> list[nn.Module]:

@@ -25,7 +25,7 @@ class Case:
         anchors: A rows, (d,) float64 each.
         candidates: C rows, (d,) float64 each.
         positives: of each anchor, the indices of its positives among the candidates.
-        dropped: of each anchor, candidates that are neither positives nor negatives.
+        ignored: of each anchor, candidates that are neither positives nor negatives.
         labels: class of each anchor.
         candidate_labels: class of each candidate.
         views: positives are views of the anchor's own instance, as `Pairs.views`.
@@ -47,7 +47,7 @@ class Case:
     anchors: list[Vector]
     candidates: list[Vector]
     positives: list[list[int]]
-    dropped: list[list[int]]
+    ignored: list[list[int]]
     labels: list[int] | None = None
     candidate_labels: list[int] | None = None
     views: bool = True
@@ -80,7 +80,7 @@ class Case:
             anchors=list(pairs.anchors.unbind()),
             candidates=list(pairs.candidates.unbind()),
             positives=[[j for j in row if j >= 0] for row in pairs.positives.tolist()],
-            dropped=[[j for j in row if j >= 0] for row in pairs.dropped.tolist()],
+            ignored=[[j for j in row if j >= 0] for row in pairs.ignored.tolist()],
             labels=None if pairs.labels is None else pairs.labels.tolist(),
             candidate_labels=None if pairs.candidate_labels is None else pairs.candidate_labels.tolist(),
             views=pairs.views,
@@ -102,22 +102,22 @@ class Case:
         )
 
     def negatives(self, i: int) -> list[int]:
-        """Return the indices of candidates that are neither positives of an anchor nor dropped for it, ascending.
+        """Return the indices of candidates that are neither positives of an anchor nor ignored for it, ascending.
 
         Args:
             i: index of the anchor.
         """
-        out = set(self.positives[i]) | set(self.dropped[i])
+        out = set(self.positives[i]) | set(self.ignored[i])
         return [j for j in range(self.first_negative, len(self.candidates)) if j not in out]
 
     def all_but(self, positives: Sequence[int], i: int) -> list[int]:
-        """Return candidates that are neither listed nor dropped for an anchor, ascending, ignoring `first_negative`.
+        """Return candidates that are neither listed nor ignored for an anchor, ascending, ignoring `first_negative`.
 
         Args:
             positives: indices of candidates.
             i: index of the anchor.
         """
-        return [j for j in range(len(self.candidates)) if j not in positives and j not in self.dropped[i]]
+        return [j for j in range(len(self.candidates)) if j not in positives and j not in self.ignored[i]]
 
     def counted(self) -> list[int]:
         """Return the anchors with a positive, over which the mean runs."""

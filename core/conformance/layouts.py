@@ -67,12 +67,12 @@ def in_order(order: Tensor, width: int = WIDTH) -> Layout:
 
 
 def _listed(x: Tensor, y: Tensor) -> Pairs:
-    """Ragged rows: an anchor without positives, a candidate both positive and dropped, padding in the middle."""
+    """Ragged rows: an anchor without positives, a candidate both positive and ignored, padding in the middle."""
     return Pairs(
         x,
         y,
         positives=torch.tensor([[0, -1, 2], [-1, 1, -1], [-1, -1, -1], [4, 3, 5]]),
-        dropped=torch.tensor([[1, -1], [-1, 1], [3, -1], [-1, 6]]),
+        ignored=torch.tensor([[1, -1], [-1, 1], [3, -1], [-1, 6]]),
         labels=torch.tensor([0, 0, 1, 1]),
     )
 

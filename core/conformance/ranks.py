@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dipole.core.conformance.layouts import LAYOUTS, Leaves
 from dipole.core.conformance.subjects import Result, parameters_of
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 
 COUNT = 2
 PATIENCE = 60.0  # seconds for one objective
@@ -173,7 +173,7 @@ def evaluate(case: Case, rank: int) -> Found:
     }
     held = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items() if name in layout.shared}
     try:
-        outcome = instance(Embedded(dict(rows), lambda gathered: layout.build(**gathered, **held)))
+        outcome = instance(EncodedBatch(dict(rows), lambda gathered: layout.build(**gathered, **held)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     wanted = {f"rows.{name}": leaf for name, leaf in rows.items()} | held | parameters_of(instance)

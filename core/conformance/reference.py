@@ -94,7 +94,7 @@ def supcon(
         positives = case.positives[i]
         if labels is not None and labels[i] >= 0:
             assert others is not None
-            positives = [j for j, y in enumerate(others) if y == labels[i] and j not in case.dropped[i]]
+            positives = [j for j, y in enumerate(others) if y == labels[i] and j not in case.ignored[i]]
         if not positives:
             continue
         negatives = [j for j in case.all_but(positives, i) if j >= case.first_negative]
@@ -145,8 +145,8 @@ def tuple_loss(case: Case, *, temperature: Temperature, init: float | None = Non
     assert labels is not None
     assert others is not None
     same = [
-        [j for j, y in enumerate(others) if y == label and j not in dropped]
-        for label, dropped in zip(labels, case.dropped, strict=True)
+        [j for j, y in enumerate(others) if y == label and j not in ignored]
+        for label, ignored in zip(labels, case.ignored, strict=True)
     ]
     return infonce(replace(case, positives=same), temperature=temperature)
 
@@ -237,12 +237,12 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
     queries, keys = [], []
     of_queries, of_keys = ([], case.queue) if case.queue_of_keys else (case.queue, [])
     for i in range(len(a)):
-        doubles = {owner(j) for j in case.dropped[i] if j in case.others} - {None}
+        doubles = {owner(j) for j in case.ignored[i] if j in case.others} - {None}
         queries += [(a[i], a[k]) for k in range(len(a)) if k != i and k not in doubles]
-        queries += [(a[i], c[j]) for j in of_queries if j not in case.dropped[i]]
+        queries += [(a[i], c[j]) for j in of_queries if j not in case.ignored[i]]
     for j in case.others:
         mine = owner(j)
-        doubles = set() if mine is None or not case.views else set(case.dropped[mine])
+        doubles = set() if mine is None or not case.views else set(case.ignored[mine])
         keys += [
             (c[j], c[m]) for m in case.others if m != j and (mine is None or owner(m) != mine) and m not in doubles
         ]

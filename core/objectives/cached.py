@@ -110,7 +110,7 @@ def cached(
             It may be wrapped in DistributedDataParallel, or `cached(...)` itself may be.
         objective: from `dipole.objective`, its text, or any function of embeddings that returns a scalar.
         microbatch: rows that the encoder sees at a time, >= 1.
-        pairs: makes of the embeddings what the objective takes, `Pairs` or `Embedded`; default the embeddings
+        pairs: makes of the embeddings what the objective takes, `Pairs` or `EncodedBatch`; default the embeddings
             themselves, as views.
 
     Returns:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.engine import similarities
-from dipole.core.objectives.gather import Related
+from dipole.core.objectives.gather import GlobalPairs
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, world_size
 
-NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or dropped)"
+NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ignored)"
 
 
 class Rows:
@@ -29,7 +29,7 @@ class Rows:
         pairs: this rank's anchors (A, d), and the candidates (C, d) of all ranks.
         x: (A, h) the anchors as the similarities use them: at length 1 for cosines, a_i^T W for bilinear ones.
         y: (C, h) the candidates likewise.
-        further: the rows of the pairs that `Objective.further` returned.
+        further: the rows of the pairs that `Objective.extra_pairs` returned.
 
     Args:
         matrix: the similarities.
@@ -42,7 +42,7 @@ class Rows:
 
     def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
         self.pairs, self.x, self.y = matrix.pairs, matrix.x, matrix.y
-        self.further = further
+        self.extra_pairs = further
         self.notes: list[str] = []
         self._values = values
 
@@ -158,10 +158,11 @@ class Term(Protocol):
     """What `evaluate` needs of an objective. `Objective` documents each."""
 
     needs_negatives: ClassVar[bool]
+    positives_are_pairs: ClassVar[bool]
     similarity: str | None
 
     def prepare(self, pairs: Pairs) -> Pairs: ...
-    def further(self, pairs: Pairs) -> tuple[Pairs, ...]: ...
+    def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]: ...
     def statistics(self) -> dict[str, AnyStatistic]: ...
     def loss(self, positive: Tensor, rows: Rows) -> Tensor: ...
     def idle(self, pairs: Pairs) -> str: ...
@@ -173,7 +174,26 @@ class Term(Protocol):
     def keeps_directions(self) -> bool: ...
 
 
-def evaluate(terms: Mapping[str, tuple[float, Term]], related: Related) -> Outcome:
+def has_repulsion(term: Term, pairs: Pairs) -> bool | None:
+    """Return whether any anchor has a negative, or a positive that the term counts as one; None if not known."""
+    found = pairs.has_negatives
+    if found or not term.positives_are_pairs or pairs.views:
+        return found
+    positive = pairs.has_positives
+    if positive is False:
+        return found
+    return positive
+
+
+def _reads_repulsion(term: Term, pairs: Pairs) -> bool:
+    """Read the answer of `has_repulsion` from the device."""
+    count = pairs.negative_counts.sum()
+    if term.positives_are_pairs and not pairs.views:
+        count = count + (pairs.positives >= 0).sum()
+    return bool(count > 0)
+
+
+def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> Outcome:
     """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
     Args:
@@ -253,11 +273,11 @@ class _Matrix:
         return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, further)
 
 
-def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Related) -> dict[str, TermValue]:
+def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
     prepared: dict[str, tuple[Pairs, ...]] = {}  # its own pairs and further ones, of all ranks
     local: dict[int, Pairs] = {}  # the same with this rank's anchors; terms with equal pairs share them
     for name, (_, term) in terms.items():
-        several = prepared[name] = term.prepare(pairs), *term.further(pairs)
+        several = prepared[name] = term.prepare(pairs), *term.extra_pairs(pairs)
         for each in several[1:]:
             local.setdefault(id(each), _share(related, each))
     for several in prepared.values():
@@ -314,7 +334,7 @@ def _reason_for_zero(term: Term, prepared: Pairs) -> str:
     return ""
 
 
-def _share(related: Related, pairs: Pairs) -> Pairs:
+def _share(related: GlobalPairs, pairs: Pairs) -> Pairs:
     """Return further pairs with this rank's anchors; with all of them if they do not divide into the batch's rows.
 
     A sum over all ranks then counts each anchor as often, in value and gradient, and a mean stays the same.
@@ -340,7 +360,7 @@ def _value(
             # Some anchors may have no negative. Without padding, all have one or none has.
             value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)
-    elif term.needs_negatives and prepared.has_negatives is None and not bool((prepared.negative_counts > 0).any()):
+    elif term.needs_negatives and has_repulsion(term, prepared) is None and not _reads_repulsion(term, prepared):
         # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
         return (matrix.x * 0.0).sum(), NO_NEGATIVES
     return value, "; ".join(rows.notes)

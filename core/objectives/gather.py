@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import reads_at_once, shape_of
-from dipole.core.objectives.embedded import Embedded, Relation
-from dipole.core.objectives.pairs import NO_VIEW, Pairs
+from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
+from dipole.core.objectives.layout import NO_VIEW
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
-Input = Embedded | Pairs | Sequence[Pairs]
+Input = EncodedBatch | Pairs | Sequence[Pairs]
 
 
 @dataclass(frozen=True)
-class Related:
+class GlobalPairs:
     """Pairs of the global batch, and the rows of it that are this rank's.
 
     Args:
@@ -58,7 +59,7 @@ class Related:
         return tuple(map(self.local, self.pairs))
 
 
-def relate(embedded: Input | Related) -> Related:
+def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
     """Gather the rows of all ranks and pair them; in a single process just pair them.
 
     Pairs that a constructor made of this rank's rows are made again of all ranks' rows. Of pairs whose indices are
@@ -71,16 +72,16 @@ def relate(embedded: Input | Related) -> Related:
         PairsError: if the rows do not fit together, on every rank, or on several ranks a constructor's pairs were
             changed afterwards.
     """
-    if isinstance(embedded, Related):
+    if isinstance(embedded, GlobalPairs):
         return embedded
     if world_size() == 1:
-        if isinstance(embedded, Embedded):
-            return Related(_paired(embedded.relate, _rows(embedded)))
-        return Related(_several(embedded))
+        if isinstance(embedded, EncodedBatch):
+            return GlobalPairs(_paired(embedded.relate, _rows(embedded)))
+        return GlobalPairs(_several(embedded))
     parts, sizes = _agreed(embedded)
     start = sum(sizes[: rank()])
     pairs = tuple(each for part in parts for each in part.of_all(sizes))
-    return Related(pairs, slice(start, start + sizes[rank()]), sum(sizes))
+    return GlobalPairs(pairs, slice(start, start + sizes[rank()]), sum(sizes))
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _check_queues(pairs: Sequence[Pairs]) -> None:
         raise PairsError(
             f"every rank must hold the same queue, but that of rank {other} is another than that of rank 0. Rows of "
             "the batch, hard negatives say, are no queue: pair them with Pairs.from_columns(anchor, positive, "
-            "negatives), which gathers them (in Embedded they are rows)."
+            "negatives), which gathers them (in EncodedBatch they are rows)."
         )
 
 
@@ -164,23 +165,23 @@ def _paired(relate: Relation, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
         if not error.args or not isinstance(error.args[0], str) or error.args[0] in rows:
             raise
         raise PairsError(
-            f"relate asks for rows {error.args[0]!r}, but Embedded.rows has {', '.join(map(repr, rows))} alone."
+            f"relate asks for rows {error.args[0]!r}, but EncodedBatch.rows has {', '.join(map(repr, rows))} alone."
         ) from None
 
 
-def _rows(embedded: Embedded) -> dict[str, Tensor]:
+def _rows(embedded: EncodedBatch) -> dict[str, Tensor]:
     """What it holds, without what is None."""
     if not isinstance(embedded.rows, Mapping):
         raise PairsError(
-            "Embedded.rows must be a mapping of names to tensors that have a row for each instance, "
+            "EncodedBatch.rows must be a mapping of names to tensors that have a row for each instance, "
             f"got {type(embedded.rows).__name__}."
         )
     rows = {name: row for name, row in embedded.rows.items() if row is not None}
     found = ", ".join(f"{name} {shape_of(row)}" for name, row in rows.items()) or "none"
     if not rows or not all(isinstance(row, Tensor) and row.ndim for row in rows.values()):
-        raise PairsError(f"Embedded.rows must be tensors that have a row for each instance, got {found}.")
+        raise PairsError(f"EncodedBatch.rows must be tensors that have a row for each instance, got {found}.")
     if len({len(row) for row in rows.values()}) != 1:
-        raise PairsError(f"Embedded.rows must have the same number of rows on a rank, got {found}.")
+        raise PairsError(f"EncodedBatch.rows must have the same number of rows on a rank, got {found}.")
     return rows
 
 
@@ -210,7 +211,7 @@ def _agreed(given: Input) -> tuple[list[_Part], list[int]]:
 
 
 def _parts(given: Input) -> list[_Part]:
-    if isinstance(given, Embedded):
+    if isinstance(given, EncodedBatch):
         return [_Part(_rows(given), given.relate, {})]
     parts = [
         _by_hand(pairs) if pairs.source is None else _Part(_rows(pairs.source), pairs.source.relate, {})
@@ -228,7 +229,9 @@ def _count(part: _Part) -> int:
 def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
     found = (pairs,) if isinstance(pairs, Pairs) else tuple(pairs) if isinstance(pairs, Sequence) else ()
     if not found or not all(isinstance(each, Pairs) for each in found):
-        raise PairsError(f"an objective takes Embedded, Pairs, a tuple of Pairs, or views; got {type(pairs).__name__}.")
+        raise PairsError(
+            f"an objective takes EncodedBatch, Pairs, a tuple of Pairs, or views; got {type(pairs).__name__}."
+        )
     return found
 
 
@@ -238,13 +241,13 @@ def _is_list(row: Tensor) -> bool:
 
 def _by_hand(pairs: Pairs) -> _Part:
     """Anchors, their lists and the candidates of every rank; all candidates are taken for the rank's own."""
-    if pairs.structure is not None:
+    if pairs.layout is not None:
         raise PairsError(
             "Pairs that were changed after a constructor made them are of this rank's rows alone; change them where "
-            "all ranks' rows are seen: Embedded(rows, lambda rows: Pairs.cross(...).without(...))."
+            "all ranks' rows are seen: EncodedBatch(rows, lambda rows: Pairs.cross(...).without(...))."
         )
     square = pairs.anchors is pairs.candidates
-    rows = {name: getattr(pairs, name) for name in ("anchors", "positives", "dropped", "labels", "index")}
+    rows = {name: getattr(pairs, name) for name in ("anchors", "positives", "ignored", "labels", "index")}
     apart = {name: getattr(pairs, name) for name in ("candidates", "candidate_labels", "candidate_index")}
     if square:
         del apart["candidates"]
@@ -252,7 +255,7 @@ def _by_hand(pairs: Pairs) -> _Part:
     def relate(rows: dict[str, Tensor]) -> Pairs:
         return Pairs(**{"candidates": rows["anchors"], **rows}, views=pairs.views)  # type: ignore[arg-type]
 
-    return _Part(_there(rows), relate, _there(apart), ("positives", "dropped"))
+    return _Part(_there(rows), relate, _there(apart), ("positives", "ignored"))
 
 
 def _there(rows: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

@@ -1,104 +1,81 @@
-"""Arithmetic of the indices and row values that pairs are made of; nothing here reads a value back from the device."""
-
-from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import TypeVar, TypeVarTuple
+"""Compute the index tensors of pairs. Nothing here reads a value back from the device."""
 
 import torch
 from torch import Tensor
 
-Shape = TypeVarTuple("Shape")
-Made = TypeVar("Made")
+from dipole.core.objectives.layout import NO_VIEW, Runs
 
 
-def remembered(make: Callable[[*Shape], Made]) -> Callable[[*Shape], Made]:
-    """Indices that shapes alone decide are made once: at 32 rows a tenth of a step. Nobody may write to them.
-
-    What is made inside `torch.inference_mode` could not be used by autograd later; what is made under another mode
-    (fake tensors, a tracing compiler) is nothing to keep.
-    """
-    kept = lru_cache(maxsize=64)(make)
-
-    @wraps(make)
-    def get(*args: *Shape) -> Made:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            return make(*args)
-        if not torch.is_inference_mode_enabled():
-            return kept(*args)
-        with torch.inference_mode(False):
-            return kept(*args)
-
-    return get
-
-
-@remembered
-def numbers(count: int, device: torch.device) -> Tensor:
-    """0 to count - 1, (count,)."""
-    return torch.arange(count, device=device)
-
-
-@remembered
-def column(count: int, device: torch.device) -> Tensor:
-    """0 to count - 1, (count, 1)."""
-    return torch.arange(count, device=device).unsqueeze(1)
-
-
-@remembered
 def other_views(count: int, batch: int, device: torch.device) -> Tensor:
-    """(count * batch, count - 1) rows of the other views of each row's instance, of views that follow one another."""
+    """Return (count * batch, count - 1), the rows of the other views of each row's instance."""
     own = torch.arange(count * batch, device=device).unsqueeze(1)
-    return (own + torch.arange(1, count, device=device) * batch) % (count * batch)
+    return (own + torch.arange(batch, count * batch, batch, device=device)) % (count * batch)
 
 
-@remembered
 def own_side(batch: int, device: torch.device) -> Tensor:
-    """(2 * batch, batch) all rows of the half that each row belongs to, beginning with itself."""
+    """Return (2 * batch, batch), all rows of the half that each row belongs to, itself first."""
     row = torch.arange(2 * batch, device=device).unsqueeze(1)
     return row - row % batch + (row + torch.arange(batch, device=device)) % batch
 
 
-@remembered
-def repeated_numbers(count: int, times: int, device: torch.device) -> Tensor:
-    """0 to count - 1, so many times, (times * count,)."""
-    return torch.arange(count, device=device).repeat(times)
+def other_members(blocks: int, size: int, device: torch.device) -> Tensor:
+    """Return (blocks, size, size - 1), the other members of each point's block, in cyclic order."""
+    own = torch.arange(blocks * size, device=device).view(blocks, size, 1)
+    member = torch.arange(size, device=device).view(1, size, 1)
+    return own - member + (member + torch.arange(1, size, device=device)) % size
 
 
-@remembered
-def filled(count: int, value: int, device: torch.device) -> Tensor:
-    """The same number everywhere, (count,)."""
-    return torch.full((count,), value, device=device)
+def neighbours(document: Tensor, window: int) -> Tensor:
+    """Return (B, 2 window), the rows of the same document at most `window` away; -1 pads at the end."""
+    batch = len(document)
+    own = torch.arange(batch, device=document.device).unsqueeze(1)
+    steps = torch.arange(1, window + 1, device=document.device)
+    near = own + torch.cat([-steps.flip(0), steps])
+    inside = (near >= 0) & (near < batch)
+    inside &= document[near.clamp(0, batch - 1)] == document.unsqueeze(1)
+    return pads_last(torch.where(inside, near, -1))
 
 
-def instances_of(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:
-    """(B,) what the domain calls the instances, or their places in the batch."""
-    return rows["index"] if "index" in rows else torch.arange(count, device=device)
+def other_crops(big: int, every: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the positives (every * batch, big) of SwAV's crops and the own candidate (every * batch, 1); -1 pads.
+
+    The first `big` crops are candidates. A large crop's positives are the next large crops in cyclic order, with
+    padding in its own place. A small crop's positives are all large crops.
+    """
+    crop = torch.arange(every, device=device).view(every, 1, 1)
+    image = torch.arange(batch, device=device).view(1, batch, 1)
+    place = torch.arange(big, device=device)
+    next_ones = torch.where(place < big - 1, (crop + 1 + place) % big, -1)
+    other = torch.where(crop < big, next_ones, place)  # (every, 1, big)
+    positives = torch.where(other < 0, -1, other * batch + image).flatten(0, 1)
+    return positives, torch.where(crop < big, crop * batch + image, -1).flatten(0, 1)
 
 
-def relative(dropped: Tensor, batch: int, count: int) -> dict[str, Tensor]:
-    """Indices (B, E) into `count` keys and a queue as (number of the key, rows ahead), which gathering leaves true."""
-    in_keys = dropped < count * batch
-    row = torch.arange(batch, device=dropped.device).unsqueeze(1)
-    number = torch.where(in_keys, torch.where(dropped < 0, -1, dropped // batch), count)
+def relative(ignored: Tensor, batch: int, count: int) -> dict[str, Tensor]:
+    """Return indices (B, E) into `count` keys and a queue as (number of the key, rows ahead), which gathering keeps."""
+    in_keys = ignored < count * batch
+    row = torch.arange(batch, device=ignored.device).unsqueeze(1)
+    number = torch.where(in_keys, torch.where(ignored < 0, -1, ignored // batch), count)
     return {
-        "dropped_key": number,
-        "dropped_ahead": torch.where(in_keys, dropped % batch - row, dropped - count * batch),
+        "ignored_key": number,
+        "ignored_ahead": torch.where(in_keys, ignored % batch - row, ignored - count * batch),
     }
 
 
 def absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
-    """The same indices in the batch of all ranks."""
-    number, ahead = rows["dropped_key"], rows["dropped_ahead"]
+    """Return the same indices in the batch of all ranks."""
+    number, ahead = rows["ignored_key"], rows["ignored_ahead"]
     row = torch.arange(batch, device=number.device).unsqueeze(1)
     return torch.where(number < 0, -1, number * batch + torch.where(number < count, row + ahead, ahead))
 
 
 def pads_last(index: Tensor) -> Tensor:
-    """The same rows with -1 behind the real entries, so that the first positive is one."""
+    """Return the same rows with -1 after the real entries."""
     return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
 
 
 def is_listed(index: Tensor, lists: Tensor) -> Tensor:
-    """(A, n) whether each of the indices (A, n) stands in its row of the lists (A, E)."""
+    """Return (A, n), whether each of the indices (A, n) is in its row of the lists (A, E)."""
     if not lists.shape[1]:
         return torch.zeros_like(index, dtype=torch.bool)
     ordered = lists.sort(1).values
@@ -107,17 +84,26 @@ def is_listed(index: Tensor, lists: Tensor) -> Tensor:
 
 
 def repeat(values: Tensor | None, count: int) -> Tensor | None:
-    return None if values is None else values.repeat(count)
+    """Return the values `count` times."""
+    if values is None:
+        return None
+    return values.repeat(count)
 
 
 def padded(values: Tensor | None, count: int) -> Tensor | None:
-    """Values (n,) with `count` times -1 behind them."""
-    return None if values is None else torch.cat([values, values.new_full((count,), -1)]) if count else values
+    """Return values (n,) with `count` times -1 after them."""
+    if values is None or not count:
+        return values
+    return torch.cat([values, values.new_full((count,), -1)])
 
 
-def joined(values: Tensor | None, more: Tensor | None, start: int) -> Tensor | None:
-    return None if values is None or more is None else torch.cat([values, more[start:]])
-
-
-def runs_of(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+def views_of(runs: Runs, device: torch.device) -> Tensor:
+    """Return the view of each row of the runs."""
     return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
+
+
+def with_queue(runs: Runs, count: int) -> Runs:
+    """Return the runs with a queue of `count` rows after them."""
+    if not count:
+        return runs
+    return (*runs, (NO_VIEW, count))

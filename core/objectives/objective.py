@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate
-from dipole.core.objectives.gather import Input, Related, relate
+from dipole.core.objectives.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate, has_repulsion
+from dipole.core.objectives.gather import GlobalPairs, Input, all_gather_pairs
 from dipole.core.objectives.options import check_whole, checked, options_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import Entry, registry
@@ -72,7 +72,9 @@ class Objective(nn.Module):
     """
 
     needs_negatives: ClassVar[bool] = True
-    """Without negatives its value is 0, with a note; False where it says something of positives alone."""
+    """Without negatives its value is 0, with a note. Set False if it has a value for positives alone."""
+    positives_are_pairs: ClassVar[bool] = False
+    """It counts positives that are other instances (`Pairs.views` is False) as pairs, as it counts negatives."""
     stateful: ClassVar[bool] = False
     """Its value depends on earlier calls. The conformance kit then sets it back before each call, and wants the state
     in `state_dict`."""
@@ -124,8 +126,8 @@ class Objective(nn.Module):
         """
         return pairs
 
-    def further(self, pairs: Pairs) -> tuple[Pairs, ...]:
-        """More pairs whose rows it looks at, as `rows.further`: the same statistics of other anchors.
+    def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]:
+        """More pairs whose rows it looks at, as `rows.extra_pairs`: the same statistics of other anchors.
 
         Like `prepare` it is given those of the global batch; most terms have none.
 
@@ -192,7 +194,9 @@ class Objective(nn.Module):
         Returns:
             The note of a value 0, or "".
         """
-        return NO_NEGATIVES if self.needs_negatives and pairs.has_negatives is False else ""
+        if self.needs_negatives and has_repulsion(self, pairs) is False:
+            return NO_NEGATIVES
+        return ""
 
     def after_step(
         self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
@@ -314,7 +318,7 @@ class Objective(nn.Module):
         """Whether x and y are the embeddings themselves, up to a factor for each row."""
         return self.by_row and self.similarity != "bilinear"
 
-    def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Tensor:
+    def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:
         """The loss of this term alone, unweighted, (), with gradient.
 
         Args:
@@ -407,12 +411,12 @@ class Composite(nn.Module):
             term.build(dim)
         return self
 
-    def forward(self, pairs: Input | Related | Tensor, *views: Tensor) -> Outcome:
+    def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Outcome:
         """Evaluate on what an encoder made of a batch.
 
         Args:
-            pairs: `Embedded` rows; `Pairs`, or a tuple of them whose losses are averaged; or the first of two or more
-                views, (B, d). Under several ranks each rank gives its own rows.
+            pairs: an `EncodedBatch`; `Pairs`, or a tuple of them whose losses are averaged; or the first of two or
+                more views, (B, d). Under several ranks each rank gives its own rows.
             views: the other views, (B, d) each, where `pairs` is one: `objective(z1, z2)`.
 
         Returns:
@@ -426,7 +430,7 @@ class Composite(nn.Module):
             pairs = Pairs.from_views((pairs, *views))
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        return evaluate({name: (weight, term) for name, weight, term in self}, relate(pairs))
+        return evaluate({name: (weight, term) for name, weight, term in self}, all_gather_pairs(pairs))
 
     @property
     def positives_wanted(self) -> int | None:

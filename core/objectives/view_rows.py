@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from dipole.core.objectives.pairs import NO_VIEW, Pairs
+from dipole.core.objectives.layout import NO_VIEW
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from dipole.core.objectives.embedded import Embedded
+    from dipole.core.objectives.encoded_batch import EncodedBatch
     from dipole.core.objectives.pairs import Pairs
     from dipole.core.record import RunRecord
     from dipole.core.train.inference import Embedder
@@ -170,14 +170,14 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def embed(self, batch: Any) -> Embedded | Pairs | tuple[Pairs, ...]:
+    def embed(self, batch: Any) -> EncodedBatch | Pairs | tuple[Pairs, ...]:
         """Embed this rank's share of a batch and pair the rows.
 
         Args:
             batch: as `batches` yields it.
 
         Returns:
-            `Embedded`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
+            `EncodedBatch`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
             (`Pairs.from_views(...)`) do as well, as long as they are not changed afterwards.
         """
 
@@ -230,7 +230,7 @@ class Adapter(ABC):
             split: "train" or "test".
         """
 
-    def diagnostic_pairs(self) -> Embedded | Pairs | tuple[Pairs, ...] | None:
+    def diagnostic_pairs(self) -> EncodedBatch | Pairs | tuple[Pairs, ...] | None:
         """Return a batch of pairs for diagnostics, or None. A domain with its own loop needs this."""
         return None
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.objectives.gather import relate
+from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.record import Number, RunRecord, hardware, library_versions, now, write_record
 from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
@@ -215,7 +215,7 @@ class Evaluation(Callback):
         values = None
         if run.pairs is not None and run.processes.is_main:
             with alone():
-                values = diagnose_pairs(relate(run.pairs).local_pairs, run.objective)
+                values = diagnose_pairs(all_gather_pairs(run.pairs).local_pairs, run.objective)
         self._pair_values = (run.step, values)
 
     def evaluate(self, run: Any) -> Evaluated | None:

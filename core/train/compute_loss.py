@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.objective import objective as build_objective
 from dipole.core.objectives.options import check_whole
@@ -22,7 +22,7 @@ IGNORED = -100
 NAMES = (("text_embeds", "image_embeds"), ("query_embeds", "document_embeds"), ("embeddings",), ("pooler_output",))
 """Outputs that hold embeddings, the first that are there."""
 
-Relate = Callable[[Any, Tensor | None], "Pairs | Embedded | tuple[Pairs, ...]"]
+Relate = Callable[[Any, Tensor | None], "Pairs | EncodedBatch | tuple[Pairs, ...]"]
 
 
 class ComputeLoss:

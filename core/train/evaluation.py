@@ -15,7 +15,7 @@ from dipole.core.evaluation.theory import arora
 from dipole.core.evaluation.theory.choices import Choices
 from dipole.core.evaluation.theory.latent import Latent, collision
 from dipole.core.evaluation.theory.report import choose
-from dipole.core.objectives.gather import relate
+from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.record import Histogram, Number, finite
@@ -77,7 +77,7 @@ def evaluate(
             if of_pairs is not None:
                 values |= of_pairs
             elif (seen := adapter.diagnostic_pairs()) is not None:
-                values |= diagnose_pairs(relate(seen).local_pairs, objective)
+                values |= diagnose_pairs(all_gather_pairs(seen).local_pairs, objective)
             if objective is not None:
                 values |= diagnose_objective(objective, features)
     finally:

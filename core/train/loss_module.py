@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.objectives.gather import Related, relate
+from dipole.core.objectives.gather import GlobalPairs, all_gather_pairs
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.memory_saving import Encoding
@@ -36,11 +36,11 @@ class LossModule(nn.Module):
         self._adapter = adapter
         self._encoding = encoding
         self._half = HALF.get(precision)
-        self._taken: tuple[Outcome, Related] | None = None
+        self._taken: tuple[Outcome, GlobalPairs] | None = None
 
     def forward(self, batch: NoScatter) -> Tensor:
         with self._autocast(), self._encoding():
-            related = relate(self._adapter.embed(batch.value))
+            related = all_gather_pairs(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
         outcome: Outcome = self.objective(related)
         self._taken = outcome, related
@@ -49,7 +49,7 @@ class LossModule(nn.Module):
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._half is None else torch.autocast(self._adapter.device.type, self._half)
 
-    def pop_outcome(self) -> tuple[Outcome, Related]:
+    def pop_outcome(self) -> tuple[Outcome, GlobalPairs]:
         """Return the last outcome and its pairs, and keep no reference to their tensors."""
         assert self._taken is not None
         taken, self._taken = self._taken, None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dipole.core.objectives.gather import Related
+from dipole.core.objectives.gather import GlobalPairs
 from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.train.optimizer import can_skip, skip_if
 from dipole.core.utils.errors import TrainingError
@@ -36,9 +36,9 @@ class FiniteCheck:
     ) -> None:
         self._late = checks_late(device, optimizer, scaler)
         self._optimizer, self._scaler, self._objective = optimizer, scaler, objective
-        self._pending: tuple[int, Outcome, Related, Tensor, AsyncHostCopy] | None = None
+        self._pending: tuple[int, Outcome, GlobalPairs, Tensor, AsyncHostCopy] | None = None
 
-    def check(self, step: int, loss: Tensor, norm: Tensor, outcome: Outcome, rows: Related) -> bool:
+    def check(self, step: int, loss: Tensor, norm: Tensor, outcome: Outcome, rows: GlobalPairs) -> bool:
         """Return whether to make the step, a number from 1.
 
         Raises:
@@ -65,7 +65,7 @@ class FiniteCheck:
         return step, explain_not_finite(step, outcome, rows, self._objective, norm)
 
 
-def explain_not_finite(step: int, outcome: Outcome, related: Related, objective: Composite, norm: Tensor) -> str:
+def explain_not_finite(step: int, outcome: Outcome, related: GlobalPairs, objective: Composite, norm: Tensor) -> str:
     """Name the term and the place. This runs once, so it may compute."""
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
@@ -96,7 +96,7 @@ def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
     return scaler.is_enabled() and math.isfinite(float(loss.detach())) and scaler.get_scale() >= 1
 
 
-def terms_with_bad_gradient(related: Related, objective: Composite) -> Iterator[str]:
+def terms_with_bad_gradient(related: GlobalPairs, objective: Composite) -> Iterator[str]:
     """Yield the names of the terms whose own gradient is not finite."""
     leaves: dict[int, Tensor] = {}
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
-from dipole.core.objectives.gather import relate
+from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.nonfinite import terms_with_bad_gradient
@@ -253,7 +253,7 @@ class ContrastiveCallback(BaseCallback):
         anchors = self._features(self.encoder, self._augmented(seen))
         with torch.no_grad():
             keys = [self._features(self.keys, self._augmented(seen)) for _ in range(self.positives)]
-        pairs = Pairs.cross(anchors, torch.stack(keys, 1), dropped=equal(seen, self.positives))
+        pairs = Pairs.cross(anchors, torch.stack(keys, 1), ignored=equal(seen, self.positives))
         outcome = self.contrast(pairs)
         self.optimizer.zero_grad()
         outcome.loss.backward()
@@ -275,7 +275,7 @@ class ContrastiveCallback(BaseCallback):
             if not math.isfinite(value):
                 raise TrainingError(f"the term {name} is {value} {where}")
         if not math.isfinite(largest_gradient):
-            terms = ", ".join(terms_with_bad_gradient(relate(pairs), self.contrast)) or str(self.contrast)
+            terms = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast)) or str(self.contrast)
             raise TrainingError(f"the gradient of {terms} is not finite {where}")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.objectives.gather import relate
+from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.train.evaluation import diagnose_pairs, evaluate
 from dipole.core.train.recipe import load
 from dipole.core.train.run import build
@@ -29,7 +29,7 @@ def measured(tmp_path_factory):
             # Uniform actions, no update: replay has something to draw from.
             adapter.agent.learn(60)
         with torch.no_grad():
-            (pairs,) = relate(adapter.embed(next(iter(adapter.batches(0))))).local_pairs
+            (pairs,) = all_gather_pairs(adapter.embed(next(iter(adapter.batches(0))))).local_pairs
         seeds = Seeds(config.seed)
         evaluated = evaluate(adapter, objective, seeds, diagnose_pairs((pairs,), objective))
         adapter.module.eval()
@@ -70,7 +70,7 @@ def test_the_entropy_is_that_of_the_negatives_weights(measured, domain):
     similarity = np.array([[a @ c / np.linalg.norm(a) / np.linalg.norm(c) for c in candidates] for a in anchors])
     entropies, most = [], []
     for index, row in enumerate(similarity):
-        out = {int(j) for j in (*pairs.positives[index], *pairs.dropped[index]) if j >= 0}
+        out = {int(j) for j in (*pairs.positives[index], *pairs.ignored[index]) if j >= 0}
         weights = np.exp([4 * s for j, s in enumerate(row) if j not in out])
         weights /= weights.sum()
         entropies.append(-(weights * np.log(weights)).sum())

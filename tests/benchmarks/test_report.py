@@ -414,17 +414,17 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
 
     written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
     results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), read_records(runs_folder.path).records)
-    assert "Embedded points" not in pictures(results, runs_folder.path)  # nothing to draw, and no failure
+    assert "EncodedBatch points" not in pictures(results, runs_folder.path)  # nothing to draw, and no failure
     folder = runs_folder.path / written.jobs[0].hash
     corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
     (folder / "points.json").write_text(json.dumps(corners))
-    (picture,) = pictures(results, runs_folder.path)["Embedded points"]
+    (picture,) = pictures(results, runs_folder.path)["EncodedBatch points"]
     first, second = picture.chart.groups
     assert (first.label, first.x, first.y) == ("class 1", [0, 1], [0, 0])
     assert (second.label, second.x, second.y) == ("class 2", [1, 0], [1, 1])
     assert (picture.chart.x_label, picture.chart.y_label) == ("first coordinate", "second coordinate")
     (folder / "points.json").write_text('{"x": [1], "y": []}')
-    assert "Embedded points" not in pictures(results, runs_folder.path)
+    assert "EncodedBatch points" not in pictures(results, runs_folder.path)
 
 
 def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):

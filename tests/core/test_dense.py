@@ -34,7 +34,7 @@ def layouts(z):
     yield "cross", Pairs.cross(f, g, queue=h.detach(), intra_batch=True, labels=labels, queue_labels=labels)
     yield "queue alone", Pairs.cross(f, g, queue=h.detach(), batch_negatives=False)
     dropped = torch.tensor([[1, -1], [-1, -1], [3, 2], [2, 2], [0, -1], [-1, 4]])
-    yield "dropped", Pairs.cross(f, g, dropped=dropped)
+    yield "dropped", Pairs.cross(f, g, ignored=dropped)
     yield "window", Pairs.from_window(f, g, torch.tensor([0, 0, 0, 0, 1, 1]), self_logit="zero")
     yield "blocks", Pairs.from_blocks(torch.stack([f, g, h], 1), anchors="all", labels=labels)
     yield "crops", Pairs.from_crops([f, g], [h])
@@ -206,7 +206,7 @@ def test_a_kept_loss_keeps_no_matrix(rows):
 def test_places_of_the_largest_and_smallest_entries(monkeypatch):
     """CO2 and hardest triplets ask for them; a row without an entry has none."""
     x = draw(5, 3)
-    pairs = Pairs.cross(x, x.detach().flip(0), dropped=torch.arange(5).repeat(5, 1)[:, :3])
+    pairs = Pairs.cross(x, x.detach().flip(0), ignored=torch.arange(5).repeat(5, 1)[:, :3])
     for spec in ("triplet(mode=hardest)", "co2"):
         both = []
         for largest in (1 << 20, 0):

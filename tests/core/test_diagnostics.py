@@ -60,7 +60,7 @@ def window() -> Pairs:
 
 
 def negatives(pairs: Pairs, i: int) -> list[int]:
-    out = set(pairs.positives[i].tolist()) | set(pairs.dropped[i].tolist())
+    out = set(pairs.positives[i].tolist()) | set(pairs.ignored[i].tolist())
     return [j for j in range(len(pairs.candidates)) if j not in out]
 
 
@@ -112,7 +112,7 @@ def test_pair_histogram_counts_positives_and_negatives_apart():
 def test_pair_histogram_of_what_is_told_apart():
     x = torch.eye(4)
     own = torch.arange(4)[:, None]
-    found = pair_histogram(Pairs(x, x.clone(), positives=own, dropped=own[:, :0]), bins=4)
+    found = pair_histogram(Pairs(x, x.clone(), positives=own, ignored=own[:, :0]), bins=4)
     assert found.correct.tolist() == [4, 0, 0, 0]
     assert found.incorrect.tolist() == [0, 0, 12, 0]
     assert found.error == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import dipole
 from dipole import Pairs
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective, Rows
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import PairsError
@@ -122,7 +122,7 @@ LAYOUTS = {
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
     "queue": cross("a", "b", queue_labels=QUEUE_LABELS),
     "queue of strangers": cross("a", "b"),
-    "duplicates": lambda r: Pairs.cross(r["a"], r["b"], QUEUE, dropped=r["duplicate"]),
+    "duplicates": lambda r: Pairs.cross(r["a"], r["b"], QUEUE, ignored=r["duplicate"]),
     "several keys": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), intra_batch=True),
     "queue alone": cross("a", "b", batch_negatives=False),
     "queue and queries": cross("a", "b", batch_negatives=False, intra_batch=True),
@@ -156,7 +156,7 @@ def runs(spec, x, weight, rows, ways=("embedded", "by hand")):
                     given = z | rows
                     if name == "duplicates":
                         continue  # indices into the batch are for constructors
-                    outcome = objective(Embedded(given, layout))
+                    outcome = objective(EncodedBatch(given, layout))
                 else:
                     # The next row of this rank is no negative: an index into the rows that this rank gives.
                     given = z | rows | {"duplicate": (torch.arange(len(x[0])).unsqueeze(1) + 1) % len(x[0])}
@@ -234,7 +234,7 @@ def duplicates_in_one_process(spec, sizes):
     following = torch.cat([(torch.arange(n) + 1) % n + sum(sizes[:r]) for r, n in enumerate(sizes)])
     objective = build(spec)
     try:
-        outcome = objective(Pairs.cross(z[0], z[1], QUEUE, dropped=following.unsqueeze(1)))
+        outcome = objective(Pairs.cross(z[0], z[1], QUEUE, ignored=following.unsqueeze(1)))
     except PairsError as error:
         return str(error).split(",")[0]
     wanted = [weight, *objective.parameters()]
@@ -250,20 +250,20 @@ def given_wrongly(rank):
     """What one rank, or both, give wrongly: no rank may be left waiting, and none may compute something else."""
     a, b = torch.randn(2, 4, 3, dtype=torch.double)
     queue = torch.ones(2, 3, dtype=torch.double)
-    yield "as many rows", Embedded({"a": a, "b": b[: 4 - rank]}, views_of)
-    yield "a tensor", Embedded({"a": a, "b": b, "labels": [0, 1, 2, 3] if rank else torch.arange(4)}, views_of)
-    yield "one width", Embedded({"a": a[:, rank:], "b": b[:, rank:]}, views_of)
-    yield "labels of all or none", Embedded({"a": a, "b": b, "labels": None if rank else torch.arange(4)}, views_of)
-    yield "a row", Embedded({"a": a[: 4 * rank], "b": b[: 4 * rank]}, views_of)
+    yield "as many rows", EncodedBatch({"a": a, "b": b[: 4 - rank]}, views_of)
+    yield "a tensor", EncodedBatch({"a": a, "b": b, "labels": [0, 1, 2, 3] if rank else torch.arange(4)}, views_of)
+    yield "one width", EncodedBatch({"a": a[:, rank:], "b": b[:, rank:]}, views_of)
+    yield "labels of all or none", EncodedBatch({"a": a, "b": b, "labels": None if rank else torch.arange(4)}, views_of)
+    yield "a row", EncodedBatch({"a": a[: 4 * rank], "b": b[: 4 * rank]}, views_of)
     yield "changed", Pairs.cross(a, b, queue, batch_negatives=False).without(torch.full((4, 1), -1))
-    yield "none at all", Embedded({}, views_of)
-    yield "nonsense", Embedded({"a": a, "b": b}, lambda rows: rows["a"])
+    yield "none at all", EncodedBatch({}, views_of)
+    yield "nonsense", EncodedBatch({"a": a, "b": b}, lambda rows: rows["a"])
     yield "several on one rank", tuple(Pairs.cross(a, b) for _ in range(1 + rank))
     yield "batches of several sizes", tuple(Pairs.cross(each, each) for each in (a, b[: 4 - rank]))
-    yield "no mapping", Embedded([a, b] if rank else {"a": a, "b": b}, views_of)
-    yield "a name that is not there", Embedded({"a": a, "c": b}, views_of)
+    yield "no mapping", EncodedBatch([a, b] if rank else {"a": a, "b": b}, views_of)
+    yield "a name that is not there", EncodedBatch({"a": a, "c": b}, views_of)
     yield "a queue of its own", Pairs.cross(a, b, queue + rank)
-    yield "hard negatives as a queue", Embedded({"a": a, "b": b}, lambda r: Pairs.cross(r["a"], r["b"], a + rank))
+    yield "hard negatives as a queue", EncodedBatch({"a": a, "b": b}, lambda r: Pairs.cross(r["a"], r["b"], a + rank))
     yield "a queue on one rank", Pairs.cross(a, b, queue if rank else None)
     yield "no pairs at all", "pairs" if rank else Pairs.cross(a, b)
 
@@ -290,7 +290,7 @@ def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
     assert "(3,)" in first["one width"]
     assert "(2,)" in second["one width"]
     assert "rank 0" in second["a row"]
-    assert "Embedded(" in first["changed"]
+    assert "EncodedBatch(" in first["changed"]
     assert "as many Pairs" in first["several on one rank"]
     assert "has 2: " in second["several on one rank"]
     assert "rank 1" in first["batches of several sizes"]
@@ -307,13 +307,13 @@ def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
 def test_rows_are_checked_in_one_process_alike():
     a, b = torch.randn(2, 4, 3)
     term = dipole.objective("infonce")
-    torch.testing.assert_close(term(Embedded({"a": a, "b": b, "labels": None}, views_of)).loss, term(a, b).loss)
+    torch.testing.assert_close(term(EncodedBatch({"a": a, "b": b, "labels": None}, views_of)).loss, term(a, b).loss)
     with pytest.raises(PairsError, match="labels list"):
-        term(Embedded({"a": a, "b": b, "labels": [0, 1, 2, 3]}, views_of))
+        term(EncodedBatch({"a": a, "b": b, "labels": [0, 1, 2, 3]}, views_of))
     with pytest.raises(PairsError, match="mapping of names to tensors"):
-        term(Embedded([a, b], views_of))
-    with pytest.raises(PairsError, match=r"rows 'b', but Embedded\.rows has 'a' alone"):
-        term(Embedded({"a": a}, views_of))
+        term(EncodedBatch([a, b], views_of))
+    with pytest.raises(PairsError, match=r"rows 'b', but EncodedBatch\.rows has 'a' alone"):
+        term(EncodedBatch({"a": a}, views_of))
 
 
 def test_a_gather_without_gradient_would_be_noticed():

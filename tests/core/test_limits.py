@@ -150,7 +150,7 @@ def test_infonce_with_several_positives_is_their_mean(sizes):
     for k in range(count):
         others = torch.cat([pairs.positives[:, :k], pairs.positives[:, k + 1 :]], 1)
         one = Pairs(
-            pairs.anchors, pairs.candidates, pairs.positives[:, k : k + 1], torch.cat([pairs.dropped, others], 1)
+            pairs.anchors, pairs.candidates, pairs.positives[:, k : k + 1], torch.cat([pairs.ignored, others], 1)
         )
         total = total + dipole.objective("infonce")(one).loss / count
     torch.testing.assert_close(value, total.detach())

@@ -27,7 +27,7 @@ def layouts():
         "labels and a queue": ((z, queue), Pairs.from_labels(z, LABELS, queue=queue, queue_labels=past)),
         "labels of views": ((z, near), Pairs.from_labels([z, near], LABELS)),
         "columns": ((z, near, hard), Pairs.from_columns(z, near, hard)),
-        "columns less doubles": ((z, near, hard), Pairs.from_columns(z, near, hard, dropped=twice)),
+        "columns less doubles": ((z, near, hard), Pairs.from_columns(z, near, hard, ignored=twice)),
         "own columns": ((z, near, hard), Pairs.from_columns(z, near, hard, negatives_of="own")),
         "hard alone": ((z, near, hard), Pairs.from_columns(z, near, hard, batch_negatives=False, negatives_of="own")),
         "both": ((z, near), Pairs.both(z, near)),
@@ -144,7 +144,7 @@ def test_which_hard_negatives_repel():
     alone = Pairs.from_columns(a, p, hard, negatives_of="own", batch_negatives=False)
     assert sets(alone, 1) == ({1}, {4, 7})
     assert alone.negative_counts.tolist() == [2, 2, 2]
-    doubles = Pairs.from_columns(a, p, hard, dropped=torch.tensor([[2], [-1], [7]]))
+    doubles = Pairs.from_columns(a, p, hard, ignored=torch.tensor([[2], [-1], [7]]))
     assert sets(doubles, 0)[1] == {1, 3, 4, 5, 6, 7, 8}
     assert sets(doubles, 2)[1] == {0, 1, 3, 4, 5, 6, 8}
 
@@ -188,7 +188,7 @@ def test_both_directions_are_the_symmetric_cross_entropy_of_clip():
         (lambda z: Pairs.from_columns(z, z, [z, z[:, :2]]), r"negatives\[1\] and anchor must have the same width"),
         (lambda z: Pairs.from_columns(z, z, z, negatives_of="mine"), "'batch' or 'own', got 'mine'"),
         (lambda z: Pairs.from_columns(z, z, batch_negatives=False), "needs negatives"),
-        (lambda z: Pairs.from_columns(z, z, z, dropped=torch.full((4, 1), 8)), "dropped must index the 8 candidates"),
+        (lambda z: Pairs.from_columns(z, z, z, ignored=torch.full((4, 1), 8)), "ignored must index the 8 candidates"),
         (lambda z: Pairs.both(z, z[:2]), "as many rows, got 4 and 2"),
         (lambda z: Pairs.both(z, z[:, :2]), "b and a must have the same width"),
     ],

@@ -15,7 +15,7 @@ from dipole.core.utils.errors import PairsError
 
 def relations(pairs, i):
     positives = {int(p) for p in pairs.positives[i] if p >= 0}
-    dropped = {int(p) for p in pairs.dropped[i] if p >= 0}
+    dropped = {int(p) for p in pairs.ignored[i] if p >= 0}
     return positives, dropped, set(range(len(pairs.candidates))) - positives - dropped
 
 
@@ -71,7 +71,7 @@ def test_two_encoders_are_two_sides_and_one_is_one():
         assert torch.equal(first.candidates[first.negative_mask()[1]], f[[0, 2, 3, 4]])
         assert torch.equal(second.candidates[second.negative_mask()[1]], g[[0, 2, 3, 4]])
     keys = torch.stack([g, 2 * g], 1)
-    first, second = Pairs.cross(f, keys, dropped=torch.tensor([[2], [-1], [5], [-1], [-1]])).within_sides()
+    first, second = Pairs.cross(f, keys, ignored=torch.tensor([[2], [-1], [5], [-1], [-1]])).within_sides()
     # Key 0 of query 2 is no negative of query 0: the two are one instance, on both sides; key 1 of query 0, of query 2.
     assert first.negative_counts.tolist() == [3, 4, 3, 4, 4]
     assert second.negative_mask()[0].nonzero().flatten().tolist() == [1, 3, 4, 6, 7, 8, 9]
@@ -80,7 +80,7 @@ def test_two_encoders_are_two_sides_and_one_is_one():
     assert queries.negative_counts.tolist() == [8] * 5
     assert torch.equal(queries.candidates[queries.negative_mask()[0]], torch.cat([queue, f[1:]]))
     queries, bank = Pairs.cross(
-        f, g, queue, dropped=torch.tensor([[6], [-1], [3], [-1], [-1]]), queue_of="keys"
+        f, g, queue, ignored=torch.tensor([[6], [-1], [3], [-1], [-1]]), queue_of="keys"
     ).within_sides()
     assert queries.negative_counts.tolist() == [4, 4, 3, 4, 4]
     assert torch.equal(queries.candidates[queries.negative_mask()[0]], f[1:])
@@ -362,7 +362,7 @@ def own(**more):
             r"positives must be torch.long of shape \(anchors = 2",
         ),
         (lambda: own().with_positives(torch.zeros(2, 1)), "positives must be torch.long"),
-        (lambda: own().without(torch.zeros(2).long()), r"dropped must be torch.long of shape \(anchors = 2"),
+        (lambda: own().without(torch.zeros(2).long()), r"ignored must be torch.long of shape \(anchors = 2"),
         (lambda: dipole.objective("tuple")(torch.randn(4, 3), torch.randn(4, 3)), "needs labels"),
         (lambda: dipole.objective("cacr(k=4)")(torch.randn(4, 3), torch.randn(4, 3)), "use 5 views"),
         (lambda: dipole.objective("blocks(b=2)")(torch.randn(4, 3), torch.randn(4, 3)), "needs 2 positives"),
@@ -404,3 +404,92 @@ def test_a_term_that_needs_no_negatives_has_its_statistics_without_any(similarit
     a, b = (x, y) if similarity == "dot" else (torch.nn.functional.normalize(each, dim=1) for each in (x, y))
     torch.testing.assert_close(loss, -(a * b).sum(1).mean())
     assert bool(torch.autograd.grad(loss, x)[0].isfinite().all())
+
+
+def test_writing_into_one_pairs_changes_no_other():
+    a, b = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    makers = [
+        lambda: Pairs.from_views([a, b]),
+        lambda: Pairs.cross(a, b),
+        lambda: Pairs.both(a, b),
+        lambda: Pairs.from_labels(a, labels),
+        lambda: Pairs.from_blocks(torch.stack([a, b], 1)),
+        lambda: Pairs.from_crops([a, b], [a]),
+        lambda: Pairs.from_columns(a, b),
+    ]
+    for make in makers:
+        objective = dipole.objective("infonce + 0.1*dp")
+        before, spoiled = objective(make()).loss, make()
+        for name in ("positives", "ignored", "index", "negative_counts"):
+            values = getattr(spoiled, name)
+            if values is not None:
+                values.fill_(3)
+        torch.testing.assert_close(objective(make()).loss, before, rtol=0, atol=0)
+
+
+class TeacherCodes(Objective):
+    """Reads its rows without gradient first, as a teacher does."""
+
+    def __init__(self):
+        super().__init__("cosine")
+
+    def loss(self, positive, rows):
+        with torch.no_grad():
+            codes = rows.y @ rows.y.T
+            weights = rows.similarity(rows.pairs.positives) + codes.mean()
+        return (1 - positive[:, 0]) + (rows.x * rows.y[rows.pairs.positives[:, 0]]).sum(1) * weights[:, 0].detach()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_term_that_reads_rows_without_gradient_removes_none(alone):
+    a, b = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    term, other = TeacherCodes(), dipole.objective("regression").terms[0]
+    terms = [term] if alone else [term, other]
+    total = Composite(terms, [1.0] * len(terms))(a, b).loss
+    found = torch.autograd.grad(total, (a, b))
+    z = torch.nn.functional.normalize(torch.cat([a, b]), dim=1)
+    s = (z * z.roll(6, 0)).sum(1)
+    weights = (s + (z @ z.T).mean()).detach()
+    expected = ((1 - s) + s * weights).mean() + (0 if alone else (2 - 2 * s).mean())
+    torch.testing.assert_close(found, torch.autograd.grad(expected, (a, b)), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_means_of_blocks_are_formed_in_full_precision(dtype):
+    x = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    makers = {
+        "blocks": [lambda x: Pairs.from_blocks(x), lambda x: Pairs.cross(x[:, 0], x[:, 1:])],
+        "infonce": [lambda x: Pairs.from_blocks(x, candidates="means")],
+    }
+    for spec, several in makers.items():
+        for make in several:
+            half, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+            objective = dipole.objective(spec)
+            found = torch.autograd.grad(objective(make(half)).loss, half)[0]
+            expected = torch.autograd.grad(objective(make(wide)).loss, wide)[0]
+            # What is left is the rounding of the gradient itself.
+            torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["blocks", "blocks(loss=hinge)", "blocks(k=1)", "infonce", "cacr"])
+def test_a_batch_without_neighbours_gives_zero_with_a_note(spec):
+    f, g = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    outcome = dipole.objective(spec)(Pairs.from_window(f, g, torch.arange(4)))
+    assert float(outcome.loss.detach()) == 0
+    assert all(value.note.startswith("0: ") for value in outcome.terms.values())
+    assert float(torch.autograd.grad(outcome.loss, f)[0].abs().sum()) == 0
+
+
+def test_positives_of_a_single_class_are_pairs():
+    z = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pairs = Pairs.from_labels(z, torch.zeros(6, dtype=torch.long))
+    unit = torch.nn.functional.normalize(z, dim=1)
+    squared = (2 - 2 * unit @ unit.T)[~torch.eye(6, dtype=torch.bool)].view(6, 5)
+    distance = squared / 4
+    inside = ((distance - 0.1) * (0.5 - distance)).clamp_min(0)
+    assert float(inside.sum()) > 0
+    found = dipole.objective("dp")(pairs)
+    torch.testing.assert_close(found.terms["dp"].value, inside.sum(1).mean())
+    expected = squared.mean() + (-2 * squared).exp().mean().log()
+    torch.testing.assert_close(dipole.objective("align_uniform")(pairs).loss, expected)

@@ -210,7 +210,7 @@ def test_a_statistic_needs_its_parts_alone(layout, tile, cached, monkeypatch):
     y = x if pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
     inputs = [x] if y is x else [x, y]
     # The unit vectors of the diagonal are excluded here; the pole is theirs alone.
-    wanted = [stat for stat in PARTS_ALONE if (y is x and bool((pairs.dropped[:, :1] >= 0).all())) or stat != POLE]
+    wanted = [stat for stat in PARTS_ALONE if (y is x and bool((pairs.ignored[:, :1] >= 0).all())) or stat != POLE]
     found = row_statistics(
         x, y, pairs.excluded, wanted, counts=pairs.negative_counts, bound=1.0, symmetric=symmetric, tile=tile
     )

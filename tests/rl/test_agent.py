@@ -201,13 +201,13 @@ def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
 
 def test_duplicates_are_kept_out_of_the_negatives():
     stacks = np.array([[0, 1], [0, 2], [0, 1], [0, 3], [0, 1]])
-    dropped = duplicates(stacks, positives=2)
+    ignored = duplicates(stacks, positives=2)
     queries, keys = torch.randn(5, 4), torch.randn(5, 2, 4)
-    pairs = Pairs.cross(queries, keys, dropped=dropped)
+    pairs = Pairs.cross(queries, keys, ignored=ignored)
     twins = {0: {2, 4}, 2: {0, 4}, 4: {0, 2}}
     for anchor in range(5):
         expected = {twin + 5 * view for twin in twins.get(anchor, ()) for view in range(2)}
-        assert set(pairs.dropped[anchor].tolist()) - {-1} == expected
+        assert set(pairs.ignored[anchor].tolist()) - {-1} == expected
     assert pairs.negative_counts.tolist() == [4, 8, 4, 8, 4]
     assert duplicates(np.arange(4)[:, None], 1) is None
 

@@ -72,7 +72,7 @@ def test_simclr_with_a_number_of_negatives():
     for anchor in range(32):
         assert len(negatives(pairs, anchor)) == 6
         assert pairs.positives[anchor].tolist() == [(anchor + 16) % 32]
-    assert torch.equal(related(a, batch).dropped, pairs.dropped)
+    assert torch.equal(related(a, batch).ignored, pairs.ignored)
     assert int(pairs.negative_counts[0]) == 6
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import to_device
@@ -137,7 +137,7 @@ class PairKind(ABC):
         )
 
     @abstractmethod
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         """Return the embeddings of a batch and how they are paired."""
 
     def check(self, model: encoders.SentenceModel) -> None:  # noqa: B027 - most kinds have nothing to check

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.sampling import ClassBlocks
 from dipole.core.utils.errors import ConfigError, DataError
@@ -58,11 +58,11 @@ class Blocks(PairKind):
         starts = np.array([draw.choice(self.starts[owner]) for owner in owners])
         return setting.train_rows[(starts[:, None] + np.arange(self.size)).ravel()]
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)
         first = slice(None, None, self.size)
         rows = {"x": f.view(-1, self.size, f.shape[1]), "labels": batch.document[first], "index": batch.index[first]}
-        return Embedded(rows, partial(members, draw=batch.seed))
+        return EncodedBatch(rows, partial(members, draw=batch.seed))
 
     @staticmethod
     def example(config: TextSettings, count: int, dim: int) -> Pairs:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.text import encoders
 from dipole.text.config import TextSettings
@@ -65,7 +65,7 @@ class Columns(PairKind):
             setting.send(absent) if len(absent) else None,
         )
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
         assert partners is not None  # `batch` makes them
         anchor = _vectors(model.f, batch.batch)
@@ -77,7 +77,7 @@ class Columns(PairKind):
         rows = {"anchor": anchor, "positive": positive, "index": batch.index}
         if negatives:
             rows["negatives"] = torch.stack(negatives, 1)
-        return Embedded(rows, partial(columns, absent=partners.absent))
+        return EncodedBatch(rows, partial(columns, absent=partners.absent))
 
     @staticmethod
     def example(config: TextSettings, count: int, dim: int) -> Pairs:
@@ -102,5 +102,5 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     """
     ignored = None if absent is None else absent.expand(len(rows["anchor"]), -1)
     return Pairs.from_columns(
-        rows["anchor"], rows["positive"], rows.get("negatives"), index=rows["index"], dropped=ignored
+        rows["anchor"], rows["positive"], rows.get("negatives"), index=rows["index"], ignored=ignored
     )

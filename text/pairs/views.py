@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.text import encoders
@@ -36,10 +36,10 @@ class Views(PairKind):
             setting.row_masks(2, len(rows), mine, epoch, place),
         )
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, _ = model(batch.batch)
         first, second = under_masks([*f.chunk(2)], batch, model)
-        return Embedded({"first": first, "second": second, "document": batch.document, "index": batch.index}, views)
+        return EncodedBatch({"first": first, "second": second, "document": batch.document, "index": batch.index}, views)
 
     def check(self, model: encoders.SentenceModel) -> None:
         config = self.setting.config

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.text import encoders
 from dipole.text.config import TextSettings
@@ -34,11 +34,11 @@ class Window(PairKind):
 
         return rows
 
-    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> Embedded:
+    def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         f, g = model(batch.batch)
         rows = {"f": f, "g": g, "document": batch.document, "index": batch.index}
         config = self.setting.config
-        return Embedded(rows, partial(neighbours, window=config.window, self_logit=config.self_logit))
+        return EncodedBatch(rows, partial(neighbours, window=config.window, self_logit=config.self_logit))
 
     @staticmethod
     def example(config: TextSettings, count: int, dim: int) -> Pairs:

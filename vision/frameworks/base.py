@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
@@ -241,7 +241,7 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         """Embed a batch of this rank.
 
         Args:
@@ -320,13 +320,13 @@ class OneBranch(Method):
 Pairing = Callable[[dict[str, Tensor], int], AnyPairs]
 
 
-def embedded(rows: Mapping[str, Tensor], batch: Batch, pair: Pairing) -> Embedded:
+def embedded(rows: Mapping[str, Tensor], batch: Batch, pair: Pairing) -> EncodedBatch:
     """Return rows of a batch, with labels and indices, for a function that pairs the rows of all ranks.
 
     pair: (rows of all ranks, seed of the step) -> pairs.
     """
     like = next(iter(rows.values()))
-    return Embedded({**rows, **instances(batch, like)}, partial(_pair, pair, batch.seed))
+    return EncodedBatch({**rows, **instances(batch, like)}, partial(_pair, pair, batch.seed))
 
 
 def _pair(pair: Pairing, seed: int, rows: dict[str, Tensor]) -> AnyPairs:

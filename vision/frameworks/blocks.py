@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
@@ -112,7 +112,7 @@ class Blocks(OneBranch):
                 labels = labels[: blocks * views : views]
             yield "blocks", Pairs.from_blocks(rows(blocks, views), anchors="all", labels=labels)
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
         z = self.branch(view)
         # A row is a block; its index and label are those of its first image.
@@ -123,4 +123,4 @@ class Blocks(OneBranch):
                 rows["block"], "all", labels=rows.get("labels"), index=rows["index"], draw=batch.seed
             )
 
-        return Embedded({"block": z.view(-1, self.images, z.shape[1]), **rows}, pair)
+        return EncodedBatch({"block": z.view(-1, self.images, z.shape[1]), **rows}, pair)

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
@@ -53,7 +53,7 @@ class CLIP(OneBranch):
     ) -> Iterator[tuple[str, AnyPairs]]:
         yield "clip", Pairs.both(rows(images), rows(images), labels)
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
         assert batch.captions is not None
         return embedded({"image": self.branch(view), "caption": self.caption(*batch.captions)}, batch, self.pair)

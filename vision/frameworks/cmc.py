@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
@@ -122,7 +122,7 @@ class CMC(Method):
             assert isinstance(branch.encoder, Encoder)
             branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
         of_light, of_colour = halves(view)
         light, colour = self.light(of_light), self.colour(of_colour)

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
@@ -100,7 +100,7 @@ class MoCo(OneBranch):
         if views > 1:
             yield "moco", Pairs.cross(rows(images), rows(images, views - 1), rows(images), labels=labels)
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         queried, keyed = batch.views[:1], batch.views[1:]
         if self.symmetric:
             queried = keyed = batch.views

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.config import Settings
 from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Setup, all_named, embedded, numbered
 from dipole.vision.frameworks.moco import every_view_in_turn
@@ -85,7 +85,7 @@ class Predicting(OneBranch):
         """Return anchors and keys (B, d) of every view, from the projections (B, d) of every view."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         projected = [self.branch(view) for view in batch.views]
         self._spread = spread(projected[0].detach())
         anchors, keys = self.sides(batch, projected)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
@@ -108,7 +108,7 @@ class SimCLR(OneBranch):
         if views > 1:
             yield "simclr", Pairs.from_views([rows(images) for _ in range(views)], labels)
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         # One pass: batch norm sees all views together, as in the reference.
         z = self.branch(torch.cat(batch.views))
         return embedded(numbered("view", z.chunk(len(batch.views))), batch, self.pair)
@@ -140,5 +140,5 @@ def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     excluded = pairs.excluded.shape[1]
     if first:
         # The candidates before `first` are no negatives, and all positives are among them.
-        excluded = first + pairs.dropped.shape[1]
+        excluded = first + pairs.ignored.shape[1]
     return pairs.without(rank.argsort(1)[:, count : candidates - excluded], distinct=True)

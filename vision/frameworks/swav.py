@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
@@ -77,7 +77,7 @@ class MultiCrop(OneBranch):
             yield "swav", Pairs.from_crops(large, labels=labels)
             yield "swav with a queue", Pairs.from_crops(large, queue=rows(images), labels=labels)
 
-    def forward(self, batch: Batch) -> Embedded:
+    def forward(self, batch: Batch) -> EncodedBatch:
         large, small = batch.views[: self.large], batch.views[self.large :]
         of_large = self.branch(torch.cat(large)).chunk(len(large))
         rows = numbered("large", of_large)

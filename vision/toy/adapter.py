@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dipole.core.evaluation.probes import kmeans_accuracy
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
@@ -78,10 +78,10 @@ class ToyAdapter(Adapter):
             noise = torch.randn(points.shape, generator=self.seed.torch("augment", epoch, step))
             yield points.to(self.device), (points + self.config.noise * noise).to(self.device)
 
-    def embed(self, batch: tuple[Tensor, Tensor]) -> Embedded:
+    def embed(self, batch: tuple[Tensor, Tensor]) -> EncodedBatch:
         points, copies = batch
         rows = {"points": self._map(points), "copies": self._map(copies)}
-        return Embedded(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
+        return EncodedBatch(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
 
     def _map(self, points: Tensor) -> Tensor:
         embedded: Tensor = self.module(points[:, :, None, None])

@@ -76,6 +76,8 @@ class AlignUniform(Objective):
     the uniformity at t = rbf_t.
     """
 
+    positives_are_pairs = True
+
     def __init__(
         self,
         alpha: Annotated[float, Range(above=0), "exponent of the alignment distance"] = 2.0,
@@ -92,7 +94,7 @@ class AlignUniform(Objective):
     def prepare(self, pairs: Pairs) -> Pairs:
         return pairs.within_sides()[0]
 
-    def further(self, pairs: Pairs) -> tuple[Pairs, ...]:
+    def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]:
         return pairs.within_sides()[1:]
 
     def statistics(self) -> dict[str, AnyStatistic]:
@@ -102,6 +104,6 @@ class AlignUniform(Objective):
         alignment = rows.mean(rows.over_positives(align(positive, self.alpha)))
         pairs = rows.pairs
         of_sides = [log_mean_kernel(rows.potential, rows.count, positive, pairs.positive_mask, pairs.views, self.t)]
-        for side in rows.further:
+        for side in rows.extra_pairs:
             of_sides.append(log_mean_exp(side.potential, side.count) - 2 * self.t)
         return self.align_weight * alignment + self.uniform_weight * torch.stack(of_sides).mean()

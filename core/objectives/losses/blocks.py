@@ -13,10 +13,12 @@ from torch.nn.functional import softplus
 
 from dipole.core.objectives.checks import check_numbers, reads_at_once
 from dipole.core.objectives.indices import is_listed
+from dipole.core.objectives.layout import NO_VIEW, PairLayout
 from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.options import Range
-from dipole.core.objectives.pairs import NO_VIEW, Pairs, Structure
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import full_precision
 from dipole.core.objectives.statistics import AnyStatistic, Extreme, LogSumExp
 from dipole.core.utils.errors import PairsError
 
@@ -83,7 +85,9 @@ class Blocks(Objective):
             )
             index = index[:, : self.b]
         if not index.shape[1]:
-            return pairs  # nobody has a block
+            return pairs  # no anchor has a block
+        # Means of half-precision rows would lose bits that products of single rows keep.
+        pairs = replace(pairs, anchors=full_precision(pairs.anchors), candidates=full_precision(pairs.candidates))
         if pairs.known.of_block:
             return self._of_blocks(pairs, index)
         if pairs.known.padded:
@@ -96,21 +100,20 @@ class Blocks(Objective):
         # Blocks of what is nobody's negative are no negative blocks either.
         alone = pairs.first_negative > 0
         related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates), pairs.known.shared)
-        dropped = torch.where(related == own, -1, related)
+        ignored = torch.where(related == own, -1, related)
         if pairs.known.padded:
             # An anchor without positives has no block: its mean is no candidate.
             has = (index >= 0).any(1)
             if reads_at_once(has):
                 place = has.cumsum(0) - 1
                 means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
-                dropped = torch.where(dropped < 0, -1, place[dropped])
+                ignored = torch.where(ignored < 0, -1, place[ignored])
             else:
                 # Nobody waits for how many these are: they stay, and everybody drops them.
                 everyone = own.T.expand(len(own), -1)
                 own = torch.where(has.unsqueeze(1), own, -1)
-                dropped = torch.cat([dropped, torch.where(has, -1, everyone)], 1)
-        partnered = not pairs.known.padded  # nobody was left without a block
-        found = _of_means(pairs, means, own, dropped, len(means) if alone else 0, padded=True, partnered=partnered)
+                ignored = torch.cat([ignored, torch.where(has, -1, everyone)], 1)
+        found = _of_means(pairs, means, own, ignored, len(means) if alone else 0, padded=True)
         if self.k is not None and not alone and len(means):
             # Of all ranks' anchors: ranks must agree on whether they go on.
             free = torch.where(own.squeeze(1) >= 0, found.negative_counts, self.k)
@@ -166,10 +169,9 @@ def _of_means(
     pairs: Pairs,
     means: Tensor,
     own: Tensor,
-    dropped: Tensor,
+    ignored: Tensor,
     first_negative: int,
     padded: bool = False,
-    partnered: bool = False,
 ) -> Pairs:
     """The same anchors with means as candidates, their own one the only positive."""
     known = pairs.known
@@ -177,16 +179,15 @@ def _of_means(
         pairs,
         candidates=means,
         positives=own,
-        dropped=dropped,
+        ignored=ignored,
         candidate_labels=None,
         candidate_index=None,
-        structure=Structure(
+        layout=PairLayout(
             known.anchor_views,
             ((NO_VIEW, len(means)),),
             first_negative=first_negative,
             fewest=1,
             padded=padded,
-            partnered=partnered,
             of_block=known.of_block,
             draw=known.draw,
         ),
@@ -221,7 +222,7 @@ def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared:
     """(A, n) anchors whose block holds a point that is excluded for the row's anchor; -1 pads.
 
     Args:
-        excluded: (A, E) candidates that are positives of an anchor or dropped for it.
+        excluded: (A, E) candidates that are positives of an anchor or ignored for it.
         positives: (A, b) the block of each anchor.
         candidates: number of candidates.
         shared: blocks that a point is in, at most; None looks, which waits for the device.
@@ -242,10 +243,10 @@ def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared:
 def next_blocks(pairs: Pairs, k: int) -> Tensor:
     """(A, k) the k next blocks in cyclic order that share no point with the anchor's own."""
     count = len(pairs.candidates)
-    reach = min(count - 1, k + pairs.dropped.shape[1])
+    reach = min(count - 1, k + pairs.ignored.shape[1])
     own = pairs.positives.clamp_min(0)  # (A, 1)
     ahead = (own + torch.arange(1, reach + 1, device=own.device)) % count  # (A, reach)
-    taken = is_listed(ahead, pairs.dropped)
+    taken = is_listed(ahead, pairs.ignored)
     return ahead.gather(1, taken.long().argsort(dim=1, stable=True)[:, :k])
 
 

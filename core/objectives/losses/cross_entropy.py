@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.checks import check_numbers
+from dipole.core.objectives.layout import NO_VIEW, PairLayout
 from dipole.core.objectives.losses.infonce import InfoNCE
 from dipole.core.objectives.options import Range
-from dipole.core.objectives.pairs import NO_VIEW, Pairs, Structure
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
@@ -72,9 +73,9 @@ class CrossEntropy(InfoNCE):
             anchors=anchors,
             candidates=self.vectors.to(anchors.dtype),
             positives=own,
-            dropped=own[:, :0],
+            ignored=own[:, :0],
             views=False,
             candidate_labels=torch.arange(self.classes, device=own.device),
             candidate_index=None,
-            structure=Structure(pairs.known.anchor_views, ((NO_VIEW, self.classes),), fewest=1),
+            layout=PairLayout(pairs.known.anchor_views, ((NO_VIEW, self.classes),), fewest=1),
         )

@@ -91,7 +91,7 @@ class SupCon(Tempered):
             )
         told = (pairs.labels >= 0).unsqueeze(1)
         same = same_label(pairs.labels, pairs.candidate_labels)
-        same = torch.where(told & ~is_listed(same, pairs.dropped), same, -1)
+        same = torch.where(told & ~is_listed(same, pairs.ignored), same, -1)
         return pairs.with_positives(torch.cat([same, torch.where(told, -1, pairs.positives)], 1))
 
     def idle(self, pairs: Pairs) -> str:

@@ -57,4 +57,4 @@ class Tuple(InfoNCE):
                 "labels=labels)."
             )
         same = same_label(pairs.labels, pairs.candidate_labels)
-        return pairs.with_positives(torch.where(is_listed(same, pairs.dropped), -1, same))
+        return pairs.with_positives(torch.where(is_listed(same, pairs.ignored), -1, same))

@@ -195,7 +195,7 @@ class CLLR(Objective):
                 above it as dependent; absolute. The option of that name when None.
 
         Returns:
-            l21: (H, n) with the zero columns dropped; nuclear: (H, H) with a maximal set of linearly independent
+            l21: (H, n) with the zero columns ignored; nuclear: (H, H) with a maximal set of linearly independent
             columns kept and the others 0.
         """
         kept = self.kept_columns(tolerance)

@@ -66,6 +66,8 @@ class DP(Objective):
     Source: Eq. 10 leaves its first index free; we average over it. A view and its own augmentation are no pair.
     """
 
+    positives_are_pairs = True
+
     def __init__(
         self,
         delta_pos: Distance = 0.1,

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole import Pairs
-from dipole.core.objectives.embedded import Embedded
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context
 from dipole.core.train.config import Settings
 
@@ -45,10 +45,10 @@ class RingsAdapter(Adapter):
             views = chosen + self.config.noise * noise  # (2, B, 2)
             yield views[:, self.rank * share : (self.rank + 1) * share].to(self.device)
 
-    def embed(self, batch: Tensor) -> Embedded:
+    def embed(self, batch: Tensor) -> EncodedBatch:
         first, second = self.module(batch)
         rows = {"first": first, "second": second}
-        return Embedded(rows, lambda rows: Pairs.from_views([rows["first"], rows["second"]]))
+        return EncodedBatch(rows, lambda rows: Pairs.from_views([rows["first"], rows["second"]]))
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,424 @@
+"""What an objective receives: embeddings, and who is whose positive. The constructors are in `pairs.py`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.checks import (
+    check_count,
+    check_index_shape,
+    check_indices,
+    check_matrix,
+    check_numbers,
+    check_row_values,
+    reads_at_once,
+)
+from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
+from dipole.core.objectives.indices import pads_last, views_of, with_queue
+from dipole.core.objectives.layout import NO_VIEW, PairLayout
+from dipole.core.utils.errors import PairsError
+
+
+@dataclass(frozen=True, eq=False)
+class PairData:
+    """The fields of `Pairs`, which documents them, what is read off them, and changed copies."""
+
+    anchors: Tensor
+    candidates: Tensor
+    positives: Tensor
+    ignored: Tensor
+    labels: Tensor | None = None
+    views: bool = True
+    candidate_labels: Tensor | None = None
+    index: Tensor | None = None
+    candidate_index: Tensor | None = None
+    layout: PairLayout | None = field(default=None, repr=False)
+    # The rows that a constructor was given, to pair all ranks' rows alike. A changed copy has none.
+    source: EncodedBatch | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.layout is None:
+            check_matrix("anchors", self.anchors)
+            check_matrix("candidates", self.candidates, ("anchors", self.anchors))
+            check_indices("positives", self.positives, self.anchors, len(self.candidates))
+            check_indices("ignored", self.ignored, self.anchors, len(self.candidates))
+            for name in ("labels", "index"):
+                check_row_values(getattr(self, name), len(self.anchors), name)
+            for name in ("candidate_labels", "candidate_index"):
+                check_row_values(getattr(self, name), len(self.candidates), name, "candidate")
+            object.__setattr__(self, "positives", pads_last(self.positives))
+            # Without a constructor, as many candidates as anchors have the anchors' labels.
+            if self.candidate_labels is None and len(self.anchors) == len(self.candidates):
+                object.__setattr__(self, "candidate_labels", self.labels)
+        if self.candidate_index is None and self.anchors is self.candidates:
+            object.__setattr__(self, "candidate_index", self.index)
+
+    @classmethod
+    def _made(
+        cls, rows: dict[str, Tensor], relate: Relation, labels: Tensor | None = None, index: Tensor | None = None
+    ) -> Self:
+        """Pair the rows, and remember them in case other ranks have more."""
+        first = next(iter(rows.values()))
+        for name, values in (("labels", labels), ("index", index)):
+            check_row_values(values, len(first), name)
+            if values is not None:
+                rows[name] = values.to(first.device)
+        pairs: Self = relate(rows)
+        object.__setattr__(pairs, "source", EncodedBatch(rows, relate))
+        return pairs
+
+    # Changed copies ---------------------------------------------------------------------------------------------------
+
+    def with_intra_batch(self) -> Self:
+        """Add the anchors to the candidates: the other anchors become negatives (CACR, App. C.2).
+
+        Anchors that are candidates already are not added twice, and no anchor repels another row of its own instance.
+
+        Returns:
+            Pairs of the same anchors; behind the C candidates stand the anchors that were none yet.
+        """
+        known, count = self.known, len(self.anchors)
+        if known.sides:
+            # An anchor itself is the first row of its own side.
+            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
+            return replace(self, ignored=ignored, layout=replace(known, sides=False))
+        fresh = count - known.among
+        if not fresh:
+            return self
+        runs = known.anchor_views
+        batch = runs[0][1]
+        row = torch.arange(count, device=self.anchors.device).unsqueeze(1)
+        # Runs go through the batch in the same order: the same place of every run is the same instance.
+        mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
+        place = mates - known.among
+        added = place + len(self.candidates)
+        if known.among:
+            added = torch.where(place >= 0, added, -1)
+
+        def both(values: Tensor | None, more: Tensor | None) -> Tensor | None:
+            if values is None or more is None:
+                return None
+            return torch.cat([values, more[known.among :]])
+
+        return replace(
+            self,
+            candidates=torch.cat([self.candidates, self.anchors[known.among :]]),
+            ignored=torch.cat([self.ignored, added], 1),
+            candidate_labels=both(self.candidate_labels, self.labels),
+            candidate_index=both(self.candidate_index, self.index),
+            layout=replace(
+                known,
+                candidate_views=known.candidate_views + runs[known.among // batch :],
+                among=count,
+                padded=known.padded or known.among > 0,
+                mutual=False,
+            ),
+        )
+
+    def within_sides(self) -> tuple[Self, ...]:
+        """Pairs of different instances within each side, where anchors and candidates come from two encoders.
+
+        The first has the anchors and positives as they are; its negatives are the other anchors, and the rows of a
+        queue of theirs, which are past embeddings of a copy of the anchors' encoder (Wang & Isola's code for MoCo; CACR
+        App. C.2). The second, where there is no such queue, has the candidates as anchors, which repel each other and
+        are repelled by a queue of their own encoder (the memory bank of the other half in CMC); it has no positives.
+        Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
+
+        Returns:
+            One or two Pairs.
+        """
+        known, count = self.known, len(self.anchors)
+        if known.sides:
+            return self._direction().within_sides()
+        of_anchors = {view for view, _ in known.anchor_views}
+        runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
+        if not runs:
+            return (self,)
+        total = sum(length for _, length in runs)  # they stand before all other candidates
+        behind = known.queue if known.queue_of_keys else 0
+        widened = self.with_intra_batch()
+        of_queries = known.queue > behind
+        queries = replace(
+            widened,
+            views=True,  # neighbours are on the other side: the positives are no pairs of this one
+            layout=replace(widened.known, first_negative=total if of_queries else len(widened.candidates) - count),
+        )
+        paired_rows = self.layout is not None and self.views  # key k of query b is candidate k B + b
+        doubles = self.ignored if paired_rows and known.padded else self.ignored[:, :0]
+        if doubles.shape[1]:
+            # What is a duplicate of the instance on the other side is one on this side.
+            first = len(widened.candidates) - count
+            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + first, -1)
+            queries = queries.without(mates)
+        if of_queries:
+            return (queries,)
+        row = torch.arange(total, device=self.candidates.device).unsqueeze(1)
+        own = row % count + torch.arange(len(runs), device=row.device) * count if paired_rows else row
+        doubles = torch.where(doubles < total + behind, doubles, -1)
+        doubles = doubles.repeat(total // count if doubles.shape[1] else 0, 1)
+        keys = self.candidates[:total]
+        index = self.candidate_index
+        side = type(self)(
+            keys,
+            self.candidates[: total + behind] if behind else keys,
+            positives=own[:, :0],
+            ignored=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
+            index=None if index is None else index[:total],
+            candidate_index=None if index is None else index[: total + behind],
+            layout=PairLayout(
+                runs,
+                with_queue(runs, behind),
+                among=total,
+                fewest=0,
+                padded=doubles.shape[1] > 0,
+                mutual=not doubles.shape[1] and not behind,
+                queue=behind,
+            ),
+        )
+        return (queries,) if side.has_negatives is False else (queries, side)
+
+    def _direction(self) -> Self:
+        """Of two sides the first as anchors and the second as candidates."""
+        batch = self.known.anchor_views[0][1]
+        more = self.ignored[:batch, batch:]  # besides its own side
+
+        def half(values: Tensor | None, side: slice) -> Tensor | None:
+            return None if values is None else values[side]
+
+        first, second = slice(0, batch), slice(batch, 2 * batch)
+        return type(self)(
+            self.anchors[first],
+            self.candidates[second],
+            positives=torch.where(self.positives[first] < 0, -1, self.positives[first] - batch),
+            ignored=torch.where(more < batch, -1, more - batch),
+            labels=half(self.labels, first),
+            views=self.views,
+            candidate_labels=half(self.candidate_labels, second),
+            index=half(self.index, first),
+            candidate_index=half(self.candidate_index, second),
+            layout=PairLayout(
+                ((0, batch),), ((1, batch),), fewest=self.known.fewest, padded=self.known.padded or more.shape[1] > 0
+            ),
+        )
+
+    def first_positives(self, count: int) -> Self:
+        """Keep some positives of each anchor, the first ones; the others are ignored, not made negatives.
+
+        Args:
+            count: how many, >= 0.
+
+        Returns:
+            Pairs of min(count, K) positives.
+
+        Raises:
+            PairsError: `count` is no integer >= 0.
+        """
+        check_count("count", count, 0)
+        known = self.known
+        fewest = None if known.fewest is None else min(count, known.fewest)
+        return replace(
+            self,
+            positives=self.positives[:, :count],
+            ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
+            layout=replace(known, fewest=fewest),
+        )
+
+    def with_positives(self, positives: Tensor) -> Self:
+        """Other positives, told by something else than views; those before become negatives.
+
+        Args:
+            positives: (A, K) torch.long, indices of candidates, distinct in a row; -1 pads. Their values are not looked
+                at.
+
+        Raises:
+            PairsError: positives of another shape, dtype or device.
+        """
+        check_index_shape("positives", positives, self.anchors)
+        return replace(
+            self,
+            positives=pads_last(positives),
+            views=False,
+            layout=replace(
+                self.known,
+                fewest=None,
+                padded=True,
+                mutual=False,
+                shared=None,
+                by_label=False,
+                of_block=0,
+            ),
+        )
+
+    def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
+        """Drop more candidates, so that they are no negatives.
+
+        Args:
+            ignored: (A, E) torch.long, indices of candidates; -1 pads. Their values are not looked at.
+            distinct: none of them is padding, listed twice or excluded already, which saves counting them.
+
+        Returns:
+            Pairs of the same anchors and candidates.
+
+        Raises:
+            PairsError: ignored of another shape, dtype or device.
+        """
+        check_index_shape("ignored", ignored, self.anchors)
+        return replace(
+            self,
+            ignored=torch.cat([self.ignored, ignored], 1),
+            layout=replace(self.known, padded=self.known.padded or not distinct, mutual=False, of_block=0),
+        )
+
+    def narrow(self, own: slice, total: int) -> Self:
+        """The anchors that come from some rows of a batch of `total` rows; the candidates stay.
+
+        The anchors go through the batch run by run, as in `PairLayout`, with the same number of them for each row.
+
+        Args:
+            own: rows of the batch, start and stop.
+            total: rows of the whole batch, which divides the anchors of each run.
+        """
+        known, runs = self.known, self.known.anchor_views
+        share = len(self.anchors) // (len(runs) * total)
+        rows = len(self.anchors) // len(runs)
+        parts = [slice(n * rows + own.start * share, n * rows + own.stop * share) for n in range(len(runs))]
+
+        def kept(values: Tensor) -> Tensor:
+            return values[parts[0]] if len(parts) == 1 else torch.cat([values[part] for part in parts])
+
+        mine = (own.stop - own.start) * share
+        return replace(
+            self,
+            anchors=kept(self.anchors),
+            positives=kept(self.positives),
+            ignored=kept(self.ignored),
+            labels=None if self.labels is None else kept(self.labels),
+            index=None if self.index is None else kept(self.index),
+            layout=replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False),
+        )
+
+    # What is read off them -------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> PairLayout:
+        """What is known without reading an index; of indices that are somebody's own, nothing."""
+        if self.layout is not None:
+            return self.layout
+        square = self.anchors is self.candidates
+        anchors, candidates = len(self.anchors), len(self.candidates)
+        return PairLayout(((0, anchors),), ((0 if square else 1, candidates),), among=anchors * square, padded=True)
+
+    @property
+    def mutual(self) -> bool:
+        """Anchors are candidates, and i excludes j exactly if j excludes i: half of the matrix is enough."""
+        return self.known.mutual
+
+    @property
+    def first_negative(self) -> int:
+        """Number of candidates, the first ones, that are nobody's negatives."""
+        return self.known.first_negative
+
+    @cached_property
+    def view(self) -> Tensor:
+        """(A,) number of the view that each anchor is; for statistics of whole views take `candidate_view`.
+
+        Under several ranks the anchors are one rank's share of a view.
+        """
+        return views_of(self.known.anchor_views, self.anchors.device)
+
+    @cached_property
+    def candidate_view(self) -> Tensor:
+        """(C,) number of the view that each candidate, of all ranks, is; NO_VIEW (-1) for a queue's.
+
+        `with_intra_batch` puts anchors that are no candidates among them.
+        """
+        return views_of(self.known.candidate_views, self.candidates.device)
+
+    @cached_property
+    def fewest(self) -> int:
+        """Least number of positives of an anchor that has any; 0 where none has.
+
+        Of `from_window` it is 2 window: anchors at the ends of a document, whose neighbours may be missing, do not
+        count.
+        """
+        if self.known.fewest is not None:
+            return self.known.fewest
+        counts = (self.positives >= 0).sum(1)
+        some = counts[counts > 0]
+        return int(some.min()) if len(some) else 0
+
+    def check_positives(self, count: int, problem: Callable[[int], str]) -> None:
+        """Raise where an anchor that has positives has fewer than asked for.
+
+        Anchors of `from_window` at the ends of a document are let through (`fewest`).
+
+        Args:
+            count: how many are asked for, >= 1.
+            problem: makes the message of the least number that an anchor has.
+
+        Raises:
+            PairsError: `problem(fewest)`. Of indices that are somebody's own nothing is read back from CUDA: the device
+                stops by itself, later, with a RuntimeError of that message.
+        """
+        if self.known.fewest is not None or reads_at_once(self.anchors):
+            if self.fewest < count:
+                raise PairsError(problem(self.fewest))
+            return
+        counts = (self.positives >= 0).sum(1)
+        check_numbers(torch.where(counts > 0, counts, count), count, None, lambda low, high: problem(low))
+
+    @cached_property
+    def excluded(self) -> Tensor:
+        """(A, K+E) candidates that are no negatives of the anchor; -1 pads."""
+        return torch.cat([self.positives, self.ignored], 1)
+
+    @cached_property
+    def positive_mask(self) -> Tensor | None:
+        """(A, K) True where `positives` is not padding; None where nothing is padded."""
+        return self.positives >= 0 if self.known.padded else None
+
+    @cached_property
+    def negative_counts(self) -> Tensor:
+        """(A,) number of negatives of each anchor."""
+        first = self.first_negative
+        free = len(self.candidates) - first
+        if not self.known.padded:
+            # Positives lie before the first negative, where there is such a border.
+            listed = self.ignored.shape[1] if first else self.excluded.shape[1]
+            return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
+        # A candidate may be listed twice (as a positive and as ignored): count distinct ones.
+        order = self.excluded.sort(1).values
+        fresh = torch.ones_like(order, dtype=torch.bool)
+        fresh[:, 1:] = order[:, 1:] != order[:, :-1]
+        return free - (fresh & (order >= first)).sum(1)
+
+    @cached_property
+    def has_negatives(self) -> bool | None:
+        """True if any anchor has a negative; None if the shapes leave it open and reading would wait for a device."""
+        first = self.first_negative
+        free = len(self.candidates) - first
+        # Positives lie before the first negative, where there is such a border.
+        listed = (self.ignored if first else self.excluded).shape[1]
+        if not self.known.padded or free == 0 or free > listed:
+            return free > listed
+        return bool((self.negative_counts > 0).any()) if reads_at_once(self.anchors) else None
+
+    @cached_property
+    def has_positives(self) -> bool | None:
+        """True if any anchor has a positive; None if the shapes leave it open and reading would wait for a device."""
+        mask = self.positive_mask
+        if mask is None or not mask.shape[1]:
+            return self.positives.shape[1] > 0
+        return bool(mask.any()) if reads_at_once(mask) else None
+
+    def negative_mask(self) -> Tensor:
+        """(A, C) True at the negatives of each anchor: the whole matrix, for what cannot do without."""
+        listed, count = self.excluded, len(self.candidates)
+        mask = torch.ones(len(self.anchors), count + 1, dtype=torch.bool, device=self.anchors.device)
+        mask[:, : self.first_negative] = False
+        # Padding is written into a column that is cut off.
+        return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]

@@ -1,0 +1,413 @@
+"""Constructors of pairs of views: two encoders, several views or crops of each instance, columns of a table."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.checks import check_alike, check_indices, check_matrix, check_row_values
+from dipole.core.objectives.indices import (
+    absolute,
+    other_crops,
+    other_views,
+    own_side,
+    padded,
+    relative,
+    repeat,
+    with_queue,
+)
+from dipole.core.objectives.layout import PairLayout
+from dipole.core.objectives.pair_data import PairData
+from dipole.core.utils.errors import PairsError
+from dipole.core.utils.text import counted
+
+
+class PairsOfViews(PairData):
+    """The constructors of `Pairs` whose positives are views of the anchor's own instance."""
+
+    @classmethod
+    def from_views(
+        cls,
+        views: Sequence[Tensor],
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        negatives: Literal["all", "queries"] = "all",
+    ) -> Self:
+        """SimCLR with any number of views: the other views of a row's instance are its positives.
+
+        Args:
+            views: V >= 2 tensors (B, d) of one shape, dtype and device, row b of each a view of instance b.
+            labels: (B,) class of each instance.
+            index: (B,) index of each instance in the data set.
+            negatives: "all": every row is an anchor, and all views of the other instances are its negatives,
+                V (B - 1) of them; "queries": the first views alone are anchors, and those of the other instances their
+                negatives, B - 1 of them (CACR Sec. 3.2).
+
+        Returns:
+            Pairs of A = V B anchors, which are the candidates, and K = V - 1 positives; with "queries" of A = B
+            anchors, C = V B candidates (the other views, then the first ones) and K = V - 1.
+
+        Raises:
+            PairsError: fewer than two views, views that differ in shape, dtype or device, labels or index that are not
+                (B,), or another word for `negatives`.
+        """
+        if isinstance(views, Tensor) or len(views) < 2:
+            raise PairsError("from_views needs a list of at least two views, each (B, d).")
+        if negatives not in ("all", "queries"):
+            raise PairsError(f"negatives must be 'all' or 'queries', got {negatives!r}.")
+        check_alike(views)
+        if negatives == "queries":
+            keys = torch.stack(list(views[1:]), 1)
+            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index)
+        given = {f"view{number}": view for number, view in enumerate(views)}
+
+        def relate(rows: dict[str, Tensor]) -> PairData:
+            each = [rows[f"view{number}"] for number in range(len(views))]
+            count, batch = len(each), len(each[0])
+            z = torch.cat(each)  # (VB, d), view-major
+            classes = repeat(rows.get("labels"), count)
+            instances = instances_of(rows, batch, z.device).repeat(count)
+            runs = tuple([(number, batch) for number in range(count)])
+            return cls(
+                z,
+                z,
+                other_views(count, batch, z.device),
+                torch.arange(count * batch, device=z.device).unsqueeze(1),
+                classes,
+                candidate_labels=classes,
+                index=instances,
+                candidate_index=instances,
+                layout=PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1),
+            )
+
+        return cls._made(given, relate, labels, index)
+
+    @classmethod
+    def cross(
+        cls,
+        queries: Tensor,
+        keys: Tensor,
+        queue: Tensor | None = None,
+        intra_batch: bool = False,
+        labels: Tensor | None = None,
+        ignored: Tensor | None = None,
+        *,
+        batch_negatives: bool = True,
+        queue_labels: Tensor | None = None,
+        queue_of: Literal["queries", "keys"] = "queries",
+        index: Tensor | None = None,
+    ) -> Self:
+        """One direction between two encoders: MoCo, CMC, the CURL agent.
+
+        Args:
+            queries: (B, d), the anchors.
+            keys: (B, d), row b the positive of query b; or (B, K >= 1, d) for K positives each.
+            queue: (Q, d) further negatives, for example the keys of earlier batches; every rank holds the same. Of no
+                rows it is none.
+            intra_batch: add the other queries to the negatives (CACR, App. C.2).
+            labels: (B,) class of each query and its keys.
+            ignored: (B, E) candidates that are no negatives (exact duplicates, say): key k of query b is candidate
+                k B + b, the queue follows; -1 pads.
+            batch_negatives: False leaves the keys of the other queries out: negatives are the queue and, with
+                `intra_batch`, the other queries (CACR Algorithm 3; a memory bank).
+            queue_labels: (Q,) class of each row of the queue; without them candidates have no labels where there is a
+                queue.
+            queue_of: whose encoder made the queue: "queries", that of the queries or a copy of it (MoCo), or "keys",
+                another one (the other half's memory bank in CMC). For objectives that look within a side.
+            index: (B,) index of each query in the data set.
+
+        Returns:
+            Pairs of A = B anchors, C = K B + Q candidates (K B + Q + B with `intra_batch`) and K positives.
+
+        Raises:
+            PairsError: rows that do not fit the queries in number, width, dtype or device, labels, index or
+                queue_labels of another length, an index in `ignored` out of range, or another word for `queue_of`.
+        """
+        check_matrix("queries", queries)
+        if queue_of not in ("queries", "keys"):
+            raise PairsError(f"queue_of must be 'queries' or 'keys', got {queue_of!r}.")
+        batch = len(queries)
+        if isinstance(keys, Tensor) and keys.ndim == 2:
+            keys = keys.unsqueeze(1)
+        if not isinstance(keys, Tensor) or keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
+            got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
+            raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {got}.")
+        check_matrix("keys", keys[:, 0], ("queries", queries))
+        if queue is not None and not len(queue):
+            queue = queue_labels = None
+        if queue is not None:
+            check_matrix("queue", queue, ("queries", queries))
+        check_row_values(queue_labels, 0 if queue is None else len(queue), "queue_labels")
+        count, behind = keys.shape[1], 0 if queue is None else len(queue)
+        rows = {"queries": queries, "keys": keys if count > 1 else keys[:, 0]}
+        if ignored is not None:
+            check_indices("ignored", ignored, queries, count * batch + behind)
+            rows |= relative(ignored, batch, count)
+
+        def relate(rows: dict[str, Tensor]) -> PairData:
+            q, k = rows["queries"], rows["keys"]
+            mine = k if count == 1 else k.transpose(0, 1).reshape(count * len(q), -1)
+            candidates = mine if queue is None else torch.cat([mine, queue])
+            classes, batch = rows.get("labels"), len(q)
+            candidate_labels = repeat(classes, count)
+            if queue is not None and candidate_labels is not None:
+                candidate_labels = (
+                    None if queue_labels is None else torch.cat([candidate_labels, queue_labels.to(q.device)])
+                )
+            instances = instances_of(rows, batch, q.device)
+            own = torch.arange(batch, device=q.device).unsqueeze(1)
+            keys_of_all = torch.arange(0, count * batch, batch, device=q.device)
+            pairs = cls(
+                q,
+                candidates,
+                own + keys_of_all,
+                own[:, :0] if ignored is None else absolute(rows, batch, count),
+                classes,
+                candidate_labels=candidate_labels,
+                index=instances,
+                candidate_index=padded(instances.repeat(count), behind),
+                layout=PairLayout(
+                    ((0, batch),),
+                    with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
+                    first_negative=0 if batch_negatives else count * batch,
+                    fewest=count,
+                    padded=ignored is not None,
+                    shared=1,
+                    queue=behind,
+                    queue_of_keys=behind > 0 and queue_of == "keys",
+                ),
+            )
+            return pairs.with_intra_batch() if intra_batch else pairs
+
+        return cls._made(rows, relate, labels, index)
+
+    @classmethod
+    def both(cls, a: Tensor, b: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> Self:
+        """Two encoders in both directions (CLIP, Radford et al. 2021): a finds its b among all b, and b its a.
+
+        Anchors are the rows of both sides, so that a term sees both directions, and its mean runs over both: the
+        symmetric cross entropy of CLIP is `infonce` of them. Rows of an anchor's own side are no negatives.
+
+        Args:
+            a: (B, d), for example images.
+            b: (B, d), row i the partner of a's row i, for example captions.
+            labels: (B,) class of each pair.
+            index: (B,) index of each pair in the data set.
+
+        Returns:
+            Pairs of A = C = 2 B rows, those of a first, and K = 1; the B rows of its own side are ignored for each
+            anchor.
+
+        Raises:
+            PairsError: a and b differ in rows, width, dtype or device, or labels or index are not (B,).
+        """
+        check_matrix("a", a)
+        check_matrix("b", b, ("a", a))
+        if len(a) != len(b):
+            raise PairsError(f"a and b must have as many rows, got {len(a)} and {len(b)}.")
+
+        def relate(rows: dict[str, Tensor]) -> PairData:
+            z, batch = torch.cat([rows["a"], rows["b"]]), len(rows["a"])
+            classes = repeat(rows.get("labels"), 2)
+            instances = instances_of(rows, batch, z.device).repeat(2)
+            runs = ((0, batch), (1, batch))
+            return cls(
+                z,
+                z,
+                other_views(2, batch, z.device),
+                own_side(batch, z.device),
+                classes,
+                candidate_labels=classes,
+                index=instances,
+                candidate_index=instances,
+                layout=PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True),
+            )
+
+        return cls._made({"a": a, "b": b}, relate, labels, index)
+
+    @classmethod
+    def from_columns(
+        cls,
+        anchor: Tensor,
+        positive: Tensor,
+        negatives: Tensor | Sequence[Tensor] | None = None,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        *,
+        negatives_of: Literal["batch", "own"] = "batch",
+        batch_negatives: bool = True,
+        ignored: Tensor | None = None,
+    ) -> Self:
+        """Columns of a table (anchor, positive, negatives ...): hard negatives beside those of the batch.
+
+        Candidates of every anchor are all positives and all hard negatives of the batch, as in sentence-transformers'
+        MultipleNegativesRankingLoss. Under several ranks the hard negatives are rows like the others: they are gathered
+        with gradient, which a queue, held alike by every rank, is not.
+
+        Args:
+            anchor: (B, d), the anchors.
+            positive: (B, d), row b the positive of anchor b.
+            negatives: hard negatives: none, (B, d) one of each anchor, (B, n, d) or a sequence of n columns (B, d).
+            labels: (B,) class of each anchor and its positive; those of the hard negatives are unknown.
+            index: (B,) index of each anchor in the data set.
+            negatives_of: "batch": the hard negatives of the whole batch repel every anchor; "own": its own ones alone,
+                besides the other anchors' positives.
+            batch_negatives: False leaves the positives of the other anchors out: hard negatives alone repel.
+            ignored: (B, E) candidates that are no negatives (a second copy of the positive, say): candidate
+                c B + b is row b of column c, of which the positives are column 0; -1 pads.
+
+        Returns:
+            Pairs of A = B anchors, C = (1 + n) B candidates and K = 1.
+
+        Raises:
+            PairsError: columns that differ in rows, width, dtype or device, `batch_negatives=False` without negatives,
+                an index in `ignored` out of range, or another word for `negatives_of`.
+        """
+        check_matrix("anchor", anchor)
+        check_matrix("positive", positive, ("anchor", anchor))
+        batch = len(anchor)
+        hard = _columns(negatives, anchor)  # (B, n, d)
+        count = hard.shape[1]
+        if len(positive) != batch:
+            raise PairsError(f"positive must have {counted(batch, 'row')} like anchor, got {len(positive)}.")
+        if negatives_of not in ("batch", "own"):
+            raise PairsError(f"negatives_of must be 'batch' or 'own', got {negatives_of!r}.")
+        if not batch_negatives and not count:
+            raise PairsError("from_columns(batch_negatives=False) needs negatives: nothing else would repel.")
+        rows = {"anchor": anchor, "positive": positive}
+        if count:
+            rows["negatives"] = hard
+        if ignored is not None:
+            check_indices("ignored", ignored, anchor, (1 + count) * batch)
+            rows |= relative(ignored, batch, 1 + count)
+
+        def relate(rows: dict[str, Tensor]) -> PairData:
+            a, p = rows["anchor"], rows["positive"]
+            batch = len(a)
+            row = torch.arange(batch, device=a.device)
+            own = row.unsqueeze(1)
+            columns = [p] if not count else [p, rows["negatives"].transpose(0, 1).reshape(count * batch, -1)]
+            out = own[:, :0] if ignored is None else absolute(rows, batch, 1 + count)
+            if negatives_of == "own" and count:
+                # The other rows of each column of hard negatives, which follow its own row in cyclic order.
+                ahead = (own + row[1:]) % batch  # (B, B-1)
+                starts = batch * (1 + torch.arange(count, device=a.device)).view(1, count, 1)
+                out = torch.cat([out, (ahead.unsqueeze(1) + starts).flatten(1)], 1)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, a.device)
+            return cls(
+                a,
+                p if not count else torch.cat(columns),
+                positives=own,
+                ignored=out,
+                labels=classes,
+                candidate_labels=padded(classes, count * batch),
+                index=instances,
+                candidate_index=padded(instances, count * batch),
+                layout=PairLayout(
+                    ((0, batch),),
+                    with_queue(((1, batch),), count * batch),
+                    first_negative=0 if batch_negatives else batch,
+                    fewest=1,
+                    padded=out.shape[1] > 0,
+                    shared=1,
+                    queue=count * batch,
+                    queue_of_keys=count > 0,
+                ),
+            )
+
+        return cls._made(rows, relate, labels, index)
+
+    @classmethod
+    def from_crops(
+        cls,
+        large: Sequence[Tensor],
+        small: Sequence[Tensor] = (),
+        queue: Tensor | None = None,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> Self:
+        """SwAV's multi-crop (Caron et al. 2020): every crop is an anchor, large ones (and a queue) are candidates.
+
+        An anchor's positives are the other large crops of its image.
+
+        Args:
+            large: V >= 2 tensors (B, d), row b of each a large crop of image b.
+            small: further crops, (B, d) each.
+            queue: (Q, d) further candidates, negatives of everybody; every rank holds the same.
+            labels: (B,) class of each image; where there is a queue the candidates have none.
+            index: (B,) index of each image in the data set.
+
+        Returns:
+            Pairs of A = (V + S) B anchors for S small crops, C = V B + Q candidates and K = V positives, of which a
+            large crop has one padded with -1.
+
+        Raises:
+            PairsError: fewer than two large crops, crops or a queue of another shape, dtype or device, or labels or
+                index that are not (B,).
+        """
+        if isinstance(large, Tensor) or len(large) < 2:
+            raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
+        check_alike([*large, *small], "crops")
+        if queue is not None and not len(queue):
+            queue = None
+        if queue is not None:
+            check_matrix("queue", queue, ("crops[0]", large[0]))
+        big, every = len(large), len(large) + len(small)
+        behind = 0 if queue is None else len(queue)
+        rows = {f"crop{number}": crop for number, crop in enumerate([*large, *small])}
+
+        def relate(rows: dict[str, Tensor]) -> PairData:
+            each = [rows[f"crop{number}"] for number in range(every)]
+            batch = len(each[0])
+            z = torch.cat(each)  # (V B, d), crop-major
+            targets = z[: big * batch]
+            positives, own = other_crops(big, every, batch, z.device)
+            classes, instances = rows.get("labels"), instances_of(rows, batch, z.device)
+            target_instances = instances.repeat(big)
+            return cls(
+                z,
+                targets if queue is None else torch.cat([targets, queue]),
+                positives,
+                own,
+                repeat(classes, every),
+                candidate_labels=None if queue is not None else repeat(classes, big),
+                index=instances.repeat(every),
+                candidate_index=padded(target_instances, behind),
+                layout=PairLayout(
+                    tuple((number, batch) for number in range(every)),
+                    with_queue(tuple((number, batch) for number in range(big)), behind),
+                    among=big * batch,
+                    fewest=big - 1,
+                    padded=True,
+                    shared=every - 1,
+                    queue=behind,
+                ),
+            )
+
+        return cls._made(rows, relate, labels, index)
+
+
+def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:
+    """Hard negatives in any of their forms as (B, n, d)."""
+    batch, width = anchor.shape
+    if negatives is None:
+        return anchor.new_empty(batch, 0, width)
+    if isinstance(negatives, Tensor) and negatives.ndim == 3:
+        found = list(negatives.unbind(1))
+    else:
+        found = [negatives] if isinstance(negatives, Tensor) else list(negatives)
+    for number, each in enumerate(found):
+        check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
+        if len(each) != batch:
+            raise PairsError(f"negatives[{number}] must have {counted(batch, 'row')} like anchor, got {len(each)}.")
+    if isinstance(negatives, Tensor) and negatives.ndim == 3:
+        return negatives
+    return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)
+
+
+def instances_of(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:
+    """Return (B,), the domain's index of each instance, or its place in the batch."""
+    if "index" in rows:
+        return rows["index"]
+    return torch.arange(count, device=device)
