@@ -44,7 +44,7 @@ def test_what_the_page_registers_passes_the_kit(name):
 
 def test_the_page_shows_each_hook():
     text = "".join(BLOCKS)
-    for hook in ("build", "prepare", "further", "project", "summary", "remarks", "after_step", "statistics"):
+    for hook in ("build", "prepare", "extra_pairs", "project", "summary", "remarks", "after_step", "statistics"):
         assert f"def {hook}(" in text
     for word in ("self.materialize(", "rows.note(", "stateful = True", "detached = ", "PairsError("):
         assert word in text
