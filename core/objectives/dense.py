@@ -34,6 +34,7 @@ def dense(
     counts: Tensor,
     bound: float | None,
     padded: bool,
+    full: bool = False,
     first: int = 0,
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
     """Return the similarities of the positives, (A, K), and the statistics of the rows of x y^T, (A,) each.
@@ -47,6 +48,7 @@ def dense(
         counts: (A,) number of columns that take part in each row.
         bound: largest |x_i . y_j| that can occur; None if unknown.
         padded: -1 may occur in `positives` and `excluded`, or a column may be listed twice.
+        full: every row is known to have a column that takes part.
         first: columns before it take part in no row.
     """
     matrix = x @ y.t()
@@ -68,7 +70,8 @@ def dense(
             results[wanted] = _place(replace_excluded(values, -torch.inf), first)
             continue
         statistic = wanted.exact
-        e, shift = None, x.new_zeros(())
+        e: Tensor | None = None
+        shift: Tensor | None = None
         if statistic.scale is not None:
             exponent = replace_excluded(statistic.scale * matrix, -torch.inf)
             if needs_maximum(wanted, bound):
@@ -77,12 +80,18 @@ def dense(
         if isinstance(statistic, LogSumExp):
             assert e is not None
             parts: tuple[Tensor, ...] = (e,)
+            if full:  # no sum is 0, so the logarithm needs no mask
+                found = e.sum(1).log()
+                results[wanted] = found if shift is None else found + shift
+                continue
         else:
             # At an excluded entry a part may be infinite, and its gradient 0 * inf. So parts see a similarity of 0.
             zeroed = replace_excluded(matrix, 0.0) if zeroed is None else zeroed
             parts = as_tuple(statistic.parts(zeroed, e))
             if e is None:
                 parts = tuple([replace_excluded(part, 0.0) for part in parts])
+        if shift is None:
+            shift = x.new_zeros(())
         results[wanted] = statistic.finish(tuple([part.sum(1) for part in parts]), shift, counts)
     return near, results
 

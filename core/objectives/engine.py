@@ -55,6 +55,7 @@ def similarities(
     bound: float | None,
     symmetric: bool,
     padded: bool = True,
+    full: bool = False,
     first: int = 0,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
@@ -70,6 +71,7 @@ def similarities(
         bound: largest |x_i . y_j| that can occur; None if unknown.
         symmetric: x is y, and j is excluded for i exactly if i is for j.
         padded: -1 may occur in `positives` and `excluded`, or a column may be listed twice.
+        full: every row is known to have a column that takes part.
         first: columns before it take part in no row.
         embeddings: rows that x and y are multiples of, in the encoder's dtype. Kernels multiply these if they are in
             half precision.
@@ -79,7 +81,9 @@ def similarities(
         return paired(x, y, positives), {}
     name = requested()
     if name == "dense" or (name != "triton" and fits(x.shape[0], y.shape[0])):
-        return dense(x, y, positives, excluded, wanted, counts=counts, bound=bound, padded=padded, first=first)
+        return dense(
+            x, y, positives, excluded, wanted, counts=counts, bound=bound, padded=padded, full=full, first=first
+        )
     found = row_statistics(
         x, y, excluded, wanted, counts=counts, bound=bound, symmetric=symmetric, first=first, embeddings=embeddings
     )

@@ -265,6 +265,7 @@ class _Matrix:
             bound=self.bound,
             symmetric=pairs.mutual and self.x is self.y,
             padded=pairs.known.padded,
+            full=not pairs.known.padded and pairs.has_negatives is True,
             first=pairs.first_negative,
             embeddings=self.embeddings,
         )
@@ -281,7 +282,7 @@ def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Gl
         for each in several[1:]:
             local.setdefault(id(each), _share(related, each))
     for several in prepared.values():
-        local[id(several[0])] = related.local(several[0])
+        local[id(several[0])] = several[0] if related.own is None else related.local(several[0])
     matrices: dict[tuple[int, object], _Matrix] = {}
     used: dict[str, list[_Matrix]] = {}
     asked: dict[str, dict[str, AnyStatistic]] = {}

@@ -18,6 +18,7 @@ from dipole.core.objectives.similarity import Similarity, full_precision, normal
 from dipole.core.objectives.spec import Term, format_terms, numbered, option_span, parse
 from dipole.core.objectives.spec import caret as caret_under
 from dipole.core.objectives.statistics import AnyStatistic
+from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
 
@@ -430,7 +431,11 @@ class Composite(nn.Module):
             pairs = Pairs.from_views((pairs, *views))
         elif views:
             raise PairsError("give either Pairs or views, not both.")
-        return evaluate({name: (weight, term) for name, weight, term in self}, all_gather_pairs(pairs))
+        if isinstance(pairs, Pairs) and world_size() == 1:
+            everything = GlobalPairs((pairs,))
+        else:
+            everything = all_gather_pairs(pairs)
+        return evaluate({name: (weight, term) for name, weight, term in self}, everything)
 
     @property
     def positives_wanted(self) -> int | None:

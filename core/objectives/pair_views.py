@@ -66,14 +66,17 @@ class PairsOfViews(PairData):
             each = [rows[f"view{number}"] for number in range(len(views))]
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
-            classes = repeat(rows.get("labels"), count)
-            instances = instances_of(rows, batch, z.device).repeat(count)
+            own = torch.arange(count * batch, device=z.device)
+            place = own % batch
+            classes = rows["labels"][place] if "labels" in rows else None
+            instances = rows["index"][place] if "index" in rows else place
+            steps = own[batch::batch]  # to the same place of each other view
             runs = tuple([(number, batch) for number in range(count)])
             return cls(
                 z,
                 z,
-                other_views(count, batch, z.device),
-                torch.arange(count * batch, device=z.device).unsqueeze(1),
+                (own.unsqueeze(1) + steps) % len(own),
+                own.unsqueeze(1),
                 classes,
                 candidate_labels=classes,
                 index=instances,
