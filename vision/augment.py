@@ -140,9 +140,17 @@ class AugmentConfig(Operations):
 class Parameters:
     """The random parameters of n images.
 
-    box (n, 4): top, left, height, width of the crop in pixels. flip, grey, solarize (n,): 0 or 1. brightness, contrast,
-    saturation (n,): factors, 1 changes nothing. hue (n,): turns. sigma (n,): blur in pixels, 0 for none.
-    order: of the four jitter operations, one for the batch (as kornia; torchvision: one per image).
+    Args:
+        box: (n, 4) top, left, height, width of the crop in pixels.
+        flip: (n,) 0 or 1.
+        brightness: (n,) factor, 1 changes nothing.
+        contrast: (n,) factor.
+        saturation: (n,) factor.
+        hue: (n,) turns.
+        grey: (n,) 0 or 1.
+        sigma: (n,) blur in pixels, 0 for none.
+        solarize: (n,) 0 or 1.
+        order: of the four jitter operations, one for the batch (as kornia; torchvision: one per image).
     """
 
     box: Tensor
@@ -162,6 +170,11 @@ class Parameters:
         )
 
     def to(self, device: torch.device) -> "Parameters":
+        """Return the parameters on a device.
+
+        Args:
+            device: any.
+        """
         if self.box.device == device:
             return self
         names = [f.name for f in fields(self) if f.name not in ("box", "order")]
@@ -174,8 +187,10 @@ class Parameters:
 class CropDraws:
     """Random numbers from which the crop of each of n images follows, whatever its size.
 
-    area, log_ratio (n, attempts): shares of the image's area, and logarithms of width / height. place (2, n): vertical
-    and horizontal position of the box, from 0 to 1.
+    Args:
+        area: (n, attempts) shares of the image's area.
+        log_ratio: (n, attempts) logarithms of width / height.
+        place: (2, n) vertical and horizontal position of the box, from 0 to 1.
     """
 
     area: Tensor
@@ -217,14 +232,27 @@ class Augmentation:
         return self.apply(images, self.draw(len(images), height, width, generator))
 
     def draw(self, n: int, height: int, width: int, generator: torch.Generator | None = None) -> Parameters:
-        """Draw the parameters of n images of height x width pixels."""
+        """Return random parameters of n images of height x width pixels.
+
+        Args:
+            n: number of images.
+            height: of the images in pixels.
+            width: of the images in pixels.
+            generator: on the CPU; default PyTorch's global one.
+        """
         parameters, crops = self.draw_unsized(n, generator)
         return replace(parameters, box=self.boxes(crops, height, width))
 
     def draw_unsized(
         self, n: int, generator: torch.Generator | None = None, size: int = 0
     ) -> tuple[Parameters, CropDraws]:
-        """Draw the parameters of n images of unknown sizes; `Parameters.box` is all of an image of `size`."""
+        """Return random parameters of n images of unknown sizes, and the numbers from which their crops follow.
+
+        Args:
+            n: number of images.
+            generator: on the CPU; default PyTorch's global one.
+            size: `Parameters.box` is all of an image of this size.
+        """
         config = self.config
 
         def uniform(low: float, high: float) -> Tensor:
@@ -257,7 +285,12 @@ class Augmentation:
         return parameters, crops
 
     def draw_crops(self, n: int, generator: torch.Generator | None = None) -> CropDraws:
-        """Draw n crops: area uniform in `crop_scale`, log aspect uniform in `crop_ratio`, ten attempts each."""
+        """Return n random crops: area uniform in `crop_scale`, log aspect uniform in `crop_ratio`, ten attempts each.
+
+        Args:
+            n: number of crops.
+            generator: on the CPU; default PyTorch's global one.
+        """
         area = torch.empty(n, CROP_ATTEMPTS).uniform_(*self.config.crop_scale, generator=generator)
         low, high = map(math.log, self.config.crop_ratio)
         log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(low, high, generator=generator)
@@ -267,6 +300,11 @@ class Augmentation:
         """Return crop boxes (n, 4) in whole pixels: top, left, height, width.
 
         The first attempt that fits is used. If none fits, it is the largest centred box within the ratios.
+
+        Args:
+            draws: the random numbers.
+            height: of the images in pixels.
+            width: of the images in pixels.
         """
         area, ratio, place = draws.area * (height * width), draws.log_ratio.exp(), draws.place
         w = (area * ratio).sqrt().round()

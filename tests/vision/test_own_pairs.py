@@ -323,7 +323,7 @@ def test_an_image_of_both_columns_does_not_answer_for_itself():
     z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
     ids = torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
     near = torch.stack([z[0], z[0] + 0.1 * z[1], z[2], z[2] + 0.1 * z[3]])
-    assert recall(near[ids[:, 0]], near[ids[:, 1]], ids, same_things=True)["recall@1"] == 1
+    assert recall(near[ids[:, 0]], near[ids[:, 1]], ids, same_kind=True)["recall@1"] == 1
 
 
 def trained(folder, runs, *more):

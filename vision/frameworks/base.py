@@ -76,7 +76,7 @@ class Setup:
     make: Callable[..., Encoder] = build_encoder
 
     def branch(self, channels: int | None = None, share: float = 1.0) -> Branch:
-        """Build an encoder with its projector.
+        """Return an encoder with its projector.
 
         Args:
             channels: of the images; default those of the data set.
@@ -174,7 +174,7 @@ class Method(nn.Module):
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
-        """Build the framework of a recipe.
+        """Return the framework of a recipe.
 
         Args:
             config: the table [vision].
@@ -231,7 +231,7 @@ class Method(nn.Module):
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
     ) -> Iterator[tuple[str, AnyPairs]]:
-        """Yield its name and example pairs of a batch, to explain which frameworks can carry an objective.
+        """Yield its name and example pairs of a batch, to find the frameworks that can carry an objective.
 
         Args:
             views: of an image, without the small ones; members of a block.

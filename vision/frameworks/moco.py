@@ -52,7 +52,8 @@ class MoCo(OneBranch):
     key batch is shuffled over them, so that batch norm does not reveal the pairs.
 
     Args:
-        backbone, projector: as in `OneBranch`.
+        backbone: a `Branch`, or any module from images (n, C, H, W) to features.
+        projector: after a backbone; None for none.
         queue: number of keys in the queue.
         momentum: of the key encoder.
         intra_batch: the other queries are negatives too (CACR App. C.2).
@@ -112,6 +113,12 @@ class MoCo(OneBranch):
         return embedded(numbered("query", queries) | numbered("key", keys), batch, self.pair)
 
     def pair(self, rows: dict[str, Tensor], seed: int) -> AnyPairs:
+        """Return the pairs of the rows of all ranks.
+
+        Args:
+            rows: queries and keys (B, d) of each view, with index and labels (B,).
+            seed: of the step.
+        """
         queries, keys = all_named("query", rows), all_named("key", rows)
         labels, index = rows.get("labels"), rows["index"]
         queue = self.queue.all(queries[0].dtype)

@@ -92,7 +92,7 @@ class Source:
     reader: Callable[[str], ImageSet]
 
     def read(self, split: str) -> ImageSet:
-        """Read a split. A source without named splits has the one split "train".
+        """Return the images of a split. A source without named splits has the one split "train".
 
         Args:
             split: its name.
