@@ -195,7 +195,7 @@ class Encoded:
         return [_stacked([view[number] for view in views]) for number in range(len(sizes))]
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Yield decoded parts (k, 3, size, size) one at a time.
+        """Return an iterator over decoded parts (k, 3, size, size).
 
         Args:
             size: images of a part, >= 1.

@@ -231,7 +231,7 @@ class Method(nn.Module):
     def samples(
         cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
     ) -> Iterator[tuple[str, AnyPairs]]:
-        """Yield its name and example pairs of a batch, to find the frameworks that can carry an objective.
+        """Return its name with example pairs of a batch, to find the frameworks that can carry an objective.
 
         Args:
             views: of an image, without the small ones; members of a block.
