@@ -42,8 +42,8 @@ SMALLEST_EXPONENT = {
 LINEAR = 50
 SECOND_DERIVATIVES = (
     "this similarity matrix is computed in tiles, which have no second derivatives (create_graph=True). Set "
-    "DIPOLE_ENGINE=dense to compute it as one matrix, in memory for all anchors times candidates. Up to 2^20 entries "
-    "this is the default."
+    "DIPOLE_ENGINE=dense to compute it as one matrix, in memory for all anchors times candidates. Below 2^20 "
+    "entries this is the default."
 )
 
 
