@@ -146,10 +146,8 @@ class Run:
         log: trackers.
 
     Attributes:
-        config: what is run.
         seeds: of the run.
         device: of this rank.
-        folder: of the run.
         objective: the `Composite`; None for "none".
         step: updates done.
         total_steps: of the whole run.
@@ -225,8 +223,6 @@ class Run:
     def is_finished(self) -> bool:
         """Whether all updates are made."""
         return self.step >= self.total_steps
-
-    # Training --------------------------------------------------------------------------------------------------------
 
     def run(self) -> RunRecord:
         """Train to the end. Any error is in the record before it is raised.
@@ -381,8 +377,6 @@ class Run:
         if bad is not None:
             self.step = bad[0] - 1  # so many updates reached the weights
             raise TrainingError(bad[1])
-
-    # Between steps ---------------------------------------------------------------------------------------------------
 
     def note_terms(self, outcome: Outcome) -> None:
         """Remember the notes of the terms of one step. Call it before `advance`.
