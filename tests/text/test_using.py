@@ -207,7 +207,7 @@ def test_nothing_is_written_of_inputs_that_end_in_an_error(tmp_path):
     encoder = SentenceEmbedder(make_encoder("bow"))
     (tmp_path / "s.jsonl").write_text('{"text": "word1"}\n{"text": 3}\n')
     for suffix in ("npy", "parquet"):
-        with pytest.raises(DataError, match="row 2"):
+        with pytest.raises(DataError, match="line 2"):
             embed(encoder, str(tmp_path / "s.jsonl"), tmp_path / f"out.{suffix}", batch_size=1, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == ["s.jsonl"]
     (tmp_path / "s.jsonl").write_text("")
