@@ -1,1 +1,1 @@
-"""A suite of three domains under faults, for as long as one likes: what comes out must be what comes out in peace."""
+"""Soak test: run a small suite under faults and compare it with an undisturbed run."""

@@ -1,4 +1,4 @@
-"""What a system lets us take away from processes: disk, memory, a clock to be trusted; each says how it does it."""
+"""Limits for processes: a full disk, little memory and a clock that jumps. `how` says how this system provides each."""
 
 import os
 import shutil
@@ -9,30 +9,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DISK = 128 * 1024**2  # bytes of the small file system
+DISK_BYTES = 128 * 1024**2
 CGROUPS = {
-    "cgroup v2": (Path("/sys/fs/cgroup"), "memory.max"),
-    "cgroup v1": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+    "cgroup v2": (Path("/sys/fs/cgroup"), "memory.max", "max"),
+    "cgroup v1": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "-1"),
 }
+"""Root, file of the limit, and the value for no limit."""
+LIBRARY_BYTES = 3000 * 1024**2
+"""Addresses that libraries reserve and never touch."""
+CLOCK_TEST = (
+    "import time; a = time.time() - time.monotonic(); time.sleep(2.2); print(time.time() - time.monotonic() - a)"
+)
 
 
 class Disk:
-    """A folder on a file system of its own that can be filled; without the right to mount one, a limit of file sizes.
-
-    Args:
-        folder: where it is; it is made.
-    """
+    """A new folder on a tmpfs that can be filled. Without the right to mount one, files can be limited in size."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
-        self.is_own = sys.platform == "linux" and shutil.which("mount") is not None and _does(mount)
-        self.how = "a tmpfs that is filled" if self.is_own else "no right to mount: RLIMIT_FSIZE, files end early"
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+        self.is_mounted = sys.platform == "linux" and shutil.which("mount") is not None and _succeeds(mount)
+        self.how = "no right to mount: RLIMIT_FSIZE, files end early"
+        if self.is_mounted:
+            self.how = "a tmpfs that is filled"
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Within the block nothing fits any more (a file system of its own only)."""
+        """Fill the tmpfs within the block."""
         ballast = self.folder / ".ballast"
         try:
             with suppress(OSError), open(ballast, "wb", buffering=0) as file:
@@ -44,47 +48,46 @@ class Disk:
         finally:
             ballast.unlink(missing_ok=True)
 
-    def short_files(self, most: int) -> Callable[[], None]:
-        """What a process calls so that none of its files grows beyond `most` bytes."""
+    def limit_files(self, size: int) -> Callable[[], None]:
+        """Return a function that limits the files of the process that calls it to `size` bytes."""
         import resource  # Windows has none
 
-        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def remove(self) -> None:
-        if self.is_own:
-            _does(["umount", "-l", str(self.folder)])
+        if self.is_mounted:
+            _succeeds(["umount", "-l", str(self.folder)])
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Memory:
-    """A limit of memory for processes: a cgroup where one may be made, the address space where not."""
+    """A memory limit by a cgroup. Without the right to make one, a limit of the address space of each process."""
 
     def __init__(self, name: str) -> None:
         self._group: Path | None = None
-        self._limit = ""
         self.how = "no right to make a cgroup: RLIMIT_AS"
-        for how, (root, limit) in CGROUPS.items():
+        for how, (root, limit, unlimited) in CGROUPS.items():
             group = root / name
             try:
                 group.mkdir()
             except OSError:
                 continue
-            if (group / limit).exists() and os.access(group / limit, os.W_OK):
-                self._group, self._limit, self.how = group, limit, f"{how}, the kernel kills"
+            if os.access(group / limit, os.W_OK):
+                self._group, self.how = group, f"{how}, the kernel kills"
+                self._limit, self._unlimited = group / limit, unlimited
                 break
             with suppress(OSError):
                 group.rmdir()
 
-    def limited(self, megabytes: int) -> Callable[[], None]:
-        """What a process calls so that it and its children get no more than this in all (each, where no cgroup)."""
+    def limit(self, megabytes: int) -> Callable[[], None]:
+        """Return a function that limits the process that calls it. A cgroup counts its children as well."""
         group = self._group
         if group is None:
-            # Libraries reserve some gigabytes of addresses that they never touch.
-            most = (3000 + megabytes) * 1024**2
             import resource
 
-            return lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        (group / self._limit).write_text(str(megabytes * 1024**2))
+            size = LIBRARY_BYTES + megabytes * 1024**2
+            return lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        self._limit.write_text(str(megabytes * 1024**2))
 
         def join() -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -92,9 +95,9 @@ class Memory:
         return join
 
     def lift(self) -> None:
-        """Take the limit away from those that live (a cgroup only; the address space is not what keeps one waiting)."""
+        """Remove the limit of the cgroup. A limit of addresses stays: it makes processes fail, but never wait."""
         if self._group is not None:
-            (self._group / self._limit).write_text("max" if self._limit == "memory.max" else "-1")
+            self._limit.write_text(self._unlimited)
 
     def remove(self) -> None:
         for _ in range(50):
@@ -107,74 +110,31 @@ class Memory:
                 time.sleep(0.1)
 
 
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-/* Every two seconds another one: right, a day and an hour ahead, more than a year behind, a minute behind. */
-static time_t jump(void) {
-    static const time_t offsets[] = {0, 90000, -40000000, -60};
-    struct timespec now;
-    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
-    return offsets[(now.tv_sec / 2) % 4];
-}
-
-int clock_gettime(clockid_t which, struct timespec *found) {
-    int code = syscall(SYS_clock_gettime, which, found);
-    if (code == 0 && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE)) found->tv_sec += jump();
-    return code;
-}
-
-int gettimeofday(struct timeval *found, void *zone) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    found->tv_sec = now.tv_sec;
-    found->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *found) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (found) *found = now.tv_sec;
-    return now.tv_sec;
-}
-"""
-
-
 class Clock:
-    """A clock that jumps for chosen processes: a library before the system's, compiled here.
-
-    The times of files stay the file system's own.
-    """
+    """A real-time clock that jumps, by a preloaded library (clock.c). File times do not jump."""
 
     def __init__(self, folder: Path) -> None:
         self.environment: dict[str, str] = {}
         self.how = "no C compiler: not tried"
-        compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-        if compiler is None or sys.platform != "linux":
+        compilers = [found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))]
+        if not compilers or sys.platform != "linux":
             return
-        source, library = folder / "clock.c", folder / "clock.so"
-        source.write_text(CLOCK, encoding="ascii")
-        if _does([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)]) and _jumps(library):
-            self.environment = {"LD_PRELOAD": str(library)}
+        source, library = Path(__file__).with_name("clock.c"), folder / "clock.so"
+        preload = {"LD_PRELOAD": str(library)}
+        if _succeeds([compilers[0], "-shared", "-fPIC", "-O1", "-o", str(library), str(source)]) and _jumps(preload):
+            self.environment = preload
             self.how = "LD_PRELOAD: every 2 s +25 h, -463 days, -1 min or right"
         else:
             self.how = "the library for it does not work here: not tried"
 
 
-def _jumps(library: Path) -> bool:
-    """Whether a Python under the library sees its clock jump."""
-    program = (
-        "import time; a = time.time() - time.monotonic(); time.sleep(2.2); print(time.time() - time.monotonic() - a)"
+def _jumps(environment: dict[str, str]) -> bool:
+    """Test whether the clock of a Python process jumps."""
+    found = subprocess.run(
+        [sys.executable, "-c", CLOCK_TEST], env={**os.environ, **environment}, capture_output=True, text=True
     )
-    environment = {**os.environ, "LD_PRELOAD": str(library)}
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     return found.returncode == 0 and abs(float(found.stdout)) > 30
 
 
-def _does(command: list[str]) -> bool:
+def _succeeds(command: list[str]) -> bool:
     return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0

@@ -1,50 +1,43 @@
-"""The processes of a soak: each carries its token, by which they are found whoever started them."""
+"""Processes of a soak test. Each has a token in its environment, so all of them can be found, with their children."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 TOKEN = "DIPOLE_SOAK"
-"""The variable in the environment of every process of a soak."""
-LEAVE_WITHIN = 100.0  # seconds; a worker whose runner is gone saves a checkpoint, and is ended after a minute
-ENOUGH = 15.0  # seconds of processors for leaving, on a machine so busy that it
-BUSY = 6  # times as long takes for them
-# At which a process writes the stacks of all its threads into the log. Windows has neither this nor ticks of a clock:
-# there the soak is imported, not run.
+"""Environment variable that every process of a soak test has."""
+MAX_CPU_SECONDS = 400.0
+"""Processor seconds of one attempt. Normal attempts use less than 100."""
+IDLE_SECONDS = 180.0
+"""An attempt hangs if it uses less than `MIN_CPU_SECONDS` of processor time in so many seconds."""
+MIN_CPU_SECONDS = 1.0
+# Windows has no SIGUSR2. There the soak test can be imported, but not run.
 STACKS = getattr(signal, "SIGUSR2", signal.SIGTERM)
-STACKS_OF = f"import faulthandler, signal\nfaulthandler.register(signal.{STACKS.name}, all_threads=True)\n"
-TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+SITE = f"import faulthandler, signal\nfaulthandler.register(signal.{STACKS.name}, all_threads=True)\n"
 
 
-class Spent:
-    """Seconds of a processor that processes have used, those that are gone included.
-
-    A machine with other work gives a process few of them: by these, not by the clock on the wall, it is told whether an
-    attempt works, waits, or computes without end.
-    """
-
-    def __init__(self) -> None:
-        self._each: dict[int, float] = {}
-
-    def of(self, pids: Iterable[int]) -> float:
-        """The sum after another look at those that live."""
-        for pid in pids:
-            with suppress(OSError, IndexError, ValueError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                used = (int(fields[11]) + int(fields[12])) / TICK
-                self._each[pid] = max(used, self._each.get(pid, 0.0))
-        return sum(self._each.values())
+class BrokenError(Exception):
+    """A guarantee of docs/reliability.md does not hold."""
 
 
 @dataclass
-class Place:
-    """Where a soak works: its folder, the token of its processes, and the numbers that these have had."""
+class Processes:
+    """Start, find and end the processes of a soak test.
+
+    Args:
+        folder: holds their log, temporary files and caches.
+        token: marks them.
+        seen: the ids of all processes so far.
+    """
 
     folder: Path
     token: str
@@ -65,16 +58,16 @@ class Place:
         environment: Mapping[str, str] | None = None,
         before: Callable[[], object] | None = None,
     ) -> "subprocess.Popen[bytes]":
-        """Start `python -m ARGUMENTS` as a process of this soak; `before` runs in it, before the program."""
+        """Start `python -m ARGUMENTS`. `before` runs in the new process, before the program."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         site = self.folder / "site"
         site.mkdir(exist_ok=True)
-        (site / "sitecustomize.py").write_text(STACKS_OF, encoding="ascii")
+        (site / "sitecustomize.py").write_text(SITE, encoding="ascii")
         own = {
             TOKEN: self.token,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))),
             "TMPDIR": str(self.temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache"),  # kept on purpose; else in TMPDIR
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache"),  # its default is in TMPDIR, which must end empty
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -93,48 +86,101 @@ class Place:
     def bench(
         self, runs: Path, environment: Mapping[str, str] | None = None, before: Callable[[], object] | None = None
     ) -> "subprocess.Popen[bytes]":
-        """Start `dipole bench` of the soak's suite on a folder of runs."""
-        command = ["dipole", "bench", str(self.folder / "soak.toml"), "--runs", str(runs)]
-        return self.start([*command, "--jobs", "2", "--threads", "1"], environment, before)
+        """Start `dipole bench` with the suite of the soak test."""
+        suite = Path(__file__).with_name("suite.toml")
+        command = ["dipole", "bench", str(suite), "--runs", str(runs), "--jobs", "2", "--threads", "1"]
+        return self.start(command, environment, before)
 
     def living(self) -> list[int]:
-        """Numbers of the processes that carry the token."""
-        mark, found = f"{TOKEN}={self.token}".encode(), []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+        """Return the ids of all processes with the token."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(TOKEN) == self.token:
+                    found.append(process.pid)
         self.seen.update(found)
         return found
 
-    def wait_until_gone(self, seconds: float = LEAVE_WITHIN) -> list[int]:
-        """Wait for the last process of this soak; those that stay, although they had the time and processors."""
-        begin, spent = time.monotonic(), Spent()
-        first = spent.of(left := self.living())
-        while left:
-            waited, used = time.monotonic() - begin, spent.of(left) - first
-            if waited > seconds and (used > ENOUGH or waited > BUSY * seconds):
-                break
-            time.sleep(0.2)
-            left = self.living()
-        return left
-
     def write_stacks(self) -> None:
-        """Have every process that lives write what it is at into the log: its stacks, state, and where it waits."""
+        """Write the stacks and the kernel's state of every process into the log."""
         for pid in self.living():
-            told = [f"\n== process {pid}"]
+            lines = [f"\n== process {pid}"]
             for name in ("cmdline", "wchan", "stack", "status"):
                 with suppress(OSError):
                     text = Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    told.append(f"{name}: {text}")
+                    lines.append(f"{name}: {text}")
             with self.log.open("a", encoding="utf-8") as log:
-                log.write("\n".join(told))
+                log.write("\n".join(lines))
             with suppress(ProcessLookupError):
                 os.kill(pid, STACKS)
-            time.sleep(0.2)  # one after another, so that their lines do not mix
+            time.sleep(0.2)  # so that the stacks of two processes do not mix
 
-    def end_all(self) -> None:
-        """Kill what is still there: the soak itself was interrupted, or has said what stayed."""
+    def kill_all(self) -> None:
         for pid in self.living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Watchdog:
+    """Notice processes that hang, by their processor time. Wall time would depend on the load of the machine.
+
+    Args:
+        processes: are watched from now on.
+        cpu_seconds: the most processor seconds that they may use.
+        idle_seconds: in so many seconds they must use at least `MIN_CPU_SECONDS`.
+    """
+
+    def __init__(
+        self, processes: Processes, cpu_seconds: float = MAX_CPU_SECONDS, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
+        self._processes, self._cpu_seconds, self._idle_seconds = processes, cpu_seconds, idle_seconds
+        self._cpu: dict[int, float] = {}  # of processes that have ended as well
+        self._readings: deque[tuple[float, float]] = deque()
+
+    def check(self) -> None:
+        """Read the processor time.
+
+        Raises:
+            BrokenError: the processes compute or wait without end. Their stacks are in the log.
+        """
+        for pid in self._processes.living():
+            with suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                self._cpu[pid] = times.user + times.system
+        now, used = time.monotonic(), sum(self._cpu.values())
+        self._readings.append((now, used))
+        while len(self._readings) > 1 and self._readings[1][0] <= now - self._idle_seconds:
+            self._readings.popleft()
+        begin, before = self._readings[0]
+        how = ""
+        if used > self._cpu_seconds:
+            how = "computes"
+        if begin <= now - self._idle_seconds and used - before < MIN_CPU_SECONDS:
+            how = "waits"
+        if how:
+            self._processes.write_stacks()
+            raise BrokenError(
+                f"an attempt does not end: it {how} ({used - before:.1f} s of processor time in the last "
+                f"{now - begin:.0f} s, {used:.0f} s in all). The log has its stacks"
+            )
+
+    def wait(self, *runners: "subprocess.Popen[bytes]") -> list[int]:
+        """Wait for processes and return their exit codes."""
+        while running := [runner for runner in runners if runner.poll() is None]:
+            self.check()
+            with suppress(subprocess.TimeoutExpired):
+                running[0].wait(1.0)
+        return [runner.returncode for runner in runners]
+
+    def wait_for_all(self) -> None:
+        """Wait until no process is left."""
+        while self._processes.living():
+            self.check()
+            time.sleep(0.2)
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the command line of a process, or [] after its exit."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()
+    return []

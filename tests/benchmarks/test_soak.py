@@ -1,4 +1,4 @@
-"""The soak: its judge sees what it has to see, its limits limit, and a short form of it holds."""
+"""The soak test: its comparison, its limits, its processes, and a short run of it."""
 
 import json
 import os
@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dipole.benchmarks.soak.growth import Growth
+from dipole.benchmarks.soak.__main__ import Growth
 from dipole.benchmarks.soak.judge import differences, left_behind
 from dipole.benchmarks.soak.limits import Clock, Disk
-from dipole.benchmarks.soak.patience import BrokenError, Patience
-from dipole.benchmarks.soak.processes import Place
+from dipole.benchmarks.soak.processes import BrokenError, Processes, Watchdog
 
 
-def made(folder: Path, runs_folder: Any) -> Path:
-    """A folder of one run with weights."""
-    made = type(runs_folder)(folder)
-    name = made.record(results={"linear/accuracy": 0.5})
+def run_with_weights(folder: Path, runs_folder: Any) -> Path:
+    """Make a folder of runs with one run and its weights. Return the folder of that run."""
+    runs = type(runs_folder)(folder)
+    name = runs.record(results={"linear/accuracy": 0.5})
     (folder / name / "model").mkdir()
     save_file({"w": np.zeros(3)}, folder / name / "model" / "module.safetensors")
     return folder / name
 
 
-def test_the_judge_sees_every_difference(runs_folder: Any, tmp_path: Path) -> None:
-    calm, run = made(tmp_path / "calm", runs_folder).parent, made(tmp_path / "runs", runs_folder)
+def test_differences_finds_every_difference(runs_folder: Any, tmp_path: Path) -> None:
+    calm = run_with_weights(tmp_path / "calm", runs_folder).parent
+    run = run_with_weights(tmp_path / "runs", runs_folder)
     assert list(differences(calm, run.parent)) == []
     save_file({"w": np.ones(3)}, run / "model" / "module.safetensors")
     assert list(differences(calm, run.parent)) == [f"{run.name}: model/module.safetensors has other contents"]
@@ -44,8 +44,8 @@ def test_the_judge_sees_every_difference(runs_folder: Any, tmp_path: Path) -> No
     ]
 
 
-def test_the_judge_sees_what_is_left(runs_folder: Any, tmp_path: Path) -> None:
-    run = made(tmp_path / "runs", runs_folder)
+def test_left_behind_finds_all_kinds(runs_folder: Any, tmp_path: Path) -> None:
+    run = run_with_weights(tmp_path / "runs", runs_folder)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     assert list(left_behind(run.parent, temporary, set(), {os.getpid()})) == []
@@ -59,15 +59,15 @@ def test_the_judge_sees_what_is_left(runs_folder: Any, tmp_path: Path) -> None:
     assert "left in TMPDIR: x" in found
 
 
-def test_growth_is_told_from_noise() -> None:
+def test_small_growth_is_flat() -> None:
     assert Growth("vision", 10_000, 600.0, 604.0).is_flat
     assert not Growth("vision", 10_000, 600.0, 620.0).is_flat
 
 
-def test_a_full_disk_is_full_and_then_is_not(tmp_path: Path) -> None:
+def test_a_full_disk_rejects_writes_until_it_is_emptied(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk")
     try:
-        if not disk.is_own:
+        if not disk.is_mounted:
             pytest.skip("no right to mount")
         with disk.full(), pytest.raises(OSError, match="No space"):
             (disk.folder / "x").write_bytes(bytes(10_000))
@@ -77,36 +77,37 @@ def test_a_full_disk_is_full_and_then_is_not(tmp_path: Path) -> None:
     assert not (tmp_path / "disk").exists()
 
 
-def test_the_clock_jumps_for_who_is_told(tmp_path: Path) -> None:
+def test_the_clock_says_how_it_jumps(tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     assert bool(clock.environment) == clock.how.startswith("LD_PRELOAD")
 
 
 def test_processes_are_found_by_their_token(tmp_path: Path) -> None:
-    place = Place(tmp_path, "a-token")
-    assert place.living() == []
-    process = place.start(["timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)"])
+    processes = Processes(tmp_path, "a-token")
+    assert processes.living() == []
+    process = processes.start(["timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)"])
     try:
-        assert place.living() == [process.pid]
+        assert processes.living() == [process.pid]
     finally:
-        place.end_all()
+        processes.kill_all()
         process.wait()
-    assert place.wait_until_gone(5) == []
+    Watchdog(processes, idle_seconds=5).wait_for_all()
+    assert processes.living() == []
 
 
-def test_who_waits_and_who_computes_without_end_are_told_apart(tmp_path: Path) -> None:
-    place = Place(tmp_path, f"waits-{os.getpid()}")
+def test_the_watchdog_notices_endless_waiting_and_computing(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, f"waits-{os.getpid()}")
     for program, limits, how in (
-        ("import time; time.sleep(60)", {"quiet": 2.0}, "waits"),
-        ("while True: pass", {"work": 0.5, "quiet": 60.0}, "computes"),
+        ("import time; time.sleep(60)", {"idle_seconds": 2.0}, "waits"),
+        ("while True: pass", {"cpu_seconds": 0.5, "idle_seconds": 60.0}, "computes"),
     ):
-        process = place.start(["timeit", "-n", "1", "-r", "1", program])
+        process = processes.start(["timeit", "-n", "1", "-r", "1", program])
         with pytest.raises(BrokenError, match=f"does not end: it {how}"):
-            Patience(place, **limits).until_end(process)
-        place.end_all()
+            Watchdog(processes, **limits).wait(process)
+        processes.kill_all()
         process.wait()
-    assert place.log.read_text().count("most recent call first") == 2
-    assert Patience(place).until_end(place.start(["timeit", "-n", "1", "pass"])) == [0]
+    assert processes.log.read_text().count("most recent call first") == 2
+    assert Watchdog(processes).wait(processes.start(["timeit", "-n", "1", "pass"])) == [0]
 
 
 @pytest.mark.slow
