@@ -51,7 +51,7 @@ def left_behind(runs: Path, temporary: Path, shared_before: set[str], pids: set[
     for path in sorted(runs.rglob("*")):
         place = path.relative_to(runs)
         is_temporary = ".tmp" in path.name or path.name == ".pid"
-        is_claim = place.parts[0] == BENCH and place.parent.name in ("claims", "stops")
+        is_claim = place.match(f"{BENCH}/claims/*.json") or place.match(f"{BENCH}/stops/*")
         is_checkpoint = place.parts[0] != BENCH and "checkpoints" in place.parts
         if is_temporary or is_claim or is_checkpoint or path.is_socket():
             yield f"left behind: {place}"

@@ -1,1 +1,1 @@
-"""Studies that docs quote: `python -m dipole.benchmarks.studies.NAME`."""
+"""Studies that the docs quote. Run one with `python -m dipole.benchmarks.studies.NAME`."""

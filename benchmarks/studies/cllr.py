@@ -1,41 +1,39 @@
-"""When does CLLR's projection lower the dimension? Digits, CIFAR-10 and sentences, over loss, features, alpha, solver.
+"""When does CLLR's projection lower the dimension? Vary loss, features, alpha and solver on three data sets.
 
     python -m dipole.benchmarks.studies.cllr [--data DATA] [--runs runs] [--only digits]
         [--out benchmarks/results/cllr-dimension.json]
 
-Every run is one that `dipole train` makes: a finished one is not run again, an unfinished one resumes. The results are
-written after every run. Without --data (a folder with cifar10/, imdb_or_movie/ and senteval/) the digits alone are
-trained. Accuracy is that of a linear probe on L Phi(x): of the classes, or of the sentences' SUBJ task.
+Finished runs are not repeated, and unfinished ones resume from their checkpoint. The results are written after every
+run. The study trains on digits, and with --data (a folder with cifar10/, imdb_or_movie/ and senteval/) on CIFAR-10 and
+sentences. Accuracy is that of a linear probe on L Phi(x), for classes, or for SUBJ with sentences.
 """
 
 import argparse
-import json
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dipole.benchmarks.statistics import summarize
+from dipole.benchmarks.studies.common import load, markdown, mean_and_interval, of_method, save
 from dipole.benchmarks.studies.learning_text import link_corpus
 from dipole.core.objectives.regularizers.cllr import survives_above
 from dipole.core.record import RunRecord
 from dipole.core.train.recipe import read_recipe, resolve
 from dipole.core.train.run import train
-from dipole.core.utils.files import atomic_write
 
 LOSSES = {"cosine": "infonce(temperature=0.5)", "dot": "infonce(similarity=dot, temperature=1)"}
 NUMBERS = (
     "rank", "columns", "effective_rank", "norm", "frobenius", "spectral", "from_identity", "error", "energy",
     "data_rank", "data_effective_rank",
 )  # fmt: skip
-"""What is kept of `cllr.*`."""
+"""Diagnostics `cllr.*` in the results."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: a loss, with CLLR's options and weight, or alone where `options` is None."""
+    """A row: a loss with CLLR's options and weight. Without `options` it is the loss alone."""
 
     loss: str
     options: str | None = None
@@ -45,7 +43,9 @@ class Case:
 
     @property
     def objective(self) -> str:
-        return LOSSES[self.loss] + ("" if self.options is None else f" + {self.weight:g}*cllr({self.options})")
+        if self.options is None:
+            return LOSSES[self.loss]
+        return f"{LOSSES[self.loss]} + {self.weight:g}*cllr({self.options})"
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What the rows are trained on: a recipe, settings over it, the accuracy that is read, and the rows."""
+    """A recipe with settings, the metric of its accuracy, and the rows."""
 
     recipe: str
     metric: str
@@ -111,7 +111,7 @@ PROBE = ("vision.probe.baselines=false", "vision.probe.features=embedding", 'vis
 
 
 def data_sets(data: Path | None, runs: Path) -> dict[str, DataSet]:
-    """The data sets by name; those that need `data` only where it is given."""
+    """Return the data sets by name. Those with files need the folder `data`."""
     digits = (*PROBE, "train.batch_size=64", "train.epochs=60", "train.checkpoint_every=60")
     found = {"digits": DataSet("digits-simclr", "linear/accuracy", digits, DIGITS)}
     if data is None:
@@ -122,11 +122,9 @@ def data_sets(data: Path | None, runs: Path) -> dict[str, DataSet]:
         "vision.encoder.width=16", "train.batch_size=32", "train.epochs=8",
     )  # fmt: skip
     found["CIFAR-10"] = DataSet("cifar10-simclr", "linear/accuracy", cifar, CIFAR)
-    corpus = runs / "corpora" / "reviews"  # a run is known by where its corpus lies
-    if not corpus.is_dir():
-        link_corpus(data, "reviews", corpus)
     sentences = (
-        f"text.corpus={corpus}", f"text.cache={runs / 'corpora/encoded'}", "text.lower=true", "text.word_size=100",
+        f"text.corpus={link_corpus(data, 'reviews', runs)}", f"text.cache={runs / 'corpora/encoded'}",
+        "text.lower=true", "text.word_size=100",
         "text.vocabulary_size=20000", f"text.senteval={data / 'senteval'}", 'text.tasks=["SUBJ"]', "train.epochs=",
         "train.steps=1000", "train.batch_size=200",
     )  # fmt: skip
@@ -134,15 +132,8 @@ def data_sets(data: Path | None, runs: Path) -> dict[str, DataSet]:
     return found
 
 
-def runs_of(places: dict[str, DataSet]) -> Iterator[tuple[str, DataSet, Case, int]]:
-    """Every run, seed by seed."""
-    for seed in range(max(case.seeds for place in places.values() for case in place.cases)):
-        for name, place in places.items():
-            yield from ((name, place, case, seed) for case in place.cases if seed < case.seeds)
-
-
-def kept(record: RunRecord, metric: str) -> dict[str, Any]:
-    """What of a record the table is made of."""
+def measurements(record: RunRecord, metric: str) -> dict[str, Any]:
+    """Return the numbers of a record that the table shows."""
     numbers = {name: record.diagnostics.get(f"cllr.{name}") for name in NUMBERS}
     numbers |= {"all_rank": record.diagnostics["rank"], "all_effective_rank": record.diagnostics["effective_rank"]}
     found = {name: float(f"{value:.4g}") for name, value in numbers.items() if value is not None}
@@ -155,46 +146,44 @@ def kept(record: RunRecord, metric: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mean(entries: list[dict[str, Any]], name: str) -> float | None:
-    values = [entry[name] for entry in entries if name in entry]
-    return sum(values) / len(values) if values else None
+def mean(runs: list[dict[str, Any]], name: str) -> float:
+    """Return the mean over the runs that have the number, or 0 if none has."""
+    values = [run[name] for run in runs if name in run]
+    if not values:
+        return 0.0
+    return sum(values) / len(values)
 
 
-def accuracy(entries: list[dict[str, Any]]) -> str:
-    """Mean over the seeds, with half of the 95 % t-interval where there are several."""
-    summary = summarize([entry["accuracy"] for entry in entries])
-    return f"{summary.mean:.1f}" + (f" +- {summary.high - summary.mean:.1f}" if len(entries) > 1 else "")
-
-
-def most_directions(entries: list[dict[str, Any]], options: str) -> str:
-    """The bound energy / (0.65 alpha) on the number of directions that L keeps; the nuclear norm's alone."""
+def most_directions(runs: list[dict[str, Any]], options: str) -> str:
+    """Return energy / (0.65 alpha), which bounds the number of directions of L with the nuclear norm."""
     if "nuclear" not in options:
         return ""
     alpha = float(options.partition("alpha=")[2].partition(",")[0] or 10)
-    return f"{(mean(entries, 'energy') or 0.0) / survives_above(alpha):.1f}"
+    return f"{mean(runs, 'energy') / survives_above(alpha):.1f}"
 
 
-def table(results: dict[str, Any], name: str, place: DataSet) -> str:
-    """Means over the seeds, Markdown: what L has become, and what the probe says of L Phi."""
-    heads = ("loss", "CLLR", "energy", "at most", "rank of L", "effective", "longest", "error", "L Phi: effective",
-             "accuracy")  # fmt: skip
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for case in place.cases:
-        entries = [e for key, e in results.items() if key.rpartition("/")[0] == f"{name}/{case.name}"]
-        if not entries:
+def table(results: dict[str, Any], name: str, data_set: DataSet) -> str:
+    """Return a Markdown table of means over the seeds: the properties of L and the accuracy of L Phi."""
+    rows = []
+    for case in data_set.cases:
+        runs = of_method(results, f"{name}/{case.name}")
+        if not runs:
             continue
         cells = [case.loss, "none", *[""] * 6]
         if case.options is not None:
-            weight = "" if case.weight == 0.1 else f"lambda {case.weight:g}, "
-            numbers = [mean(entries, key) or 0.0 for key in ("rank", "effective_rank", "spectral", "error")]
+            options = ", ".join((case.options, *case.set)).replace("train.", "")
+            if case.weight != 0.1:
+                options = f"lambda {case.weight:g}, {options}"
             cells = [
-                case.loss, ", ".join((weight + case.options, *case.set)).replace("train.", ""),
-                f"{mean(entries, 'energy'):.2g}", most_directions(entries, case.options),
-                f"{numbers[0]:.0f}", f"{numbers[1]:.1f}", f"{numbers[2]:.2f}", f"{numbers[3]:.2f}",
+                case.loss, options, f"{mean(runs, 'energy'):.2g}", most_directions(runs, case.options),
+                f"{mean(runs, 'rank'):.0f}", f"{mean(runs, 'effective_rank'):.1f}", f"{mean(runs, 'spectral'):.2f}",
+                f"{mean(runs, 'error'):.2f}",
             ]  # fmt: skip
-        cells += [f"{mean(entries, 'all_effective_rank'):.1f}", accuracy(entries)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        accuracy = mean_and_interval([run["accuracy"] for run in runs])
+        rows.append([*cells, f"{mean(runs, 'all_effective_rank'):.1f}", accuracy])
+    head = ("loss", "CLLR", "energy", "at most", "rank of L", "effective", "longest", "error", "L Phi: effective",
+            "accuracy")  # fmt: skip
+    return markdown(head, rows)
 
 
 def main() -> None:
@@ -205,21 +194,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cllr-dimension.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    places = data_sets(arguments.data, arguments.runs)
-    if unknown := set(arguments.only or ()) - places.keys():
-        raise SystemExit(f"there is no data set {sorted(unknown)}; there are {', '.join(places)}.")
-    places = {name: place for name, place in places.items() if arguments.only is None or name in arguments.only}
-    results: dict[str, Any] = json.loads(arguments.out.read_text())["runs"] if arguments.out.is_file() else {}
-    for name, place, case, seed in runs_of(places):
-        settings = [*place.set, *case.set, f"objective={case.objective}", f"seed={seed}", "device=cpu"]
-        record = train(resolve(read_recipe(place.recipe), settings).config, arguments.runs, quiet=True)
-        results[f"{name}/{case.name}/{seed}"] = kept(record, place.metric)
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        shipped = {key: [s for s in each.set if "/" not in s] for key, each in places.items()}
-        atomic_write(arguments.out, json.dumps({"settings": shipped, "runs": results}, indent=1) + "\n")
-        print(name, seed, results[f"{name}/{case.name}/{seed}"], flush=True)
-    for name, place in places.items():
-        print(f"\n{name}\n\n{table(results, name, place)}")
+    chosen = data_sets(arguments.data, arguments.runs)
+    if arguments.only is not None:
+        if unknown := set(arguments.only) - chosen.keys():
+            raise SystemExit(f"unknown data sets {sorted(unknown)}. Choose from {', '.join(chosen)}")
+        chosen = {name: each for name, each in chosen.items() if name in arguments.only}
+    results = load(arguments.out, {"runs": {}})["runs"]
+    shipped = {name: [text for text in each.set if "/" not in text] for name, each in chosen.items()}
+    most_seeds = max(case.seeds for each in chosen.values() for case in each.cases)
+    for seed, (name, each) in itertools.product(range(most_seeds), chosen.items()):
+        for case in each.cases:
+            if seed >= case.seeds:
+                continue
+            settings = [*each.set, *case.set, f"objective={case.objective}", f"seed={seed}", "device=cpu"]
+            record = train(resolve(read_recipe(each.recipe), settings).config, arguments.runs, quiet=True)
+            key = f"{name}/{case.name}/{seed}"
+            results[key] = measurements(record, each.metric)
+            save(arguments.out, {"settings": shipped, "runs": results})
+            print(name, seed, results[key], flush=True)
+    for name, each in chosen.items():
+        print(f"\n{name}\n\n{table(results, name, each)}")
 
 
 if __name__ == "__main__":

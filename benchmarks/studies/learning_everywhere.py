@@ -1,18 +1,18 @@
-"""Does every objective learn in every layout? Short trainings against the untrained encoder, a number each.
+"""Does every objective learn in every layout? Train briefly and compare with the untrained encoder.
 
     python -m dipole.benchmarks.studies.learning_everywhere [--out benchmarks/results/learning-everywhere.json]
-        [--layouts moco,window] [--objectives cacr,dcl] [--seeds 0]
+        [--layouts "moco;window"] [--objectives cacr,dcl] [--seeds 0]
 
-Every registered objective, and every regularizer beside InfoNCE, with its default options, in each way in which the
-domains pair a batch: on scikit-learn's digits with random colours, on the topics of pydoc, and on what uniform actions
-show of the dot task. What cannot be paired so is refused, and stands in `REFUSED` with what the error says.
+The study trains every registered objective with its default options, regularizers beside InfoNCE. A layout is a way
+in which a domain makes pairs. The data are scikit-learn's digits with random colours, the topics of pydoc, and
+observations of the dot task under uniform actions. Some objectives cannot use a layout: `REFUSED` has their error
+messages.
 """
 
 import argparse
 import copy
 import functools
 import itertools
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dipole.benchmarks.studies.common import load, markdown, save
 from dipole.core.objectives.objective import Composite, objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
@@ -30,7 +31,6 @@ from dipole.core.objectives.similarity import normalize
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.recipe import resolve
 from dipole.core.utils.errors import DipoleError
-from dipole.core.utils.files import atomic_write
 from dipole.core.utils.seeding import Seeds, isolated, seed_everything
 from dipole.rl.contrast import require_unlabelled
 from dipole.rl.envs.dot import DotEnv
@@ -45,18 +45,16 @@ OBJECTIVES = {
 
 
 SUPERVISED = ("cross_entropy", "tuple")
-"""They learn which document a sentence is from, and are asked for that instead of the next sentence."""
-
-
+"""Objectives that learn the document of a sentence. Their metric is the document instead of the next sentence."""
 SLOW: dict[str, dict[str, Any]] = {"swav": {"steps": 200, "rate": 1e-3}}
-"""What needs more steps at a lower rate on images: its codes mean nothing at first."""
+"""Objectives that need more steps at a lower rate on images. The first codes of swav are arbitrary."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to pair a batch: the domain, what its table holds, how long it trains, and which number tells.
+    """A way to make pairs: the domain and its settings, the metric and the length of the training.
 
-    classes: of the labels that its pairs carry; 0 where they carry none.
+    `classes` is the number of classes of the labels, or 0 without labels.
     """
 
     domain: str
@@ -68,15 +66,15 @@ class Layout:
     classes: int = 0
 
 
-def _images(**framework: Any) -> Layout:
+def _images(metric: str = "few_shot/accuracy", steps: int = 50, **framework: Any) -> Layout:
     table = {
-        "views": 1 if framework["method"] in ("cmc", "blocks") else 2,
+        "views": 2,
         "encoder": {"name": "small-conv", "width": 8, "projector": "mlp", "hidden": 64, "dim": 64},
         "augment": {"size": 16, "crop_scale": [0.4, 1.0], "flip": 0.0, "brightness": 0.4, "contrast": 0.4}
-        | dict.fromkeys(GREYS, 0.0),
+        | dict.fromkeys(UNUSED, 0.0),
         "probe": {"probes": ["few_shot"]},
     }
-    return Layout("vision", table | framework, "few_shot/accuracy", 50, 128, 3e-3, classes=10)
+    return Layout("vision", table | framework, metric, steps, 128, 3e-3, classes=10)
 
 
 def _sentences(metric: str, **pairs: Any) -> Layout:
@@ -85,22 +83,22 @@ def _sentences(metric: str, **pairs: Any) -> Layout:
 
 
 INK, GROUND = (1.0, 0.8, 0.1), (0.1, 0.1, 0.5)  # RGB
-GREYS = ("saturation", "hue", "grey", "blur")  # augmentations that are left out
+UNUSED = ("saturation", "hue", "grey", "blur")  # augmentations
 LAYOUTS = {
     "simclr": _images(method="simclr"),
     "simclr, queries": _images(method="simclr", views=3, simclr={"negatives": "queries"}),
-    # He et al.: the queue alone repels. At a momentum of 0.9 that needs the queries besides (docs/vision.md).
-    "moco, queue": replace(
-        _images(method="moco", negatives=512, moco={"momentum": 0.99, "batch_negatives": False}), steps=120
-    ),
-    "moco": replace(_images(method="moco", negatives=512, moco={"momentum": 0.9, "intra_batch": True}), steps=120),
-    "moco, queue and queries": replace(
-        _images(method="moco", negatives=512, moco={"momentum": 0.9, "batch_negatives": False, "intra_batch": True}),
+    # With the queue alone (He et al.), a momentum of 0.9 is too low (docs/vision.md).
+    "moco, queue": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.99, "batch_negatives": False}),
+    "moco": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.9, "intra_batch": True}),
+    "moco, queue and queries": _images(
         steps=120,
+        method="moco",
+        negatives=512,
+        moco={"momentum": 0.9, "batch_negatives": False, "intra_batch": True},
     ),
     "swav": _images(method="swav"),
-    "cmc": replace(_images(method="cmc"), metric="partner@1"),
-    "blocks of images": _images(method="blocks", blocks={"size": 1}),
+    "cmc": _images("partner@1", method="cmc", views=1),
+    "blocks of images": _images(method="blocks", views=1, blocks={"size": 1}),
     "window": _sentences("next_mrr", self_logit="drop"),
     "window, zero": _sentences("next_mrr", window=2),
     "blocks of sentences": _sentences("document/knn", pairs="blocks", block_size=4),
@@ -120,54 +118,67 @@ REFUSED = {
     ("agent", "tuple"): "needs labels",
     ("agent", "cross_entropy"): "needs labels",
 }
-"""What cannot be paired so, and what the error says: no blocks among a queue's or the queries, labels that are missing,
-and no negatives where the sentences of a batch are all of one document."""
+"""Layouts that an objective cannot use, with the error message.
+
+A queue and the queries have no blocks. Labels may be missing. In `window` all sentences of a batch may be of one
+document, so that `tuple` has no negatives.
+"""
 OTHERWISE = dict.fromkeys(
     [("moco, queue", "swav"), ("moco", "swav"), ("moco, queue and queries", "swav")],
     "swav(prototypes=30, temperature=0.2)",
 ) | {("moco, queue", "quickthoughts"): "quickthoughts(similarity=cosine)"}
-"""What learns with other options than its defaults alone, and with which.
+"""Objectives that need other options than their defaults to learn in a layout.
 
-A queue holds unit vectors: dot products tell them from the keys of the batch by their length alone.
+A queue holds unit vectors, so dot products could separate them from the keys of the batch by their length alone.
 """
 
 
 def text_of(layout: str, name: str) -> str:
-    """The objective as it is trained in a layout."""
+    """Return the objective string for a layout."""
     return OTHERWISE.get((layout, name), OBJECTIVES[name])
 
 
 Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]
+"""Gets step, pairs and parameters before the update."""
 
 
 class Trial:
-    """A layout with its untrained encoder, which every training starts from.
+    """A layout with an untrained encoder. Every training starts from it.
 
     Args:
-        name: of `LAYOUTS`, or a layout.
+        layout: a layout, or its name in `LAYOUTS`.
         seed: of everything random.
-        folder: where data are kept between trials.
+        folder: stores data for other trials.
     """
 
-    def __init__(self, name: str | Layout, seed: int, folder: Path) -> None:
-        self.layout, self.seed, self.folder = LAYOUTS[name] if isinstance(name, str) else name, seed, folder
-        self.subject = _Agent(self.layout, seed) if self.layout.domain == "rl" else _Adapted(self.layout, seed, folder)
+    def __init__(self, layout: str | Layout, seed: int, folder: Path) -> None:
+        if isinstance(layout, str):
+            layout = LAYOUTS[layout]
+        self.layout, self.seed = layout, seed
+        self.subject: _Agent | _Adapted
+        if layout.domain == "rl":
+            self.subject = _Agent(layout, seed)
+        else:
+            self.subject = _Adapted(layout, seed, folder)
         self.untrained: dict[str, float] = {}
         self.start = copy.deepcopy(self.subject.module.state_dict())
 
     def train(self, text: str, watch: Watch | None = None) -> tuple[float, float]:
-        """The layout's number before and after training an objective, a text with {classes} for their number.
+        """Return the metric before and after training an objective.
 
-        `watch` is shown every step's number, its pairs and what is trained, before it is learnt from.
+        Args:
+            text: the objective. `{classes}` stands for the number of classes.
+            watch: is called before each update.
 
         Raises:
-            DipoleError: if the objective cannot look at such pairs, or would not learn from them (a term's note).
+            DipoleError: the objective cannot use such pairs, or a term's note says that it would not learn.
         """
         layout, subject = self.layout, self.subject
         if layout.domain == "vision":
             layout = replace(layout, **SLOW.get(text.partition("(")[0], {}))
-        supervised = layout.domain == "text" and text.startswith(SUPERVISED)
-        metric = "document/knn" if supervised else layout.metric
+        metric = layout.metric
+        if layout.domain == "text" and text.startswith(SUPERVISED):
+            metric = "document/knn"
         subject.module.load_state_dict(self.start)
         if metric not in self.untrained:
             self.untrained[metric] = subject.measure(metric, None)
@@ -192,7 +203,7 @@ class Trial:
 
 
 class _Adapted:
-    """Images or sentences, by their domain's adapter."""
+    """Train images or sentences with the adapter of their domain."""
 
     def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         table = dict(layout.settings)
@@ -214,7 +225,7 @@ class _Adapted:
         self.module, self.width = self.adapter.module, self.adapter.embedding_dim
 
     def check(self, loss_of: Composite) -> None:
-        """Pairs say by themselves what they cannot carry."""
+        """Do nothing: the adapter's pairs raise the errors."""
 
     def embedded(self) -> Iterator[Any]:
         for epoch in itertools.count():
@@ -226,13 +237,16 @@ class _Adapted:
     def measure(self, metric: str, loss_of: Composite | None) -> float:
         self.module.eval()
         with isolated(self.seeds.probe), torch.no_grad():
-            found = partner(self.adapter) if metric == "partner@1" else self.adapter.evaluate(loss_of)[metric]
+            if metric == "partner@1":
+                found = partner(self.adapter)
+            else:
+                found = self.adapter.evaluate(loss_of)[metric]
         self.module.train()
         return float(found)
 
 
 class _Agent:
-    """An agent's encoder and its slow copy on crops of observations; asked for an observation by another crop of it."""
+    """Train an agent's encoder and its slow copy on crops of observations. The metric compares two crops of each."""
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self.batch_size, self.width = layout.batch_size, 50
@@ -262,9 +276,9 @@ class _Agent:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        both = zip(self.module["slow"].parameters(), self.module["encoder"].parameters(), strict=True)
-        for behind, ahead in both:
-            behind.lerp_(ahead, 0.05)
+        parameters = zip(self.module["slow"].parameters(), self.module["encoder"].parameters(), strict=True)
+        for slow, fast in parameters:
+            slow.lerp_(fast, 0.05)
 
     @torch.no_grad()
     def measure(self, metric: str, loss_of: Composite | None) -> float:
@@ -274,20 +288,20 @@ class _Agent:
 
 
 def partner(adapter: Any) -> float:
-    """Share of test images whose half L is nearest to its own half ab among 300: CMC's next sentence."""
+    """Return the share of 300 test images whose half L is nearest to its own half ab."""
     halves = adapter.module.halves(centre(adapter.parts.test.images[:300], adapter.size))
     return own_first(adapter.module.light(halves[0]), adapter.module.colour(halves[1]))
 
 
 def own_first(one: Tensor, other: Tensor) -> float:
-    """Share of rows (n, d) whose nearest row of the other side, by cosine, is the one of the same number."""
+    """Return the share of rows (n, d) whose nearest row of `other` (n, d), by cosine, has the same index."""
     nearest = (normalize(one) @ normalize(other).T).argmax(1)
     return float((nearest.cpu() == torch.arange(len(one))).float().mean())
 
 
 @functools.cache
 def observations(seed: int, count: int) -> Tensor:
-    """Observations (count, 9, 28, 28) of the dot task, each after two uniform actions from a start of its own."""
+    """Return observations (count, 9, 28, 28) of the dot task, each two uniform actions after a reset."""
     env = DotEnv(28)
     env.action_space.seed(seed)
     found = []
@@ -298,7 +312,7 @@ def observations(seed: int, count: int) -> Tensor:
 
 
 def coloured_digits(folder: Path, part: str) -> Path:
-    """An .npz of scikit-learn's digits, ink and ground in two colours; three in five are for training."""
+    """Write scikit-learn's digits in two colours to an .npz. Three in five are for training."""
     path = folder / f"digits-{part}.npz"
     if not path.is_file():
         from sklearn.datasets import load_digits
@@ -308,55 +322,55 @@ def coloured_digits(folder: Path, part: str) -> Path:
         pixels = np.round(255 * (ink * np.array(INK) + (1 - ink) * np.array(GROUND))).astype(np.uint8)
         order = np.random.default_rng(0).permutation(len(pixels))
         cut = 3 * len(order) // 5
-        mine = order[:cut] if part == "train" else order[cut:]
-        np.savez(path, images=pixels[mine], labels=labels[mine].astype(np.int64))
+        rows = {"train": order[:cut], "test": order[cut:]}[part]
+        np.savez(path, images=pixels[rows], labels=labels[rows].astype(np.int64))
     return path
 
 
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Return a Markdown table of means over the seeds, untrained and after each objective. `-` is refused."""
+    starts, rows = [], []
+    for cells in found.values():
+        values = [value for cell in cells.values() for value in cell.values() if not isinstance(value, str)]
+        starts.append(f"{values[0][0]:.2f}")
+    for name in OBJECTIVES:
+        if any(name in cells for cells in found.values()):
+            rows.append([name, *(_mean(list(cells.get(name, {}).values())) for cells in found.values())])
+    return markdown(["", *found], [["untrained", *starts], *rows])
+
+
+def _mean(values: list[Any]) -> str:
+    numbers = [value[1] for value in values if not isinstance(value, str)]
+    if numbers:
+        return f"{np.mean(numbers):.2f}"
+    if values:
+        return "-"
+    return ""
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/learning-everywhere.json"))
-    parser.add_argument("--layouts", default=";".join(LAYOUTS), help="names, with ; between them")
+    parser.add_argument("--layouts", default=";".join(LAYOUTS), help="names, separated by ;")
     parser.add_argument("--objectives", default=",".join(OBJECTIVES))
     parser.add_argument("--seeds", default="0")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    found: dict[str, dict[str, Any]] = load(arguments.out, {})
     with tempfile.TemporaryDirectory() as folder:
         for layout, seed in itertools.product(arguments.layouts.split(";"), arguments.seeds.split(",")):
             trial = Trial(layout, int(seed), Path(folder))
             for name in arguments.objectives.split(","):
                 cell = found.setdefault(layout, {}).setdefault(name, {})
-                if seed not in cell:
-                    try:
-                        cell[seed] = [round(value, 4) for value in trial.train(text_of(layout, name))]
-                    except DipoleError as error:
-                        cell[seed] = str(error)
-                    print(layout, name, seed, cell[seed], flush=True)
-                    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                    atomic_write(arguments.out, json.dumps(found, indent=1) + "\n")
+                if seed in cell:
+                    continue
+                try:
+                    cell[seed] = [round(value, 4) for value in trial.train(text_of(layout, name))]
+                except DipoleError as error:
+                    cell[seed] = str(error)
+                print(layout, name, seed, cell[seed], flush=True)
+                save(arguments.out, found)
     print(table(found))
-
-
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown: the number untrained and after each objective, the mean over the seeds.
-
-    - is refused; an empty cell was not run.
-    """
-    names = [name for name in OBJECTIVES if any(name in cells for cells in found.values())]
-    lines = ["| | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
-    starts = [
-        next(v[0] for c in cells.values() for v in c.values() if not isinstance(v, str)) for cells in found.values()
-    ]
-    lines.append("| untrained | " + " | ".join(f"{start:.2f}" for start in starts) + " |")
-    for name in names:
-        shown = []
-        for cells in found.values():
-            values = list(cells.get(name, {}).values())
-            numbers = [value[1] for value in values if not isinstance(value, str)]
-            shown.append(f"{np.mean(numbers):.2f}" if numbers else "-" if values else "")
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

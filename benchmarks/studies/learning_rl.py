@@ -1,22 +1,22 @@
-"""Does the agent learn? Cartpole balance at the small scale: objectives by seeds, first against last training returns.
+"""Do agents learn? Train cartpole balance with three objectives and compare the first training returns with the last.
 
     python -m dipole.benchmarks.studies.learning_rl [--runs runs] [--seeds 0,1,2] [--set train.precision=bf16-mixed]
 
-Trains the recipe `cartpole-balance-small`, all objectives of a seed before the next seed. Every run resumes from its
-checkpoint, and a finished one is not run again: an interrupted call goes on where it stopped. `--out` keeps a summary.
-Two calls with different `--seeds` may share the folder of runs.
+The recipe is `cartpole-balance-small`. Finished runs are not repeated, and unfinished ones resume from their
+checkpoint. `--out` writes a summary. Two calls with different `--seeds` may share the folder of runs.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dipole.benchmarks.studies.common import markdown, save
 from dipole.core.record import RunRecord
 from dipole.core.train.config import RunConfig
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import DipoleError
@@ -28,43 +28,40 @@ OBJECTIVES = {
     "infonce+dp": "infonce(similarity=bilinear, temperature=1) + 0.1*dp",
 }
 WINDOW = 8000
-"""Environment steps (a thousand agent steps) at either end whose training returns are compared."""
+"""Training returns are averaged over so many environment steps (a thousand agent steps)."""
 
 
 def configuration(objective: str, seed: int, overrides: list[str]) -> RunConfig:
-    """The recipe with an objective of `OBJECTIVES` and a seed."""
+    """Return the recipe with an objective of `OBJECTIVES` and a seed."""
     return load(RECIPE, [f"objective={OBJECTIVES[objective]}", f"seed={seed}", "device=cpu", *overrides]).config
 
 
 def summarise(record: RunRecord, metrics: Path) -> dict[str, Any]:
-    """Training returns per window, the deterministic evaluations, and what the run took."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    """Return the mean training return of each window, the deterministic evaluations by step, and the seconds."""
+    lines = read_metrics(metrics)
     training = [(line["step"], line["train/return"]) for line in lines if line.get("train/return") is not None]
-    windows = range(0, max(step for step, _ in training), WINDOW)
-    means = [np.mean([value for step, value in training if low < step <= low + WINDOW] or [np.nan]) for low in windows]
-    return {
-        "training": [round(float(mean), 1) for mean in means],
-        "evaluation": {
-            str(line["step"]): round(line["eval/return/mean"], 1) for line in lines if "eval/return/mean" in line
-        },
-        "seconds": round(record.wall_seconds),
-    }
+    means = []
+    for low in range(0, max(step for step, _ in training), WINDOW):
+        returns = [value for step, value in training if low < step <= low + WINDOW]
+        means.append(round(float(np.mean(returns or [np.nan])), 1))
+    evaluation = {str(line["step"]): round(line["eval/return/mean"], 1) for line in lines if "eval/return/mean" in line}
+    return {"training": means, "evaluation": evaluation, "seconds": round(record.wall_seconds)}
 
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
-    """Markdown: a row for each objective and seed."""
+    """Return a Markdown table with a row for each objective and seed."""
     windows = max(len(run["training"]) for run in runs.values())
     head = [f"{(number + 1) * WINDOW // 1000}k" for number in range(windows)]
-    lines = ["| objective, seed | " + " | ".join(head) + " | evaluated | minutes |", "|---" * (windows + 3) + "|"]
+    rows = []
     for name, run in sorted(runs.items()):
         cells = [f"{value:.0f}" for value in run["training"]]
         first, *_, last = run["evaluation"].values()
-        lines.append(f"| {name} | {' | '.join(cells)} | {first:.0f} to {last:.0f} | {run['seconds'] / 60:.0f} |")
-    return "\n".join(lines)
+        rows.append([name, *cells, f"{first:.0f} to {last:.0f}", f"{run['seconds'] / 60:.0f}"])
+    return markdown(["objective, seed", *head, "evaluated", "minutes"], rows)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
     parser.add_argument("--seeds", default="0,1,2")
@@ -73,14 +70,11 @@ def main() -> int:
     runs: dict[str, dict[str, Any]] = {}
     for seed in map(int, arguments.seeds.split(",")):
         for name in OBJECTIVES:
-            config = configuration(name, seed, arguments.overrides)
-            record = train(config, arguments.runs)
+            record = train(configuration(name, seed, arguments.overrides), arguments.runs)
             runs[f"{name}, {seed}"] = summarise(record, arguments.runs / record.hash / "metrics.jsonl")
             print(f"{name}, {seed}: {runs[f'{name}, {seed}']}", flush=True)
             if arguments.out is not None:
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                kept = {"recipe": RECIPE, "set": arguments.overrides, "runs": runs}
-                arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
+                save(arguments.out, {"recipe": RECIPE, "set": arguments.overrides, "runs": runs})
     print(table(runs))
     return 0
 

@@ -1,15 +1,13 @@
-"""Does training help on real images? The suite `cifar10-learning`, against untrained encoders and raw pixels.
+"""Does training help on real images? Compare the suite `cifar10-learning` with untrained encoders and raw pixels.
 
     python -m dipole.benchmarks.studies.learning_vision --data DATA/cifar10 [--runs runs]
         [--out benchmarks/results/vision-learning.json]
 
-All objectives of a seed are trained before the next seed. A finished run is not run again and an unfinished one resumes
-from its checkpoint; the results are written after every run, each as mean with its 95 % t-interval and, against
-InfoNCE on the common seeds, a paired t-test (Holm over the measurements of an objective).
+Finished runs are not repeated, and unfinished ones resume from their checkpoint. The results are written after every
+run. `dipole report` on the same folder of runs tests the differences from InfoNCE.
 """
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,87 +15,49 @@ from typing import Any
 import torch
 
 from dipole.benchmarks.manifest import manifest
-from dipole.benchmarks.report.results import CellResult, SuiteResults
+from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import summarize
+from dipole.benchmarks.studies.common import markdown, mean_and_interval, save
 from dipole.benchmarks.suite import Sized, read_suite
 from dipole.core.train.run import train
 
 SUITE = "cifar10-learning"
 BASELINES = ("untrained", "raw")
-LEVEL = 0.05
 
 
 def sized(data: Path) -> Sized:
-    """The suite on the .npz files of a folder."""
-    places = [f"vision.data.{part}={data / f'cifar10_{name}.npz'}" for part, name in FILES.items()]
-    return read_suite(SUITE).at("small", places)
+    """Return the suite with the .npz files of a folder as its data."""
+    files = [f"vision.data.source={data / 'cifar10_train.npz'}", f"vision.data.test={data / 'cifar10_test.npz'}"]
+    return read_suite(SUITE).at("small", files)
 
 
-FILES = {"source": "train", "test": "test"}
-
-
-def verdict(cell: CellResult) -> str:
-    """What the paired test says at this number of seeds."""
-    if cell.against_base is None or cell.against_base.n < 2:
-        return ""
-    if cell.p_holm >= LEVEL:
-        return "cannot be decided at this n"
-    return "better" if cell.against_base.difference > 0 else "worse"
-
-
-def summary(found: SuiteResults) -> dict[str, Any]:
-    """Measurement -> baseline or objective -> values by seed, mean, interval, test against InfoNCE, verdict."""
-    table: dict[str, dict[str, Any]] = {}
+def summary(found: SuiteResults) -> dict[str, dict[str, Any]]:
+    """Return measurement -> baseline or method -> values by seed, mean and 95 % t-interval."""
+    measurements: dict[str, dict[str, Any]] = {}
     for column in found.manifest.columns:
-        rows = table.setdefault(column.name, {})
-        records = found.runs_of("infonce", column.name)
+        values: dict[str, dict[int, float]] = {}
         for name in BASELINES:
-            measured = {r.seed: r.results[f"{name}/{column.metric}"] for r in records}
-            values = {seed: value * column.factor for seed, value in measured.items() if value is not None}
-            if values:
-                rows[name] = {"values": values, **asdict(summarize(list(values.values())))}
-    for cell in found.cells:
-        if cell.summary is not None:
-            entry = {"objective": cell.row.objective, "values": dict(cell.samples), **asdict(cell.summary)}
-            if cell.against_base is not None:
-                entry |= {"against infonce": asdict(cell.against_base), "p_holm": cell.p_holm, "verdict": verdict(cell)}
-            table[cell.column.name][cell.row.label] = entry
-    return table
+            for record in found.runs_of("infonce", column.name):
+                value = record.results[f"{name}/{column.metric}"]
+                if value is not None:
+                    values.setdefault(name, {})[record.seed] = value * column.factor
+        values |= {cell.row.label: dict(cell.samples) for cell in found.cells if cell.column.name == column.name}
+        measurements[column.name] = {
+            name: {"values": by_seed, **asdict(summarize(list(by_seed.values())))}
+            for name, by_seed in values.items()
+            if by_seed
+        }
+    return measurements
 
 
-def markdown(table: dict[str, dict[str, Any]]) -> str:
-    """Mean +- half the interval; in bold what differs from InfoNCE."""
-    names = list(dict.fromkeys(name for rows in table.values() for name in rows))
-    lines = ["| | " + " | ".join(table) + " |", "|---" * (len(table) + 1) + "|"]
-    for name in names:
-        cells = []
-        for rows in table.values():
-            entry = rows.get(name)
-            text = "" if entry is None else f"{entry['mean']:.1f} +- {entry['high'] - entry['mean']:.1f}"
-            verdict_there = entry.get("verdict") if entry is not None else None
-            cells.append(f"**{text}** {verdict_there}" if verdict_there in ("better", "worse") else text)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def write(out: Path, wanted: Sized, found: SuiteResults) -> dict[str, dict[str, Any]]:
-    """Keep the summary and what it stands on."""
-    table = summary(found)
-    records = [record for record in found.records.values() if record.status == "done"]
-    kept = {
-        "suite": SUITE,
-        "settings": list(wanted.scale.set),
-        "hardware": sorted({record.hardware.device_name for record in records}),
-        "torch": sorted({record.versions["torch"] for record in records}),
-        "data": sorted({record.data["fingerprint"] for record in records}),
-        "minutes": round(sum(record.wall_seconds for record in records) / 60, 1),
-        "runs": len(records),
-        "measurements": table,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return table
+def table(measurements: dict[str, dict[str, Any]]) -> str:
+    """Return a Markdown table of means and half intervals."""
+    rows = []
+    for name in dict.fromkeys(name for cells in measurements.values() for name in cells):
+        values = [list(cells.get(name, {"values": {}})["values"].values()) for cells in measurements.values()]
+        rows.append([name, *(mean_and_interval(each) for each in values)])
+    return markdown(["", *measurements], rows)
 
 
 def main() -> None:
@@ -107,14 +67,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/vision-learning.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = sized(arguments.data)
-    jobs = wanted.jobs()
-    table: dict[str, dict[str, Any]] = {}
+    suite = sized(arguments.data)
+    jobs = suite.jobs()
+    measurements: dict[str, dict[str, Any]] = {}
     for job in sorted(jobs, key=lambda job: job.config.seed):
         record = train(job.config, arguments.runs)
-        table = write(arguments.out, wanted, SuiteResults(manifest(wanted, jobs), read_records(arguments.runs).records))
+        measurements = summary(SuiteResults(manifest(suite, jobs), read_records(arguments.runs).records))
+        save(arguments.out, {"suite": SUITE, "settings": list(suite.scale.set), "measurements": measurements})
         print(job.config.name, record.seed, record.results, f"{record.wall_seconds:.0f} s", flush=True)
-    print(markdown(table))
+    print(table(measurements))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
-"""When does polarization help, and when does it outweigh InfoNCE? Reduction, lambda, margin and number of negatives.
+"""When does polarization help InfoNCE? Vary its reduction, lambda, margin and the number of negatives.
 
     python -m dipole.benchmarks.studies.polarization [--out benchmarks/results/polarization.json]
         [--domains vision,text] [--cifar10 FOLDER] [--seeds 5] [--pictures docs/pictures] [--table]
 
-InfoNCE with default options and the same with distance polarization beside it, in one layout a domain of
-`learning_everywhere`: digits with random colours, the topics of pydoc, observations of the dot task; and CIFAR-10, of
-which FOLDER holds cifar10_train.npz and cifar10_test.npz, with the encoder of `dipole bench cifar10-learning`.
-Everything but what is studied stays the same; a setting is compared with InfoNCE on the same seeds and the same batch
-size by a paired t-test (Holm over the settings of a domain). Beside the number after training stands how hard each of
-the two pulls: the length of the gradient of lambda R over that of InfoNCE, at the first step and at the last. What is
-finished is not run again; the file says on which machine and with which versions each domain was run.
+The study trains InfoNCE with default options, alone and with distance polarization. It uses one layout per domain of
+`learning_everywhere`. CIFAR-10 (FOLDER has cifar10_train.npz and cifar10_test.npz) uses the encoder of
+`dipole bench cifar10-learning`. A paired t-test compares each setting with InfoNCE on the same seeds and batch size,
+corrected by Holm over the settings of a domain. The pull is the length of the gradient of lambda R over that of
+InfoNCE, at the first step and at the last. Finished trainings are not repeated. The file names the machine and the
+versions of each domain.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +24,7 @@ import torch
 from dipole.benchmarks.report.curve_charts import Line, LineChart
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
+from dipole.benchmarks.studies.common import load, markdown, save
 from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Layout, Trial
 from dipole.core.objectives.objective import objective
 from dipole.core.record import hardware, library_versions
@@ -43,17 +42,16 @@ MEASURES = {
 }
 TERM = "dp"
 LAMBDA, MARGIN = 0.1, (0.1, 0.5)
-"""The paper's (LMCL Sec. 5)."""
+"""Defaults of the paper (LMCL Sec. 5)."""
 LAMBDAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 MARGINS = ((0.0, 0.5), (0.1, 0.3), (0.25, 0.5), (0.1, 0.9))
 BATCHES = (16, 64, 256)
 CIFAR_BATCH = 128
-FILES = {"source": "train", "test": "test"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained: polarization with these options beside InfoNCE, or InfoNCE alone; batch None is the layout's."""
+    """Options of polarization beside InfoNCE. Weight 0 is InfoNCE alone, batch None the batch size of the layout."""
 
     weight: float = LAMBDA
     reduction: str = "anchor_sum"
@@ -62,23 +60,28 @@ class Setting:
 
     @property
     def term(self) -> str:
-        """The regularizer as text."""
+        """The regularizer as an objective string."""
         low, high = self.margin
         return f"{self.weight:g}*{TERM}(delta_pos={low:g}, delta_neg={high:g}, reduction={self.reduction})"
 
     @property
     def key(self) -> str:
-        """Its name in the file of results."""
-        return (f"batch {self.batch}: " if self.batch else "") + ("infonce" if self.weight == 0 else f"+ {self.term}")
+        """The name in the results file."""
+        name = "infonce"
+        if self.weight:
+            name = f"+ {self.term}"
+        if self.batch is None:
+            return name
+        return f"batch {self.batch}: {name}"
 
     @property
     def base(self) -> "Setting":
-        """InfoNCE alone at its batch size."""
+        """InfoNCE alone at the same batch size."""
         return Setting(weight=0.0, batch=self.batch)
 
 
 def settings() -> Iterator[Setting]:
-    """All of them, what the rest is compared with first."""
+    """Yield all settings. InfoNCE comes before the settings that are compared with it."""
     yield Setting(weight=0.0)
     yield from (Setting(weight=weight) for weight in LAMBDAS)
     yield Setting(reduction="mean")
@@ -88,10 +91,10 @@ def settings() -> Iterator[Setting]:
 
 
 def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
-    """How a domain is trained; CIFAR-10 as the small scale of `cifar10-learning` has it, with four epochs' steps.
+    """Return the layout of a domain. CIFAR-10 is like the small scale of `cifar10-learning`, four epochs long.
 
     Raises:
-        DataError: CIFAR-10 is asked for without its folder.
+        DataError: the folder of CIFAR-10 is missing.
     """
     if domain != "cifar10":
         return LAYOUTS[DOMAINS[domain]]
@@ -99,7 +102,7 @@ def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
         raise DataError("cifar10 needs --cifar10 FOLDER with cifar10_train.npz and cifar10_test.npz.")
     recipe: dict[str, Any] = read_recipe("cifar10-simclr")["vision"]
     table = recipe | {
-        "data": {name: str(cifar10 / f"cifar10_{part}.npz") for name, part in FILES.items()},
+        "data": {"source": str(cifar10 / "cifar10_train.npz"), "test": str(cifar10 / "cifar10_test.npz")},
         "encoder": recipe["encoder"] | {"width": 16},
         "augment": recipe["augment"] | {"size": 24},
         "probe": {"probes": ["knn"]},
@@ -108,7 +111,7 @@ def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
 
 
 class Pull:
-    """Length of the gradient of lambda R over that of InfoNCE, at the first step and at the last."""
+    """Record the length of the gradient of lambda R over that of InfoNCE, at the first step and at the last."""
 
     def __init__(self, setting: Setting, steps: int) -> None:
         self.setting, self.steps = setting, steps
@@ -126,28 +129,31 @@ class Pull:
 
 
 def measure(trial: Trial, setting: Setting) -> dict[str, float]:
-    """One training: the layout's number before and after it, and the pull of polarization."""
-    pull = Pull(setting, trial.layout.steps) if setting.weight else None
-    before, after = trial.train("infonce" + (f" + {setting.term}" if setting.weight else ""), pull)
-    found = {"untrained": before, "trained": after}
-    if pull is not None:
-        found |= dict(zip(("first pull", "last pull"), pull.found, strict=True))
+    """Train once. Return the metric before and after, and the pull of polarization."""
+    if setting.weight:
+        pull = Pull(setting, trial.layout.steps)
+        before, after = trial.train(f"infonce + {setting.term}", pull)
+        first, last = pull.found
+        found = {"untrained": before, "trained": after, "first pull": first, "last pull": last}
+    else:
+        before, after = trial.train("infonce")
+        found = {"untrained": before, "trained": after}
     return {name: float(f"{value:.5g}") for name, value in found.items()}
 
 
 Found = dict[str, dict[str, dict[str, dict[str, float]]]]
 """Domain -> key of a setting -> seed -> numbers."""
 Made = dict[str, list[dict[str, str]]]
-"""Domain -> the machines, and versions of libraries, that it was run with."""
+"""Domain -> machines and library versions."""
 
 
 def trained(found: Found, domain: str, setting: Setting) -> dict[int, float]:
-    """The number after training by seed."""
+    """Return the metric after training by seed."""
     return {int(seed): cell["trained"] for seed, cell in found[domain].get(setting.key, {}).items()}
 
 
 def tests(found: Found, domain: str) -> dict[str, tuple[Setting, PairedTest, float]]:
-    """Every setting of a domain against InfoNCE: the paired test, and p among all of them (Holm)."""
+    """Return, by key, each setting of a domain with its paired test against InfoNCE and p after Holm."""
     pairs = [(s, trained(found, domain, s.base), trained(found, domain, s)) for s in settings() if s.weight]
     tested = [(s, difference(base, ours)) for s, base, ours in pairs if len(base.keys() & ours.keys()) > 1]
     adjusted = holm([test.p_t for _, test in tested])
@@ -155,20 +161,18 @@ def tests(found: Found, domain: str) -> dict[str, tuple[Setting, PairedTest, flo
 
 
 def table(found: Found, domain: str) -> str:
-    """Markdown: number, gain over InfoNCE with its 95 % interval, p (Holm), and the pull at the first and last step."""
-    lines = [
-        f"| beside InfoNCE | {MEASURES[domain]} | InfoNCE | gain | 95 % interval | p (Holm) | first pull | last pull |",
-        "|---" * 8 + "|",
-    ]
+    """Return a Markdown table of metric, gain over InfoNCE with its 95 % interval, p (Holm) and pull."""
+    rows = []
     for key, (setting, test, p) in tests(found, domain).items():
         cells = found[domain][key].values()
         ours, base = (fmean(trained(found, domain, s).values()) for s in (setting, setting.base))
         first, last = (fmean(cell[name] for cell in cells) for name in ("first pull", "last pull"))
-        lines.append(
-            f"| `{key}` | {ours:.3f} | {base:.3f} | {test.difference:+.3f} | {test.low:+.3f} to {test.high:+.3f} | "
-            f"{p:.2g} | {first:.2g} | {last:.2g} |"
+        gain, interval = f"{test.difference:+.3f}", f"{test.low:+.3f} to {test.high:+.3f}"
+        rows.append(
+            [f"`{key}`", f"{ours:.3f}", f"{base:.3f}", gain, interval, f"{p:.2g}", f"{first:.2g}", f"{last:.2g}"]
         )
-    return "\n".join(lines)
+    head = [MEASURES[domain], "InfoNCE", "gain", "95 % interval", "p (Holm)", "first pull", "last pull"]
+    return markdown(["beside InfoNCE", *head], rows)
 
 
 AXES = {
@@ -180,24 +184,22 @@ LINES = {"anchor_sum": "sum over instances (anchor_sum)", "mean": "mean over ins
 
 
 def charts(found: Found) -> dict[str, LineChart]:
-    """By domain the gain over lambda, over the instances of a batch by reduction, and over the margin's width.
-
-    And how hard polarization pulls over each, all domains in one chart.
-    """
+    """Return charts of the gain over each axis, one per domain, and of the pull over each axis for all domains."""
     drawn: dict[str, LineChart] = {}
     for name, axis in AXES.items():
         is_log = name != "margin"
+        pulls = []
         for domain in found:
-            of = {reduction: points(name, domain, reduction) for reduction in LINES}
-            gains = [
-                _line(LINES[reduction], [(x, _gains(found, domain, s)) for x, s in settings])
-                for reduction, settings in of.items()
-            ]
+            gains = []
+            for reduction, label in LINES.items():
+                found_points = points(name, domain, reduction)
+                gains.append(_line(label, [(x, _gains(found, domain, setting)) for x, setting in found_points]))
             drawn[f"polarization-{name}-{domain}"] = LineChart(
                 f"{TITLES[domain]}: gain over InfoNCE", axis, f"gain in {MEASURES[domain]}",
                 [line for line in gains if line.x], is_log=is_log,
             )  # fmt: skip
-        pulls = [_line(TITLES[d], [(x, _pulls(found, d, s)) for x, s in points(name, d, "anchor_sum")]) for d in found]
+            pull_points = points(name, domain, "anchor_sum")
+            pulls.append(_line(TITLES[domain], [(x, _pulls(found, domain, setting)) for x, setting in pull_points]))
         drawn[f"polarization-{name}-pull"] = LineChart(
             "How hard polarization pulls at the first step", axis, "gradient of lambda R over that of InfoNCE",
             [line for line in pulls if line.x], is_log=is_log, is_log_y=True,
@@ -206,10 +208,12 @@ def charts(found: Found) -> dict[str, LineChart]:
 
 
 def points(name: str, domain: str, reduction: str) -> list[tuple[float, Setting]]:
-    """The settings of a curve and where they stand on its axis; of margins of one width the one further out counts."""
+    """Return the settings of a line with their values on the axis, in order."""
     if name == "batch":
-        own = CIFAR_BATCH if domain == "cifar10" else LAYOUTS[DOMAINS[domain]].batch_size
-        found = [(float(batch or own), Setting(batch=batch, reduction=reduction)) for batch in (*BATCHES, None)]
+        default = CIFAR_BATCH
+        if domain != "cifar10":
+            default = LAYOUTS[DOMAINS[domain]].batch_size
+        found = [(float(batch or default), Setting(batch=batch, reduction=reduction)) for batch in (*BATCHES, None)]
     elif reduction == "mean":
         return []
     elif name == "lambda":
@@ -220,7 +224,7 @@ def points(name: str, domain: str, reduction: str) -> list[tuple[float, Setting]
 
 
 def _gains(found: Found, domain: str, setting: Setting) -> list[float]:
-    """The gain over InfoNCE at that batch size, by seed."""
+    """Return the gain over InfoNCE at the same batch size, by seed."""
     ours, base = trained(found, domain, setting), trained(found, domain, setting.base)
     return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
 
@@ -230,25 +234,52 @@ def _pulls(found: Found, domain: str, setting: Setting) -> list[float]:
 
 
 def _line(label: str, points: Sequence[tuple[float, Sequence[float]]]) -> Line:
-    """Means with their 95 % intervals, of points that have two values."""
+    """Return means with 95 % intervals. Points with fewer than two values are left out."""
     shown = [(x, summarize(values)) for x, values in points if len(values) > 1]
     means, lows, highs = ([getattr(s, part) for _, s in shown] for part in ("mean", "low", "high"))
     return Line(label, [x for x, _ in shown], means, lows, highs)
 
 
+def kept(path: Path) -> tuple[Found, Made]:
+    """Read a results file. Return the numbers, and the machines of each domain."""
+    content = load(path, {})
+    made = content.pop("made", {})
+    return {domain: content[domain] for domain in DOMAINS if domain in content}, made
+
+
+def run(found: Found, made: Made, domain: str, layout: Layout, seed: int, folder: Path, out: Path) -> None:
+    """Train all missing settings of a domain and seed. Save after each."""
+    trials: dict[int | None, Trial] = {}
+    for setting in settings():
+        cells = found.setdefault(domain, {}).setdefault(setting.key, {})
+        if str(seed) in cells:
+            continue
+        if setting.batch not in trials:
+            trials[setting.batch] = Trial(replace(layout, batch_size=setting.batch or layout.batch_size), seed, folder)
+        cells[str(seed)] = measure(trials[setting.batch], setting)
+        print(domain, seed, setting.key, cells[str(seed)], flush=True)
+        machine = hardware(torch.device("cpu"), 1)
+        here = {"device": machine.device_name, "machine": machine.machine, **library_versions()}
+        machines = made.setdefault(domain, [])
+        if here not in machines:
+            machines.append(here)
+        save(out, {"made": made, **found})
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/polarization.json"))
-    parser.add_argument("--domains", help="default: all, cifar10 if its folder is given")
+    parser.add_argument("--domains", help="default: all, CIFAR-10 only with its folder")
     parser.add_argument("--cifar10", type=Path, metavar="FOLDER", help="cifar10_train.npz and cifar10_test.npz")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pictures", type=Path, help="folder for the curves as SVG")
-    parser.add_argument("--table", action="store_true", help="print what is known and run nothing")
+    parser.add_argument("--table", action="store_true", help="print the tables without training")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found, made = kept(arguments.out) if arguments.out.is_file() else ({}, {})
-    known = [domain for domain in DOMAINS if domain != "cifar10" or arguments.cifar10 is not None]
-    domains = arguments.domains.split(",") if arguments.domains else known
+    found, made = kept(arguments.out)
+    domains = [domain for domain in DOMAINS if domain != "cifar10" or arguments.cifar10 is not None]
+    if arguments.domains:
+        domains = arguments.domains.split(",")
     if not arguments.table:
         with tempfile.TemporaryDirectory() as folder:
             for domain in domains:
@@ -261,30 +292,6 @@ def main() -> None:
     if arguments.pictures is not None:
         for name, chart in charts(found).items():
             atomic_write(arguments.pictures / f"{name}.svg", to_files(chart)[".svg"])
-
-
-def kept(path: Path) -> tuple[Found, Made]:
-    """What was measured, and where each domain was."""
-    whole = json.loads(path.read_text(encoding="utf-8"))
-    made = whole.pop("made", {})
-    return {domain: whole[domain] for domain in DOMAINS if domain in whole}, made
-
-
-def run(found: Found, made: Made, domain: str, layout: Layout, seed: int, folder: Path, out: Path) -> None:
-    """Everything of one domain and seed that is missing, kept after each training."""
-    trials: dict[int | None, Trial] = {}
-    for setting in settings():
-        cells = found.setdefault(domain, {}).setdefault(setting.key, {})
-        if str(seed) in cells:
-            continue
-        if setting.batch not in trials:
-            trials[setting.batch] = Trial(replace(layout, batch_size=setting.batch or layout.batch_size), seed, folder)
-        cells[str(seed)] = measure(trials[setting.batch], setting)
-        print(domain, seed, setting.key, cells[str(seed)], flush=True)
-        machine = hardware(torch.device("cpu"), 1)
-        here = {"device": machine.device_name, "machine": machine.machine, **library_versions()}
-        made[domain] = made.get(domain, []) + ([here] if here not in made.get(domain, []) else [])
-        atomic_write(out, json.dumps({"made": made, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

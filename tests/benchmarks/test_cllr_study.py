@@ -1,4 +1,4 @@
-"""The study of CLLR's projection: its table by hand, and, where there is time (`-m slow`), the bar it stands for."""
+"""The CLLR study: its table against numbers computed by hand, and a short run (`-m slow`)."""
 
 from pathlib import Path
 

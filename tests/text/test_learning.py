@@ -1,9 +1,10 @@
-"""The learning check on real text: its sums by hand, and, where there is time (`-m slow`), a small run of it."""
+"""The learning check on real text: its sums against numbers computed by hand, and a small run of it (`-m slow`)."""
 
 import numpy as np
 import pytest
 
 from dipole.benchmarks.studies import learning_text
+from dipole.benchmarks.studies.common import half_width
 from dipole.text.senteval import SIX_TASKS
 
 RUNS = {
@@ -13,13 +14,13 @@ RUNS = {
 }
 
 
-def test_the_interval_is_students():
+def test_the_interval_is_students_t():
     # t(0.975, 2) = 4.3027; the standard deviation of 65, 66, 67 is 1.
-    assert learning_text.interval(np.array([65.0, 66.0, 67.0])) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
-    assert learning_text.interval(np.array([65.0])) == 0
+    assert half_width([65.0, 66.0, 67.0]) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
+    assert half_width([65.0]) == 0
 
 
-def test_the_verdict_counts_tasks_above_each_encoder_that_learns_nothing():
+def test_the_verdict_counts_tasks_above_each_baseline():
     assert learning_text.tasks_above(RUNS, "QT", "untrained") == [t for t in SIX_TASKS if t != "TREC"]
     (line,) = learning_text.verdict(RUNS).splitlines()
     assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
@@ -35,15 +36,13 @@ def test_random_words_belong_to_their_seed():
 
 @pytest.mark.slow
 def test_quick_thoughts_learns_from_real_text(shared_data, tmp_path):
-    """A third of the kept run's updates: what is learned shows by then on the tasks that profit most."""
-    corpus, cache = tmp_path / "corpus", str(tmp_path / "cache")
-    learning_text.link_corpus(shared_data, "reviews", corpus)
+    """A third of the study's updates is enough for the tasks that profit most."""
+    runs = tmp_path / "runs"
+    corpus = learning_text.link_corpus(shared_data, "reviews", runs)
     found = {
-        name: learning_text.run(
-            name, 0, shared_data / "senteval", corpus, cache, tmp_path / "runs", steps=200, width=100, words=20_000
-        )
+        name: learning_text.run(name, 0, shared_data / "senteval", corpus, runs, steps=200)
         for name in (*learning_text.BASELINES, "QT", "DCL+CLLR")
-    }  # fmt: skip
+    }
     for name in ("QT", "DCL+CLLR"):
         for baseline in learning_text.BASELINES:
             assert found[name]["MR"] > found[baseline]["MR"] + 1

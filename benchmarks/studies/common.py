@@ -1,0 +1,56 @@
+"""What all studies need: result files, Markdown tables, means with intervals."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dipole.benchmarks.statistics import summarize
+from dipole.core.utils.files import atomic_write
+
+
+def load(path: Path, default: Any) -> Any:
+    """Read a JSON file, or return the default if there is none."""
+    if not path.is_file():
+        return default
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def save(path: Path, content: Any) -> None:
+    """Write a JSON file atomically, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, json.dumps(content, indent=1) + "\n")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def methods(runs: dict[str, Any]) -> list[str]:
+    """Return the names of runs with keys `name/seed`, once each."""
+    return list(dict.fromkeys(key.rpartition("/")[0] for key in runs))
+
+
+def of_method(runs: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the runs with keys `name/seed` of one name, by seed."""
+    return [run for key, run in sorted(runs.items()) if key.rpartition("/")[0] == name]
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % t-interval of the mean, or 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    summary = summarize(list(values))
+    return summary.high - summary.mean
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """Return `mean +- half_width`, a single value alone, or "" without values."""
+    if not values:
+        return ""
+    mean = f"{sum(values) / len(values):.1f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} +- {half_width(values):.1f}"
