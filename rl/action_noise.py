@@ -12,13 +12,13 @@ def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
     """Return the class and the plain attributes. Vectorised noise has one state per environment."""
     if noise is None:
         return None
-    kept: dict[str, Any] = {
-        name: [noise_state(each) for each in value] if name == "_noises" else copy.deepcopy(value)
-        for name, value in vars(noise).items()
-        if not callable(value) or isinstance(value, ActionNoise)
-    }
-    base = kept.pop("_base_noise", None)
-    return {"name": type(noise).__qualname__, "values": kept, "base": noise_state(base)}
+    values: dict[str, Any] = {}
+    for name, value in vars(noise).items():
+        if name == "_noises":
+            values[name] = [noise_state(each) for each in value]
+        elif not callable(value):  # as noise is: the base of a vectorised one has no state of its own
+            values[name] = copy.deepcopy(value)
+    return {"name": type(noise).__qualname__, "values": values}
 
 
 def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> ActionNoise | None:
@@ -34,8 +34,8 @@ def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> 
         noise = VectorizedActionNoise(noise, len(state["values"]["_noises"]))  # as SB3 does when learning begins
     if noise is None or type(noise).__qualname__ != state["name"]:
         raise CheckpointError(
-            f"the checkpoint was written with the action_noise {state['name']}, this agent has "
-            f"{type(noise).__qualname__ if noise is not None else 'none'}: give the same one."
+            f"the checkpoint was written with the action_noise {state['name']}, this agent has {noise!r}: give the "
+            "same one."
         )
     for name, value in state["values"].items():
         if name == "_noises":

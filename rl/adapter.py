@@ -43,6 +43,7 @@ from dipole.rl.exported import NO_VECTORS
 from dipole.rl.hub import export_hub
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.sampling import FrameBatch
+from dipole.rl.seen import parts
 
 if TYPE_CHECKING:
     from dipole.core.train.run import Run
@@ -60,17 +61,10 @@ class RLAdapter(Adapter):
     sets_aside: ClassVar[bool] = False
     train_fields: ClassVar[frozenset[str]] = frozenset(
         {
-            "steps",
-            "batch_size",
-            "learning_rate",
-            "precision",
-            "curves_on",
-            "evaluate_on",
-            "evaluate_every",
-            "checkpoint_every",
-            "log_every",
+            "steps", "batch_size", "learning_rate", "precision", "curves_on", "evaluate_on", "evaluate_every",
+            "checkpoint_every", "log_every",
         }
-    )
+    )  # fmt: skip
     precisions: ClassVar[tuple[str, ...]] = tuple(_PRECISIONS)
     objective_optional: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = ("sb3", "huggingface-sb3")
@@ -83,11 +77,15 @@ class RLAdapter(Adapter):
             raise ConfigError(
                 "the rl domain trains in one process: start it without torchrun (rl.envs steps several at once)."
             )
-        self._kept = None if self.kept is None else artifacts.read(self.kept)
+        self._kept = env = None
+        if self.kept is None:
+            env = self._environments()
+        else:
+            self._kept = artifacts.read(self.kept)
         self.agent = algorithms.ALGORITHMS[config.algorithm](
             "CnnPolicy",
-            self._environments() if self._kept is None else None,
-            _init_setup_model=self._kept is None,
+            env,
+            _init_setup_model=env is not None,
             objective="none",  # the run's objective is attached when training starts
             preset=config.preset,
             augmentation=config.augmentation,
@@ -97,8 +95,7 @@ class RLAdapter(Adapter):
             device=str(self.device),
             **config.agent_settings(),
         )
-        if self._kept is not None:
-            assert self.kept is not None
+        if self._kept is not None and self.kept is not None:
             artifacts.make_networks(self.agent, self._kept, self.kept)
         self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
@@ -119,19 +116,14 @@ class RLAdapter(Adapter):
             seen = augmentation.resolve(
                 config.augmentation, channels, rendered, config.image_size, config.crop_inclusive
             )
-            _build_encoder(
-                channels,
-                rendered,
-                seen.size,
-                config.features,
-                config.layers,
-                config.filters,
-            )
+            _build_encoder(channels, rendered, seen.size, config.features, config.layers, config.filters)
         return Sketch(config.features, _example, (batch_size, config.positives))
 
     def _environments(self) -> VecEnv:
-        make = [partial(find(self.config.task).make, **self.config.environment()) for _ in range(self.config.envs)]
-        return WorkerVecEnv(make) if self.config.workers else DummyVecEnv(make)  # type: ignore[arg-type]
+        make = [partial(find(self.config.task).make, **self.config.environment())] * self.config.envs
+        if self.config.workers:
+            return WorkerVecEnv(make)
+        return DummyVecEnv(make)  # type: ignore[arg-type]
 
     def fit(self, run: "Run") -> None:
         """SB3's loop until the environment steps of the recipe are taken."""
@@ -193,7 +185,9 @@ class RLAdapter(Adapter):
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]
         if self.part == self.reported or self._has_new_score:
-            reported = returns if self.part == self.reported else self._play(self._played(self.reported))
+            reported = returns
+            if self.part != self.reported:
+                reported = self._play(self._played(self.reported))
             self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
         return {
             "return/mean": float(np.mean(returns)),
@@ -247,10 +241,10 @@ class RLAdapter(Adapter):
             "environment": self.config.environment(),
             "action_repeat": getattr(env.unwrapped, "action_repeat", 1),
         }
-        parts = first if isinstance(first, dict) else {"": first}
-        content = b"".join(np.ascontiguousarray(each).tobytes() for each in parts.values())
+        observed = parts(first)
+        content = b"".join(np.ascontiguousarray(each).tobytes() for each in observed.values())
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode() + content)
-        shapes = {f"observation/{key}" if key else "observation": list(np.shape(each)) for key, each in parts.items()}
+        shapes = {f"observation/{key}".rstrip("/"): list(np.shape(each)) for key, each in observed.items()}
         return {
             "name": self.config.task,
             "fingerprint": digest.hexdigest()[:16],
@@ -302,14 +296,8 @@ def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:
 
 
 @cache
-def _build_encoder(
-    channels: int,
-    rendered: int,
-    seen: int,
-    features: int,
-    layers: int,
-    filters: int,
-) -> None:
+def _build_encoder(channels: int, rendered: int, seen: int, features: int, layers: int, filters: int) -> None:
+    """Raise ConfigError if the images are too small for the convolutions."""
     space = gymnasium.spaces.Box(0, 255, (channels, rendered, rendered), np.uint8)
     try:
         with torch.device("meta"):

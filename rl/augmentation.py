@@ -114,7 +114,9 @@ class Custom:
             or out.shape[:2] != images.shape[:2]
             or (self.square and out.shape[2] != out.shape[3])
         ):
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            got = type(out).__name__
+            if isinstance(out, Tensor):
+                got = str(tuple(out.shape))
             raise ConfigError(
                 f"the augmentation function must return a tensor (B, C, h, h) for its input {tuple(images.shape)}, "
                 f"got {got}."
@@ -193,8 +195,9 @@ def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclus
     height, width = extents(rendered)
     if size is not None and not 1 <= size <= min(height, width):
         raise ConfigError(f"image_size must be between 1 and the rendered size {min(height, width)}, got {size}.")
-    share = 0.84 if choice == "crop" else 1
-    seen = size or one_number(round(share * height), round(share * width))
+    if size is None and choice == "crop":
+        height, width = round(0.84 * height), round(0.84 * width)
+    seen = size or one_number(height, width)
     if choice == "crop":
         return Crop(seen, inclusive)
     return {"shift": Shift, "bilinear": Bilinear, "none": Centre}[choice](seen)

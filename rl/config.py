@@ -1,6 +1,7 @@
 """The [rl] table of a recipe: the environment, its evaluation, and the agent's settings."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -90,8 +91,8 @@ class RLConfig(AgentTable):
                 "returns are then the same for any number of workers)."
             )
         known = find(self.task).settings
-        for name in ("frame_stack", "augmentation") if self.inputs == "state" else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
+        for name in ("frame_stack", "augmentation"):
+            if self.inputs == "state" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with inputs='state', which has no images.")
         for name in _OF_THE_ENVIRONMENT:
             if name not in known and getattr(self, name) != type(self).model_fields[name].default:
@@ -125,10 +126,10 @@ class RLConfig(AgentTable):
             return {}
         rate = _RATES.get((preset.preset, str(values.get("task"))), preset.learning_rate)
         found = {"batch_size": preset.batch_size, "learning_rate": rate}
-        try:
-            return found | (_of_file(values)[1] if values.get("hyperparameters") else {})
-        except ConfigError:
-            return found  # the table's own check says what is wrong
+        if values.get("hyperparameters"):
+            with suppress(ConfigError):  # the table's own check says what is wrong
+                found |= _of_file(values)[1]
+        return found
 
 
 # Of tasks that want another rate than their preset's (Laskin et al. 2020, table 3).

@@ -33,8 +33,10 @@ def as_composite(given: str | Objective | Composite | None) -> Composite | None:
     return given
 
 
-def unregistered(contrast: Composite) -> tuple[str, ...]:
+def unregistered(contrast: Composite | None) -> tuple[str, ...]:
     """Classes of the terms that no text can name."""
+    if contrast is None:
+        return ()
     kinds = [type(term) for _, _, term in contrast]
     return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if registry.name_of(kind) is None)
 

@@ -24,27 +24,30 @@ FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
 _LARGEST = 10_000_000  # bytes of a description
 COUNTERS = ("num_timesteps", "_episode_num", "_n_updates", "environment_steps", "_current_progress_remaining")
-# Keywords of the agent that may hold code, which our files never do.
-_CODE = ("learning_rate", "augmentation", "action_noise", "replay_buffer_class", "replay_buffer_kwargs")
 
 
 def describe(agent: Any) -> dict[str, Any]:
     """Return what `build` makes the agent from."""
     settings = dict(agent.settings)
+    augmentation = agent.augmentation
     given: dict[str, Any] = {
         "learning_rate": settings["learning_rate"],
-        "augmentation": agent.augmentation,
+        "augmentation": augmentation,
         "action_noise": agent.action_noise,
-        "replay_buffer_class": None if agent.has_own_replay else agent.replay_buffer_class,
-        "replay_buffer_kwargs": None if agent.has_own_replay else agent.replay_buffer_kwargs,
     }
-    code = [name for name in _CODE if given[name] is not None and not isinstance(given[name], int | float | str)]
+    if not agent.has_own_replay:
+        given["replay_buffer_class"] = agent.replay_buffer_class
+        given["replay_buffer_kwargs"] = agent.replay_buffer_kwargs
+    # What may hold code, which our files never do.
+    code = [name for name, value in given.items() if not isinstance(value, int | float | str | None)]
     if "learning_rate" in code:
         settings["learning_rate"] = None
+    if "augmentation" in code:
+        augmentation = None
     return {
         "format": _FORMAT,
         "settings": settings,
-        "augmentation": None if "augmentation" in code else agent.augmentation,
+        "augmentation": augmentation,
         "storage": agent.storage,
         "stats_window_size": agent._stats_window_size,
         "seed": agent.seed,

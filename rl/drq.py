@@ -150,15 +150,8 @@ class ContrastiveDrQ(PixelAgent, TD3):
         features = encoder.head(maps)  # (M B, d)
         actions = batch.actions.to(features.dtype).repeat(views, 1)
         q = q_values(self.critic, joined(features, repeated(batch.states, views)), actions)
-        losses = {"critic": (q - target.repeat(views, 1)).square().mean(0).sum()}
-        logs["critic_loss"] = losses["critic"].detach()
-        pairs = None
-        if contrasting:
-            pairs = self.make_pairs(batch, features[: len(batch.rewards)])
-            losses["contrastive"] = self.contrastive_loss(pairs, logs)
-        self.minimise(losses, [self.critic.optimizer, self.contrast_optimizer if contrasting else None], pairs)
-        if contrasting:
-            self.after_contrast()
+        loss = (q - target.repeat(views, 1)).square().mean(0).sum()
+        self._step_critic(loss, batch, features[: len(batch.rewards)], contrasting, logs)
         return detached(maps)
 
     def update_actor(self, maps: Maps, states: Tensor | None, logs: Logs) -> None:

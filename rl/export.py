@@ -36,13 +36,17 @@ class Form:
 
     Args:
         base: SB3's class. policy: that of its networks, in `code`.
-        name: of the algorithm, in words.
+        name: of the algorithm, in words. what: likewise, with its paper.
+        also, and_also: what the zips hold beside the networks, in words.
     """
 
     base: type[OffPolicyAlgorithm]
     policy: str
     code: ModuleType
     name: str
+    what: str
+    also: str = ""
+    and_also: str = ""
 
     @property
     def file(self) -> str:
@@ -51,8 +55,16 @@ class Form:
 
 
 FORMS = {
-    "sac": Form(SAC, "PixelPolicy", networks, "soft actor-critic"),
-    "drq": Form(TD3, "DrQPolicy", networks, "TD3"),
+    "sac": Form(
+        SAC,
+        "PixelPolicy",
+        networks,
+        "soft actor-critic",
+        "soft actor-critic (CURL)",
+        also="the temperature, ",
+        and_also=" and the temperature",
+    ),
+    "drq": Form(TD3, "DrQPolicy", networks, "TD3", "DrQ-v2"),
 }
 
 _USAGE = """from stable_baselines3 import {base}
@@ -174,15 +186,14 @@ def _card(agent: PixelAgent) -> Card:
         "name": form.name,
         "policy": form.policy,
         "env": f'make_env("{known["name"]}"{settings})',
-        "also": "the temperature, " if agent.algorithm == "sac" else "",
-        "and_also": " and the temperature" if agent.algorithm == "sac" else "",
+        "also": form.also,
+        "and_also": form.and_also,
         "replay": PLAIN_REPLAY,
         "python": ".".join(platform.python_version_tuple()[:2]),
     }
     return Card(
         what=(
-            f"An agent for `{known['name']}` that sees {named(agent.seen)}: {_WHAT[agent.algorithm]} with a "
-            "contrastive objective."
+            f"An agent for `{known['name']}` that sees {named(agent.seen)}: {form.what} with a contrastive objective."
         ),
         usage=_USAGE.format(**words),
         pipeline="reinforcement-learning",
@@ -190,6 +201,3 @@ def _card(agent: PixelAgent) -> Card:
         tags=("deep-reinforcement-learning", "stable-baselines3", known["name"]),
         notes=_NOTES.format(**words),
     )
-
-
-_WHAT = {"sac": "soft actor-critic (CURL)", "drq": "DrQ-v2"}

@@ -86,7 +86,9 @@ def export_hub(
     }
     _write(folder / "results.json", result)
     if frames:
-        suffix = "mp4" if find_spec("imageio_ffmpeg") is not None else "gif"
+        suffix = "gif"
+        if find_spec("imageio_ffmpeg") is not None:
+            suffix = "mp4"
         write_video(frames, folder / f"replay.{suffix}", int(env.metadata.get("render_fps") or 25))
     words = {
         **result,

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDi
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.envs.running.validate import image_keys
-from dipole.rl.seen import Layout, layout
+from dipole.rl.seen import Layout, layout, parts
 from dipole.rl.settings import Inputs
 
 _ALLOWED = "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary), or a Dict of one image and vectors."
@@ -82,9 +82,8 @@ def seen_by(learner: str, space: spaces.Space[Any]) -> Layout:
 
 def require_kinds(learner: str, space: spaces.Space[Any]) -> None:
     """Raise ConfigError for observations that SB3 cannot hold: texts, sequences, dictionaries within each other."""
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else (space,)
     held = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    if not all(isinstance(part, held) for part in parts):
+    if not all(isinstance(part, held) for part in parts(space).values()):
         seen_by(learner, space)
 
 
@@ -97,9 +96,9 @@ def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None
         "auto": False,
     }[inputs]
     if missing:
-        parts = {"pixels": "an image", "state": "a vector", "both": "an image and a vector, in a dictionary"}
+        words = {"pixels": "an image", "state": "a vector", "both": "an image and a vector, in a dictionary"}
         raise ConfigError(
-            f"inputs={inputs!r} needs {parts[inputs]}, but the environment gives {space}. Tasks of the suite and the "
+            f"inputs={inputs!r} needs {words[inputs]}, but the environment gives {space}. Tasks of the suite and the "
             f"dot task have a keyword of that name: make_env(task, inputs={inputs!r})."
         )
 

@@ -29,7 +29,9 @@ def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], place: 
     """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device or disk."""
     free = available_bytes(place)
     if needed > free:
-        cure = "choose a larger disk (TMPDIR)" if isinstance(place, Path) else "free memory, or choose storage='disk'"
+        cure = "free memory, or choose storage='disk'"
+        if isinstance(place, Path):
+            cure = "choose a larger disk (TMPDIR)"
         fits = int(transitions * free / needed * 0.9)
         raise TrainingError(
             f"a replay buffer of {transitions:,} transitions with frames of {'x'.join(map(str, frame))} bytes needs "

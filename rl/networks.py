@@ -4,7 +4,6 @@ An exported folder has copies of both files, so that `stable_baselines3.SAC.load
 without dipole.
 """
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -59,25 +58,29 @@ class PixelEncoder(BaseFeaturesExtractor):
         chunk: int = 64,
     ) -> None:
         seen = layout(observation_space)
-        super().__init__(observation_space, seen.width + (0 if seen.image is None else features_dim))
+        width = seen.width
+        if seen.image is not None:
+            width += features_dim
+        super().__init__(observation_space, width)
         self.seen = seen
         self.image_size = image_size
+        if isinstance(image_size, int):
+            image_size = (image_size, image_size)
+        self.sides = image_size
         self.tanh = tanh
         self.chunk = chunk
-        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.format = torch.contiguous_format
+        if channels_last:
+            self.format = torch.channels_last
         self.convs = nn.ModuleList()
         if seen.image is None:
             self.fc, self.ln = nn.Identity(), nn.Identity()  # type: ignore[assignment]
             return
-        sides = (image_size, image_size) if isinstance(image_size, int) else image_size
-        height, width = ((each - 3) // 2 + 1 - 2 * (layers - 1) for each in sides)
+        height, width = ((each - 3) // 2 + 1 - 2 * (layers - 1) for each in self.sides)
         if min(height, width) < 1:
-            raise ValueError(f"images of {min(sides)} pixels are too small for {layers} convolutions of 3x3.")
-        channels = [seen.shape[0], *[filters] * layers]
-        self.convs = nn.ModuleList(
-            nn.Conv2d(before, after, 3, stride=1 if index else 2)
-            for index, (before, after) in enumerate(itertools.pairwise(channels))
-        )
+            raise ValueError(f"images of {min(self.sides)} pixels are too small for {layers} convolutions of 3x3.")
+        self.convs.append(nn.Conv2d(seen.shape[0], filters, 3, stride=2))
+        self.convs.extend(nn.Conv2d(filters, filters, 3) for _ in range(layers - 1))
         self.fc = nn.Linear(filters * height * width, features_dim)
         self.ln = nn.LayerNorm(features_dim)
         self.apply(initialise)
@@ -89,15 +92,19 @@ class PixelEncoder(BaseFeaturesExtractor):
         dtype = self.fc.weight.dtype
         if torch.amp.is_autocast_available(images.device.type) and torch.is_autocast_enabled(images.device.type):
             dtype = torch.get_autocast_dtype(images.device.type)
-        chunk = self.chunk if self.chunk and images.device.type == "cpu" else len(images)
+        chunk = len(images)
+        if self.chunk and images.device.type == "cpu":
+            chunk = self.chunk
         # The layout is changed while a pixel is still one byte. The copy keeps images that are floats as they are.
         parts = (part.contiguous(memory_format=self.format) for part in images.split(chunk))
         return tuple(part.to(dtype, copy=True).div_(255) for part in parts)
 
     def convolve(self, images: Tensor | Maps) -> Maps:
         """Images, or what `prepare` made of them -> feature maps (b, filters, height, width) of each chunk of rows."""
+        if isinstance(images, Tensor):
+            images = self.prepare(images)
         found = []
-        for x in self.prepare(images) if isinstance(images, Tensor) else images:
+        for x in images:
             for conv in self.convs:
                 x = torch.relu_(conv(x))
             found.append(x)
@@ -128,8 +135,7 @@ class PixelEncoder(BaseFeaturesExtractor):
 
     def centre(self, images: Tensor) -> Tensor:
         """Cut larger images to their middle."""
-        size = self.image_size
-        height, width = (size, size) if isinstance(size, int) else size
+        height, width = self.sides
         top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
         return images[..., top : top + height, left : left + width]
 
@@ -232,8 +238,10 @@ class Encoders:
         self, encoder: dict[str, Any], hidden: list[int], critic_hidden: list[int] | None, critics: int, activation: str
     ) -> dict[str, Any]:
         """Return keywords of SB3's policy for those of the encoder, of actor and critic."""
+        if critic_hidden is None:
+            critic_hidden = hidden
         return {
-            "net_arch": {"pi": list(hidden), "qf": list(hidden if critic_hidden is None else critic_hidden)},
+            "net_arch": {"pi": list(hidden), "qf": list(critic_hidden)},
             "n_critics": critics,
             "activation_fn": getattr(nn, activation),
             "features_extractor_class": self.encoder_class,
@@ -267,8 +275,9 @@ class Encoders:
 
     def adam(self, parameters: Any, rate: float, beta: float | None = None) -> torch.optim.Adam:
         """Adam in its fused form (a third of the time on a CPU, the same values)."""
-        betas = (self.beta if beta is None else beta, 0.999)
-        return torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
+        if beta is None:
+            beta = self.beta
+        return torch.optim.Adam(parameters, lr=rate, betas=(beta, 0.999), fused=True)
 
     def start_critics(self) -> None:
         """The momentum critic starts as the critic, and the actor takes the critic's convolutions."""
@@ -325,13 +334,10 @@ class PixelPolicy(Encoders, SACPolicy):
         self.sde = sde
         self.log_std_bounds = (log_std_bounds[0], log_std_bounds[1])
         self.beta = beta
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            **self.keywords(encoder, hidden, critic_hidden, critics, activation),
-            **({} if sde is None else {"use_sde": True, **sde}),
-        )
+        keywords = self.keywords(encoder, hidden, critic_hidden, critics, activation)
+        if sde is not None:
+            keywords |= {"use_sde": True, **sde}
+        super().__init__(observation_space, action_space, lr_schedule, **keywords)
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.actor = self.make_actor()
@@ -383,7 +389,9 @@ class NoisyActor(TD3Actor):
 
 def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:
     """Actions mean + clip(noise) inside (-1, 1). The gradient passes as if nothing were cut off (DrQ-v2)."""
-    action = mean + (noise if clip is None else noise.clamp(-clip, clip))
+    if clip is not None:
+        noise = noise.clamp(-clip, clip)
+    action = mean + noise
     inside = action.clamp(-1 + 1e-6, 1 - 1e-6)
     return action - action.detach() + inside.detach()
 

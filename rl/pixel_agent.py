@@ -91,19 +91,25 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         noise = sb3.get("action_noise")
         if noise is not None and not isinstance(noise, ActionNoise):
             raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
-        self._given = as_composite(objective) if not isinstance(objective, str) else None
+        self._given: Composite | None = None
+        if objective is not None and not isinstance(objective, str):
+            self._given = as_composite(objective)
+            objective = str(self._given)
         # Terms that no text can name: loading asks for their modules.
-        self.own_terms = unregistered(self._given) if self._given is not None else ()
+        self.own_terms = unregistered(self._given)
         if objective is not None:
-            settings["objective"] = objective if isinstance(objective, str) else str(self._given)
+            settings["objective"] = objective
         settings = without_sb3_names(settings)
-        preset = presets.DEFAULT[self.algorithm] if preset is None else preset
+        if preset is None:
+            preset = presets.DEFAULT[self.algorithm]
         chosen = presets.resolve(
             preset, {**settings, "algorithm": self.algorithm}, (*self.passed_on, "augmentation", "storage")
         )
         for name, attribute in presets.attributes(self.algorithm).items():
             setattr(self, attribute, getattr(chosen, name))
-        self.augmentation = presets.augmentation(preset) if augmentation is None else augmentation
+        if augmentation is None:
+            augmentation = presets.augmentation(preset)
+        self.augmentation = augmentation
         self.storage = storage
         self.environment_steps = 0
         self.task: dict[str, Any] | None = None  # the environment's name and keywords, where they are known
@@ -115,8 +121,10 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if env is not None or _init_setup_model:
             env = self._shown(env, int(sb3.get("verbose", 0)))
             require_policy(policy, type(self).__name__, seen_by(type(self).__name__, env.observation_space))
+        if isinstance(policy, str):
+            policy = self.policy_aliases["CnnPolicy"]
         super().__init__(
-            self.policy_aliases["CnnPolicy"] if isinstance(policy, str) else policy,
+            policy,
             env,  # type: ignore[arg-type]
             **self.sb3_keywords(chosen),
             **sb3,
@@ -166,7 +174,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                     raise ConfigError(str(error)) from None
                 raise
         self.replay_buffer_kwargs = replay_keywords
-        contrast = self._given if self._given is not None else as_composite(self.objective)
+        contrast = self._given
+        if contrast is None:
+            contrast = as_composite(self.objective)
         if contrast is not None:
             contrast = fit(contrast, self.features, self.bilinear_init).to(self.device)
         self.policy.contrast = contrast
@@ -187,7 +197,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             encoder.convolve, encoder.head = self._compiled(encoder.convolve), self._compiled(encoder.head)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        mode = self.compile if isinstance(self.compile, str) else None
+        mode = None
+        if isinstance(self.compile, str):
+            mode = self.compile
         return torch.compile(function, dynamic=False, mode=mode)
 
     def _setup_contrast(self) -> None:
@@ -204,7 +216,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
         """Make an optimizer of the objective's own parameters. The critic's one steps the encoder."""
-        self.contrast_optimizer = self.policy.adam(own, rate) if own else None
+        if own:
+            self.contrast_optimizer = self.policy.adam(own, rate)
 
     def _adam_betas(self) -> dict[str, float]:
         """Adam's first decay of each optimizer that has another one than `beta`."""
@@ -262,12 +275,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             objective: built for embeddings of the agent's width, or None for "none".
             changes: settings that no network depends on (learning_rate, precision, ...).
         """
-        text = "none" if objective is None else str(objective)
+        text = "none"
+        if objective is not None:
+            text = str(objective)
         presets.resolve(self.preset, {**dict(self.settings), "objective": text, **changes})
         stored = presets.attributes(self.algorithm)
         for name, value in {"objective": text, **changes}.items():
             setattr(self, stored[name], value)
-        self.own_terms = unregistered(objective) if objective is not None else ()
+        self.own_terms = unregistered(objective)
         self.policy.contrast = objective
         self._setup_lr_schedule()
         self._setup_contrast()
@@ -375,9 +390,12 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
     @contextmanager
     def _autocast(self) -> Iterator[None]:
         device = self.device.type
-        half = self.precision == "bf16"
-        with torch.autocast(device, torch.bfloat16) if half else without_autocast(device):
-            yield
+        if self.precision == "bf16":
+            with torch.autocast(device, torch.bfloat16):
+                yield
+        else:
+            with without_autocast(device):
+                yield
 
     def returns(self, batch: FrameBatch, value: Tensor) -> Tensor:
         """Return y = R + (1 - done) discount value, (B, 1).
@@ -388,7 +406,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             batch: holds R and done.
             value: (B, 1) of the next observation.
         """
-        discount = self.gamma if batch.discounts is None else batch.discounts
+        discount: Any = batch.discounts
+        if discount is None:
+            discount = self.gamma
         return batch.rewards + (1 - batch.dones) * discount * value
 
     def minimise(
@@ -419,13 +439,27 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         for optimizer in stepped:
             optimizer.step()
 
+    def _step_critic(self, loss: Tensor, batch: FrameBatch, anchors: Tensor, contrasting: bool, logs: Logs) -> None:
+        """Step encoder, Q functions and, if it takes part, the objective on the sum of their losses."""
+        losses = {"critic": loss}
+        logs["critic_loss"] = loss.detach()
+        if not contrasting:
+            self.minimise(losses, [self.policy.critic.optimizer])
+            return
+        pairs = self.make_pairs(batch, anchors)
+        losses["contrastive"] = self.contrastive_loss(pairs, logs)
+        self.minimise(losses, [self.policy.critic.optimizer, self.contrast_optimizer], pairs)
+        self.after_contrast()
+
     def _trouble(
         self, losses: Mapping[str, Tensor], parameters: list[Tensor], norms: Tensor, pairs: Pairs | None
     ) -> str:
         """Say what is not finite, where it comes from, and what helps."""
         where = f"at update {self._n_updates} ({self.environment_steps} environment steps)"
-        terms = self.outcome.terms if self.outcome is not None and "contrastive" in losses else {}
-        for name, value in ({name: term.value for name, term in terms.items()} | dict(losses)).items():
+        values = dict(losses)
+        if self.outcome is not None and "contrastive" in losses:
+            values = {name: term.value for name, term in self.outcome.terms.items()} | values
+        for name, value in values.items():
             if not bool(value.isfinite()):
                 return (
                     f"the {name} loss is {float(value.detach())} {where}. The step was not taken. Lower the learning "
@@ -436,7 +470,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         source = ""
         if self.contrast is not None and pairs is not None:
             guilty = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast))
-            source = f" It comes from the term {guilty}." if guilty else ""
+            if guilty:
+                source = f" It comes from the term {guilty}."
         for parameter in parameters:
             parameter.grad = None
         return (
@@ -471,7 +506,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             keys = key_encoder.head(key_encoder.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
         if self.compile in compiling.GRAPHED:
             anchors, keys = anchors.clone(), keys.clone()  # a CUDA graph overwrites what it returned
-        ignored = duplicates(batch.stacks, count) if self.exclude_duplicates else None
+        ignored = None
+        if self.exclude_duplicates:
+            ignored = duplicates(batch.stacks, count)
         if ignored is not None:
             ignored = to_device(ignored, anchors.device)
         return Pairs.cross(anchors, keys, ignored=ignored)

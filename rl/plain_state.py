@@ -25,7 +25,9 @@ def write(folder: Path, name: str, value: Any) -> None:
     arrays: list[np.ndarray] = []
 
     def keep(array: Any) -> int:
-        arrays.append(array.cpu().numpy() if isinstance(array, torch.Tensor) else array)
+        if isinstance(array, torch.Tensor):
+            array = array.cpu().numpy()
+        arrays.append(array)
         return len(arrays) - 1
 
     told = encode(value, keep, name)

@@ -97,7 +97,9 @@ class FrameReplayBuffer(FrameSampler):
         check_number(0, 1, gamma=gamma)
         self.n_steps, self.gamma = n_steps, gamma
         channels, height, width = self.layout.shape
-        self.frame_stack = frame_stack or max(channels // 3 if channels % 3 == 0 else channels, 1)
+        if frame_stack is None and channels % 3 == 0:
+            frame_stack = max(channels // 3, 1)
+        self.frame_stack = frame_stack or channels
         if channels % self.frame_stack:
             raise ConfigError(
                 f"frame_stack {self.frame_stack} does not divide the {channels} channels of the observation."
@@ -110,12 +112,16 @@ class FrameReplayBuffer(FrameSampler):
         self._ring = _ring(self.buffer_size, self._frame_shape[0], channels)
         needed = self.nbytes
         if storage == "auto":
-            storage = "device" if has_room_for(needed, self.device) else "host"
+            storage = "host"
+            if has_room_for(needed, self.device):
+                storage = "device"
         self.storage = storage
         require_bytes(needed, self.buffer_size * n_envs, self._frame_shape, self._place)
         self._allocate()
         self.reset()
-        self.rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
+        if seed is None:
+            seed = np.random.randint(2**31)
+        self.rng = np.random.default_rng(seed)
 
     def _allocate(self) -> None:
         height, width = self.layout.shape[1:]
@@ -238,8 +244,9 @@ class FrameReplayBuffer(FrameSampler):
         slot = self._head[env] % self.buffer_size
         finite = bool(np.isfinite(reward) and np.isfinite(action).all() and np.isfinite(self.states[env, slot]).all())
         self.starts[env, slot] = before, after
-        self.actions[env, slot] = action if finite else 0.0
-        self.rewards[env, slot] = reward if finite else 0.0
+        self.actions[env, slot], self.rewards[env, slot] = 0.0, 0.0
+        if finite:
+            self.actions[env, slot], self.rewards[env, slot] = action, reward
         self.dones[env, slot], self.ends[env, slot], self.valid[env, slot] = done, ends, valid and finite
         self._head[env] += 1
 
@@ -312,7 +319,9 @@ class FrameReplayBuffer(FrameSampler):
         """Numbers of the stored steps, and of each environment's planes: the first, and one after the last."""
         planes = []
         for env, (tail, head, written) in enumerate(zip(self._tail, self._head, self._written, strict=True)):
-            oldest = self.starts[env, tail % self.buffer_size, 0] if tail < head else written
+            oldest = written
+            if tail < head:
+                oldest = self.starts[env, tail % self.buffer_size, 0]
             planes.append((int(oldest), int(written)))
         return (int(self._tail.min()), int(self._head[0])), tuple(planes)
 

@@ -209,16 +209,10 @@ class ContrastiveSAC(PixelAgent, SAC):
         encoder = self.policy.encoder
         maps = encoder.convolve(images)
         anchors = encoder.head(maps)
-        features = encoder.head(detached(maps)) if self.detach_encoder else anchors
-        losses = {"critic": self.critic_loss(features, batch, target)}
-        logs["critic_loss"] = losses["critic"].detach()
-        pairs = None
-        if contrasting:
-            pairs = self.make_pairs(batch, anchors)
-            losses["contrastive"] = self.contrastive_loss(pairs, logs)
-        self.minimise(losses, [self.critic.optimizer, self.contrast_optimizer if contrasting else None], pairs)
-        if contrasting:
-            self.after_contrast()
+        features = anchors
+        if self.detach_encoder:
+            features = encoder.head(detached(maps))
+        self._step_critic(self.critic_loss(features, batch, target), batch, anchors, contrasting, logs)
         return detached(maps)
 
     def update_targets(self) -> None:
@@ -254,11 +248,13 @@ class ContrastiveSAC(PixelAgent, SAC):
             chosen: all settings.
         """
         same = ("target_entropy", "use_sde", "sde_sample_freq", "use_sde_at_warmup")
-        auto = chosen.ent_coef == "auto"
+        ent_coef: str | float = chosen.ent_coef
+        if ent_coef == "auto":
+            ent_coef = f"auto_{chosen.initial_temperature!r}"
         return {
             **super().sb3_keywords(chosen),
             **{name: getattr(chosen, name) for name in same},
-            "ent_coef": f"auto_{chosen.initial_temperature!r}" if auto else chosen.ent_coef,
+            "ent_coef": ent_coef,
             "target_update_interval": chosen.target_every,
         }
 
@@ -273,11 +269,10 @@ class ContrastiveSAC(PixelAgent, SAC):
 
     def policy_keywords(self) -> dict[str, Any]:
         """Keywords of `PixelPolicy`."""
-        sde = {name: getattr(self, name) for name in ("log_std_init", "use_expln", "clip_mean")}
-        return super().policy_keywords() | {
-            "log_std_bounds": self.log_std_bounds,
-            "sde": sde if self.use_sde else None,
-        }
+        sde = None
+        if self.use_sde:
+            sde = {name: getattr(self, name) for name in ("log_std_init", "use_expln", "clip_mean")}
+        return super().policy_keywords() | {"log_std_bounds": self.log_std_bounds, "sde": sde}
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -183,9 +183,9 @@ class FrameSampler(ReplayBuffer):
             TrainingError: as `draw`.
         """
         which, slot = self.draw(batch_size)
-        rewards, last, discounts = self._outcomes(
-            which, slot, env, n_steps or self.n_steps, self.gamma if gamma is None else gamma
-        )
+        if gamma is None:
+            gamma = self.gamma
+        rewards, last, discounts = self._outcomes(which, slot, env, n_steps or self.n_steps, gamma)
         before, after = self._planes(which, slot, 0), self._planes(which, last, 1)
         observations, next_observations = (
             torch.cat([augmentation.draw(self.frames, which, stacks, self.rng) for _ in range(count)])

@@ -82,7 +82,7 @@ def policy_settings(given: Any) -> dict[str, Any]:
         if name == "net_arch":
             found |= _widths(value)
         elif name == "activation_fn":
-            found["activation"] = value if isinstance(value, str) else getattr(value, "__name__", value)
+            found["activation"] = getattr(value, "__name__", value)
         elif name in _OF_POLICY:
             found[name] = value
         elif name == "optimizer_kwargs":

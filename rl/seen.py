@@ -75,8 +75,17 @@ class Layout:
         return {**found, self.image: pixels}
 
     def _vectors(self, observation: Any) -> list[Any]:
-        parts = ((observation if key == "" else observation[key]) for key in self.vectors)
-        return [part.reshape(len(part), -1) for part in parts]
+        found = parts(observation)
+        return [found[key].reshape(len(found[key]), -1) for key in self.vectors]
+
+
+def parts(value: Any) -> dict[str, Any]:
+    """Return the parts of an observation or a space by their keys. One that is no dictionary has the key ""."""
+    if isinstance(value, spaces.Dict):
+        return value.spaces
+    if isinstance(value, dict):
+        return value
+    return {"": value}
 
 
 def layout(space: spaces.Space[Any]) -> Layout:
@@ -85,9 +94,8 @@ def layout(space: spaces.Space[Any]) -> Layout:
     Raises:
         ValueError: for any other kind of part, or a second image.
     """
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     image, shape, vectors = None, (0, 1, 1), {}
-    for key, each in parts.items():
+    for key, each in parts(space).items():
         if isinstance(each, spaces.Box) and len(each.shape) == 3 and each.dtype == np.uint8:
             if image is not None:
                 raise ValueError(f"{image!r} and {key!r} are both images")
@@ -95,7 +103,7 @@ def layout(space: spaces.Space[Any]) -> Layout:
         elif (isinstance(each, spaces.Box) and len(each.shape) in (1, 2)) or isinstance(each, spaces.MultiBinary):
             vectors[key] = tuple(each.shape)
         else:
-            raise ValueError(f"{key!r} is {each}" if key else f"it is {each}")
+            raise ValueError(f"{key!r} is {each}".replace("'' is", "it is"))
     if image is None and not vectors:
         raise ValueError("it is empty")
     return Layout(image, shape, vectors)

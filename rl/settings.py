@@ -227,9 +227,9 @@ class AgentTable(Settings):
     def _from_preset(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        wanted = given.get("algorithm", "sac")
-        preset = given.get("preset", DEFAULT.get(wanted, "curl") if isinstance(wanted, str) else "curl")
-        values = _PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        # Texts: pydantic refuses what is none.
+        preset = given.get("preset", DEFAULT.get(str(given.get("algorithm", "sac")), "curl"))
+        values = _PRESETS.get(str(preset), {})
         brought = {name: value for name, value in values.items() if name in cls.model_fields}
         return {"preset": preset, **brought, **dict(given)}
 
@@ -243,7 +243,9 @@ class AgentTable(Settings):
                 raise ValueError(
                     f"{name} has no effect on the algorithm {self.algorithm!r}: it is a setting of {', '.join(users)}."
                 )
-        idle = ("log_std_bounds",) if self.use_sde else _OF_SDE
+        idle: tuple[str, ...] = _OF_SDE
+        if self.use_sde:
+            idle = ("log_std_bounds",)
         for name in idle:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with use_sde={self.use_sde}.")
@@ -254,9 +256,10 @@ class AgentTable(Settings):
     )
     @classmethod
     def _in_words(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if isinstance(value, list):  # TOML and JSON have no tuples
+            value = tuple(value)
         try:
-            # TOML and JSON have no tuples.
-            return check(tuple(value) if isinstance(value, list) else value)
+            return check(value)
         except ValidationError:
             # pydantic would say what is wrong with each alternative and each element.
             raise ValueError(f"must be {allowed(cls.model_fields[str(info.field_name)])}, got {value!r}.") from None
@@ -376,8 +379,9 @@ def _first_problem(error: ValidationError, given: Mapping[str, Any], names: list
         return f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
     if given[name] is None:
         return f"{name} must not be None. Leave it out for the preset's value."
-    values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    near = nearest(given[name], values) if isinstance(given[name], str) else ""
+    near = ""
+    if isinstance(given[name], str) and get_origin(field.annotation) is Literal:
+        near = nearest(given[name], get_args(field.annotation))
     return f"{name} must be {allowed(field)}, got {given[name]!r}.{near}"
 
 
@@ -387,14 +391,18 @@ def allowed(field: FieldInfo) -> str:
     if isinstance(extra, dict) and "allowed" in extra:
         return str(extra["allowed"])
     kinds = get_args(field.annotation)
-    kind = kinds[0] if NoneType in kinds else field.annotation
+    kind: Any = field.annotation
+    if NoneType in kinds:
+        kind = kinds[0]
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
     if kind is bool:
         return "True or False"
     if kind is str:
         return "a text"
-    what = "an integer" if kind is int else "a number"
+    what = "a number"
+    if kind is int:
+        what = "an integer"
     low, high = (
         next((getattr(each, side) for each in field.metadata if hasattr(each, side)), None) for side in ("ge", "le")
     )

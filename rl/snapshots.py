@@ -161,7 +161,9 @@ def check(folder: Path) -> dict[str, Any]:
             f"{_FORMAT}). Finish the run with that version, or begin again (dipole train --resume never)."
         )
     for name, size in [(name, sizes.get(name)) for name in _PARTS] + list(parts.items()):
-        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        found = 0
+        if (folder / name).is_file():
+            found = (folder / name).stat().st_size
         if found != size:
             raise CheckpointError(
                 f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one."
@@ -183,16 +185,24 @@ def named(folder: Path, name: Any) -> Path:
 
 def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
+    environments = counters = contrastive = None
+    if agent.env.has_attr("wrapper_names"):
+        environments = agent.env.env_method("get_state")
     innermost = _innermost(agent.env)
+    if isinstance(innermost, WorkerVecEnv):
+        counters = innermost.counters()
+    learned = getattr(agent, LEARNED, None)
+    if learned is not None:
+        contrastive = learned.state()
     return {
         "counters": {name: getattr(agent, name) for name in _COUNTERS},
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
-        "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
+        "environments": environments,
         "vector": wrappers_state(agent.env),
-        "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
-        "contrastive": learned.state() if (learned := getattr(agent, LEARNED, None)) is not None else None,
+        "workers": counters,
+        "contrastive": contrastive,
         "action_noise": noise_state(agent.action_noise),
         "exploration": agent.exploration_state(),
         "rng": rng_state(),

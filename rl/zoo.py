@@ -66,13 +66,18 @@ def _translate(where: str, key: str, value: Any, agent: dict[str, Any], train: d
         if value not in _FITTING[key]:
             raise ConfigError(f"{where}: {key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
     elif key in _TRAIN:
-        train[_TRAIN[key]] = _number(where, key, value) if key == "learning_rate" else int(float(value))
+        number = _number(where, key, value)
+        if key != "learning_rate":
+            number = int(number)
+        train[_TRAIN[key]] = number
     elif key == "policy_kwargs":
         agent |= _policy_settings(where, value)
     elif key == "ent_coef" and isinstance(value, str) and value.startswith("auto_"):
         agent["initial_temperature"] = _number(where, key, value.removeprefix("auto_"))
     elif key in _SAME or key in _RENAMED:
-        agent[_RENAMED.get(key, key)] = int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        agent[_RENAMED.get(key, key)] = value
     elif key in _PRESET:
         raise ConfigError(f"{where}: {key} has no meaning here. Use {_PRESET[key]} instead.")
     else:

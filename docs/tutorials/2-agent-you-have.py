@@ -13,10 +13,10 @@
 # %% [markdown]
 # # A regularizer in an agent that you already have
 #
-# You have an agent of stable-baselines3 that learns from pixels, saved as SB3 saves it. It is loaded as always, and a
-# callback trains its own encoder with any objective beside what the agent does. Then seeds say what that was worth.
+# You have a saved agent of stable-baselines3 (SB3) that learns from pixels. In this tutorial you load it, add a
+# callback that trains its encoder with a contrastive objective, and measure over several seeds whether that helps.
 #
-# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
+# It takes 2 minutes on one core, or 30 s with `DIPOLE_TUTORIAL=small`, and downloads nothing.
 
 # %%
 import importlib.util
@@ -24,8 +24,8 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environment without it
-    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT; empty: the package index
+if importlib.util.find_spec("dipole") is None:  # on Colab, for example
+    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT. Without it: the package index
     wanted = "dipole[rl]" + f" @ {source}" * bool(source)
     command = [sys.executable, "-m", "pip", "install", "-q", wanted]
     if subprocess.run(command).returncode:
@@ -34,8 +34,8 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environme
 # %% [markdown]
 # ## The agent
 #
-# A small environment: a bright block in noise, and the reward says whether the action named its half. A DQN has begun
-# to learn it, and was saved.
+# The environment is small. Each picture shows a bright block in noise. The reward is 1 if the action names the half of
+# the picture that the block is in. You train a DQN on it for a few steps and save it.
 
 # %%
 import os
@@ -48,11 +48,11 @@ from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 
-torch.set_num_threads(1)  # networks of this size are slower with more: from the shell, OMP_NUM_THREADS=1
+torch.set_num_threads(1)  # small networks are slower with more threads. In a shell: OMP_NUM_THREADS=1
 
 
 class Blocks(gymnasium.Env):
-    """A picture with a bright block; the reward says whether the action named its half."""
+    """Show a bright block in noise. The reward is 1 if the action names its half of the picture."""
 
     observation_space = spaces.Box(0, 255, (3, 40, 40), np.uint8)
     action_space = spaces.Discrete(2)
@@ -77,10 +77,10 @@ agent = DQN("CnnPolicy", Blocks(), buffer_size=5000, learning_starts=32, train_f
 agent.learn(80).save("agent.zip")
 
 # %% [markdown]
-# ## What to look at
+# ## Measure how fast it learns
 #
-# The return of deterministic episodes (20 is the most, guessing gives 10), every 80 steps: how fast an agent learns is
-# in the curve, not in its end.
+# Every 80 steps you measure the return of deterministic episodes. The best return is 20, and guessing gives 10. The
+# whole curve shows how fast an agent learns. The last point alone does not.
 
 # %%
 from dipole.core.utils.progress import Progress
@@ -90,7 +90,7 @@ SEEDS, STEPS, EVERY = (range(3), 400, 80) if SMALL else (range(5), 1600, 80)
 
 
 def returns(model, episodes=10):
-    """The mean return of as many episodes, the same ones every time."""
+    """Return the mean return of the same episodes every time."""
     games, total = [Blocks() for _ in range(episodes)], 0.0
     seen = np.stack([game.reset(seed=1000 + number)[0] for number, game in enumerate(games)])
     for _ in range(20):
@@ -101,7 +101,7 @@ def returns(model, episodes=10):
 
 
 class Curve(BaseCallback):
-    """Plays on the way, and shows how far the agent is."""
+    """Measure the return during training, and show the progress."""
 
     def __init__(self, name):
         super().__init__()
@@ -126,11 +126,11 @@ class Curve(BaseCallback):
 
 
 # %% [markdown]
-# ## With and without
+# ## Train with and without the objective
 #
-# The one line is `ContrastiveCallback(...)` among the callbacks. For each rollout it shows two random shifts of what
-# the buffer holds to the agent's encoder, with a slow copy as key encoder. PPO, A2C, SAC and TD3 are loaded and
-# continued in the same way.
+# `ContrastiveCallback(...)` is the only line that you add. After each rollout it draws observations from the replay
+# buffer and shifts them at random, twice. The agent's encoder sees one view, and a momentum copy of it sees the other.
+# You can continue PPO, A2C, SAC and TD3 in the same way.
 
 # %%
 from dipole.rl import ContrastiveCallback
@@ -146,7 +146,7 @@ for name, objective in OBJECTIVES.items():
         agents[name] = agent.learn(STEPS, callback=callbacks, reset_num_timesteps=False)
         curves[name, seed] = curve.points
 
-# %% alt="Learning curves of three agents over the steps since they were loaded: mean and range of the seeds."
+# %% alt="Learning curves of three agents, with mean and range over the seeds."
 steps = list(range(0, STEPS + 1, EVERY))
 figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
 for name in OBJECTIVES:
@@ -160,13 +160,14 @@ figure.legend(loc="outside right upper", frameon=False)
 plt.show()
 
 # %% [markdown]
-# The line is the mean, the band goes from the worst seed to the best; dotted is guessing.
+# Each line is the mean over seeds, and the band goes from the worst seed to the best. The dotted line is guessing.
 
 # %% [markdown]
-# ## What it was worth
+# ## Test whether it helps
 #
-# One number for a curve: its mean, which is larger where an agent learned sooner. Mean and standard deviation over
-# seeds, and the difference from the agent alone, paired by seed, with its 95 % interval.
+# The mean of a curve sums it up in one number, which is larger if the agent learned sooner. The table has its mean and
+# standard deviation over the seeds. It also has the difference from the agent alone, paired by seed, with a 95 %
+# confidence interval.
 
 # %%
 from dipole.benchmarks.statistics import difference, summarize
@@ -181,13 +182,13 @@ for name in OBJECTIVES:
     print(line)
 
 # %% [markdown]
-# An interval that holds 0 says that so many seeds do not tell the two apart, whatever the picture looks like; one that
-# does not holds for this task, this agent and this start. Three seeds are few: the default setting has five.
+# If the interval contains 0, the difference is not significant with this number of seeds. If it does not, the
+# difference is significant for this task, this agent and this start. Three seeds are few, so the default is five.
 
 # %% [markdown]
-# ## What it did to the encoder
+# ## Look at the encoder
 #
-# How far apart the agent's encoder keeps different observations, for the last seed of each.
+# The histograms show the distances between the features of different observations, for the last seed of each agent.
 
 
 # %% alt="Histograms of the distances of 64 observations in the encoders of the three agents."
@@ -211,6 +212,6 @@ figure.legend(loc="outside right upper", frameon=False)
 plt.show()
 
 # %% [markdown]
-# Save the agent as always: what the callback has learned is in the file, and the next callback goes on with it.
-# [rl](../rl.md) has its arguments, pixel environments of the DeepMind Control Suite, and `ContrastiveSAC`, where the
-# objective is part of the agent's own update.
+# Save the agent as usual. The file includes the weights that the callback has learned, and a callback of the loaded
+# agent continues with them. [The page on agents](../rl.md) describes the callback's arguments, the pixel environments
+# of the DeepMind Control Suite, and `ContrastiveSAC`, which has the objective in its own update.

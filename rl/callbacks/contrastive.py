@@ -28,6 +28,7 @@ from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled
 from dipole.rl.envs.running.validate import image_keys, stack
+from dipole.rl.seen import parts
 
 Seen = Tensor | dict[str, Tensor]
 """Observations: images (B, C, H, W), or a dictionary that holds some."""
@@ -156,11 +157,12 @@ class ContrastiveCallback(BaseCallback):
         """Return the most observations of a step. Raise OptionError if they do not fit into memory."""
         model: Any = self.model
         rollout = getattr(model, "rollout_buffer", None)
-        most = self.batch_size if rollout is None else min(self.batch_size, rollout.buffer_size * model.n_envs)
+        most = self.batch_size
+        if rollout is not None:
+            most = min(most, rollout.buffer_size * model.n_envs)
         some = torch.empty(0, device=model.device)
         for key in self._images:
-            image: Any = space.spaces[key] if isinstance(space, spaces.Dict) else space
-            check_fits("a batch of images", (most, *image.shape), some, "a copy")
+            check_fits("a batch of images", (most, *parts(space)[key].shape), some, "a copy")
         return most
 
     def _try(self, width: int) -> None:
@@ -172,10 +174,11 @@ class ContrastiveCallback(BaseCallback):
             try:
                 seen = obs_as_tensor(stack(rows), self.model.device)
                 views = self._augmented(seen)
-                for each in (views[key] if isinstance(views, dict) else views for key in self._images):
+                for each in (parts(views)[key] for key in self._images):
                     if not isinstance(each, Tensor) or len(each) != 2:
-                        got = str(tuple(each.shape)) if isinstance(each, Tensor) else type(each).__name__
-                        raise ConfigError(f"augmentation made {got} of two images. It must give as many, (B, C, H, W).")
+                        raise ConfigError(
+                            f"augmentation made {_shape(each)} of two images. It must give as many, (B, C, H, W)."
+                        )
                 found: Any = self._features(trial, views)
             except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
                 if isinstance(error, DipoleError):
@@ -184,10 +187,9 @@ class ContrastiveCallback(BaseCallback):
                     f"the encoder {type(self.encoder).__name__} cannot see augmented observations of {space}: {error}"
                 ) from error
         if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
-            made = str(tuple(found.shape)) if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ConfigError(
-                f"the encoder {type(self.encoder).__name__} makes {made} of two observations, not {(2, width)} as its "
-                "features_dim says."
+                f"the encoder {type(self.encoder).__name__} makes {_shape(found)} of two observations, not "
+                f"{(2, width)} as its features_dim says."
             )
 
     def _on_step(self) -> bool:
@@ -241,7 +243,7 @@ class ContrastiveCallback(BaseCallback):
     def _augmented(self, seen: Seen) -> Seen:
         if isinstance(seen, Tensor):
             return self.augmentation(seen)
-        return {key: self.augmentation(each) if key in self._images else each for key, each in seen.items()}
+        return seen | {key: self.augmentation(seen[key]) for key in self._images}
 
     def _features(self, encoder: nn.Module, seen: Seen) -> Tensor:
         normalise = getattr(self.model.policy, "normalize_images", True)
@@ -321,6 +323,12 @@ class Learned:
         return found
 
 
+def _shape(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    return f"a {type(value).__name__}"
+
+
 def _on_the_host(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
@@ -338,11 +346,8 @@ def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:
         stored: (steps, environments, ...) array, or a dictionary of such, as a rollout buffer holds.
         space: of one observation.
     """
-    parts = stored if isinstance(stored, dict) else {"": stored}
-    flat = {}
-    for key, each in parts.items():
-        own: Any = space.spaces[key] if isinstance(space, spaces.Dict) else space
-        flat[key] = each.reshape(-1, *own.shape).astype(own.dtype)
+    own = parts(space)
+    flat = {key: each.reshape(-1, *own[key].shape).astype(own[key].dtype) for key, each in parts(stored).items()}
     seen: dict[bytes, int] = {}
     for row in range(len(next(iter(flat.values())))):
         content = hashlib.blake2b(digest_size=16)
@@ -359,10 +364,10 @@ def equal(seen: Seen, positives: int) -> Tensor:
 
     Observations are compared by a randomly weighted sum of their bytes, modulo 2^64, on their device.
     """
-    parts = list(seen.values()) if isinstance(seen, dict) else [seen]
-    size, device = len(parts[0]), parts[0].device
+    images = list(parts(seen).values())
+    size, device = len(images[0]), images[0].device
     name = torch.zeros(size, dtype=torch.long, device=device)
-    for part in parts:
+    for part in images:
         content = part.contiguous().view(size, -1).view(torch.uint8)
         weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
         name = name * 31 + (content.long() * to_device(weights, device)).sum(1)

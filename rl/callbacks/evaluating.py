@@ -62,7 +62,9 @@ class EvaluationCallback(BaseCallback):
         self.env = env
         self.every = every
         self.episodes = episodes
-        self.folder = Path(folder) if folder is not None else None
+        self.folder = None
+        if folder is not None:
+            self.folder = Path(folder)
         self.seed = check_seed(seed)
         self.video_every = video_every
         self.diagnose = diagnose
@@ -82,8 +84,10 @@ class EvaluationCallback(BaseCallback):
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / "evaluations.jsonl"
             check_own(path)
-            before = read_evaluations(path) if path.is_file() and self.environment_steps else []
-            self.history = [each for each in before if each.environment_steps <= self.environment_steps]
+            self.history = []
+            if path.is_file() and self.environment_steps:
+                before = read_evaluations(path)
+                self.history = [each for each in before if each.environment_steps <= self.environment_steps]
             path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in self.history))
         if not self.history or self.environment_steps == 0:
             self._evaluate()

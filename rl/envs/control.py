@@ -82,7 +82,9 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         render_size: int | None = None,
     ) -> None:
         domain, name = tasks.split(task)
-        self.render_size = size if render_size is None else render_size
+        if render_size is None:
+            render_size = size
+        self.render_size = render_size
         check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
         check_inputs(inputs)
         if action_repeat is not None:
@@ -105,10 +107,13 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         except TypeError as error:
             raise ConfigError(f"task_kwargs {task_kwargs!r} do not fit {self.task}: {error}.") from error
         self._physics = self._control.physics
-        limit = self._control._step_limit
-        self._limit = limit if np.isfinite(limit) else _TIME_LIMIT
+        self._limit = self._control._step_limit
+        if not np.isfinite(self._limit):
+            self._limit = _TIME_LIMIT
         self.size, self.inputs, self._rendering = size, inputs, rendering
-        self._view = tasks.CAMERA.get(domain, 0) if camera is None else camera
+        if camera is None:
+            camera = tasks.CAMERA.get(domain, 0)
+        self._view = camera
         # One camera per drawn size, made at first use. All sizes must be known before the first.
         self._cameras: dict[int, Any] = {}
         _make_room(self._physics, max(size, self.render_size), rendering)

@@ -69,10 +69,17 @@ class DistractingControlEnv(ControlEnv):
             raise ConfigError("dynamic=True moves backgrounds: give their folder, backgrounds=FOLDER.")
         if inputs == "state" and (backgrounds is not None or difficulty is not None):
             raise ConfigError('inputs="state" shows no image to distract from: take away difficulty and backgrounds.')
-        strength, most = (None, None) if difficulty is None else DIFFICULTIES[difficulty]
-        colour = (0.1 if strength is None else strength) if colour is None else colour
-        camera_shift = (0.03 if strength is None else strength) if camera_shift is None else camera_shift
-        videos = None if backgrounds is None else videos_in(backgrounds, most)
+        default_colour, default_shift, most = 0.1, 0.03, None
+        if difficulty is not None:
+            strength, most = DIFFICULTIES[difficulty]
+            default_colour = default_shift = strength
+        if colour is None:
+            colour = default_colour
+        if camera_shift is None:
+            camera_shift = default_shift
+        videos = None
+        if backgrounds is not None:
+            videos = videos_in(backgrounds, most)
         check_number(0, 1, colour=colour)
         check_number(0, _SHIFT, camera_shift=camera_shift)
         super().__init__(
@@ -127,8 +134,10 @@ class DistractingControlEnv(ControlEnv):
 
     def get_state(self) -> dict[str, Any]:
         camera = {name: np.array(getattr(self._physics.model, name)) for name in ("cam_pos", "cam_quat")}
-        shown = {} if self._background is None else {"background": self._background.place}
-        return super().get_state() | {"camera": camera} | shown
+        state = super().get_state() | {"camera": camera}
+        if self._background is not None:
+            state["background"] = self._background.place
+        return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name, value in state["camera"].items():

@@ -52,7 +52,9 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         inputs: str = "pixels",
         render_size: int | None = None,
     ) -> None:
-        self.render_size = size if render_size is None else render_size
+        if render_size is None:
+            render_size = size
+        self.render_size = render_size
         check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
         check_inputs(inputs)
         if min(size, self.render_size) < _SMALLEST:
@@ -93,8 +95,9 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     def render(self) -> NDArray[np.uint8] | None:
         if self.render_mode is None:
             return None
-        same = self.render_size == self.size
-        frame = self._frames[-1] if same else self._frame(self.render_size, self.render_size / self.size)
+        frame = self._frames[-1]
+        if self.render_size != self.size:
+            frame = self._frame(self.render_size, self.render_size / self.size)
         return np.ascontiguousarray(frame.transpose(1, 2, 0))
 
     def _observation(self) -> Any:

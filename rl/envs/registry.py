@@ -56,16 +56,17 @@ class Environment:
         if self.factory is not gymnasium.make:
             return self.factory
         entry: Any = _spec(self.fixed["id"]).entry_point
+        if not isinstance(entry, str):
+            return entry
         try:
-            code: Callable[..., Any] = load_env_creator(entry) if isinstance(entry, str) else entry
+            return load_env_creator(entry)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"the environment of the task {self.name!r} cannot be imported: {error}") from error
-        return code
 
     def make(self, **settings: Any) -> gymnasium.Env[Any, Any]:
         """Make it. Raise ConfigError for a keyword that it does not have."""
-        for name in settings if self.factory is not gymnasium.make else ():
-            if name not in self.settings:
+        for name in settings:
+            if name not in self.settings and self.factory is not gymnasium.make:
                 raise ConfigError(
                     f"the task {self.name!r} has no setting {name!r}.{nearest(name, self.settings)} "
                     f"Settings: {', '.join(self.settings)}."
@@ -107,9 +108,11 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
                 "name."
             )
         _environments[_key(name)] = Environment(name, factory, fixed)
+        if taken is not None:
+            return factory
         # Both spellings: dipole/ball_in_cup-catch-v0 as in dm_control, dipole/ball-in-cup-catch-v0 as in the papers.
         # A colon would name a module.
-        for spelling in {name, name.replace("_", "-")} if taken is None else ():
+        for spelling in {name, name.replace("_", "-")}:
             register(f"dipole/{spelling.replace(':', '-')}-v0", entry_point=place, kwargs=fixed)
         return factory
 

@@ -39,13 +39,17 @@ class Trial:
     video: str | None = None
 
     def __str__(self) -> str:
-        how = "deterministic" if self.deterministic else "stochastic"
-        shown = "" if self.video is None else f"\n{self.video}"
-        return (
+        how = "stochastic"
+        if self.deterministic:
+            how = "deterministic"
+        text = (
             f"{self.task}: return {np.mean(self.returns):.2f} +- {np.std(self.returns):.2f} "
             f"({counted(len(self.returns), 'episode')}, {how}, seed {self.seed}, interquartile mean "
-            f"{interquartile_mean(self.returns):.2f}, {min(self.returns):.2f} to {max(self.returns):.2f}){shown}"
+            f"{interquartile_mean(self.returns):.2f}, {min(self.returns):.2f} to {max(self.returns):.2f})"
         )
+        if self.video is None:
+            return text
+        return f"{text}\n{self.video}"
 
     def as_json(self) -> str:
         """The same as one JSON object, with every return."""
@@ -109,19 +113,23 @@ def trial(
     if task is None and "name" not in known:
         raise ConfigError(f"{name} does not say what its task is: give --env TASK.")
     chosen = find(task or known["name"])
-    settings = known["settings"] if chosen.name == known.get("name") else _fitting(agent, chosen.settings)
+    settings = known.get("settings", {})
+    if chosen.name != known.get("name"):
+        settings = _fitting(agent, chosen.settings)
     if video is not None and chosen.factory is gymnasium.make:
         settings = {"render_mode": "rgb_array", **settings}
     if size is not None:
         if "render_size" not in chosen.settings:
             raise ConfigError(f"--size: the task {chosen.name!r} draws at its own size (it has no render_size).")
         settings = {**settings, "render_size": size}
-    frames: list[Any] | None = None if video is None else []
     with closing(chosen.make(**settings)) as env, isolated(seed):
+        if video is None:
+            returns = evaluate(agent, env, episodes, seed, deterministic=deterministic)
+            return Trial(chosen.name, seed, deterministic, tuple(returns))
+        frames: list[Any] = []
         returns = evaluate(agent, env, episodes, seed, frames, deterministic=deterministic)
-        if video is not None and frames is not None:
-            write_video(frames, video, int(env.metadata.get("render_fps") or 25))
-    return Trial(chosen.name, seed, deterministic, tuple(returns), None if video is None else str(video))
+        write_video(frames, video, int(env.metadata.get("render_fps") or 25))
+    return Trial(chosen.name, seed, deterministic, tuple(returns), str(video))
 
 
 def _open(name: str | Path, runs: Path, device: str | None) -> PixelAgent:
@@ -144,7 +152,11 @@ def _open(name: str | Path, runs: Path, device: str | None) -> PixelAgent:
 def _fitting(agent: PixelAgent, settings: tuple[str, ...]) -> dict[str, Any]:
     """Size and stacking of the agent's observations, as keywords of an environment that has such."""
     channels, height, _ = agent.seen.shape
-    wanted: dict[str, Any] = {"size": height, "frame_stack": channels // 3} if channels else {}
-    if agent.seen.vectors:
-        wanted["inputs"] = "both" if channels else "state"
+    wanted: dict[str, Any] = {}
+    if channels:
+        wanted = {"size": height, "frame_stack": channels // 3}
+    if agent.seen.vectors and channels:
+        wanted["inputs"] = "both"
+    elif agent.seen.vectors:
+        wanted["inputs"] = "state"
     return {key: value for key, value in wanted.items() if key in settings and value}

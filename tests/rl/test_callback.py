@@ -198,7 +198,7 @@ def test_encoders_that_do_not_fit_the_observations_are_named(size, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"augmentation": lambda images: None}, "augmentation made NoneType of two images"),
+        ({"augmentation": lambda images: None}, "augmentation made a NoneType of two images"),
         ({"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
         ({"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
         ({"encoder": lambda model: model.policy}, "makes a tuple of two observations"),

@@ -36,11 +36,10 @@ class CheckedEnvironments(OffPolicyAlgorithm):
     def _wrap_env(cls, env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         env = validate(env)
         require_kinds(cls.__name__, env.observation_space)
-        inner = env.unwrapped if isinstance(env, VecEnv) else env
-        if isinstance(inner, DummyVecEnv):
-            inner.envs = [guarded(each) for each in inner.envs]
-        elif isinstance(inner, gymnasium.Env):
+        if isinstance(env, gymnasium.Env):
             env = guarded(env)
+        elif isinstance(env.unwrapped, DummyVecEnv):
+            env.unwrapped.envs = [guarded(each) for each in env.unwrapped.envs]
         wrapped = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         cls._require_actions(wrapped.action_space)
         return wrapped

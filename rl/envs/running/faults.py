@@ -4,6 +4,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.utils.errors import ConfigError, TrainingError
@@ -112,9 +113,9 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the environment (or None), of its wrappers and of this one."""
-        inner = getattr(self.unwrapped, "get_state", None)
+        inner = getattr(self.unwrapped, "get_state", lambda: None)
         return {
-            "inner": inner() if callable(inner) else None,
+            "inner": inner(),
             "wrappers": wrappers_state(self.env),
             "guard": (self._last, self._seed, self._episode, self._step, self._in_a_row),
         }
@@ -128,26 +129,17 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         Running means of wrappers are restored in any case.
         """
-        inner = getattr(self.unwrapped, "set_state", None)
-        whole = state["inner"] is not None and callable(inner)
-        if whole:
-            assert callable(inner)
-            # Wrappers such as gymnasium's order check allow a step only after a reset.
-            self.env.reset()
-            inner(state["inner"])
+        if state["inner"] is None or not hasattr(self.unwrapped, "set_state"):
+            wrappers_set_state(self.env, state["wrappers"])
+            return False
+        # Wrappers such as gymnasium's order check allow a step only after a reset.
+        self.env.reset()
+        inner: Any = self.unwrapped
+        inner.set_state(state["inner"])
         wrappers_set_state(self.env, state["wrappers"])
-        if whole:
-            self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
-            self._first = None
-        return whole
-
-
-def _monitor(env: gymnasium.Env[Any, Any]) -> Monitor | None:
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, Monitor):
-            return env
-        env = env.env
-    return None
+        self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]
+        self._first = None
+        return True
 
 
 def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
@@ -159,4 +151,6 @@ def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
     if isinstance(env, Guard):
         return env
     env = under_contract(validate(env))
-    return Guard(env if _monitor(env) is not None else Monitor(env))
+    if not is_wrapped(env, Monitor):
+        env = Monitor(env)
+    return Guard(env)

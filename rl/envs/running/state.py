@@ -17,21 +17,11 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from dipole.core.utils.errors import CheckpointError
 
-_LINKS = {
-    "env",
-    "venv",
-    "class_attributes",
-    "metadata",
-    "_metadata",
-    "_cached_spec",
-    "_saved_kwargs",
-    "num_envs",
-    "render_mode",
-}
-# Clocks and files of the old process, and pending calls of the vector environment.
-_OF_THE_PROCESS = {
-    "t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos", "_seeds", "_options",
-    "start_time", "spec",
+# No state: links and descriptions, clocks and files of the old process, pending calls of the vector environment.
+_NO_STATE = {
+    "env", "venv", "class_attributes", "metadata", "_metadata", "_cached_spec", "_saved_kwargs", "num_envs",
+    "render_mode", "t_start", "episode_start_time", "results_writer", "actions", "waiting", "reset_infos", "_seeds",
+    "_options", "start_time", "spec",
 }  # fmt: skip
 _LIBRARIES = ("gymnasium", "stable_baselines3")
 _DRAWING = ("pygame", "moviepy")
@@ -77,7 +67,10 @@ def _wrappers(env: Any) -> list[Any]:
     found = []
     while isinstance(env, gymnasium.Wrapper | VecEnvWrapper):
         found.append(env)
-        env = env.venv if isinstance(env, VecEnvWrapper) else env.env
+        if isinstance(env, VecEnvWrapper):
+            env = env.venv
+        else:
+            env = env.env
     return found
 
 
@@ -103,9 +96,7 @@ def _state_of(wrapper: Any) -> _State:
 def _attributes(thing: Any) -> _State:
     given = inspect.signature(type(thing).__init__).parameters
     return {
-        name: value
-        for name, value in vars(thing).items()
-        if name not in _LINKS and name not in _OF_THE_PROCESS and name.lstrip("_") not in given
+        name: value for name, value in vars(thing).items() if name not in _NO_STATE and name.lstrip("_") not in given
     }
 
 

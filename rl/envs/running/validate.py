@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from dipole.core.utils.errors import ConfigError, DipoleError
 from dipole.rl.envs.registry import find, shown
+from dipole.rl.seen import parts
 
 _RESET = "gymnasium's reset returns (observation, info), info a dictionary"
 _STEP = "gymnasium's step returns (observation, reward, terminated, truncated, info)"
@@ -51,8 +52,9 @@ def validate(env: Any) -> Any:
     if not isinstance(env, gymnasium.Env):
         if callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
             raise ConfigError(f"{what} is no gymnasium.Env.{_OLD} {allowed}")
-        call = " Call it, or give it to WorkerVecEnv([...])." if callable(env) else ""
-        raise ConfigError(f"{what} is no environment.{call} {allowed}")
+        if callable(env):
+            raise ConfigError(f"{what} is no environment. Call it, or give it to WorkerVecEnv([...]). {allowed}")
+        raise ConfigError(f"{what} is no environment. {allowed}")
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise ConfigError(f"the environment {what} has no {name}: set one of gymnasium.spaces in its __init__.")
@@ -80,15 +82,19 @@ class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result: Any = self.env.reset(seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            old = "" if result is None or isinstance(result, tuple) else _OLD
-            raise ConfigError(f"reset of the environment {shown(self.env)} returned {_told(result)}: {_RESET}.{old}")
+            message = f"reset of the environment {shown(self.env)} returned {_told(result)}: {_RESET}."
+            if result is not None and not isinstance(result, tuple):
+                message += _OLD
+            raise ConfigError(message)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result: Any = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
-            old = _OLD if isinstance(result, tuple) and len(result) == 4 else ""
-            raise ConfigError(f"step of the environment {shown(self.env)} returned {_told(result)}: {_STEP}.{old}")
+            message = f"step of the environment {shown(self.env)} returned {_told(result)}: {_STEP}."
+            if isinstance(result, tuple) and len(result) == 4:
+                message += _OLD
+            raise ConfigError(message)
         for name, flag in (("terminated", result[2]), ("truncated", result[3])):
             if not _is_flag(flag):
                 raise ConfigError(
@@ -134,12 +140,14 @@ def require_observation(name: str, space: spaces.Space[Any], observation: Any, p
         observation: what `reset` or `step` gave.
         part: the key inside a dictionary.
     """
-    which = f"the environment {name} gives{f' for {part!r}' if part else ''}"
+    which = _gives(name, part)
     if observation is None:
         raise ConfigError(f"{which} None as an observation. Allowed: {space}.")
     if isinstance(space, spaces.Dict):
-        if not isinstance(observation, dict) or set(observation) != set(space.spaces):
-            got = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
+        if set(parts(observation)) != set(space.spaces):
+            got = type(observation).__name__
+            if isinstance(observation, dict):
+                got = str(sorted(observation))
             raise ConfigError(f"{which} {got}, but its space is a dictionary of {sorted(space.spaces)}.")
         for key, each in space.spaces.items():
             require_observation(name, each, observation[key], key)
@@ -156,13 +164,21 @@ def require_observation(name: str, space: spaces.Space[Any], observation: Any, p
             "observation must have that shape."
         )
     if space.dtype == np.uint8 and observation.dtype != np.uint8:
-        cure = "(255 * x).astype(np.uint8)" if _is_normalised(observation) else "x.astype(np.uint8)"
+        cure = "x.astype(np.uint8)"
+        if observation.dtype.kind == "f" and np.array_equal(np.clip(observation, 0, 1), observation):
+            cure = "(255 * x).astype(np.uint8)"
         raise ConfigError(
             f"{which} an observation of {observation.dtype} from {_short(np.min(observation))} to "
             f"{_short(np.max(observation))}, but its space is uint8. Allowed: uint8 from 0 to 255 ({cure})."
         )
     if not np.can_cast(observation.dtype, space.dtype, "same_kind"):
         raise ConfigError(f"{which} an observation of {observation.dtype}, but its space is {space}.")
+
+
+def _gives(name: str, part: str) -> str:
+    if part:
+        return f"the environment {name} gives for {part!r}"
+    return f"the environment {name} gives"
 
 
 def rows_of(observations: Any) -> list[Any]:
@@ -185,11 +201,12 @@ def require_contained(name: str, space: spaces.Space[Any], observation: Any, par
         for key, each in space.spaces.items():
             require_contained(name, each, observation[key], key)
     elif isinstance(space, spaces.Box):
-        which = f"the environment {name} gives{f' for {part!r}' if part else ''}"
+        which = _gives(name, part)
         if np.isnan(observation).any():
             raise ConfigError(f"{which} NaN as an observation. Allowed: {space}.")
-        room = 1e-3 if np.issubdtype(space.dtype, np.floating) else 0  # allow rounding
-        slack = room * np.maximum(1, np.abs(observation))
+        slack: Any = 0
+        if np.issubdtype(space.dtype, np.floating):
+            slack = 1e-3 * np.maximum(1, np.abs(observation))  # allow rounding
         if (observation < space.low - slack).any() or (observation > space.high + slack).any():
             raise ConfigError(
                 f"{which} observations from {_short(observation.min())} to {_short(observation.max())}, outside of its "
@@ -199,7 +216,7 @@ def require_contained(name: str, space: spaces.Space[Any], observation: Any, par
 
 def require_finite_observation(observation: Any) -> None:
     """Raise ValueError for an observation that is not finite as float32."""
-    for part in observation.values() if isinstance(observation, dict) else (observation,):
+    for part in parts(observation).values():
         if isinstance(part, np.ndarray) and part.dtype.kind == "f" and not (np.abs(part) <= LARGEST).all():
             raise ValueError("the observation is not finite")
 
@@ -221,18 +238,17 @@ def require_full_range(name: str, space: spaces.Space[Any], observations: list[A
 def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:
     """Render the environment, (H, W, 3) uint8. Raise ConfigError if it draws no picture."""
     picture = env.render()
-    found = np.asarray(picture) if isinstance(picture, np.ndarray) else None
-    if found is None or found.ndim != 3 or found.shape[2] not in (1, 3, 4) or found.dtype != np.uint8:
-        got = f"{found.dtype} {found.shape}" if found is not None else "None" if picture is None else _short(picture)
-        raise ConfigError(
-            f"render of the environment {shown(env)} returned {got}: a video needs pictures (H, W, 3) of uint8. Make "
-            "it with render_mode='rgb_array'."
-        )
-    return found
-
-
-def _is_normalised(observation: Any) -> bool:
-    return observation.dtype.kind == "f" and np.min(observation) >= 0 and np.max(observation) <= 1
+    got = str(picture)
+    if isinstance(picture, np.ndarray):
+        if picture.ndim == 3 and picture.shape[2] in (1, 3, 4) and picture.dtype == np.uint8:
+            return picture
+        got = f"{picture.dtype} {picture.shape}"
+    elif picture is not None:
+        got = _short(picture)
+    raise ConfigError(
+        f"render of the environment {shown(env)} returned {got}: a video needs pictures (H, W, 3) of uint8. Make it "
+        "with render_mode='rgb_array'."
+    )
 
 
 def _short(value: Any) -> str:

@@ -24,7 +24,7 @@ class _HungError(EOFError):
 _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 _TO_BEGIN = 60.0  # seconds: a process imports its libraries first
 _REFUSED = "dipole refuses"  # key of an info
-START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+START = next(name for name in ("forkserver", "spawn") if name in multiprocessing.get_all_start_methods())
 _COUNTERS = ("_root_seeds", "_steps", "_episodes", "_deaths", "_in_a_row")
 
 _Step = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
@@ -91,7 +91,9 @@ class WorkerVecEnv(SubprocVecEnv):
         except _GONE as error:
             for process in self.processes:
                 process.terminate()
-            late = f" in time (timeout={timeout:g})" if isinstance(error, _HungError) else ""
+            late = ""
+            if isinstance(error, _HungError):
+                late = f" in time (timeout={timeout:g})"
             raise ConfigError(
                 f"an environment could not be made in its worker process{late}. The worker has printed why. Make it "
                 "once without workers to see the error."
@@ -108,14 +110,11 @@ class WorkerVecEnv(SubprocVecEnv):
         self._started = True
 
     def reset(self) -> Any:
-        self._root_seeds = [
-            old if seed is None else seed for old, seed in zip(self._root_seeds, self._seeds, strict=True)
-        ]
         for index, seed in enumerate(self._seeds):
-            self._episodes[index] = (
-                1 if seed is not None else self._episodes[index] + (self._last_obs[index] is not None)
-            )
-            self._steps[index] = 0 if seed is not None else self._steps[index]
+            if seed is not None:
+                self._root_seeds[index], self._steps[index], self._episodes[index] = seed, 0, 1
+            elif self._last_obs[index] is not None:
+                self._episodes[index] += 1
         self._revive()
         for remote, seed, options in zip(self.remotes, self._seeds, self._options, strict=True):
             with suppress(*_GONE):
@@ -215,7 +214,10 @@ class WorkerVecEnv(SubprocVecEnv):
         _raise_refusal(result[3])
         _raise_refusal(result[4])
         self._episodes[index] += bool(result[2])
-        self._in_a_row[index] = self._in_a_row[index] + 1 if "fault" in result[3] else 0
+        if "fault" in result[3]:
+            self._in_a_row[index] += 1
+        else:
+            self._in_a_row[index] = 0
         return result
 
     def _answer(self, index: int, least: float = 0.0) -> Any:
@@ -254,19 +256,21 @@ class WorkerVecEnv(SubprocVecEnv):
         if isinstance(error, _HungError):
             process.kill()
         process.join(timeout=5)
-        died = f"its process died (exit code {process.exitcode})"
-        hung = f"it gave no answer for {self._timeout:g} seconds (timeout)" if self._timeout is not None else died
+        reason = f"its process died (exit code {process.exitcode})"
+        if isinstance(error, _HungError):
+            reason = f"it gave no answer for {self._timeout:g} seconds (timeout)"
         fault = {
-            "error": hung if isinstance(error, _HungError) else died,
+            "error": reason,
             "step": self._steps[index],
             "episode": self._episodes[index],
             "seed": self._root_seeds[index],
         }
         self._episodes[index] += 1
         self._in_a_row[index] += 1
-        if self._restarts_left == 0 or self._in_a_row[index] >= PATIENCE:
-            spent = "No restarts are left." if self._restarts_left == 0 else f"{PATIENCE} faults in a row."
-            raise TrainingError(f"{fault_message(index, fault)} {spent}") from error
+        if self._restarts_left == 0:
+            raise TrainingError(f"{fault_message(index, fault)} No restarts are left.") from error
+        if self._in_a_row[index] >= PATIENCE:
+            raise TrainingError(f"{fault_message(index, fault)} {PATIENCE} faults in a row.") from error
         self._restarts_left -= 1
         self._deaths[index] += 1
         self.remotes[index].close()

@@ -31,8 +31,12 @@ def videos_in(folder: str | Path, most: int | None) -> list[list[Path]]:
         raise ConfigError(f"backgrounds={str(folder)!r} is no folder. Allowed: one of pictures, or of folders of them.")
     found: dict[Path, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in _PICTURES and path.is_file():
-            found.setdefault(path if path.parent == folder else path.parent, []).append(path)
+        if path.suffix.lower() not in _PICTURES or not path.is_file():
+            continue
+        if path.parent == folder:
+            found[path] = [path]
+        else:
+            found.setdefault(path.parent, []).append(path)
     if not found:
         raise ConfigError(
             f"backgrounds={str(folder)!r} holds no pictures ({', '.join(_PICTURES)}): put some there, or folders with "
@@ -91,7 +95,8 @@ class Background:
         count = len(self.videos[video])
         if not self.dynamic or count == 1:
             return
-        direction = direction if 0 <= frame + direction < count else -direction
+        if not 0 <= frame + direction < count:
+            direction = -direction
         self.show((video, frame + direction, direction))
 
     def show(self, place: tuple[int, int, int]) -> None:

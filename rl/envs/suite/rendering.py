@@ -1,7 +1,7 @@
-"""Which OpenGL renders without a display: EGL or OSMesa, decided before dm_control is imported, by trying them.
+"""Choose the OpenGL that renders without a display, EGL or OSMesa, before dm_control is imported.
 
-`python -m dipole.rl.envs.suite.rendering` says what is used; with `--install` it first installs the missing system
-packages where it may (as root, or by sudo without a password). Needs nothing but the standard library.
+`python -m dipole.rl.envs.suite.rendering` prints the choice. With `--install` it first installs missing system
+packages, as root or by sudo without a password. This file needs nothing but the standard library.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _open: WeakSet[Closable] = WeakSet()
 
 
 class RenderingError(DipoleError, RuntimeError):
-    """No OpenGL library that renders without a display works on this machine; a RuntimeError as well."""
+    """No OpenGL library on this machine renders without a display."""
 
 
 def _load(*names: str) -> ctypes.CDLL | None:
@@ -51,11 +51,7 @@ def _load(*names: str) -> ctypes.CDLL | None:
 
 @cache
 def _load_triton() -> None:
-    """Load Triton, where it is installed, before Mesa.
-
-    Both bring an LLVM. Whoever loads Mesa's first ends in a segmentation fault when PyTorch loads Triton, as it does
-    with its first optimizer; the other way round both work.
-    """
+    """Load Triton before Mesa. In the other order their two LLVMs end in a segmentation fault."""
     with suppress(ImportError):
         importlib.import_module("triton")
 
@@ -67,7 +63,7 @@ class Device:
     Args:
         number: among EGL's devices, as MUJOCO_EGL_DEVICE_ID counts them.
         software: whether the processor draws in its place (Mesa's llvmpipe).
-        cuda: number of the GPU for CUDA; None of any other device.
+        cuda: number of the GPU for CUDA, or None for any other device.
     """
 
     number: int
@@ -76,12 +72,12 @@ class Device:
 
 
 def egl_works() -> bool:
-    """Initialise an EGL display on any device, as dm_control does, and look for an OpenGL library beside it."""
+    """Return whether EGL can be initialised on a device, as dm_control does it."""
     return bool(egl_devices())
 
 
 def egl_devices() -> list[Device]:
-    """The devices on which EGL can be initialised, in its own order: dm_control takes the first."""
+    """Return the devices on which EGL can be initialised. dm_control takes the first."""
     egl = _load("libEGL.so.1", "libEGL.so")
     if egl is None or _load("libOpenGL.so.0", "libGL.so.1") is None:
         return []
@@ -96,11 +92,13 @@ def egl_devices() -> list[Device]:
     if not query_devices(len(devices), devices, ctypes.byref(count)):
         return []
     egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    return [
-        Device(number, b"EGL_MESA_device_software" in _extensions(egl, device), _cuda_number(egl, device))
-        for number, device in enumerate(devices[: count.value])
-        if (found := platform_display(_EGL_PLATFORM_DEVICE, device, None)) and egl.eglInitialize(found, None, None)
-    ]
+    found = []
+    for number, device in enumerate(devices[: count.value]):
+        shown = platform_display(_EGL_PLATFORM_DEVICE, device, None)
+        if shown and egl.eglInitialize(shown, None, None):
+            software = b"EGL_MESA_device_software" in _extensions(egl, device)
+            found.append(Device(number, software, _cuda_number(egl, device)))
+    return found
 
 
 def _extensions(egl: ctypes.CDLL, device: int | None) -> bytes:
@@ -123,13 +121,13 @@ def _cuda_number(egl: ctypes.CDLL, device: int | None) -> int | None:
 
 
 def choose_device(devices: list[Device], visible: str) -> int | None:
-    """The device of EGL that is the first GPU of CUDA_VISIBLE_DEVICES; None where EGL's own order decides."""
+    """Return EGL's number of the first GPU in CUDA_VISIBLE_DEVICES, or None if it has no such device."""
     first = visible.split(",")[0].strip()
-    return next((each.number for each in devices if first.isdecimal() and each.cuda == int(first)), None)
+    return next((each.number for each in devices if str(each.cuda) == first), None)
 
 
 def drawing() -> str:
-    """What draws without a display, and whether it is the processor that does (for `dipole doctor`)."""
+    """Describe for `dipole doctor` what draws without a display, GPU or processor."""
     backend = choose_backend()
     if backend != "egl":
         return backend
@@ -139,11 +137,13 @@ def drawing() -> str:
         return f"egl, but it has no device {wanted} (MUJOCO_EGL_DEVICE_ID)"
     if used.software:
         return "egl, in software: the processor draws (Mesa), and no GPU"
-    return f"egl, device {used.number}" + (f" (CUDA's GPU {used.cuda})" if used.cuda is not None else "")
+    if used.cuda is None:
+        return f"egl, device {used.number}"
+    return f"egl, device {used.number} (CUDA's GPU {used.cuda})"
 
 
 def osmesa_works() -> bool:
-    """Look for an OSMesa that can make a context."""
+    """Return whether there is an OSMesa that can make a context."""
     library = _load("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
     return library is not None and hasattr(library, "OSMesaCreateContextExt")
 
@@ -152,10 +152,10 @@ BACKENDS: dict[str, Callable[[], bool]] = {"egl": egl_works, "osmesa": osmesa_wo
 
 
 def choose_backend() -> str:
-    """Return the backend to use and set MUJOCO_GL to it; a value that is set already, or a display, is respected.
+    """Return the backend to use and set MUJOCO_GL to it. A value that you have set stays.
 
     Raises:
-        RenderingError: if no backend works; the message holds the line that installs one.
+        RenderingError: no backend works. The message has the command that installs one.
     """
     chosen = os.environ.get("MUJOCO_GL")
     if chosen:
@@ -187,7 +187,7 @@ def choose_backend() -> str:
 
 
 def _name_device(backend: str) -> None:
-    """Draw on the GPU that the process may compute on; a device that is named already is respected."""
+    """Draw on the GPU that the process computes on, unless MUJOCO_EGL_DEVICE_ID names a device."""
     if backend == "egl" and os.environ.get("CUDA_VISIBLE_DEVICES") and "MUJOCO_EGL_DEVICE_ID" not in os.environ:
         device = choose_device(egl_devices(), os.environ["CUDA_VISIBLE_DEVICES"])
         if device is not None:
@@ -195,16 +195,15 @@ def _name_device(backend: str) -> None:
 
 
 def _display() -> bool:
-    """Whether there is a display; only Linux says so in the environment."""
+    """Return whether there is a display. Only Linux has variables for it."""
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def close_at_exit(env: Closable) -> None:
-    """Close what OSMesa draws, if its user has not, before the process ends.
+    """Close an environment that OSMesa draws before Python ends its threads.
 
-    dm_control frees OSMesa's contexts on a thread of their own, but only after Python has ended the threads: every
-    context that is open then prints two tracebacks. The other backends draw on the caller's thread, which may go on
-    after the main one has ended: nothing is closed under it.
+    dm_control frees OSMesa's contexts on a thread, and prints two tracebacks for each that is open after that. The
+    other backends draw on the caller's thread, which may run on after the main one has ended.
     """
     if os.environ.get("MUJOCO_GL") == "osmesa":
         _before_threads_end()
@@ -213,10 +212,8 @@ def close_at_exit(env: Closable) -> None:
 
 @cache
 def _before_threads_end() -> None:
-    # There is no public hook that early; the last one registered runs first, before that of concurrent.futures.
-    register = getattr(threading, "_register_atexit", None)
-    if register is not None:
-        register(_close_open)
+    # No public hook is that early. The last one registered runs first, before that of concurrent.futures.
+    threading._register_atexit(_close_open)  # type: ignore[attr-defined]
 
 
 def _close_open() -> None:
@@ -229,17 +226,18 @@ def _cure() -> str:
 
 
 def _install_suite() -> str:
-    """dm_control asks for labmaze, which has wheels up to Python 3.12; its suite does without."""
-    # Not `&&`, which older PowerShells have not.
-    return install_line("rl") + (", and then: pip install --no-deps dm-control" if sys.version_info >= (3, 13) else "")
+    """Return the command. dm_control needs labmaze, which has wheels up to Python 3.12, but its suite does not."""
+    if sys.version_info < (3, 13):
+        return install_line("rl")
+    return f"{install_line('rl')}, and then: pip install --no-deps dm-control"
 
 
 def import_suite() -> object:
     """Import dm_control.suite with a working backend.
 
     Raises:
-        RenderingError: if no backend works, or dm_control was imported earlier with one that does not.
-        DipoleError: if the installed mujoco is one that dm_control cannot load.
+        RenderingError: no backend works, or dm_control was imported earlier with another one.
+        DipoleError: dm_control cannot load the installed mujoco.
     """
     backend = choose_backend()
     try:
@@ -259,39 +257,32 @@ def import_suite() -> object:
         )
     try:
         from dm_control import suite
-    except ImportError as error:
-        if (error.name or "").startswith("dm_control"):
+    except (ImportError, AttributeError) as error:
+        if isinstance(error, ImportError) and (error.name or "").startswith("dm_control"):
             raise DipoleError(f"dm_control is not installed. Install it with: {_install_suite()}") from error
-        raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
-    except AttributeError as error:
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
     return suite
 
 
 def install() -> bool:
-    """Install the system packages where that is possible without asking; True if a backend works afterwards."""
+    """Install the system packages where no password is needed. Return whether a backend works afterwards."""
     if any(works() for works in BACKENDS.values()):
         return True
     if sys.platform != "linux" or shutil.which("apt-get") is None:
         return False
-    elevate = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    if elevate and shutil.which("sudo") is None:
-        return False
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES],
-    ):
-        if subprocess.run([*elevate, *command], env=environment, stdout=subprocess.DEVNULL).returncode:
+    command = ["sh", "-c", INSTALL]
+    if os.geteuid() != 0:
+        if shutil.which("sudo") is None:
             return False
-    return any(works() for works in BACKENDS.values())
+        command = ["sudo", "-n", *command]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
+    return done.returncode == 0 and any(works() for works in BACKENDS.values())
 
 
 def main() -> int:
-    """Say which backend is used, after installing packages if asked."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dipole.rl.envs.suite.rendering", description=__doc__.split("\n")[0]
-    )
+    """Print which backend is used, after installing packages if asked."""
+    parser = argparse.ArgumentParser("python -m dipole.rl.envs.suite.rendering", description=__doc__.split("\n")[0])
     parser.add_argument("--install", action="store_true", help="install missing system packages where possible")
     if parser.parse_args().install:
         install()
