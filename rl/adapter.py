@@ -172,7 +172,7 @@ class RLAdapter(Adapter):
 
     @property
     def _has_new_score(self) -> bool:
-        """Whether this evaluation reaches a step count of the papers, whose score is a result."""
+        """Return whether this evaluation reaches a step count of the papers."""
         reached = max((each.environment_steps for each in self.history), default=0)
         return any(reached < steps <= self.agent.environment_steps for steps in SCORES.values())
 

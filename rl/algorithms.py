@@ -12,11 +12,11 @@ ALGORITHMS: dict[str, type[PixelAgent]] = {"sac": ContrastiveSAC, "drq": Contras
 
 
 def open_agent(path: str | Path, cls: Any = None, *arguments: Any, **given: Any) -> Any:
-    """Build an agent from its zip; no code in the file is run.
+    """Build an agent from its zip without running code in it.
 
     Args:
         path: what `ContrastiveSAC.save` wrote.
-        cls: the agent's class; by default that of the algorithm in the file.
+        cls: the agent's class. By default that of the algorithm in the file.
         arguments: as in `description.open_agent`.
         given: likewise.
 

@@ -38,7 +38,7 @@ def describe(agent: Any) -> dict[str, Any]:
     if not agent.has_own_replay:
         given["replay_buffer_class"] = agent.replay_buffer_class
         given["replay_buffer_kwargs"] = agent.replay_buffer_kwargs
-    # What may hold code, which our files never do.
+    # Our files never hold code.
     code = [name for name, value in given.items() if not isinstance(value, int | float | str | None)]
     if "learning_rate" in code:
         settings["learning_rate"] = None

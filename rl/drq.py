@@ -27,13 +27,13 @@ def noise_at(step: int, start: float, end: float, steps: int) -> float:
 class ContrastiveDrQ(PixelAgent, TD3):
     """DrQ-v2 (Yarats et al. 2021) with any contrastive objective on its encoder, as a sum with the critic's loss.
 
-    One update (theta: encoder, Q, pi; bar: momentum copies; n: rewards in a return; f: convolutions):
+    One update (a bar marks momentum copies, n is the rewards in a return, f the convolutions):
 
         a'_k = clip(pi(x'_k) + clip(sigma_t e, -c, c)),  e ~ N(0, 1)
         y = sum_{j < n} gamma^j r_{t+j} + gamma^n (1 - done) 1/K sum_k min_i Qbar_i(f(x'_k), a'_k)
         critic + contrast:  1/M sum_m sum_i mean (Q_i(x_m, a) - y)^2
                             + objective(anchors = encoder(x_1), positives = encoder_bar(x+))    -> encoder, Q, W
-        actor:   - mean min_i Q_i(x_1, clip(pi(x_1) + clip(sigma_t e, -c, c)))  -> pi; stops at the convolutions
+        actor:   - mean min_i Q_i(x_1, clip(pi(x_1) + clip(sigma_t e, -c, c)))  -> pi, not the convolutions
         Qbar <- tau Q + (1 - tau) Qbar
 
     x_m, x'_k and each x+ are independent random shifts of the stored observations. K = M = 1 is DrQ-v2. More are the
@@ -58,7 +58,7 @@ class ContrastiveDrQ(PixelAgent, TD3):
         ConfigError: for a setting or environment that does not fit.
         SpecError: for a wrong objective text.
         OptionError: a batch of images would not fit into memory.
-        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
+        TrainingError: replay does not fit into memory. From `learn`: a loss or gradient is not finite.
     """
 
     algorithm: ClassVar[presets.AlgorithmName] = "drq"

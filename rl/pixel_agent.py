@@ -69,7 +69,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         ConfigError: for a setting or environment that does not fit.
         SpecError: for a wrong objective text.
         OptionError: a batch of images would not fit into memory.
-        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
+        TrainingError: replay does not fit into memory. From `learn`: a loss or gradient is not finite.
     """
 
     policy: Any

@@ -22,11 +22,11 @@ _DRAWN = ("exploration_mat", "exploration_matrices")  # of gSDE
 class ContrastiveSAC(PixelAgent, SAC):
     """CURL (Laskin et al. 2020) with any contrastive objective, on SB3's learn / predict / save / load / callbacks.
 
-    One update, in the repository's order (theta: encoder, Q, pi; bar: momentum copies):
+    One update, in the repository's order (theta is encoder, Q and pi, a bar marks momentum copies):
 
         y = r + gamma (1 - done) (min_i Qbar_i(x', a') - alpha log pi(a'|x')),   a' ~ pi(x')
         critic:    sum_i mean (Q_i(x, a) - y)^2                                  -> encoder, Q
-        every 2nd: mean (alpha log pi(a|x) - min_i Q_i(x, a)), a ~ pi(x)         -> pi; stops at the convolutions
+        every 2nd: mean (alpha log pi(a|x) - min_i Q_i(x, a)), a ~ pi(x)         -> pi, not the convolutions
                    mean alpha (-log pi - target entropy)                         -> alpha
                    Qbar <- tau Q + (1 - tau) Qbar, the encoder with its own tau
         contrast:  objective(anchors = encoder(x), positives = encoder_bar(x+))  -> encoder, W
@@ -38,8 +38,8 @@ class ContrastiveSAC(PixelAgent, SAC):
         policy: "CnnPolicy". "MultiInputPolicy" (dictionaries) and "MlpPolicy" (vectors) mean the same here.
         env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
             continuous actions.
-        objective: text such as "infonce(similarity=bilinear) + 0.1*dp"; "none" trains on augmented images alone. By
-            default the preset's. An Objective or a Composite is used as the very module that it is, with its weights.
+        objective: text such as "infonce(similarity=bilinear) + 0.1*dp". "none" trains on augmented images alone. By
+            default the preset's. An Objective or a Composite is used as it is, with its weights.
         preset: "curl" (the repository, the default), "paper", "small" (two cores), or "sb3" (SB3's SAC).
         augmentation: "crop", "shift", "bilinear", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w). By default
             the preset's.
@@ -52,7 +52,7 @@ class ContrastiveSAC(PixelAgent, SAC):
         ConfigError: for a setting or environment that does not fit.
         SpecError: for a wrong objective text.
         OptionError: a batch of images would not fit into memory.
-        TrainingError: replay cannot fit into memory; from `learn`, a loss or gradient is not finite.
+        TrainingError: replay does not fit into memory. From `learn`: a loss or gradient is not finite.
     """
 
     algorithm: ClassVar[presets.AlgorithmName] = "sac"

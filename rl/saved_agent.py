@@ -146,8 +146,7 @@ class SavedAgent(OffPolicyAlgorithm):
                 storage, and SB3's own keywords.
 
         Raises:
-            ConfigError: for a setting that is unknown, out of range or fixed; if the objective is not known here, or
-                another one.
+            ConfigError: a setting is unknown, out of range or fixed, or the objective is not that of the file.
         """
         if env is not None:
             env = shown_to(cls.__name__, cls._wrap_env(env), description.inputs_of(path))
@@ -177,8 +176,7 @@ class SavedAgent(OffPolicyAlgorithm):
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Save as SB3 does, atomically.
 
-        Replay and random generators are not in the file; `snapshots.save` writes all that a bit-equal continuation
-        needs.
+        Replay and random generators are not in the file. `snapshots.save` writes them as well.
 
         Args:
             path: NAME.zip, or an open file.

@@ -272,7 +272,7 @@ class ContrastiveCallback(BaseCallback):
         assert self.contrast is not None
         found = {name: term.value for name, term in outcome.terms.items()} | {str(self.contrast): outcome.loss}
         *values, largest_gradient = torch.stack([*(each.detach() for each in found.values()), norm]).tolist()
-        where = f"at agent step {self.num_timesteps}; no step was taken."
+        where = f"at agent step {self.num_timesteps}. No step was taken."
         for name, value in zip(found, values, strict=True):
             if not math.isfinite(value):
                 raise TrainingError(f"the term {name} is {value} {where}")

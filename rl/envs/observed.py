@@ -31,7 +31,7 @@ def space_of(inputs: str, image: tuple[int, int, int], low: float, high: float, 
 
 
 def observed(inputs: str, pixels: Callable[[], NDArray[Any]], state: Callable[[], NDArray[Any]]) -> Any:
-    """Make the parts of an observation that are asked for."""
+    """Return the requested parts of an observation."""
     if inputs == "both":
         return {"pixels": pixels(), "state": state()}
     if inputs == "pixels":

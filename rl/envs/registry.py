@@ -37,7 +37,7 @@ class Environment:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Keywords that users can set. Ids of gymnasium have none that are known."""
+        """Keywords that users can set, or () for an id of gymnasium."""
         if self.factory is gymnasium.make:
             return ()
         parameters = inspect.signature(self.factory).parameters.values()

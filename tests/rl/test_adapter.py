@@ -104,13 +104,13 @@ def timeless(line):
     return {name: value for name, value in line.items() if "time" not in name and "second" not in name}
 
 
-def test_the_control_trains_without_an_objective(tmp_path):
+def test_agent_without_an_objective_trains(tmp_path):
     record = train(short("objective=none", "train.precision=bf16-mixed"), tmp_path, quiet=True)
     assert record.objective == "none"
     assert "conditional_entropy" not in record.diagnostics
 
 
-def test_the_weights_of_a_run_act_again_and_are_exported(tmp_path):
+def test_weights_of_a_run_play_again_and_are_exported(tmp_path):
     config = short()
     record = train(config, tmp_path, quiet=True)
     from dipole.core.train.run import build
@@ -138,7 +138,7 @@ def test_every_recipe_of_the_domain_is_complete(name):
 
 
 @pytest.mark.parametrize("table", ["lmcl-table5", "cllr-table4"])
-def test_the_papers_recipes_reach_their_score(table):
+def test_papers_recipes_train_long_enough_for_their_score(table):
     config = load(table, ["rl.task=ball-in-cup-catch"]).config
     assert config.train.steps == 100_000
     assert config.train.batch_size == 512
@@ -147,14 +147,14 @@ def test_the_papers_recipes_reach_their_score(table):
     assert {load(table, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
 
 
-def test_the_peers_settings_are_a_recipe():
+def test_recipe_has_settings_of_peers():
     config = load("curl").config
     assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
     assert config.rl.agent_settings() == {}
     assert load("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
 
 
-def test_wrong_recipes_are_named():
+def test_wrong_recipes_raise_errors_that_name_the_key():
     with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*cheetah-run"):
         load("dot", ["rl.task=cheeta-run"])
     with pytest.raises(ConfigError, match=r"train.weight_decay: has no effect in the domain 'rl'"):
@@ -170,7 +170,7 @@ def test_settings_that_are_left_out_come_from_the_preset():
     assert RLAdapter.objective_optional
 
 
-def test_a_term_that_stays_0_is_said_in_the_record(tmp_path, monkeypatch):
+def test_record_notes_a_term_that_stays_0(tmp_path, monkeypatch):
     """Every picture is the same: with duplicates left out no anchor has a negative."""
     monkeypatch.setattr(registry, "_environments", dict(registry._environments))
 
@@ -183,7 +183,7 @@ def test_a_term_that_stays_0_is_said_in_the_record(tmp_path, monkeypatch):
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)
 
 
-def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
+def test_validation_and_test_use_different_episodes(tmp_path):
     records = {}
     for part in ("test", "validation"):
         record = train(short(f"train.evaluate_on={part}", "train.steps=60"), tmp_path, quiet=True)
@@ -192,7 +192,7 @@ def test_settings_are_chosen_on_other_episodes_than_those_of_the_test(tmp_path):
     assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]
 
 
-def test_curves_are_of_other_episodes_and_scores_of_those_of_the_test(tmp_path, monkeypatch):
+def test_curves_use_validation_episodes_and_scores_test_episodes(tmp_path, monkeypatch):
     from dipole.rl.episodes.history import SCORES
 
     monkeypatch.setitem(SCORES, "100k", 60)

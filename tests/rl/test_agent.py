@@ -72,7 +72,7 @@ def test_every_augmentation_trains_and_acts(tiny_agent, augmentation):
     np.testing.assert_array_equal(agent.predict(other, deterministic=True)[0], action)
 
 
-def test_convolutions_are_one_and_the_actor_does_not_step_them(tiny_agent):
+def test_actor_shares_convolutions_and_does_not_step_them(tiny_agent):
     policy = tiny_agent().policy
     assert policy.actor.features_extractor.convs is policy.encoder.convs
     assert policy.actor.features_extractor.fc is not policy.encoder.fc
@@ -155,7 +155,7 @@ def test_several_environments_update_once_for_each_transition(tiny_agent):
     assert len(agent.replay_buffer) == 30
 
 
-def test_channel_last_environments_of_others_work(tiny_agent):
+def test_images_with_channels_last_are_transposed(tiny_agent):
     class ChannelsLast(DotEnv):
         def __init__(self):
             super().__init__(size=36)
@@ -199,7 +199,7 @@ def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
     )
 
 
-def test_duplicates_are_kept_out_of_the_negatives():
+def test_duplicates_are_not_negatives():
     stacks = np.array([[0, 1], [0, 2], [0, 1], [0, 3], [0, 1]])
     ignored = duplicates(stacks, positives=2)
     queries, keys = torch.randn(5, 4), torch.randn(5, 2, 4)
@@ -225,7 +225,7 @@ def test_duplicates_reach_the_objective(tiny_agent):
     assert counts[True].float().mean() < 62
 
 
-def test_the_same_pixels_are_duplicates_wherever_they_come_from(tiny_agent):
+def test_same_pixels_of_two_environments_are_duplicates(tiny_agent):
     frames = np.random.default_rng(0).integers(0, 256, (2, 9, 28, 28), dtype=np.uint8)
     agent = tiny_agent(DummyVecEnv([DotEnv, DotEnv]), exclude_duplicates=True, augmentation="none")
     for step in range(6):  # two environments that each show picture A, then B, then A, ...
@@ -290,7 +290,7 @@ def test_a_gradient_that_is_not_finite_names_the_term(tiny_agent):
     assert all(p.isfinite().all() for p in agent.policy.parameters())
 
 
-def test_emulated_bf16_is_not_silent(tiny_agent, monkeypatch):
+def test_emulated_bf16_warns(tiny_agent, monkeypatch):
     monkeypatch.setattr(agent_module, "bf16_is_native", lambda device: False)
     with pytest.warns(RuntimeWarning, match="emulated"):
         tiny_agent(precision="bf16")
@@ -319,13 +319,13 @@ def test_emulated_bf16_is_not_silent(tiny_agent, monkeypatch):
         ({"image_size": None, "augmentation": lambda images: images / 255}, "returns values from 0 to 1, but"),
     ],
 )
-def test_wrong_settings_are_named(tiny_agent, settings, said):
+def test_wrong_settings_raise_errors_that_name_them(tiny_agent, settings, said):
     with pytest.raises(ConfigError) as caught:
         tiny_agent(**settings)
     assert said in str(caught.value)
 
 
-def test_numbers_of_numpy_are_numbers(tiny_agent):
+def test_numpy_numbers_are_accepted_as_settings(tiny_agent):
     """SB3 and gymnasium take Python's alone: a temperature of np.float64 would be read out of its text."""
     agent = tiny_agent(
         batch_size=np.int64(8), initial_temperature=np.float64(0.2), learning_rate=np.float32(0.5), seed=np.int64(3)
@@ -337,12 +337,7 @@ def test_numbers_of_numpy_are_numbers(tiny_agent):
         tiny_agent(batch_size=len)
 
 
-def test_only_pixel_policies_are_known():
-    with pytest.raises(ConfigError, match="policy must be 'CnnPolicy', got 'MlpPolicy'"):
-        ContrastiveSAC("MlpPolicy", DotEnv())
-
-
-def test_a_wrong_objective_is_pointed_at(tiny_agent):
+def test_wrong_objective_raises_an_error_that_names_the_nearest(tiny_agent):
     with pytest.raises(SpecError, match="infonce"):
         tiny_agent(objective="infonse")
 
@@ -399,7 +394,7 @@ def test_returns_of_several_steps_reach_the_target(tiny_agent):
     torch.testing.assert_close(target - batch.rewards, (single - batch.rewards) * shares)
 
 
-def test_names_of_sb3_are_taken_or_explained(tiny_agent):
+def test_sb3_policy_kwargs_become_settings(tiny_agent):
     agent = ContrastiveSAC(
         "CnnPolicy", "dot", policy_kwargs={"net_arch": [16, 8]}, buffer_size=50, preset="small", device="cpu"
     )

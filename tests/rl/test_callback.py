@@ -103,19 +103,19 @@ def test_other_agents_gain_an_objective(algorithm):
         ({"objective": "infonse"}, "infonce"),
     ],
 )
-def test_wrong_arguments_are_named_before_training(arguments, said):
+def test_wrong_arguments_are_refused_before_training(arguments, said):
     with pytest.raises(DipoleError, match=said):
         ContrastiveCallback(**arguments)
 
 
-def test_agents_and_objectives_that_do_not_fit_are_named():
+def test_labelled_objectives_and_agents_without_images_are_refused():
     with pytest.raises(ConfigError, match=r"tuple cannot run inside an agent: .*labels"):
         sac().learn(1, callback=ContrastiveCallback("tuple"))
     with pytest.raises(ConfigError, match="needs an agent that observes images"):
         SAC("MlpPolicy", "Pendulum-v1", device="cpu").learn(1, callback=ContrastiveCallback())
 
 
-def test_what_it_cannot_do_is_said():
+def test_encoder_without_a_width_and_losses_that_are_not_finite_raise_errors():
     agent = sac()
     with pytest.raises(ConfigError, match="no features_dim"):
         agent.learn(1, callback=ContrastiveCallback(encoder=lambda model: torch.nn.Linear(2, 2)))
@@ -172,7 +172,7 @@ class Floating(gymnasium.ObservationWrapper):
         return (observation / 255).astype("float32")
 
 
-def test_agents_without_an_encoder_of_images_are_named():
+def test_agents_without_an_image_encoder_are_refused():
     for env in (DotEnv(size=36), Floating()):
         agent = SAC("MlpPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
         with pytest.raises(ConfigError, match="FlattenExtractor has nothing to train: give the agent one"):
@@ -186,7 +186,7 @@ def test_agents_without_an_encoder_of_images_are_named():
         (35, r"cannot see augmented observations of Box"),
     ],
 )
-def test_encoders_that_do_not_fit_the_observations_are_named(size, said):
+def test_encoders_that_do_not_fit_the_observations_are_refused(size, said):
     class Wrong(torch.nn.Linear):
         features_dim = 7
 
@@ -205,14 +205,14 @@ def test_encoders_that_do_not_fit_the_observations_are_named(size, said):
         ({"batch_size": 10**9}, "a batch of images of 1000000000 x 9 x 36 x 36 takes"),
     ],
 )
-def test_what_fails_at_the_first_step_is_said_before_training(settings, said):
+def test_errors_of_the_first_step_are_raised_before_training(settings, said):
     agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, device="cpu") if "encoder" in settings else sac()
     with pytest.raises(DipoleError, match=said):
         agent.learn(1, callback=ContrastiveCallback("infonce", **settings))
     assert agent.num_timesteps == 0
 
 
-def test_a_rollouts_size_is_the_most_that_a_batch_has():
+def test_batch_is_at_most_the_rollout():
     agent = PPO(
         "CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, device="cpu", policy_kwargs=dict(NET)
     )
@@ -233,7 +233,7 @@ def test_float_images_are_learned_from():
     assert losses
 
 
-def test_an_on_policy_agent_is_left_alone_between_its_rollout_and_its_update():
+def test_callback_steps_after_the_update_of_an_on_policy_agent():
     """With one whole-batch epoch the policy of the update is that of the rollout: its KL to itself is 0."""
     agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=16, batch_size=16, n_epochs=1, device="cpu", seed=0)
     callback = ContrastiveCallback("infonce", batch_size=16, updates=10, learning_rate=1e-3)
@@ -252,7 +252,7 @@ class Blinking(DotEnv):
 
 
 @pytest.mark.parametrize("environment", [DotEnv, Blinking])
-def test_a_short_rollout_is_drawn_once_and_stays_bounded(environment):
+def test_short_rollout_is_one_batch_of_different_observations(environment):
     """Five stored observations, as A2C has by default, are five anchors; equal ones are one."""
     agent = A2C("CnnPolicy", environment(size=36), n_steps=5, device="cpu", seed=0)
     callback = ContrastiveCallback(updates=3)
@@ -264,7 +264,7 @@ def test_a_short_rollout_is_drawn_once_and_stays_bounded(environment):
     assert all(0 <= loss < 30 for loss in losses)
 
 
-def test_equal_observations_are_no_negatives():
+def test_equal_observations_are_not_negatives():
     images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
     images[4], images[5] = images[1], images[1]
     found = equal(images, 2)
@@ -288,7 +288,7 @@ def test_a_rollout_holds_each_observation_once():
 
 
 @pytest.mark.parametrize("algorithm", [SAC, PPO])
-def test_what_was_learned_is_saved_with_the_agent(algorithm, tmp_path):
+def test_callback_state_is_saved_with_the_agent(algorithm, tmp_path):
     def learner():
         return ContrastiveCallback("infonce(similarity=bilinear)", batch_size=8)
 

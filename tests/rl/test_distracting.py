@@ -34,7 +34,7 @@ def test_pictures_change_and_the_task_does_not():
     assert np.array_equal(env.step(action)[0], other.step(action)[0])
 
 
-def test_without_strength_nothing_changes():
+def test_strength_0_changes_nothing():
     plain = make_env("cartpole-balance", **SMALL)
     env = make_env("distracting:cartpole-balance", colour=0.0, camera_shift=0.0, **SMALL)
     assert np.array_equal(plain.reset(seed=0)[0], env.reset(seed=0)[0])
@@ -117,7 +117,7 @@ def test_difficulties_are_the_papers(videos):
         ({"backgrounds": "BROKEN"}, "cannot be read"),
     ],
 )
-def test_backgrounds_that_cannot_be_are_said(given, said, tmp_path):
+def test_wrong_backgrounds_raise_errors(given, said, tmp_path):
     (tmp_path / "BROKEN").mkdir()
     (tmp_path / "BROKEN" / "one.png").write_bytes(b"no picture")
     (tmp_path / "EMPTY").mkdir()

@@ -213,7 +213,7 @@ def test_shifts_by_whole_pixels_need_no_interpolation():
     assert torch.allclose(half, (one + two) / 2, atol=1e-2)
 
 
-def test_it_is_saved_resumed_bit_for_bit_and_played(tmp_path):
+def test_drq_resumes_bit_for_bit_and_plays(tmp_path):
     agent = small(objective="infonce + dp", target_views=2, train_freq=1, seed=3)
     agent.learn(60)
     agent.learn(30, reset_num_timesteps=False)
@@ -231,7 +231,7 @@ def test_it_is_saved_resumed_bit_for_bit_and_played(tmp_path):
         assert np.array_equal(read.predict(seen, deterministic=True)[0], agent.predict(seen, deterministic=True)[0])
 
 
-def test_callbacks_take_it(tmp_path):
+def test_callbacks_accept_drq(tmp_path):
     agent = small()
     watching = EvaluationCallback(make_env("dot"), every=30, episodes=1, folder=tmp_path)
     agent.learn(60, callback=[watching, ContrastiveCallback("infonce", batch_size=8)])

@@ -27,7 +27,7 @@ REPEATS = {
 }
 
 
-def test_the_written_out_tasks_are_dm_controls(opengl):
+def test_task_names_are_all_of_dm_control(opengl):
     from dm_control import suite
 
     assert tasks.names() == [f"{domain}-{task}" for domain, task in suite.ALL_TASKS]
@@ -153,7 +153,7 @@ def test_every_task_of_the_suite_runs(task):
     env.close()
 
 
-def test_names_and_settings_are_checked():
+def test_wrong_task_names_and_settings_raise_errors():
     assert tasks.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
     with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"):
         tasks.split("cheeta-run")
@@ -167,7 +167,7 @@ def test_names_and_settings_are_checked():
 
 
 @pytest.mark.parametrize("camera", [17, "nose"])
-def test_an_unknown_camera_is_named(camera, opengl):
+def test_unknown_camera_raises_an_error(camera, opengl):
     with pytest.raises(ConfigError, match=f"camera {camera!r} does not exist"):
         ControlEnv("cheetah-run", camera=camera)
 
@@ -199,14 +199,14 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
     ],
 )
 @pytest.mark.usefixtures("opengl")
-def test_wrong_keywords_of_an_environment_are_one_message(task, settings, said):
+def test_wrong_keywords_of_an_environment_raise_errors(task, settings, said):
     with pytest.raises(ConfigError, match=said):
         make_env(task, **settings)
 
 
 @pytest.mark.usefixtures("opengl")
 @pytest.mark.parametrize("task", ["dot", "cartpole-swingup"])
-def test_a_step_belongs_to_an_episode(task):
+def test_step_outside_an_episode_raises_an_error(task):
     env = DotEnv() if task == "dot" else ControlEnv(task, size=24, rendering="fast", action_repeat=300)
     action = np.zeros(env.action_space.shape, np.float32)
     with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) first"):
@@ -222,7 +222,7 @@ def test_a_step_belongs_to_an_episode(task):
     env.step(action)
 
 
-def test_a_longer_time_limit_of_the_users_is_kept(opengl):
+def test_longer_time_limit_is_used(opengl):
     assert ControlEnv("cheetah-run", size=24, task_kwargs={"time_limit": 40.0})._limit == pytest.approx(4000)
 
 
@@ -282,7 +282,7 @@ def test_without_a_backend_the_error_names_the_packages(monkeypatch):
 
 
 @pytest.mark.skipif(not osmesa_works(), reason="no OSMesa on this machine")
-def test_osmesa_draws_the_same_and_leaves_in_silence(tmp_path, opengl):
+def test_osmesa_draws_the_same_and_prints_nothing_at_exit(tmp_path, opengl):
     """An environment that nobody closes: dm_control alone prints tracebacks when its thread is gone."""
     code = (
         "import numpy as np\nfrom dipole.rl import ControlEnv\nenv = ControlEnv('cartpole-swingup')\n"
@@ -297,7 +297,7 @@ def test_osmesa_draws_the_same_and_leaves_in_silence(tmp_path, opengl):
 
 
 @pytest.mark.usefixtures("opengl")
-def test_a_thread_may_go_on_after_the_main_one():
+def test_environment_in_a_thread_outlives_the_main_thread():
     if choose_backend() == "osmesa":
         pytest.skip("dm_control draws with OSMesa on threads that end with the main one")
     code = (

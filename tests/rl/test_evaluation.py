@@ -146,7 +146,7 @@ def test_curves_and_videos_are_written(tmp_path):
         read_evaluations(tmp_path / "evaluations.jsonl")
 
 
-def test_evaluation_names_what_it_cannot_use(tiny_agent, tmp_path):
+def test_wrong_arguments_of_evaluation_raise_errors(tiny_agent, tmp_path):
     env = DotEnv()
     agent = tiny_agent(env)
     with pytest.raises(ConfigError, match=r"needs one gymnasium environment.*got DummyVecEnv"):

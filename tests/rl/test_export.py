@@ -70,7 +70,7 @@ def fresh(program, *arguments, cwd):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_moved_run_is_whole_and_needs_no_environment(run, monkeypatch):
+def test_moved_run_loads_without_its_environment(run, monkeypatch):
     folder, record = run
     again, found = evaluate_run(RunFolder(folder), "cpu")
     assert again.evaluations[-1].agrees
@@ -83,7 +83,7 @@ def test_a_moved_run_is_whole_and_needs_no_environment(run, monkeypatch):
     assert adapter.agent.replay_buffer.buffer_size == 1  # nothing is stored where nothing is learned
 
 
-def test_a_damaged_run_is_named(run, tmp_path):
+def test_damaged_run_raises_an_error_that_names_it(run, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(run[0], folder)
     kept = folder / "model" / "kept" / "agent.json"
@@ -181,7 +181,7 @@ def test_both_zips_draw_the_same_actions(exported, seen):
     assert float(plain.log_ent_coef.detach()) == float(ours.log_ent_coef.detach())
 
 
-def test_the_card_says_what_it_is(exported):
+def test_card_describes_the_agent(exported):
     card = (exported / "README.md").read_text()
     assert card.startswith("---\nlicense: mit\nlibrary_name: stable-baselines3\npipeline_tag: reinforcement-learning\n")
     for part in ("- deep-reinforcement-learning", "- dot", "SAC.load", "make_env(", "return/mean", "0.5 x `dp`"):
@@ -231,7 +231,7 @@ def test_another_task_is_seen_as_the_agent_sees(tiny_agent, tmp_path):
         (["--video", "dot.avi"], "videos are written as .gif or .mp4, not '.avi'"),
     ],
 )
-def test_wrong_arguments_are_named(exported, capsys, arguments, said):
+def test_wrong_arguments_of_play_raise_errors(exported, capsys, arguments, said):
     assert main(["play", str(exported), *arguments]) == 2
     assert said in capsys.readouterr().err
 
@@ -258,7 +258,7 @@ def test_no_code_of_a_received_file_is_run(exported, tmp_path):
         open_agent(exported / "sac.zip", ContrastiveSAC, device="cpu")
 
 
-def test_what_only_code_makes_is_asked_for(tiny_agent, tmp_path):
+def test_load_asks_for_settings_that_are_code(tiny_agent, tmp_path):
     halves = lambda images: images[..., 2:-2, 2:-2]  # noqa: E731
     agent = tiny_agent(augmentation=halves, learning_rate=lambda left: 1e-3 * left)
     agent.save(tmp_path / "agent.zip")

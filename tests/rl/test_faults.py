@@ -116,7 +116,7 @@ class Unmakeable(DotEnv):
         raise OSError("no such world")
 
 
-def test_workers_that_cannot_work_are_one_error(tiny_agent):
+def test_environments_that_fail_in_workers_raise_one_error(tiny_agent):
     with pytest.raises(ConfigError, match="could not be made in its worker process"):
         WorkerVecEnv([DotEnv, Unmakeable])
     env = WorkerVecEnv([lambda: Failing(at=range(100))])
@@ -164,7 +164,7 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
 
 
 @pytest.mark.parametrize("envs", [1, 2])
-def test_correlated_action_noise_continues(tiny_agent, tmp_path, envs):
+def test_correlated_action_noise_resumes_bit_for_bit(tiny_agent, tmp_path, envs):
     def parts():
         env = make_vec_env(lambda: make_env("dot"), envs, seed=0)
         return env, OrnsteinUhlenbeckActionNoise(np.zeros(2), np.full(2, 0.3))
@@ -187,7 +187,7 @@ def test_correlated_action_noise_continues(tiny_agent, tmp_path, envs):
         )
 
 
-def test_what_a_killed_writer_left_is_swept_when_training_begins(tiny_agent, tmp_path):
+def test_files_of_a_killed_writer_are_removed(tiny_agent, tmp_path):
     left = tmp_path / ".agent-000000009.0123abcd.tmp"
     left.mkdir()
     (left / "agent.zip").write_bytes(b"half")
@@ -267,7 +267,7 @@ def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path):
         WorkerVecEnv([DotEnv], start_method="foo")
 
 
-def test_a_dead_worker_is_told_with_its_episode_and_step(tiny_agent, tmp_path):
+def test_fault_of_a_dead_worker_has_its_episode_and_step(tiny_agent, tmp_path):
     env = WorkerVecEnv([partial(Dying, str(tmp_path / "died"), 57)])
     try:
         with pytest.warns(RuntimeWarning, match=r"failed at its step 57 \(episode 2 after seed 0\).*exit code 3"):
@@ -278,6 +278,6 @@ def test_a_dead_worker_is_told_with_its_episode_and_step(tiny_agent, tmp_path):
 
 
 @pytest.mark.parametrize("functions", [[], [DotEnv()], DotEnv])
-def test_workers_want_functions(functions):
+def test_workers_refuse_what_is_not_a_function(functions):
     with pytest.raises((ConfigError, TypeError), match=r"functions that make one|has no len|not iterable"):
         WorkerVecEnv(functions)

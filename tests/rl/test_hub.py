@@ -80,7 +80,7 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_is_on_the_hub_is_loaded_as_any_agent_is(folder, tmp_path, monkeypatch):
+def test_agent_from_the_hub_loads(folder, tmp_path, monkeypatch):
     """By what `load_from_hub` calls; that the zip needs no dipole is in test_inputs.py."""
     from huggingface_hub import constants, hf_hub_download
 

@@ -79,7 +79,7 @@ def test_replay_stores_vectors_beside_their_images():
     assert buffer.nbytes - whole.nbytes == 40 * 2 * 4 * 4
 
 
-def test_values_and_actions_see_both_the_contrast_the_image_alone():
+def test_actor_and_critic_see_vectors_and_the_objective_images_only():
     agent = made(objective="infonce")
     encoder, observation = agent.policy.encoder, make_env("dot", inputs="both").reset(seed=0)[0]
     moved = {**observation, "state": observation["state"] + 0.5}
@@ -180,7 +180,7 @@ class Instruments(gymnasium.ObservationWrapper):
         return {"eye": eye, "numbers": dot, "grid": target[:, None], "bits": (dot > 0.5).astype(np.int8)}
 
 
-def test_a_dictionary_of_ones_own_is_seen_as_asked(tmp_path):
+def test_inputs_select_parts_of_a_dictionary(tmp_path):
     agent = made(env=Instruments()).learn(20)
     assert agent.seen.width == 6
     batch = agent._sample(4)
@@ -311,12 +311,12 @@ IMAGE, VECTOR = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8), gymnasium.s
         (lambda: load("dot-state", ["rl.frame_stack=2"]), "frame_stack has no effect with inputs='state'"),
     ],
 )
-def test_what_does_not_fit_is_said_once(make, said):
+def test_inputs_that_do_not_fit_raise_errors(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
 
 
-def test_one_nan_in_a_vector_is_never_learned_from():
+def test_vectors_with_nan_are_never_sampled():
     space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     buffer = FrameReplayBuffer(10, space, space, "cpu", seed=0)
     for step in range(6):

@@ -12,13 +12,13 @@ def asked(package: str, python: str, extra: str = "") -> dict[str, Requirement]:
     return {each.name.lower(): each for each in lines if each.marker is None or each.marker.evaluate(place)}
 
 
-def test_up_to_3_12_dm_control_brings_its_own():
+def test_up_to_3_12_dm_control_installs_its_dependencies():
     assert "dm-control" in asked("dipole", "3.12", "rl")
     assert "dm-tree" not in asked("dipole", "3.12", "rl")
 
 
 @pytest.mark.parametrize("python", ["3.13", "3.14"])
-def test_later_its_needs_but_labmaze_are_ours(python):
+def test_from_3_13_the_extra_lists_dependencies_of_dm_control_except_labmaze(python):
     ours = asked("dipole", python, "rl")
     assert "dm-control" not in ours
     assert asked("dm-control", python).keys() - ours.keys() - {"labmaze"} == set()

@@ -39,7 +39,7 @@ def same(one, two):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_composite_is_used_with_the_weights_it_has(tiny_agent, tmp_path):
+def test_composite_keeps_its_weights(tiny_agent, tmp_path):
     given = dipole.objective("infonce(similarity=bilinear) + 0.5*swav(prototypes=5)", dim=50)
     with torch.no_grad():
         given.terms[0].W.fill_(0.25)
@@ -55,7 +55,7 @@ def test_a_composite_is_used_with_the_weights_it_has(tiny_agent, tmp_path):
     assert same(agent, loaded)
 
 
-def test_parameters_without_a_shape_are_made_to_the_agents_width(tiny_agent):
+def test_lazy_parameters_get_the_agents_width(tiny_agent):
     given = dipole.objective("infonce(similarity=bilinear)")
     agent = tiny_agent(objective=given, features=20)
     W = agent.contrast.terms[0].W
@@ -67,7 +67,7 @@ def test_parameters_without_a_shape_are_made_to_the_agents_width(tiny_agent):
 @pytest.mark.parametrize(
     "wrap", [lambda term: term, lambda term: Composite([term, dipole.objective("dp").terms[0]], [1.0, 0.1])]
 )
-def test_terms_that_are_not_registered_train_and_come_back(tiny_agent, tmp_path, wrap):
+def test_unregistered_terms_train_and_load(tiny_agent, tmp_path, wrap):
     agent = tiny_agent(objective=wrap(Scaled(target=2.0)))
     agent.learn(14)
     term = agent.contrast.terms[0]
@@ -89,7 +89,7 @@ def test_terms_that_are_not_registered_train_and_come_back(tiny_agent, tmp_path,
         )
 
 
-def test_a_registered_term_that_is_not_imported_is_named(tiny_agent, tmp_path):
+def test_registered_term_that_is_not_imported_raises_an_error(tiny_agent, tmp_path):
     with registry.temporary():
         registry.register("scaled_once")(Scaled)
         tiny_agent(objective="scaled_once(target=2)").save(tmp_path / "agent.zip")
@@ -97,7 +97,7 @@ def test_a_registered_term_that_is_not_imported_is_named(tiny_agent, tmp_path):
         ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
 
 
-def test_what_is_no_objective_is_named(tiny_agent):
+def test_wrong_objective_types_raise_errors(tiny_agent):
     with pytest.raises(ConfigError, match="objective must be a text"):
         tiny_agent(objective=torch.nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="leave the callback out"):

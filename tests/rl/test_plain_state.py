@@ -59,7 +59,7 @@ def test_generators_go_on(tmp_path, kind):
     assert (old_again.normal(size=9) == old.normal(size=9)).all()
 
 
-def test_what_is_no_data_is_refused_with_its_place(tmp_path):
+def test_objects_are_refused_with_their_place(tmp_path):
     for value in (lambda: 0, object(), np.array([{}]), open):
         with pytest.raises(CheckpointError, match=r"cannot save state\.env\[1\]\.goal, of type .*Let get_state return"):
             write(tmp_path, "state", {"env": [0, {"goal": value}]})
@@ -99,7 +99,7 @@ def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(tiny_agent, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["../agent-000000012", "/etc", "agent-000000012/../x", "agent-1", 3, None, ""])
-def test_a_checkpoint_lies_in_its_folder(tmp_path, name):
+def test_names_outside_the_folder_are_refused(tmp_path, name):
     with pytest.raises(CheckpointError, match="is no checkpoint of an agent"):
         snapshots.named(tmp_path, name)
 
@@ -135,7 +135,7 @@ def test_a_reward_that_is_not_finite_is_a_fault(tiny_agent, value):
     assert all(np.isfinite(each["r"]) for each in agent.ep_info_buffer)
 
 
-def test_also_in_a_vectorised_environment_of_ones_own(tiny_agent):
+def test_reward_of_a_custom_vecenv_that_is_not_finite_is_a_fault(tiny_agent):
     class Bare(DummyVecEnv):
         def step_wait(self):
             observations, rewards, dones, infos = super().step_wait()
@@ -151,7 +151,7 @@ def test_also_in_a_vectorised_environment_of_ones_own(tiny_agent):
     assert np.argwhere(~agent.replay_buffer.valid[:, :20]).tolist() == [[1, 3]]
 
 
-def test_a_state_that_is_no_data_is_said_when_it_is_saved(tiny_agent, tmp_path):
+def test_state_with_objects_raises_an_error_when_saved(tiny_agent, tmp_path):
     class Closed(DotEnv):
         def get_state(self):
             return {**super().get_state(), "goal": self.step}

@@ -57,7 +57,7 @@ def test_all_environments_are_listed():
         assert registry.find(spelling).name == "ball_in_cup-catch"
 
 
-def test_a_name_is_taken_once():
+def test_second_registration_of_a_name_is_refused():
     with pytest.raises(RegistryError, match=r"'dot' is already registered by dipole\.rl\.envs\.dot"):
         environment("dot")(make_env)
 
@@ -69,7 +69,7 @@ def test_ids_of_gymnasium_are_tasks():
         make_env("nothing:Here-v0")
 
 
-def test_somebodys_environment_is_part_of_what_identifies_a_run(tmp_path, monkeypatch):
+def test_code_of_an_environment_changes_the_run_id(tmp_path, monkeypatch):
     package = tmp_path / "somebodys_envs"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -88,7 +88,7 @@ def test_somebodys_environment_is_part_of_what_identifies_a_run(tmp_path, monkey
     assert load("dot", ["rl.task=dipole/dot-v0"]).config.determining()["sources"] == {}
 
 
-def test_settings_that_the_environment_has_not_are_refused():
+def test_settings_without_effect_on_the_environment_are_refused():
     for name, value in (("camera", 1), ("rendering", "fast"), ("action_repeat", 2)):
         with pytest.raises(
             ValueError, match=f"{name} has no effect on the task 'dot', whose settings are size, frame_stack"

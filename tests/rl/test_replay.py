@@ -224,7 +224,7 @@ def test_a_buffer_that_cannot_fit_is_refused_with_the_bytes(monkeypatch):
         FrameReplayBuffer(100_000, whole, ACTION, "cpu", seed=0)
 
 
-def test_a_replay_on_the_disk_leaves_no_file_and_is_refused_where_the_disk_is_too_small(tmp_path, monkeypatch):
+def test_replay_on_disk_leaves_no_file_and_needs_free_space(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     buffer = FrameReplayBuffer(300, space(), ACTION, "cpu", storage="disk", seed=0)
     assert list(tmp_path.iterdir()) == []
@@ -270,7 +270,7 @@ def test_stock_sac_learns_from_this_buffer():
     assert len(agent.replay_buffer) == 8
 
 
-def test_frames_lie_on_a_gpu_by_themselves_where_they_fit(monkeypatch):
+def test_frames_are_stored_on_the_gpu_if_they_fit(monkeypatch):
     needed = FrameReplayBuffer(60, space(), ACTION, "cpu", seed=0).nbytes
     for free, device, expected in (
         (2 * needed, "cuda", True),
@@ -327,7 +327,7 @@ def test_as_many_transitions_are_held_as_were_asked_for_in_any_layout(kind, step
         assert buffer._written[0] < 1.1 * planes * 700 + 200
 
 
-def test_where_memory_ends_the_true_capacity_is_said(monkeypatch):
+def test_full_memory_warns_with_the_true_capacity(monkeypatch):
     buffer = FrameReplayBuffer(3000, space(), ACTION, "cpu", seed=0)
     monkeypatch.setattr(replay, "available_bytes", lambda device: 1000)
     stream = strided(0, "no overlap")

@@ -96,7 +96,7 @@ def test_gsde_from_pixels_is_exported_and_learns(tmp_path, tiny_agent):
     plain.learn(10)
 
 
-def test_architectures_are_sb3s():
+def test_architectures_equal_those_of_sb3():
     ours = state_agent(policy_kwargs=ARCHITECTURE)
     theirs = SAC("MlpPolicy", make_env("dot", inputs="state"), policy_kwargs=ARCHITECTURE, buffer_size=10, device="cpu")
     shapes = [{name: value.shape for name, value in each.policy.state_dict().items()} for each in (ours, theirs)]
@@ -127,6 +127,6 @@ def test_architectures_are_sb3s():
         ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
     ],
 )
-def test_what_has_no_meaning_is_refused_by_name(given, said):
+def test_keywords_without_meaning_are_refused_by_name(given, said):
     with pytest.raises(ConfigError, match=said):
         state_agent(**given)

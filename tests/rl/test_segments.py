@@ -98,7 +98,7 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
     assert len(other) == 50
 
 
-def test_where_a_file_is_gone_all_is_written_again(tmp_path):
+def test_missing_file_makes_save_write_everything(tmp_path):
     buffer = filled(30)
     first = kept(tmp_path / "one", buffer)
     (tmp_path / "one" / first[0]["file"]).write_bytes(b"other")
@@ -151,7 +151,7 @@ def test_a_resumed_run_goes_on_sharing_and_is_bit_exact(tiny_agent, tmp_path):
     assert all((found[0] / name).samefile(found[1] / name) for name in shared[0] & shared[1])
 
 
-def test_damage_is_told_by_the_checksum(tiny_agent, tmp_path):
+def test_damaged_file_fails_its_checksum(tiny_agent, tmp_path):
     folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
     path = next(folder.glob("replay-*-*.npz"))
     data = bytearray(path.read_bytes())
@@ -174,7 +174,7 @@ def test_damage_is_told_by_the_checksum(tiny_agent, tmp_path):
         (lambda told: told["replay"][0].pop("sha256"), "cannot be read"),
     ],
 )
-def test_a_manifest_that_lies_is_refused(tiny_agent, tmp_path, change, said):
+def test_wrong_manifest_is_refused(tiny_agent, tmp_path, change, said):
     folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
     told = json.loads((folder / "manifest.json").read_text())
     change(told)

@@ -85,7 +85,7 @@ def changed_for(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", DEFAULT)
-def test_every_setting_can_be_set_in_both_doors(algorithm):
+def test_every_setting_works_in_python_and_recipes(algorithm):
     own = {name for name in AgentTable.model_fields if algorithm in USERS.get(name, (algorithm,))}
     changed = changed_for(algorithm)
     assert set(changed) == own - {"preset", "algorithm", "log_std_bounds"}  # of policies without use_sde
@@ -98,7 +98,7 @@ def test_every_setting_can_be_set_in_both_doors(algorithm):
     assert settings_of(preset, table.agent_settings()) == given
 
 
-def test_the_range_of_the_deviation_can_be_set_in_both_doors():
+def test_log_std_bounds_work_in_python_and_recipes():
     assert recipe(log_std_bounds=[-5, 1]).config.rl.log_std_bounds == (-5, 1)
     assert settings_of("curl", {"log_std_bounds": (-5, 1)}).log_std_bounds == (-5, 1)
 
@@ -120,7 +120,7 @@ def test_settings_of_another_algorithm_are_refused(algorithm, given, said):
     assert said in str(table.value)
 
 
-def test_a_recipe_without_an_algorithm_is_the_run_that_it_was():
+def test_recipe_without_an_algorithm_has_the_same_run_id():
     assert "algorithm" not in RLConfig().determining()
     assert recipe(algorithm="sac").config.hash == recipe().config.hash
     assert RLConfig(algorithm="drq").determining() == RLConfig(preset="drqv2").determining()
@@ -143,7 +143,7 @@ def test_a_recipe_without_an_algorithm_is_the_run_that_it_was():
         ("gama", 0.9, "'gamma'"),
     ],
 )
-def test_both_doors_refuse_the_same_and_say_what_is_allowed(name, value, said):
+def test_python_and_recipes_refuse_the_same_values(name, value, said):
     with pytest.raises(ConfigError) as keyword:
         settings_of(
             **{

@@ -85,14 +85,14 @@ CASES = {
 
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_another_interface_is_refused_at_the_first_step(tiny_agent, kind, wrapped):
+def test_wrong_interface_is_refused_at_the_first_step(tiny_agent, kind, wrapped):
     env = gymnasium.wrappers.TimeLimit(Altered(kind), 20) if wrapped else Altered(kind)
     with pytest.raises(ConfigError, match=CASES[kind]) as raised:
         tiny_agent(env).learn(STEPS)
     assert "Altered" in str(raised.value)
 
 
-def test_an_environment_that_changes_later_is_refused_then(tiny_agent):
+def test_observations_that_change_later_are_refused(tiny_agent):
     agent = tiny_agent(Altered("shape", at=17))
     with pytest.raises(ConfigError, match=r"Altered gives an observation of the shape \(9, 27, 28\)"):
         agent.learn(STEPS)
@@ -137,7 +137,7 @@ class Spaces(gymnasium.Env):
         (ContrastiveDrQ, gymnasium.spaces.Discrete(3), "needs continuous actions with finite bounds"),
     ],
 )
-def test_actions_that_nothing_can_be_chosen_from_are_refused(kind, space, said):
+def test_wrong_action_spaces_are_refused(kind, space, said):
     with pytest.raises(ConfigError, match=said):
         kind("CnnPolicy", Spaces(action=space))
 
@@ -166,7 +166,7 @@ def test_numbers_that_only_float64_holds_are_faults(tiny_agent):
         tiny_agent(Spaces(answer=lambda step: (Spaces().observation_space.sample(), 1e300))).learn(STEPS)
 
 
-def test_what_is_not_finite_in_a_vecenv_of_somebodys_own_is_one_message():
+def test_observation_of_a_custom_vecenv_that_is_not_finite_raises_an_error():
     class Unseen(DummyVecEnv):
         """Environments that nobody has wrapped, as they are in processes of their own."""
 
@@ -186,7 +186,7 @@ def test_batches_that_do_not_fit_into_memory_are_refused(tiny_agent):
         tiny_agent(batch_size=10**9)
 
 
-def test_workers_tell_what_they_refuse():
+def test_errors_in_workers_are_raised_in_the_parent():
     env = WorkerVecEnv([lambda: Altered("int16")])
     try:
         with pytest.raises(ConfigError, match=CASES["int16"]):
@@ -195,12 +195,12 @@ def test_workers_tell_what_they_refuse():
         env.close()
 
 
-def test_a_reset_that_raises_is_one_message(tiny_agent):
+def test_reset_that_raises_stops_with_one_error(tiny_agent):
     with pytest.raises(TrainingError, match=r"no world today.*reset of the environment Altered cannot be used"):
         tiny_agent(Altered("reset raises")).learn(STEPS)
 
 
-def test_an_environment_that_draws_nothing_is_named(tiny_agent):
+def test_environment_that_renders_nothing_raises_an_error(tiny_agent):
     agent = tiny_agent()
     with pytest.raises(ConfigError, match=r"render of the environment Altered returned None.*render_mode='rgb_array'"):
         evaluate(agent, Altered("render is None"), 1, frames=[])
@@ -237,7 +237,7 @@ class Spaceless(gymnasium.Env):
         (gymnasium.vector.SyncVectorEnv([DotEnv]), r"SyncVectorEnv is a vector environment of gymnasium"),
     ],
 )
-def test_what_is_no_environment_is_named(env, said):
+def test_wrong_types_of_environments_raise_errors(env, said):
     with pytest.raises(ConfigError, match=said):
         ContrastiveSAC("CnnPolicy", env)
     if env not in ("Nowhere-v0", "dott"):
@@ -245,12 +245,12 @@ def test_what_is_no_environment_is_named(env, said):
             evaluate(None, env, 1)
 
 
-def test_a_name_is_an_environment(tiny_agent):
+def test_name_of_a_task_makes_an_environment(tiny_agent):
     assert tiny_agent("dot").learn(2).num_timesteps == 2
     assert tiny_agent("dipole/dot-v0").learn(2).num_timesteps == 2
 
 
-def test_a_factory_that_makes_nothing_is_named(monkeypatch):
+def test_factory_that_makes_no_environment_raises_an_error(monkeypatch):
     monkeypatch.setattr(registry, "_environments", dict(registry._environments))
     registry.environment("nothing")(lambda: None)
     with pytest.raises(ConfigError, match=re.escape("the task 'nothing' made None, which is no gymnasium.Env")):

@@ -146,7 +146,7 @@ class Told(Learned):
         assert state == {"scale": 2}
 
 
-def test_a_wrapper_that_cannot_be_saved_is_named(tiny_agent, tmp_path):
+def test_wrapper_that_cannot_be_saved_raises_an_error(tiny_agent, tmp_path):
     snapshots.save(tiny_agent(Learned(DotEnv())).learn(12), tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"the wrapper Learned is not in the checkpoint.*lock \(object\)"):
         resume(tmp_path / "saved", Learned(DotEnv()), device="cpu")

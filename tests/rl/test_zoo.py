@@ -42,7 +42,7 @@ def recipe(overrides=(), train=None, **table):
     return resolve({**RECIPE, "train": {"steps": 100, **(train or {})}, "rl": table}, list(overrides)).config
 
 
-def test_an_entry_brings_what_the_recipe_leaves_out(file):
+def test_entry_sets_what_the_recipe_leaves_out(file):
     config = recipe(hyperparameters=file)
     assert (config.train.learning_rate, config.train.batch_size, config.train.steps) == (7.3e-4, 256, 100)
     found = config.rl
@@ -54,7 +54,7 @@ def test_an_entry_brings_what_the_recipe_leaves_out(file):
     assert (other.rl.tau, other.train.learning_rate, other.rl.buffer_size) == (0.02, 5e-4, 100_000)
 
 
-def test_a_file_is_what_it_says(file):
+def test_run_id_of_a_file_equals_that_of_its_values(file):
     written = {
         "buffer_size": 300_000, "train_freq": 8, "gradient_steps": 8, "learning_starts": 10_000, "hidden": [400, 300],
         "initial_temperature": 0.2,
@@ -66,16 +66,16 @@ def test_a_file_is_what_it_says(file):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ("odd", "env_wrapper has no meaning here; in its place stand the environment's own settings"),
+        ("odd", "env_wrapper has no meaning here. Use the environment's own settings instead"),
         ("code", "policy_kwargs = .* cannot be read"),
     ],
 )
-def test_what_has_no_meaning_is_named(file, task, said):
+def test_keys_without_meaning_raise_errors(file, task, said):
     with pytest.raises(ConfigError, match=said):
         zoo.read(file, task)
 
 
-def test_files_that_cannot_be_read(tmp_path, file):
+def test_unreadable_files_raise_errors(tmp_path, file):
     with pytest.raises(ConfigError, match="cannot be read"):
         recipe(hyperparameters=str(tmp_path / "none.yml"))
     (tmp_path / "list.yml").write_text("[1, 2]")
@@ -89,7 +89,7 @@ def test_files_that_cannot_be_read(tmp_path, file):
         zoo.read(tmp_path / "other.yml", "dot")
 
 
-def test_the_cheetah_has_a_rate_of_its_own():
+def test_cheetah_has_its_own_learning_rate():
     assert recipe(task="cheetah-run").train.learning_rate == 2e-4
     assert recipe(task="walker-walk").train.learning_rate == 1e-3
     assert recipe(task="cheetah-run", preset="small").train.learning_rate == 1e-3
