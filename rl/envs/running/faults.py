@@ -9,7 +9,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.envs.registry import shown
-from dipole.rl.envs.running.state import wrapper_names, wrappers_set_state, wrappers_state
+from dipole.rl.envs.running.state import has_state, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.validate import (
     LARGEST,
     require_contained,
@@ -113,9 +113,12 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the environment (or None), of its wrappers and of this one."""
-        inner = getattr(self.unwrapped, "get_state", lambda: None)
+        inner: Any = self.unwrapped
+        state = None
+        if has_state(inner):
+            state = inner.get_state()
         return {
-            "inner": inner(),
+            "inner": state,
             "wrappers": wrappers_state(self.env),
             "guard": (self._last, self._seed, self._episode, self._step, self._in_a_row),
         }
@@ -129,12 +132,12 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         Running means of wrappers are restored in any case.
         """
-        if state["inner"] is None or not hasattr(self.unwrapped, "set_state"):
+        inner: Any = self.unwrapped
+        if state["inner"] is None or not has_state(inner):
             wrappers_set_state(self.env, state["wrappers"])
             return False
         # Wrappers such as gymnasium's order check allow a step only after a reset.
         self.env.reset()
-        inner: Any = self.unwrapped
         inner.set_state(state["inner"])
         wrappers_set_state(self.env, state["wrappers"])
         self._last, self._seed, self._episode, self._step, self._in_a_row = state["guard"]

@@ -57,7 +57,7 @@ def require_saved(states: list[_State], names: list[str]) -> None:
 def wrappers_set_state(env: Any, states: list[_State]) -> None:
     """Put back what `wrappers_state` returned."""
     for each, told in zip(_wrappers(env), states, strict=True):
-        if _has_methods(each):
+        if has_state(each):
             each.set_state(told["state"])
         else:
             _restore(each, told["state"])
@@ -74,13 +74,14 @@ def _wrappers(env: Any) -> list[Any]:
     return found
 
 
-def _has_methods(wrapper: Any) -> bool:
+def has_state(wrapper: Any) -> bool:
+    """Return whether a wrapper or environment has get_state and set_state."""
     return all(callable(getattr(type(wrapper), name, None)) for name in ("get_state", "set_state"))
 
 
 def _state_of(wrapper: Any) -> _State:
     told: _State = {"name": type(wrapper).__qualname__, "state": {}, "unsaved": []}
-    if _has_methods(wrapper):
+    if has_state(wrapper):
         told["state"] = wrapper.get_state()
     elif not isinstance(wrapper, PassiveEnvChecker):  # its checks are no state of the task
         for name, value in _attributes(wrapper).items():
