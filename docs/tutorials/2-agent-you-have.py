@@ -16,7 +16,7 @@
 # You have a saved agent of stable-baselines3 (SB3) that learns from pixels. In this tutorial you load it, add a
 # callback that trains its encoder with a contrastive objective, and measure over several seeds whether that helps.
 #
-# It takes 2 minutes on one core, or 30 s with `DIPOLE_TUTORIAL=small`, and downloads nothing.
+# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is downloaded.
 
 # %%
 import importlib.util
@@ -24,8 +24,8 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("dipole") is None:  # on Colab, for example
-    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT. Without it: the package index
+if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environment without it
+    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT; empty: the package index
     wanted = "dipole[rl]" + f" @ {source}" * bool(source)
     command = [sys.executable, "-m", "pip", "install", "-q", wanted]
     if subprocess.run(command).returncode:
