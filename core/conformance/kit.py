@@ -33,7 +33,6 @@ __all__ = [
     "CheckResult",
     "Failed",
     "Report",
-    "Row",
     "Skipped",
     "Subject",
     "all_subjects",
@@ -41,9 +40,6 @@ __all__ = [
     "parametrize_with_checks",
     "subject_of",
 ]
-
-Row = CheckResult
-"""Its name in earlier versions."""
 
 
 def check_objective(

@@ -34,7 +34,7 @@ RECORDS = Path(__file__).parent / "records"
 
 @pytest.mark.parametrize("path", sorted(RECORDS.glob("*.json")), ids=lambda p: p.stem)
 def test_old_records_stay_readable(path, tmp_path):
-    """These files were written by earlier versions and are never edited."""
+    """These files follow schema version 1 and are never edited."""
     record = read_record(path)
     folder = tmp_path / "runs" / record.hash
     folder.mkdir(parents=True)

@@ -352,8 +352,6 @@ def test_stationarity_from_lines():
     tight = cllr.stationarity(lines, way.implied_smoothness)
     rooms = [bound - least for bound, least in zip(tight.bound, tight.least, strict=True)]
     assert min(rooms) == pytest.approx(0, abs=1e-12)
-    old = [{key: value for key, value in line.items() if not key.endswith("squared")} for line in lines]
-    assert cllr.stationarity(old).least == [4.0, 1.0, 1.0]
     assert cllr.stationarity([{"step": 1, "train/loss": 1.0}]) is None
 
 

@@ -73,7 +73,7 @@ def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_e
     )
     (last,) = [line["test/knn/accuracy"] for line in lines if "test/knn/accuracy" in line]
     assert last == pytest.approx(record.results["knn/accuracy"])
-    # A run that draws its curves on the test part trains on everything, as one of an earlier version did.
+    # A run that draws its curves on the test part trains on everything.
     on_test = load_recipe("digits-simclr", [*overrides, "train.curves_on=test"]).config
     assert on_test.hash != config.hash
     assert "curves_on" not in on_test.determining()["train"]

@@ -57,10 +57,9 @@ def implied_constant(ratio: float, alpha: float, weight: float) -> float:
 
 LOGGED = (
     ("train/loss", "train/grad_norm_squared"),
-    ("train/contrast_loss", "train/contrast_grad_norm_squared"),  # an agent's, whose other losses are not F
-    ("train/loss", "train/grad_norm"),  # runs of earlier versions
+    ("train/contrast_loss", "train/contrast_grad_norm_squared"),  # of an agent, whose other losses are not F
 )
-"""Names under which metrics.jsonl has F and the norm of its gradient."""
+"""Names of F and of the squared norm of its gradient in metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Stationarity:
         gradient: delta, the largest logged gradient norm.
         descent: F_0 - F*, from the first logged loss to the smallest.
         implied_smoothness: the smallest S for which the bound holds at every line.
-        squared: whether the squared norm was logged. Otherwise `least` is the square of a mean norm, a lower bound.
     """
 
     steps: list[int]
@@ -83,7 +81,6 @@ class Stationarity:
     gradient: float
     descent: float
     implied_smoothness: float
-    squared: bool
 
 
 def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) -> Stationarity | None:
@@ -103,8 +100,7 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     seen = [line for line in lines if line.get(loss) is not None and line.get(norm) is not None]
     if not seen:
         return None
-    squared = norm.endswith("_squared")
-    values = [line[norm] if squared else line[norm] ** 2 for line in seen]
+    values = [line[norm] for line in seen]
     losses = [line[loss] for line in seen]
     # An agent counts environment steps, and logs its updates separately.
     steps = [int(line.get("train/n_updates") or line["step"]) for line in seen]
@@ -113,7 +109,7 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     bound = [theorem_2(gradient, smoothness, descent, step) for step in steps]
     scale = 2 * gradient**2 * descent
     implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True)) if scale else math.inf
-    return Stationarity(steps, least, bound, gradient, descent, implied, squared)
+    return Stationarity(steps, least, bound, gradient, descent, implied)
 
 
 def theorem_2(gradient: float, smoothness: float, descent: float, steps: int) -> float:

@@ -432,9 +432,9 @@ def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[
     report.add("F_0 - F*", way.descent, "first logged loss less the smallest")
     about = "smallest S with which CLLR Theorem 2 holds at every logged step"
     report.add("implied S", way.implied_smoothness, about)
-    kind = "min_t ||grad F||^2" if way.squared else "min_t of the squared mean norm"
+    left = ("min_t ||grad F||^2", way.least[-1])
     right = ("delta sqrt(2 S (F_0 - F*)/T)", way.bound[-1])
-    report.hold("cllr_theorem_2", f"T = {way.steps[-1]}", (kind, way.least[-1]), right, smoothness=c.smoothness)
+    report.hold("cllr_theorem_2", f"T = {way.steps[-1]}", left, right, smoothness=c.smoothness)
     report.curves["cllr_theorem_2"] = {
         "step": [float(step) for step in way.steps],
         "least": way.least,
