@@ -1,4 +1,4 @@
-"""Results of a run that another program measured: kept beside the record, each with its source, and read with it."""
+"""Results of a run that another program measured, stored next to the record with their sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Additions(Part):
 
 
 def read_additions(folder: Path) -> Additions:
-    """What was added to a run; empty where nothing was.
+    """Return the results added to a run.
 
     Raises:
         RecordError: the file is damaged or does not follow the schema.
@@ -51,14 +51,14 @@ def read_additions(folder: Path) -> Additions:
 
 
 def with_additions(record: RunRecord, folder: Path) -> RunRecord:
-    """The record with the numbers that were added to its results."""
+    """Return the record with the added results."""
     added = read_additions(folder).results
     values = {name: each.value for name, each in added.items()}
     return record.model_copy(update={"results": values | record.results}) if added else record
 
 
 def add_results(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Additions:
-    """Add numbers to a run, or replace ones that were added before; the record itself stays as it is.
+    """Add results to a run, or replace added ones. The record itself does not change.
 
     Raises:
         ConfigError: a name that the run's own evaluation has measured.

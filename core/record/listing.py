@@ -1,4 +1,4 @@
-"""What lies in a folder of runs, told without reading more than is said: for lists, and for who looks for a run."""
+"""List the runs of a folder without reading more than needed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dipole.core.utils.text import shortened
 
 CONFIG, RECORD, METRICS = "config.toml", "record.json", "metrics.jsonl"
 UNREADABLE, UNRECORDED = "unreadable", "no record"
-"""What is said for the status of a run whose record is damaged, and of one that has none (yet)."""
+"""Status of a run with a damaged record, and of one without a record."""
 LAST_LINE = 2**16
-"""Bytes of metrics.jsonl that its last line is looked for in."""
+"""Bytes at the end of metrics.jsonl that are searched for its last line."""
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run, in a line; `problem` is what is wrong with its record."""
+    """One run of a list. `problem` is the error of its record."""
 
     name: str
     status: str
@@ -33,16 +33,13 @@ class RunLine:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run: what is trained there, or what became of it.
-
-    A hidden one holds none: it is what `dipole rm` could not remove.
-    """
+    """Return whether a folder holds a run. Hidden folders are leftovers of `dipole rm`."""
     there = any(is_file(folder / name) for name in (CONFIG, RECORD))
     return there and not folder.resolve().name.startswith(".")
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """The folders of runs in a folder, by name; none where there is no such folder, DataError where it is not shown."""
+    """Return the run folders in a folder, sorted. Raise DataError if the folder cannot be read."""
     try:
         names = sorted(name for name in os.listdir(runs) if not name.startswith(".")) if runs.is_dir() else []
     except OSError as error:
@@ -51,7 +48,7 @@ def run_folders(runs: Path) -> list[Path]:
 
 
 def run_line(folder: Path) -> RunLine:
-    """What is known of a run; a running one is as far as its last line of metrics says."""
+    """Summarise a run. The steps of an unfinished run are those of its last line of metrics."""
     if not is_file(folder / RECORD):
         return _unrecorded(folder)
     try:
@@ -79,7 +76,7 @@ def _unrecorded(folder: Path) -> RunLine:
 
 
 def last_step(folder: Path) -> int:
-    """The step of the last whole line of metrics.jsonl; 0 where there is none."""
+    """Return the step of the last complete line of metrics.jsonl, or 0."""
     try:
         lines = read_end(folder / METRICS, LAST_LINE).split(b"\n")
         line = parse_json(lines[-2]) if len(lines) > 1 else {}

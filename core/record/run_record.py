@@ -1,4 +1,4 @@
-"""record.json: what is needed to compare, cite and repeat a run. Validated on reading, written atomically."""
+"""record.json: everything needed to compare, cite and repeat a run. Validated on reading, written atomically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dipole.core.utils.version import __version__
 
 SCHEMA_VERSION = 1
 SHOWN = 20
-"""Problems of a file that are named."""
+"""Largest number of problems in one message."""
 LIBRARIES = (
     "torch",
     "accelerate",
@@ -39,30 +39,30 @@ LIBRARIES = (
     "mujoco",
 )
 ABANDONED = "its process has ended without a word. Repeat the command to continue from the last checkpoint."
-"""The error of a run that its record calls running while there is no such process."""
+"""Error of a run whose record says running but whose process is gone."""
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Number = float | None
-"""A result; None stands for a value that was not finite."""
+"""A result. None replaces a value that is not finite."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Part(BaseModel):
-    """A part of a file that dipole writes beside a run: no unknown field, no number that is not finite."""
+    """Base of the JSON files of a run: no unknown fields, finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Histogram(Part):
-    """Counts of pair distances D in [0, 1], split by class where labels exist, and by what the data say of pairs.
+    """Counts of pair distances D in [0, 1], split by class and by held-out pairs.
 
     Attributes:
-        edges: of the bins, bins + 1 growing numbers.
+        edges: of the bins, bins + 1 increasing numbers.
         all: of all pairs, one count for each bin.
         same: of pairs of one class; None without labels.
         different: of pairs of two classes; None without labels.
-        correct: of held-out anchors to their positives, where the domain has such pairs; else None.
-        incorrect: of held-out anchors to their negatives, likewise.
+        correct: of held-out anchors to their positives. None if the domain has no such pairs.
+        incorrect: of held-out anchors to their negatives, or None.
     """
 
     edges: list[float]
@@ -94,7 +94,7 @@ class Evaluation(Part):
 
 
 class Hardware(Part):
-    """Where the run was computed.
+    """The machine of a run.
 
     Attributes:
         device: as of `torch.device`.
@@ -114,7 +114,7 @@ class Hardware(Part):
 
 
 class RunRecord(Part):
-    """One run. Fields are only ever added, with a default, so that old records stay readable."""
+    """One run. Fields are only added, with a default."""
 
     schema_version: Literal[1] = Field(default=1, description="of this record")
     hash: str = Field(description="of what determines the result; the run's folder has its name")
@@ -163,7 +163,7 @@ class RunRecord(Part):
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read and check a record.json; a run whose process is gone is interrupted, whatever the file says.
+    """Read and check a record.json. A running run whose process is gone is returned as interrupted.
 
     Raises:
         RecordError: the file is missing, no JSON, of a newer schema, or does not follow the schema (problems named).
@@ -178,10 +178,10 @@ def read_record(path: Path) -> RunRecord:
 
 
 def read_part(path: Path, model: type[Model]) -> Model:
-    """Read a JSON file that dipole writes beside a run, of schema version `SCHEMA_VERSION`.
+    """Read a JSON file of a run, of schema version `SCHEMA_VERSION`.
 
     Raises:
-        RecordError: it cannot be read or does not follow the schema; the message begins with its path.
+        RecordError: it cannot be read or does not follow the schema. The message begins with its path.
     """
     try:
         text = read_text(path)
@@ -189,7 +189,7 @@ def read_part(path: Path, model: type[Model]) -> Model:
         raise RecordError(str(error)) from error
     try:
         found = model.model_validate_json(text)
-        parse_json(text)  # refuses what pydantic's reader lets pass: a name that stands twice, NaN under Any
+        parse_json(text)  # pydantic accepts duplicate names, and NaN under Any
     except ValidationError as error:
         raise RecordError(f"{str(path)[:300]} {schema_problem(error, SCHEMA_VERSION)}") from error
     except ValueError as error:
@@ -198,7 +198,7 @@ def read_part(path: Path, model: type[Model]) -> Model:
 
 
 def _is_abandoned(owner: Path) -> bool:
-    """Whether the process that wrote "running" is certainly gone: kill -9, a crash, a power cut."""
+    """Return whether the process that wrote "running" is certainly gone (kill -9, a crash, a power cut)."""
     try:
         return is_gone(read_bytes(owner, LONGEST_OWNER).decode(errors="replace"))
     except ReceivedError:
@@ -206,7 +206,7 @@ def _is_abandoned(owner: Path) -> bool:
 
 
 def schema_problem(error: ValidationError, version: int) -> str:
-    """Say what is wrong with a file of ours: damaged, of a newer schema than `version`, or not following it."""
+    """Describe why a file is invalid: damaged, of a newer schema than `version`, or not following it."""
     found = error.errors(include_url=False)
     if found[0]["type"] == "json_invalid":
         return f"is damaged: {found[0]['ctx']['error']}"
@@ -227,7 +227,7 @@ def write_record(path: Path, record: RunRecord) -> None:
     """Replace record.json atomically.
 
     Raises:
-        RecordError: the disk refused; the old record is intact.
+        RecordError: the disk refused. The old record is intact.
     """
     try:
         atomic_write(path, record.model_dump_json(indent=2) + "\n")
@@ -246,11 +246,11 @@ def now() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of dipole, Python and the libraries that a result may depend on."""
+    """Return the versions of dipole, Python and the libraries that may affect a result."""
     found = {"dipole": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            # A loaded library says which build it is (2.13.0+cu130), which its package may keep to itself.
+            # A loaded library names its build (2.13.0+cu130), its package metadata may not.
             found[name] = str(getattr(sys.modules.get(name), "__version__", "") or version(name))
         except PackageNotFoundError:
             continue
@@ -258,7 +258,7 @@ def library_versions() -> dict[str, str]:
 
 
 def hardware(device: Any, world_size: int) -> Hardware:
-    """Describe the machine; `device` is a torch.device."""
+    """Describe the machine. `device` is a torch.device."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()

@@ -17,7 +17,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.schedule import Schedules
 from dipole.core.utils.seeding import Seeds, seed_everything
 
-NARROW = 8  # width of the random rows that an objective is tried on
+NARROW = 8  # width of the random rows
 
 
 def build(
@@ -30,9 +30,9 @@ def build(
 ) -> tuple[Adapter, Composite | None]:
     """Build the untrained adapter and objective of a configuration on a device.
 
-    The objective has its own stream of the seed: its weights do not depend on how many numbers the encoder drew.
+    The objective has its own stream of the seed, so its weights do not depend on the encoder's draws.
 
-    kept: what a finished run holds besides its weights; the adapter is then built for use, without data.
+    kept: the folder of a finished run's other files. The adapter is then built for use, without data.
     """
     seeds = Seeds(config.seed)
     seed_everything(seeds.model)
@@ -58,19 +58,19 @@ def build(
 
 
 def scheduled(train: TrainConfig, objective: Composite | None, steps_per_epoch: int) -> Schedules:
-    """What sets the objective's weights and options to their values at a step of the run."""
+    """Return the schedules of the objective's weights and options."""
     unit = train.in_steps(1, steps_per_epoch)
     return Schedules(train.curves, objective, train.length, unit)
 
 
 def construct(config: RunConfig, world_size: int = 1) -> None:
-    """Build what a run would train, without its data, memory or time: encoder, taps and objective.
+    """Build the encoder and objective of a run without its data or memory, to find errors early.
 
-    The objective is also given random rows that are paired as the run's are. Where a domain has no `sketch`, the
-    objective's text alone is tried. What was tried once is remembered.
+    The objective also gets random rows, paired like the run's. For a domain without `sketch`, only the
+    objective's text is checked. Results are cached.
 
     Raises:
-        DipoleError: what stops the run before its first step.
+        DipoleError: the run cannot start.
     """
     domain = adapter_class(config.domain)
     sketch = domain.sketch(config.settings, config.train.batch_size, world_size)
@@ -90,7 +90,7 @@ def _build_objective(text: str, width: int | None) -> None:
 @cache
 @torch.no_grad()
 def _relate(text: str, related: Callable[..., Any], arguments: tuple[Hashable, ...]) -> None:
-    # Whether pairs suffice does not depend on the width; the cost of L or of prototypes does.
+    # Whether the pairs suffice does not depend on the width. The cost of L or of prototypes does.
     with torch.random.fork_rng(devices=[]):
         built = objective(text, NARROW)
         built(related(built, NARROW, *arguments))

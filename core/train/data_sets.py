@@ -1,7 +1,7 @@
-"""Data sets that recipes need, as packages declare them: where they lie, under which licence, how they are prepared.
+"""Data sets that recipes need: their files, licence and preparation, as packages declare them.
 
 An entry point of the group `dipole.data`, or a `Domain` in `data`, names a mapping: name -> `DataSet` (fetched by
-`dipole data get NAME`) or `Built` (made from what the user has, by `dipole data NAME`). The module of that mapping
+`dipole data get NAME`) or `Built` (made from the user's own files by `dipole data NAME`). The module of that mapping
 imports nothing heavy.
 """
 
@@ -28,11 +28,11 @@ class DataSet:
 
     Args:
         summary: a line for `dipole data list`.
-        licence: what its authors say, in words.
-        page: where they say it.
-        files: what is fetched; or "package.module:function", which asks for the list when it is needed.
-        prepare: "package.module:function": gets the folder of what was fetched and a folder to fill.
-        use: what to set in a recipe then; {folder} stands for the folder.
+        licence: in the authors' words.
+        page: the web page with the licence.
+        files: to fetch, or "package.module:function" that returns them when needed.
+        prepare: "package.module:function" that gets the download folder and a folder to fill.
+        use: the recipe settings that use it, with {folder} as a placeholder.
     """
 
     summary: str
@@ -43,7 +43,7 @@ class DataSet:
     use: str
 
     def remote(self) -> tuple[RemoteFile, ...]:
-        """What is fetched."""
+        """Return the files to fetch."""
         if not isinstance(self.files, str):
             return self.files
         found: tuple[RemoteFile, ...] = resolve(self.files)()
@@ -52,7 +52,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Built:
-    """A data set that nobody ships, built from what the user has.
+    """A data set that is built from the user's own files.
 
     configure: "package.module:function", as a command (core/cli/app.py).
     """
@@ -62,17 +62,17 @@ class Built:
 
 
 def data_sets() -> dict[str, DataSet | Built]:
-    """Every data set of every package and domain, by name; the first keeps its name."""
+    """Return every data set by name. The first of a name wins."""
     return _collected({**_declared(), **{domain.name: _of(domain) for domain in domains().values() if domain.data}})
 
 
 def fetched() -> dict[str, DataSet]:
-    """Those that can be fetched."""
+    """Return the data sets that can be fetched."""
     return {name: each for name, each in data_sets().items() if isinstance(each, DataSet)}
 
 
 def built() -> dict[str, Built]:
-    """Those that are commands. A domain is not imported for them: they stand in the help."""
+    """Return the data sets that are commands. `--help` lists them, so no domain is imported."""
     every = {**_declared(), **{domain.name: _of(domain) for domain in added() if domain.data}}
     return {name: each for name, each in _collected(every).items() if isinstance(each, Built)}
 
@@ -81,7 +81,7 @@ Sets = Callable[[], Mapping[str, DataSet | Built]]
 
 
 def _declared() -> dict[str, Sets]:
-    """By entry points of the group `dipole.data`: "module:MAPPING"."""
+    """Return the mappings of the entry points of the group `dipole.data` ("module:MAPPING")."""
     return {f"{point.name} of {package(point)}": partial(load, point) for point in points("data")}
 
 
@@ -100,7 +100,7 @@ def _collected(every: Mapping[str, Sets]) -> dict[str, DataSet | Built]:
 
 
 def find(name: str) -> DataSet:
-    """The data set of a name that can be fetched; ConfigError where there is none."""
+    """Return the data set of a name. Raise ConfigError if it cannot be fetched."""
     known = fetched()
     if name in known:
         return known[name]
@@ -110,12 +110,12 @@ def find(name: str) -> DataSet:
 
 
 def fetched_folder(folder: Path) -> Path:
-    """Where what is fetched for a folder lies, or is put by hand."""
+    """Return the download folder of a data folder. You can also put files there yourself."""
     return folder.with_name(f"{folder.name}.download")
 
 
 def is_prepared(name: str, folder: Path) -> bool:
-    """Whether a folder holds the data set already; DataError where it holds something else."""
+    """Return whether a folder holds the data set. Raise DataError if it holds something else."""
     if not folder.exists():
         return False
     mark = folder / MARK
@@ -133,10 +133,10 @@ def get(
     name: str, data: DataSet, files: tuple[RemoteFile, ...], folder: Path,
     progress: Callable[[RemoteFile], Progress],
 ) -> None:  # fmt: skip
-    """Fetch the files of a data set and prepare its folder, which appears at once and whole.
+    """Fetch the files of a data set and prepare its folder atomically.
 
     Raises:
-        DataError: a file cannot be fetched, is not the published one, or cannot be prepared; the disk refused.
+        DataError: a file cannot be fetched or prepared, differs from the published one, or the disk refused.
     """
     downloads = fetched_folder(folder)
     for file in files:

@@ -3,8 +3,8 @@
     [project.entry-points."dipole.domains"]
     mine = "my_package.domain:DOMAIN"
 
-The entry point names a `Domain` in a module that imports nothing heavy; what the domain needs is imported when a
-recipe asks for it.
+The entry point names a `Domain` in a module that imports nothing heavy. The domain's adapter is imported when a
+recipe needs it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Domain:
-    """What is known of a domain before it is imported.
+    """Description of a domain that needs no import of its adapter.
 
     Args:
         name: the recipe's `domain`, and the name of its table.
         summary: a line for `dipole list domains`.
         adapter: "package.module:Class" of its `Adapter`.
-        extra: the extra of its distribution that installs what it needs; "" if there is none.
-        probes: what `dipole doctor` tries: title -> "package.module:function". The function returns what it found as
-            text, or raises a DipoleError "what is wrong. The cure."
-        package: the distribution it comes from; filled in when it is found.
-        exported: "package.module:function" for `dipole embed` on what `dipole export` wrote; "" where it cannot. The
-            function gets a folder, a torch.device and the name of features or None; it returns an `Embedder`, or None
-            for a folder that is not its own by what it holds.
-        data: "package.module:NAME" of the data sets that its recipes need (core/train/data_sets.py); "" for none.
+        extra: the extra of its distribution that installs its dependencies, or "".
+        probes: checks of `dipole doctor`, title -> "package.module:function". The function returns its result as
+            text, or raises a DipoleError "The problem. The fix."
+        package: its distribution, filled in by the lookup.
+        exported: "package.module:function" that lets `dipole embed` read exported folders, or "". The
+            function gets a folder, a torch.device and the name of features or None. It returns an `Embedder`, or None
+            if the folder belongs to another domain.
+        data: "package.module:NAME" of the data sets that its recipes need (core/train/data_sets.py), or "".
     """
 
     name: str
@@ -59,7 +59,7 @@ class Domain:
 
     @property
     def install(self) -> str:
-        """The line that installs what it needs."""
+        """Return the command that installs its dependencies."""
         return install_line(self.extra, self.package)
 
 
@@ -67,26 +67,22 @@ _added: dict[str, Domain] = {}  # by `add_domain`, before those of packages
 
 
 def add_domain(domain: Domain) -> None:
-    """Make a domain known to this process alone: for scripts; a package declares an entry point.
+    """Register a domain in this process, for scripts. Packages declare an entry point instead.
 
     Args:
-        domain: what is known of it; it goes before one of the same name, dipole's own included.
+        domain: takes precedence over others of its name, dipole's own included.
     """
     _added[domain.name] = domain
 
 
 def added() -> list[Domain]:
-    """The domains that this process has made known by itself."""
+    """Return the domains that this process registered."""
     return list(_added.values())
 
 
 @contextmanager
 def temporary_domain(domain: Domain) -> Iterator[None]:
-    """A block inside which a domain is known, as `add_domain` makes it.
-
-    Args:
-        domain: what is known of it.
-    """
+    """Register a domain inside a block, as `add_domain` does."""
     before = dict(_added)
     add_domain(domain)
     try:
@@ -97,22 +93,22 @@ def temporary_domain(domain: Domain) -> Iterator[None]:
 
 
 def domain_names() -> list[str]:
-    """Every name that a recipe can ask for; nothing is imported."""
+    """Return every name that a recipe can use, without imports."""
     return list(dict.fromkeys([*_added, *(point.name for point in points("domains"))]))
 
 
 def domains() -> dict[str, Domain]:
-    """Every domain that can be loaded, by name."""
+    """Return every domain that can be loaded, by name."""
     return _load_all()[0]
 
 
 def broken_domains() -> list[PluginError]:
-    """What is wrong with the others."""
+    """Return the errors of domains that cannot be loaded."""
     return _load_all()[1]
 
 
 def find_domain(name: str) -> Domain:
-    """Return the domain of a name; ConfigError where there is none or it cannot be loaded."""
+    """Return the domain of a name. Raise ConfigError if it is unknown or cannot be loaded."""
     if name in _added:
         return _added[name]
     declared = points("domains")
@@ -156,7 +152,7 @@ def _load_all() -> tuple[dict[str, Domain], list[PluginError]]:
 
 
 def adapter_class(name: str) -> type[Adapter]:
-    """Import the adapter of a domain; ConfigError where the name is unknown or its packages are missing."""
+    """Import the adapter of a domain. Raise ConfigError if it is unknown or its packages are missing."""
     domain = find_domain(name)
     try:
         return cast("type[Adapter]", resolve(domain.adapter))
@@ -171,7 +167,7 @@ def adapter_class(name: str) -> type[Adapter]:
         ) from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # somebody's code: sys.exit, or anything that derives from no Exception
+    except BaseException as error:  # a plug-in may call sys.exit, or raise what derives from no Exception
         if domain.package == OURS or isinstance(error, DipoleError):
             raise
         owner = f" of {domain.package}" if domain.package else ""

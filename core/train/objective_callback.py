@@ -1,8 +1,7 @@
-"""What an objective needs of a trainer of transformers beside its value: its own steps, its parameters in checkpoints.
+"""A callback for trainers of transformers: proximal steps of objectives, and their parameters in checkpoints.
 
-Every trainer of transformers, and so every one of sentence-transformers, begins with the default callbacks of that
-library. Importing this module adds one to them, which finds the objectives that are trained with the trainer's model;
-in a trainer of anything else it does nothing.
+Importing this module adds it to the default callbacks of transformers, and so of sentence-transformers. It finds the
+objectives that are trained with the trainer's model. In other trainers it does nothing.
 """
 
 from __future__ import annotations
@@ -29,44 +28,44 @@ with needing("text", __name__):
     from transformers.trainer_callback import ExportableState, TrainerCallback
 
 FILE = "objective.safetensors"
-"""What a checkpoint folder of a trainer holds beside the model's own files."""
+"""File of the objectives in a trainer's checkpoint folder."""
 
 _numbers = itertools.count()
 _carriers: WeakSet[Any] = WeakSet()
 
 
 class Carrier(Protocol):
-    """A loss that holds an objective, and knows the model it is trained with."""
+    """A loss with an objective and the model it is trained with."""
 
     objective: Composite
     number: int
-    taken: bool  # whether a trainer does for it what this module is about
-    in_model: bool  # whether the objective is a part of the model, which saves it
+    taken: bool  # whether a trainer's callback has found it
+    in_model: bool  # whether the objective is saved with the model
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether it is the loss of this model, unwrapped."""
+        """Return whether it is the loss of this unwrapped model."""
         ...
 
 
 def carry(carrier: Carrier, in_model: bool = False) -> None:
-    """Let trainers find a loss, in the order in which losses were made."""
+    """Register a loss for trainers, in order of creation."""
     carrier.number, carrier.taken, carrier.in_model = next(_numbers), False, in_model
     _carriers.add(carrier)
 
 
 def needs_trainer(objective: Composite) -> bool:
-    """Whether there is more to do for an objective than to evaluate it: it has parameters of its own."""
+    """Return whether an objective has parameters, and so needs the callback."""
     return any(True for _ in objective.parameters())
 
 
 class ObjectiveCallback(TrainerCallback, ExportableState):
     """Runs `after_step`, clears gradients, saves and resumes the parameters of the objectives of a trainer.
 
-    A checkpoint folder gets `objective.safetensors`; `trainer_state.json` says where that was written and what it
-    holds, so that a run is resumed with these parameters or not at all. At the start all ranks take those of rank 0.
+    A checkpoint folder gets `objective.safetensors`. `trainer_state.json` has its place and digest, so a run resumes
+    only with these parameters. At the start all ranks take those of rank 0.
 
     Raises:
-        CheckpointError: the checkpoint that is resumed holds no parameters of this objective, or other ones.
+        CheckpointError: the resumed checkpoint has no or other parameters of this objective.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         self._forget_gradients()
         if state.global_step:
             self._resume(args, state)
-        # A run that was begun without this callback has no entry, and the trainer wants one of each.
+        # The trainer wants an entry of each callback. A run that began without this one has none.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if world_size() > 1:
             for each in self._found:
@@ -104,7 +103,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         self._folder = checkpoint_folder(args, state)
 
     def _forget_gradients(self) -> None:
-        """The trainer of transformers does so for the model, that of sentence-transformers for its loss since 6.2."""
+        """Clear the objectives' gradients, as transformers clears only the model's."""
         for each in self._found:
             each.objective.zero_grad()
 
@@ -118,14 +117,14 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
             self._load(Path(state.best_model_checkpoint) / FILE)
 
     def state(self) -> dict[str, Any]:
-        """What `trainer_state.json` keeps."""
+        """Return the entry of `trainer_state.json`."""
         values = self._values()
         if not values or self._folder is None:
             return {"args": {}, "attributes": {}}
         return {"args": {}, "attributes": {"written": {"file": str(self._folder / FILE), "sha256": digest(values)}}}
 
     def _values(self) -> dict[str, Tensor]:
-        """What is saved of all objectives, by the number of the objective and the name of the parameter."""
+        """Return the state of all objectives by "NUMBER.NAME"."""
         return {
             f"{number}.{name}": value.detach().contiguous()
             for number, each in enumerate(each for each in self._found if not each.in_model)
@@ -145,7 +144,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
                 f"({names}): it belongs to another loss. Start training anew, or resume with that loss."
             )
         if digest(wanted) == written["sha256"]:
-            return  # somebody has loaded them
+            return  # they are loaded already
         given = [Path(args.resume_from_checkpoint)] if isinstance(args.resume_from_checkpoint, str) else []
         places = [Path(written["file"]), checkpoint_folder(args, state) / FILE, *(each / FILE for each in given)]
         for place in places:
@@ -163,7 +162,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
 
 def load_objectives(file: Path, objectives: list[Composite]) -> None:
-    """Read what `ObjectiveCallback` wrote into objectives that were built alike.
+    """Load a file of `ObjectiveCallback` into objectives of the same structure.
 
     Raises:
         CheckpointError: there is no such file, or it belongs to other objectives.
@@ -181,17 +180,17 @@ def load_objectives(file: Path, objectives: list[Composite]) -> None:
 
 
 def checkpoint_folder(args: Any, state: Any) -> Path:
-    """Where the trainer writes the checkpoint of the step it is at."""
+    """Return the trainer's checkpoint folder of the current step."""
     return Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}"
 
 
 def digest(values: dict[str, Tensor]) -> str:
-    """A hash of named tensors, wherever they are."""
+    """Return a hash of named tensors on any device."""
     return hashlib.sha256(save({name: value.cpu() for name, value in values.items()})).hexdigest()
 
 
 def learning_rate_of(objective: Composite, optimizer: Any) -> float:
-    """What the optimizer's last step used for the objective's parameters; for all, where it has none."""
+    """Return the optimizer's learning rate of the objective's parameters, or of all if it has none."""
     own = {id(parameter) for parameter in objective.parameters()}
     groups = [group for group in optimizer.param_groups if not own or own & {id(p) for p in group["params"]}]
     return float(groups[0]["lr"])

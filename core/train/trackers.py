@@ -1,7 +1,7 @@
-"""Trackers: TensorBoard, Weights & Biases, MLflow and trackio, told the same lines as metrics.jsonl.
+"""Trackers: send the lines of metrics.jsonl to TensorBoard, Weights & Biases, MLflow and trackio.
 
-accelerate's own tracker classes do the talking. What they leave open stands here: which run a continued one is, that no
-line is told twice, and how a run has ended.
+accelerate's tracker classes do the logging. This module continues the right run after a resume, logs no line twice, and
+reports how a run ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dipole.core.utils.received import read_json
 
 Ending = Literal["done", "failed", "interrupted"]
 PROJECT = "dipole"
-"""Project or experiment that runs are put into, unless the tracker's own variable names another."""
+"""Default project or experiment of runs."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Kind:
     """A tracker.
 
     Args:
-        module: what must be importable.
-        start: makes one of accelerate's trackers, for what `Trackers` knows of the run.
-        end: tells it how the run has ended; its `finish` is called besides.
+        module: must be importable.
+        start: builds the accelerate tracker of a run.
+        end: reports how the run ended, before the tracker's `finish`.
     """
 
     module: str
@@ -47,14 +47,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class About:
-    """What a tracker is told of a run.
+    """The facts of a run that a tracker needs.
 
     Args:
         name: the recipe's name and the run's hash.
-        key: names the run to the tracker, in all its attempts.
+        key: the tracker's id of the run, the same in all attempts.
         folder: the run's.
-        step: it begins after.
-        continues: whether the tracker knows it already.
+        step: the one before the first.
+        continues: whether the tracker knows the run already.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _wandb(about: About) -> Any:
     from accelerate.tracking import WandBTracker
 
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    # It writes into the folder of the run; WANDB_MODE=offline needs no network.
+    # It writes into the run's folder. WANDB_MODE=offline needs no network.
     return WandBTracker(project, id=about.key, name=about.name, resume="allow", dir=str(about.folder.path))
 
 
@@ -128,14 +128,14 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Trackers:
-    """The trackers of a run in progress. What they raise ends the run with a message that names them.
+    """The trackers of a run in progress. Their errors end the run with a message that names the tracker.
 
     Args:
         names: as `check_trackers` returns them.
-        config: of the run; it is told whole, as `train.batch_size` and so on.
-        folder: of the run; trackers.json in it keeps the run's keys, and what was told already.
-        metrics: its metrics.jsonl, not cut back yet.
-        keep_bytes: how much of that the checkpoint has seen; trackers were told the lines after it as well.
+        config: of the run, logged as `train.batch_size` and so on.
+        folder: of the run. Its trackers.json has the run's keys and the last logged line.
+        metrics: its metrics.jsonl before it is truncated.
+        keep_bytes: size of metrics.jsonl at the checkpoint. Trackers may have later lines too.
         step: of the checkpoint.
     """
 
@@ -157,7 +157,7 @@ class Trackers:
         values["hash"] = config.hash
         from accelerate import PartialState
 
-        PartialState()  # its trackers ask it whether they are the first process
+        PartialState()  # accelerate's trackers ask it whether they are the first process
         for name in names:
             about = About(
                 f"{config.name} {config.hash}", keys.get(name) or uuid.uuid4().hex, folder, step, name in keys
@@ -174,7 +174,7 @@ class Trackers:
             raise TrainingError(f"cannot write {folder.trackers}: {why(error)}") from error
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Tell a line of metrics.jsonl; what an earlier attempt has told is not told again."""
+        """Log a line of metrics.jsonl, unless the previous attempt logged it."""
         finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
         again = self._told is not None and (
             step < self._told[0] or (step == self._told[0] and values.keys() <= set(self._told[1]))
@@ -185,7 +185,7 @@ class Trackers:
                     tracker.log(finite, step=step)
 
     def close(self, ending: Ending) -> None:
-        """Tell how the run has ended, and let go; what goes wrong in that must not hide an error of the run."""
+        """Report how the run ended and close the trackers. Their errors must not hide an error of the run."""
         for name, tracker in self._trackers.items():
             with nullcontext() if ending == "done" else suppress(TrainingError), _naming(name):
                 KINDS[name].end(tracker, ending)
@@ -194,7 +194,7 @@ class Trackers:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str | float | bool]]:
-    """Pairs ("train.batch_size", 256) of nested tables; lists as text."""
+    """Yield pairs ("train.batch_size", 256) of nested tables, with lists as text."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -204,7 +204,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Turn what a tracker raises in the block into one message."""
+    """Turn errors of a tracker into one message."""
     try:
         yield
     except Exception as error:
@@ -222,7 +222,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _last_line(metrics: Path) -> tuple[int, list[str]] | None:
-    """Step of the last whole line, and all names of values that were logged for that step."""
+    """Return the step of the last complete line, and all names logged for that step."""
     lines = read_metrics(metrics) if metrics.is_file() else []
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""A finished run, loaded back: its record, its adapter with the trained weights, its objective."""
+"""Load and evaluate a finished run."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 def load_run(
     folder: RunFolder, device: str | None = None, settings: Sequence[str] = ()
 ) -> tuple[RunRecord, Adapter, Composite | None]:
-    """A finished run rebuilt with its trained weights, from its folder alone.
+    """Rebuild a finished run with its trained weights from its folder.
 
     Args:
         folder: the run.
-        device: where to: "auto", "cpu", "cuda", "cuda:1" or "mps"; the recipe's `device` if None.
-        settings: "table.key=value" of keys that say where data lie (`Adapter.data_fields`), where these have moved.
+        device: "auto", "cpu", "cuda", "cuda:1" or "mps". None: the recipe's `device`.
+        settings: "table.key=value" with the new places of moved data (keys of `Adapter.data_fields`).
 
     Returns:
-        The record; the adapter, whose `module` holds the trained weights; the objective, None for "none".
+        The record, the adapter (whose `module` has the trained weights), and the objective (None for "none").
 
     Raises:
         RecordError: the run is not finished, or its record cannot be read.
-        CheckpointError: the weights or what the domain keeps beside them are missing or damaged.
-        ConfigError: a setting is of another kind, or the device is not there.
+        CheckpointError: the weights or the domain's other files are missing or damaged.
+        ConfigError: a setting is not allowed, or the device is not available.
     """
     record = folder.read_record()
     if record is None or record.status != "done":

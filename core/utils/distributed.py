@@ -157,49 +157,6 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
     return gathered
 
 
-class Exchange:
-    """Rows on their way to one rank while others arrive from another; the tensors are the network's until `wait`.
-
-    Args:
-        sent: contiguous.
-        to: rank that gets it.
-        received: contiguous, of the shape and dtype of what comes.
-        source: rank it comes from.
-    """
-
-    def __init__(self, sent: Tensor, to: int, received: Tensor, source: int) -> None:
-        self._sent, self._received = sent, received
-        ways = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]
-        self._works = dist.batch_isend_irecv(ways)
-
-    def wait(self) -> Tensor:
-        """What came."""
-        for work in self._works:
-            work.wait()
-        return self._received
-
-
-def round_trip(mine: Tensor, sizes: Sequence[int], hops: int) -> Iterator[tuple[int, Tensor]]:
-    """(rank, its rows): this rank's own first, then those of the next ranks, each under way while one is looked at.
-
-    Args:
-        mine: (sizes[rank], ...) contiguous.
-        sizes: rows of each rank.
-        hops: how many other ranks' rows come by, from 0 to all.
-    """
-    ranks, me = len(sizes), dist.get_rank()
-    rows = mine
-    for hop in range(hops + 1):
-        owner = (me + hop) % ranks
-        coming = None
-        if hop < hops:
-            received = mine.new_empty(sizes[(owner + 1) % ranks], *mine.shape[1:])
-            coming = Exchange(rows, (me - 1) % ranks, received, (me + 1) % ranks)
-        yield owner, rows
-        if coming is not None:
-            rows = coming.wait()
-
-
 def all_sum(values: Tensor) -> Tensor:
     """Sum over ranks with gradient; the values themselves in a single process."""
     if world_size() == 1:
