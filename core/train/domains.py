@@ -82,7 +82,11 @@ def added() -> list[Domain]:
 
 @contextmanager
 def temporary_domain(domain: Domain) -> Iterator[None]:
-    """Register a domain inside a block, as `add_domain` does."""
+    """Register a domain inside a block, as `add_domain` does.
+
+    Args:
+        domain: takes precedence over others of its name.
+    """
     before = dict(_added)
     add_domain(domain)
     try:
