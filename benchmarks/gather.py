@@ -43,10 +43,13 @@ class Gathered:
 
 
 def gather(places: Iterable[Path]) -> Gathered:
-    """Read folders of runs and results files. If two places have the same run, the first counts.
+    """Return the runs of folders and results files. If two places have the same run, the first counts.
+
+    Args:
+        places: folders of runs, and results files.
 
     Raises:
-        DataError: a place is neither, or one run.
+        DataError: if a place is neither, or is a single run.
     """
     places = list(places)
     records: dict[str, RunRecord] = {}

@@ -85,7 +85,11 @@ class ColumnEntry(_Part):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def metric_of(self, row: RowEntry) -> str:
-        """Return the metric of a row."""
+        """Return the metric of a row.
+
+        Args:
+            row: the row.
+        """
         return filled(self.metric, row.fill)
 
 
@@ -183,7 +187,11 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Every suite that was run in a folder of runs. A damaged file is a problem and stays as it is."""
+    """Return every suite that ran in a folder of runs, and a problem for each damaged file.
+
+    Args:
+        runs: the folder. It is not changed.
+    """
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:

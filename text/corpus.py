@@ -343,9 +343,9 @@ def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
 
 
 def pydoc_documents() -> Iterator[Document]:
-    """Yield the help topics of Python's own `pydoc_data`: English prose, each topic a document and a class.
+    """Return an iterator over the help topics of Python's own `pydoc_data`.
 
-    Code, grammar rules and rulers are left out.
+    The topics are English prose. Each is a document and a class. Code, grammar rules and rulers are left out.
     """
     from pydoc_data.topics import topics
 

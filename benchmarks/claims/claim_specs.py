@@ -112,13 +112,22 @@ class Part(Settings):
         return low - margin, high + margin
 
     def at_least(self, n: int) -> int:
-        """How many of n comparisons have to be as claimed."""
+        """Return how many of `n` comparisons have to be as claimed.
+
+        Args:
+            n: number of comparisons.
+        """
         if not self.spec.is_counted:
             return n
         return self.least if self.least is not None else int(self.share * n + ROUNDING) + 1
 
     def words(self, n: int, side: str) -> str:
-        """Return the statement about n comparisons, with its bounds."""
+        """Return the statement about `n` comparisons, with its bounds.
+
+        Args:
+            n: number of comparisons.
+            side: "above" or "below".
+        """
         values = {name: f"{value:g}" for name, value in self if isinstance(value, float)}
         low, high = self.region
         if self.kind == "about" and self.amount is None:
@@ -128,7 +137,11 @@ class Part(Settings):
         return (self.spec.words + (self.spec.of_several if n > 1 or always else "")).format(**values)
 
     def is_about(self, label: str) -> bool:
-        """Return whether the part is about the comparison of this label."""
+        """Return whether the part is about the comparison of this label.
+
+        Args:
+            label: label of the comparison.
+        """
         return fits(label, self.only)
 
     @model_validator(mode="after")

@@ -92,7 +92,11 @@ class Outcome:
         return self.verdict_at(self.p)
 
     def verdict_at(self, p: float) -> str:
-        """The verdict if p is the two-sided p-value of the claim among several claims."""
+        """Return the verdict of the claim at a p-value.
+
+        Args:
+            p: two-sided p-value of the claim, corrected for several claims.
+        """
         if not self.claim.tests:
             return NO_TEST
         return decide(self.evidence, p) if self.items else NO_DATA
@@ -117,7 +121,11 @@ class Outcome:
         return min(known, key=lambda part: part.evidence.outside).deciding
 
     def why(self, verdict: str) -> str:
-        """Return the reason for a verdict of `verdict_at`, or what would decide it."""
+        """Return the reason for a verdict, or what is missing for one.
+
+        Args:
+            verdict: a result of `verdict_at`.
+        """
         if not self.claim.tests:
             return self.claim.not_tested
         if self.deciding is None:

@@ -106,8 +106,12 @@ class PrintedTable:
     def row(self, method: str, group: str | None = None) -> PrintedRow:
         """Return the row of a method, or of a row's label.
 
+        Args:
+            method: name of the method, or a label.
+            group: group of the row, or None.
+
         Raises:
-            DataError: there is no such row, or more than one.
+            DataError: if there is no such row, or more than one.
         """
         if (found := self.find(row_label(method, group))) is not None:
             return found
@@ -126,7 +130,11 @@ class PrintedTable:
         return getattr(found.cells[column], kind) if found and column in found.cells else None
 
     def find(self, name: str) -> PrintedRow | None:
-        """Return the row of a label, or of a method with a single row. None for others."""
+        """Return the row of a label, or of a method with a single row, else None.
+
+        Args:
+            name: label or method.
+        """
         return self._by_name.get(name)
 
     @cached_property
@@ -136,7 +144,13 @@ class PrintedTable:
         return found | {row.label: row for row in self.rows if labels[row.label] == 1}
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None:
-        """Return None: printed tables hold no single trials."""
+        """Return None, because printed tables have no single trials.
+
+        Args:
+            row: label of the row.
+            column: name of the column.
+            kind: kind of the numbers.
+        """
         return None
 
 
@@ -192,7 +206,12 @@ class Claim:
 
 
 def row_label(method: str, group: str | None = None) -> str:
-    """Return the label of a row: the method, or "METHOD / GROUP"."""
+    """Return the label of a row: the method, or "METHOD / GROUP".
+
+    Args:
+        method: name of the method.
+        group: group of the row, or None.
+    """
     return f"{method} / {group}" if group else method
 
 
@@ -223,16 +242,23 @@ def claims() -> tuple[Claim, ...]:
 
 @cache
 def claims_of(name: str) -> tuple[Claim, ...]:
-    """Return every claim of one paper, in its order. See `claims`."""
+    """Return every claim of a paper, in its order. See `claims`.
+
+    Args:
+        name: id of the paper.
+    """
     specs = {spec.id: spec for spec in paper(name).claims}
     return tuple(_claim(name, raw, specs.get(raw["id"], ClaimSpec(id=raw["id"]))) for raw in _papers()[name]["claims"])
 
 
 def table(name: str) -> PrintedTable:
-    """Return the printed table of an id.
+    """Return a printed table.
+
+    Args:
+        name: id of the table.
 
     Raises:
-        DataError: there is none.
+        DataError: if there is no such table.
     """
     if name not in tables():
         raise DataError(f"no published table {name!r}.{nearest(name, tables())}")

@@ -172,7 +172,11 @@ class SuiteResults:
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Label of a row, or None if there is none of the name, or more than one."""
+        """Return the label of a row, or None without a single match.
+
+        Args:
+            name: label of the row, or its part before " / ".
+        """
         labels = [row.label for row in self.rows]
         if name in labels:
             return name
@@ -212,7 +216,12 @@ class SuiteResults:
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Finished runs behind a cell, by seed, or [] if there is none."""
+        """Return the finished runs of a cell, by seed, or [] without one.
+
+        Args:
+            row: label of the row.
+            column: name of the column.
+        """
         hashes = self._cells.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
@@ -239,7 +248,12 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """One cell, or None if there is none of that name."""
+        """Return a cell, or None if it does not exist.
+
+        Args:
+            row: label of the row.
+            column: name of the column.
+        """
         return self._index.get((row, column))
 
     @cached_property
@@ -247,10 +261,13 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
-        """Claims that speak of this suite's table, on the printed numbers and on ours, or [] if it has none.
+        """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table.
+
+        Args:
+            others: results of suites whose tables the claims may need too.
 
         Raises:
-            DataError: a claim is read by a test that it does not have.
+            DataError: if a claim has no test of the requested kind.
         """
         if self.table is None:
             return []

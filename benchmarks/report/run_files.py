@@ -29,21 +29,38 @@ class RunFiles:
 
     @classmethod
     def of(cls, runs: Path | RunFiles) -> RunFiles:
-        """Return the files of a folder of runs, or what is given if it is one already."""
+        """Return the files of a folder of runs.
+
+        Args:
+            runs: the folder, or its `RunFiles`, which are returned unchanged.
+        """
         return runs if isinstance(runs, RunFiles) else cls(folder=runs)
 
     def place(self, run: str) -> Path:
-        """Return the folder of a run. It need not exist."""
+        """Return the folder of a run. It need not exist.
+
+        Args:
+            run: hash of the run.
+        """
         return self.folders.get(run, self.folder / run)
 
     def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:
-        """Return the curves of the named quantities of metrics.jsonl, as far as there are any."""
+        """Return the curves of metrics.jsonl that exist.
+
+        Args:
+            run: hash of the run.
+            names: names of the quantities.
+        """
         if (found := self.kept.get(run)) is not None:
             return {name: found.curves[name] for name in names if name in found.curves}
         return read_curves(self.place(run) / "metrics.jsonl", names)
 
     def points(self, run: str) -> Any:
-        """Return what points.json holds, or None if it is absent or damaged."""
+        """Return the content of points.json, or None if it is missing or damaged.
+
+        Args:
+            run: hash of the run.
+        """
         if run in self.kept:
             return self.kept[run].points
         try:

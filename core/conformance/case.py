@@ -67,7 +67,7 @@ class Case:
 
     @classmethod
     def of(cls, pairs: Pairs, parameters: dict[str, Tensor] | None = None) -> Case:
-        """Unpack pairs and parameters into lists. Gradients flow back to the given tensors.
+        """Return a case with pairs and parameters as lists. Gradients flow back to the given tensors.
 
         Args:
             pairs: float64.

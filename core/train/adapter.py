@@ -159,7 +159,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches `start`, `start + 1`, ... of an epoch.
+        """Return an iterator over the batches `start`, `start + 1`, ... of an epoch.
 
         They depend only on (seed, epoch, index), never on earlier draws. This makes resume exact. With several ranks,
         draw the order of the global batch from the seed and take its rows `rank * b .. (rank + 1) * b`.

@@ -34,7 +34,14 @@ CLASS_POINTS = 500
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Numbers of one evaluation, what was noticed about its data, and what the terms remark about themselves."""
+    """Results of one evaluation, with remarks of its data and of the terms.
+
+    Attributes:
+        results: metrics of the task.
+        diagnostics: numbers of the embeddings.
+        histogram: distances of pairs, or None.
+        remarks: sentences for the record and the terminal.
+    """
 
     results: dict[str, Number]
     diagnostics: dict[str, Number] = field(default_factory=dict)
@@ -42,6 +49,7 @@ class Evaluated:
     remarks: list[str] = field(default_factory=list)
 
     def as_metrics(self) -> dict[str, Number]:
+        """Return all numbers by their names in metrics.jsonl, such as eval/NAME and diag/NAME."""
         return {
             **{f"eval/{name}": value for name, value in self.results.items()},
             **{f"diag/{name}": value for name, value in self.diagnostics.items()},

@@ -60,19 +60,18 @@ def train(
     Args:
         config: what to run (`load(...).config`); its hash names the folder inside `runs`.
         runs: folder of all runs.
-        resume: "auto" continues from the newest readable checkpoint of this configuration, "never" starts again, a
-            `Path` (no text) continues from that checkpoint.
-        overwrite: run again although a finished record exists; the old one is removed.
+        resume: "auto" continues from the newest readable checkpoint, "never" starts again, a `Path` (no text) is one.
+        overwrite: run again although a finished record exists, and remove the old one.
         quiet: no progress.
-        log: trackers that get the numbers besides metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
+        log: trackers that also get the numbers of metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
         tensorboard: the same as log=["tensorboard"].
 
     Returns:
         The record of the finished run.
 
     Raises:
-        TrainingError: training cannot go on, or another process trains this run; the record keeps why.
-        RunInterruptedError: a signal ended it; the checkpoint is saved, and the same call continues.
+        TrainingError: training cannot go on, or another process trains this run. The record has the reason.
+        RunInterruptedError: a signal ended it. The checkpoint is saved, and the same call continues.
         CheckpointError: a checkpoint is missing, damaged or of another run.
         ConfigError: a device, a tracker, a setting or `resume` is not possible here.
         DataError: the data set is missing or damaged.
@@ -132,9 +131,8 @@ def _train(
 class Run:
     """A run in progress: what `Adapter.fit` works with.
 
-    A loop of your own calls `advance` after every update until `step` reaches `total_steps`. Logging, evaluation,
-    checkpoints and interruption happen there. Call `evaluate_if_due` once before the first update, and `note_terms`
-    with what the objective returned before each `advance`.
+    In your own loop, call `advance` after every update until `step` is `total_steps`. It logs, evaluates and saves.
+    Call `evaluate_if_due` once before the first update, and `note_terms` with the outcome before each `advance`.
 
     Args:
         config: what is run.
@@ -151,6 +149,9 @@ class Run:
         objective: the `Composite`; None for "none".
         step: updates done.
         total_steps: of the whole run.
+
+    Raises:
+        ConfigError: if a batch cannot be divided among the ranks, or is larger than an epoch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Base objectives, one file each; importing this package registers them."""
+"""Base objectives, one file each. Importing this package registers them."""
 
 from dipole.core.utils.plugins import import_all
 

@@ -14,7 +14,7 @@ from dipole.core.utils.distributed import log_mean_exp
 
 
 def align(positive: Tensor, alpha: float) -> Tensor:
-    """||a - c||_2^alpha of unit vectors from their cosine; 0 with zero gradient where they coincide."""
+    """Return ||a - c||_2^alpha of unit vectors from their cosine. Equal vectors give 0 with zero gradient."""
     squared = (2 - 2 * positive).clamp_min(0)
     if alpha == 2:
         return squared
@@ -25,12 +25,12 @@ def align(positive: Tensor, alpha: float) -> Tensor:
 def log_mean_kernel(
     potential: Tensor, count: Tensor, positive: Tensor, mask: Tensor | None, views: bool, t: float
 ) -> Tensor:
-    """log mean e^{-t ||z_i - z_j||^2} over pairs of different instances.
+    """Return log mean e^{-t ||z_i - z_j||^2} over pairs of different instances.
 
     Args:
         potential: (A,) log of the summed e^{2t s} over negatives.
         count: (A,) number of negatives.
-        positive: (A, K) cosines of positives; mask (A, K) says which are real, None all.
+        positive: (A, K) cosines of positives. mask (A, K) marks the real ones, None means all.
         views: False if positives are other instances, which makes them pairs like the negatives.
         t: precision of the kernel.
     """
@@ -47,9 +47,9 @@ def log_mean_kernel(
     formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each encoder",
     source="Wang & Isola 2020, Sec. 4.1; CACR Table 2 (AU-CL)",
     deviations={
-        "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2; the loss of Wang and Isola has none",),
+        "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2. The loss of Wang and Isola has none",),
         "Wang & Isola 2020": (
-            "alpha = 2, t = 2 and both weights 1 by default; the paper tunes them for each data set",
+            "alpha = 2, t = 2 and both weights 1 by default. The paper tunes them for each data set",
         ),
     },
 )
@@ -58,13 +58,13 @@ class AlignUniform(Objective):
 
     Formula (Wang & Isola 2020, Sec. 4.1):
         align   = mean_{i, p in P(i)} ||a_i - c_p||_2^alpha
-        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances that one encoder made
+        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances from the same encoder
         L = align_weight * align + uniform_weight * uniform
 
-    Two encoders (Quick Thoughts' f and g, the halves of CMC, queries and keys) have a uniformity each, and their mean
-    counts: pairs across them would be farthest apart at f = -g, each of them a single point. The rows of MoCo's queue
-    belong to the queries, and the keys of the batch then have no uniformity: so do the authors. Those of CMC's memory
-    bank belong to the half that made them (`Pairs.cross(queue_of="keys")`).
+    Two encoders (Quick Thoughts' f and g, the halves of CMC, queries and keys) each have a uniformity, and the loss
+    uses their mean. Pairs across encoders would be farthest apart at f = -g with each of them a single point. The rows
+    of MoCo's queue belong to the queries, and the keys of the batch have no uniformity, as in the authors' code. The
+    rows of CMC's memory bank belong to the half that made them (`Pairs.cross(queue_of="keys")`).
 
     Args:
         alpha: exponent of the alignment distance, > 0.
@@ -72,7 +72,7 @@ class AlignUniform(Objective):
         align_weight: w_a >= 0.
         uniform_weight: w_u >= 0.
 
-    Relations: uniform_weight = 0 equals `regression`; the repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
+    Relations: uniform_weight = 0 equals `regression`. The repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
     the uniformity at t = rbf_t.
     """
 

@@ -12,17 +12,17 @@ from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.distributed import all_sum
 
 EPSILON = 1e-5
-"""Beside the variance, as in the batch norm of the authors' code."""
+"""Added to the variance, as in the batch norm of the authors' code."""
 
 
 def standardized(z: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-    """Columns of z (n, d) with mean 0 and variance 1 over the rows of weight 1 (n, 1), of all ranks; other rows 0."""
+    """Return z (n, d) with columns of mean 0 and variance 1 over all ranks' rows of weight 1 (n, 1), others 0."""
     centred = weight * (z - all_sum((weight * z).sum(0)) / count)
     return centred / (all_sum(centred.square().sum(0)) / count + EPSILON).sqrt()
 
 
 def off_identity(correlation: Tensor, redundancy: float) -> Tensor:
-    """sum_i (1 - C_ii)^2 + redundancy sum_{i != j} C_ij^2 of a cross-correlation (d, d)."""
+    """Return sum_i (1 - C_ii)^2 + redundancy sum_{i != j} C_ij^2 of a cross-correlation (d, d)."""
     diagonal = correlation.diagonal()
     others = correlation.square().sum() - diagonal.square().sum()
     return (1 - diagonal).square().sum() + redundancy * others
@@ -32,30 +32,30 @@ def off_identity(correlation: Tensor, redundancy: float) -> Tensor:
     "barlow_twins",
     aliases=("barlow",),
     formula="sum_i (1 - C_ii)^2 + lambda sum_{i != j} C_ij^2, C_ij = Corr_b( z_bi, z'_bj ) over the batch",
-    source="Zbontar et al. 2021, Eqs. 1-2; lambda = 0.005",
+    source="Zbontar et al. 2021, Eqs. 1-2, lambda = 0.005",
     deviations={
         "Zbontar et al. 2021": (
-            "1e-5 beside the variance, as in the authors' code, whose lambda is 0.0051",
-            "of several views, the mean over ordered pairs of views; the paper has two",
+            "1e-5 is added to the variance, as in the authors' code, whose lambda is 0.0051",
+            "several views: the mean over ordered pairs of views. The paper has two views",
         ),
     },
-    cost="rows x dim^2 for each pair of views; no similarity matrix",
+    cost="rows x dim^2 for each pair of views, no similarity matrix",
 )
 class BarlowTwins(Objective):
-    """Barlow Twins: the columns of two views are alike, and no column tells another.
+    """Barlow Twins: equal columns of two views correlate fully, and different columns do not correlate.
 
     Formula (Zbontar et al. 2021, Eqs. 1-2), z and z' the embeddings of two views, each column with mean 0 and variance
     1 over the batch of all ranks:
         C_ij = 1/n sum_b z_bi z'_bj,   L = sum_i (1 - C_ii)^2 + redundancy * sum_{i != j} C_ij^2
 
-    With several views or positives, L is taken of each view of the anchors with each of their positives in turn, and
-    averaged by the number of rows.
+    With several views or positives, L is computed for each view of the anchors with each of their positives. These
+    values are averaged, weighted by the number of rows.
 
     Args:
         redundancy: lambda >= 0.
 
-    Relations: redundancy = 0 leaves each column's own correlation; it does not change when a column is scaled or moved,
-    as `vicreg` does.
+    Relations: redundancy = 0 leaves each column's own correlation. Unlike `vicreg`, the loss does not change if a
+    column is scaled or shifted.
     """
 
     needs_negatives = False

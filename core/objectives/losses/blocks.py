@@ -1,6 +1,6 @@
 """The block loss of Arora et al. (their CURL): means of similar points instead of single points.
 
-Not to be confused with the CURL agent of Laskin et al., which is `infonce(similarity=bilinear)` inside an RL agent.
+This is not the CURL agent of Laskin et al., which uses `infonce(similarity=bilinear)` in an RL agent.
 """
 
 import math
@@ -28,11 +28,11 @@ from dipole.core.utils.errors import PairsError
     aliases=("block", "arora"),
     formula="v_m = f(x)^T ( mean_i f(x_i^+) - mean_i f(x_mi^-) ); "
     "L = log2(1 + sum_m e^{-v_m}) or max(0, 1 + max_m -v_m)",
-    source="Arora et al. 2019, Sec. 6.3, Eq. 12; b = 1: Eqs. 4-6",
+    source="Arora et al. 2019, Sec. 6.3, Eq. 12 (b = 1: Eqs. 4-6)",
     deviations={
         "Arora et al. 2019": (
             "logistic losses are to base 2, so that no separation costs 1, as Lemma 4.3 needs",
-            "the norm of embeddings is bounded by R in the theory: it is the encoder's, nothing bounds it here",
+            "the theory bounds the norm of embeddings by R. The loss does not bound it, the encoder has to",
         ),
     },
 )
@@ -43,33 +43,33 @@ class Blocks(Objective):
         v_m = f(x)^T ( (1/b) sum_{i=1..b} f(x_i^+) - (1/b) sum_{i=1..b} f(x_mi^-) )
         logistic: L = log2(1 + sum_m e^{-v_m});   hinge: L = max(0, 1 + max_m(-v_m))
 
-    Of blocks (`Pairs.from_blocks`), a block of b is x and its b positives, and a negative block is the mean of b points
-    of another block of the batch of all ranks: of the positives of its first point. The k negative blocks of a point
-    are drawn from the other blocks without replacement, anew for every point and step. Blocks whose classes were drawn
-    independently from rho so give k negatives of independent classes c_m^- ~ rho, as Eq. 5 has them; a block drawn
-    twice would be one draw of a class that counts twice. Class collision is 1 - (1 - 1/C)^k for C classes as likely.
+    With `Pairs.from_blocks`, a block of b is x and its b positives. A negative block is the mean of b points of another
+    block of the batch of all ranks: the positives of its first point. The k negative blocks of a point are drawn from
+    the other blocks without replacement, again for every point and step. If the blocks' classes were drawn
+    independently from rho, the k negatives have independent classes c_m^- ~ rho, as in Eq. 5. A block drawn twice would
+    count one draw of a class twice. Class collision is 1 - (1 - 1/C)^k for C equally likely classes.
 
-    Where there are no blocks (views, a queue, windows), the block of an anchor is its positives and its negative blocks
-    are those of the other anchors, unless the two share a point; k takes the next ones in cyclic order and draws
-    nothing. Embeddings are not normalised; bound their norm by R in the encoder.
+    Without blocks (views, a queue, windows), the block of an anchor is its positives. Its negative blocks are those of
+    the other anchors that share no point with it. k selects the next ones in cyclic order and draws nothing. Embeddings
+    are not normalised. Bound their norm by R in the encoder.
 
     Args:
-        b: block size, the first b >= 1 positives of each point; all of them when none. b = 1 is L_un (Eqs. 4-6).
-        k: number of negative blocks, >= 1; all other blocks when none, one mean each.
+        b: block size, the first b >= 1 positives of each point. None uses all. b = 1 is L_un (Eqs. 4-6).
+        k: number of negative blocks, >= 1, one mean each. None uses all other blocks.
         loss: "logistic" (base 2, so that no separation costs 1) or "hinge".
 
     Raises:
-        PairsError: if a point has fewer than b positives (at the ends of documents of `Pairs.from_window` fewer will
-            do), or there are fewer than k other blocks.
+        PairsError: if a point has fewer than b positives, or there are fewer than k other blocks. Anchors at the ends
+            of documents of `Pairs.from_window` may have fewer positives.
 
     Relations: with one positive, `loss=logistic` equals `infonce(similarity=dot, temperature=1)` in bits, divided by
-    ln 2; b = 1 is L_un of Eqs. 4-6.
+    ln 2. b = 1 is L_un of Eqs. 4-6.
     """
 
     def __init__(
         self,
-        b: Annotated[int | None, Range(at_least=1), "block size; none for all positives"] = None,
-        k: Annotated[int | None, Range(at_least=1), "negative blocks, drawn from the batch; none for all"] = None,
+        b: Annotated[int | None, Range(at_least=1), "block size, none for all positives"] = None,
+        k: Annotated[int | None, Range(at_least=1), "negative blocks, drawn from the batch, none for all"] = None,
         loss: Annotated[Literal["logistic", "hinge"], "loss of the margins v"] = "logistic",
     ) -> None:
         super().__init__("dot")
@@ -86,7 +86,7 @@ class Blocks(Objective):
             index = index[:, : self.b]
         if not index.shape[1]:
             return pairs  # no anchor has a block
-        # Means of half-precision rows would lose bits that products of single rows keep.
+        # Means of half-precision rows would lose bits that products of single rows retain.
         pairs = replace(pairs, anchors=full_precision(pairs.anchors), candidates=full_precision(pairs.candidates))
         if pairs.known.of_block:
             return self._of_blocks(pairs, index)
@@ -97,31 +97,31 @@ class Blocks(Objective):
             points = pairs.candidates.index_select(0, index.flatten())
             means = points if index.shape[1] == 1 else points.unflatten(0, index.shape).mean(1)  # (A, d)
         own = torch.arange(len(index), device=index.device).unsqueeze(1)
-        # Blocks of what is nobody's negative are no negative blocks either.
+        # A block with an excluded point is not a negative block.
         alone = pairs.first_negative > 0
         related = own if alone else related_blocks(pairs.excluded, index, len(pairs.candidates), pairs.known.shared)
         ignored = torch.where(related == own, -1, related)
         if pairs.known.padded:
-            # An anchor without positives has no block: its mean is no candidate.
+            # An anchor without positives has no block, so its mean is not a candidate.
             has = (index >= 0).any(1)
             if reads_at_once(has):
                 place = has.cumsum(0) - 1
                 means, own = means[has], torch.where(has, place, -1).unsqueeze(1)
                 ignored = torch.where(ignored < 0, -1, place[ignored])
             else:
-                # Nobody waits for how many these are: they stay, and everybody drops them.
+                # Their number is not read from the device. They stay, and all anchors exclude them.
                 everyone = own.T.expand(len(own), -1)
                 own = torch.where(has.unsqueeze(1), own, -1)
                 ignored = torch.cat([ignored, torch.where(has, -1, everyone)], 1)
         found = _of_means(pairs, means, own, ignored, len(means) if alone else 0, padded=True)
         if self.k is not None and not alone and len(means):
-            # Of all ranks' anchors: ranks must agree on whether they go on.
+            # Check all ranks' anchors, because ranks must agree on whether to continue.
             free = torch.where(own.squeeze(1) >= 0, found.negative_counts, self.k)
             check_numbers(free, self.k, None, lambda low, high: self._too_few(low))
         return found
 
     def _of_blocks(self, pairs: Pairs, index: Tensor) -> Pairs:
-        """Means of the points' own positives, (A, d), which are nobody's negatives; after them one of each block."""
+        """Return means of each point's own positives, (A, d), which are no negatives, then one mean of each block."""
         size = pairs.known.of_block
         own = torch.arange(len(index), device=index.device).unsqueeze(1)  # (A, 1)
         means = pairs.candidates[index].mean(1)
@@ -157,7 +157,7 @@ class Blocks(Objective):
 
     @staticmethod
     def negatives(pairs: Pairs, k: int) -> Tensor:
-        """(A, k) candidates of prepared pairs that are negatives: drawn of blocks, else the next ones."""
+        """Return the negatives of prepared pairs, (A, k) candidates: drawn from blocks, else the next ones."""
         if not pairs.known.of_block:
             return next_blocks(pairs, k)
         return pairs.first_negative + drawn_blocks(
@@ -173,7 +173,7 @@ def _of_means(
     first_negative: int,
     padded: bool = False,
 ) -> Pairs:
-    """The same anchors with means as candidates, their own one the only positive."""
+    """Return pairs of the same anchors with means as candidates. Their own mean is the only positive."""
     known = pairs.known
     return replace(
         pairs,
@@ -195,37 +195,37 @@ def _of_means(
 
 
 def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:
-    """(A, k) numbers of the negative blocks of points: other blocks than their own, each set equally likely.
+    """Return numbers of negative blocks of points, (A, k), never their own block, each set equally likely.
 
     Args:
         points: (A,) numbers of points of the batch of all ranks, block after block.
-        count: points of that batch; it has count / of_block blocks.
+        count: points of that batch. It has count / of_block blocks.
         of_block: points of a block.
-        k: negative blocks, less than there are blocks.
-        draw: the step's number; the choice depends on it, the point and the numbers of blocks alone.
+        k: number of negative blocks, less than the number of blocks.
+        draw: the step's number. The choice depends only on it, the point and the numbers of blocks.
     """
     other = distinct(points, count // of_block - 1, k, draw)
     return other + (other >= (points // of_block).unsqueeze(1))
 
 
 def logistic(log_sum: Tensor) -> Tensor:
-    """log2(1 + sum_m e^{-v_m}) from log sum_m e^{-v_m}."""
+    """Return log2(1 + sum_m e^{-v_m}) from log sum_m e^{-v_m}."""
     return softplus(log_sum, threshold=50) / math.log(2)
 
 
 def hinge(strongest: Tensor) -> Tensor:
-    """max(0, 1 + max_m(-v_m)) from max_m(-v_m)."""
+    """Return max(0, 1 + max_m(-v_m)) from max_m(-v_m)."""
     return (1 + strongest).clamp_min(0)
 
 
 def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared: int | None = None) -> Tensor:
-    """(A, n) anchors whose block holds a point that is excluded for the row's anchor; -1 pads.
+    """Return the anchors, (A, n), whose block has a point that is excluded for the row's anchor. -1 pads.
 
     Args:
         excluded: (A, E) candidates that are positives of an anchor or ignored for it.
         positives: (A, b) the block of each anchor.
         candidates: number of candidates.
-        shared: blocks that a point is in, at most; None looks, which waits for the device.
+        shared: largest number of blocks of a point. None counts them, which waits for the device.
     """
     points = torch.where(positives < 0, candidates, positives).flatten()  # padding behind all candidates
     order = points.argsort(stable=True)
@@ -241,7 +241,7 @@ def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared:
 
 
 def next_blocks(pairs: Pairs, k: int) -> Tensor:
-    """(A, k) the k next blocks in cyclic order that share no point with the anchor's own."""
+    """Return the next k blocks, (A, k), in cyclic order that share no point with the anchor's own."""
     count = len(pairs.candidates)
     reach = min(count - 1, k + pairs.ignored.shape[1])
     own = pairs.positives.clamp_min(0)  # (A, 1)
@@ -251,7 +251,7 @@ def next_blocks(pairs: Pairs, k: int) -> Tensor:
 
 
 # Random choices without a generator: the same on every device and on any number of ranks.
-# A choice is a hash of what it is made for, so nothing is read back from the device.
+# A choice is a hash of its arguments, so nothing is read back from the device.
 
 # Constants of splitmix64 (Steele, Lea, Flood 2014) as signed integers. Products wrap around.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -260,19 +260,19 @@ SECOND = 0x94D049BB133111EB - 2**64
 
 
 def scrambled(numbers: Tensor) -> Tensor:
-    """The output function of splitmix64 on 64-bit integers."""
+    """Apply the output function of splitmix64 to 64-bit integers."""
     numbers = (numbers ^ _right(numbers, 30)) * FIRST
     numbers = (numbers ^ _right(numbers, 27)) * SECOND
     return numbers ^ _right(numbers, 31)
 
 
 def distinct(places: Tensor, among: int, count: int, draw: int) -> Tensor:
-    """(A, count) numbers below `among`, different in a row: every set of them is equally likely.
+    """Return numbers below `among`, (A, count), different within a row, with every set equally likely.
 
     Rows are drawn independently of one another (Floyd's sampling on hashes of draw, place and column).
 
     Args:
-        places: (A,) int64, what each row is drawn for.
+        places: (A,) int64, the key of each row.
         among: numbers to choose from, at least `count`.
         count: numbers of a row.
         draw: another number gives another draw.
@@ -280,7 +280,7 @@ def distinct(places: Tensor, among: int, count: int, draw: int) -> Tensor:
     start = scrambled(places * GOLDEN + scrambled(torch.full_like(places, draw % 2**63)))  # (A,)
     column = torch.arange(count, device=places.device)
     last = among - count + column  # (count,)
-    # The lower 63 bits: over so many, the remainder favours no number measurably.
+    # Use the lower 63 bits. With so many, the remainder is uniform in practice.
     chosen = (scrambled(start.unsqueeze(1) + (column + 1) * GOLDEN) & (2**63 - 1)) % (last + 1)  # (A, count)
     for at in range(1, count):
         taken = (chosen[:, :at] == chosen[:, at : at + 1]).any(1)
@@ -289,6 +289,6 @@ def distinct(places: Tensor, among: int, count: int, draw: int) -> Tensor:
 
 
 def _right(numbers: Tensor, bits: int) -> Tensor:
-    """A shift that draws zeros in from the left; >> of a negative number draws ones."""
+    """Shift right and fill with zeros, since >> of a negative number fills with ones."""
     shifted: Tensor = (numbers >> bits) & (2 ** (64 - bits) - 1)
     return shifted

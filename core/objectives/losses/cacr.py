@@ -1,4 +1,4 @@
-"""Contrastive attraction and contrastive repulsion: far positives pull harder, near negatives push harder."""
+"""Contrastive attraction and contrastive repulsion: far positives attract more, near negatives repel more."""
 
 from typing import Annotated, Literal
 
@@ -17,11 +17,11 @@ _SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
 
 
 def attraction(positive: Tensor, cost: Tensor, sharpness: float, detach: bool, rows: Rows) -> Tensor:
-    """sum_p softmax_p( sharpness * d2_ip ) c_ip, (A,), from cosines and costs (A, K) of the positives."""
+    """Return sum_p softmax_p( sharpness * d2_ip ) c_ip, (A,), from cosines and costs (A, K) of the positives."""
     logits = rows.only_positives(sharpness * (2 - 2 * positive), -torch.inf)
     weights = torch.softmax(logits.detach() if detach else logits, 1)
     if rows.pairs.positive_mask is not None:
-        # An anchor whose positives are all padding has no weights; its row is left out of the mean.
+        # An anchor whose positives are all padding has no weights. The mean skips its row.
         weights = torch.where(rows.pairs.positive_mask, weights, 0.0)
     return (weights * cost).sum(1)
 
@@ -32,7 +32,7 @@ def attraction(positive: Tensor, cost: Tensor, sharpness: float, detach: bool, r
     source="CACR Eqs. 2-5, 11-14, App. B.5, C.2, Algorithm 3, Table 8",
     deviations={
         "CACR": (
-            "t_pos of Eq. 2 and t_neg of Eq. 4 are 1.0 and 2.0 by default, the values of App. C.2; small images have "
+            "t_pos of Eq. 2 and t_neg of Eq. 4 are 1.0 and 2.0 by default, the values of App. C.2. Small images have "
             "others (App. C.1)",
             "t of the radial basis function (Eq. 13) is not stated: 2.0",
             "Algorithm 3 stops the gradient of the positives' weights, Eqs. 2 and 3 do not: detach_weights, off by "
@@ -51,27 +51,28 @@ class CACR(Objective):
     Args:
         t_pos: sharpness of the positives' weights, >= 0.
         t_neg: sharpness of the negatives' weights, >= 0.
-        k: number of positives used, >= 1; all when none.
+        k: number of positives used, >= 1. None uses all.
         cost: "euclidean" (squared distance) or "rbf".
         rbf_t: precision of the RBF cost, > 0.
         positive_weights: "contrastive", "uniform" or "reversed" (flips the sign of the exponent, Table 8).
         negative_weights: the same for the negatives. Uniform for both is UAUR (Eq. 11).
         detach_weights: no gradient through the positives' weights (Algorithm 3).
-        intra_batch: queries repel each other besides the keys and the queue (App. C.2).
+        intra_batch: other queries are negatives too, in addition to the keys and the queue (App. C.2).
 
     Raises:
-        PairsError: if there are fewer than `k` positives (at the ends of documents of `Pairs.from_window` fewer will
-            do).
+        PairsError: if there are fewer than `k` positives. Anchors at the ends of documents of `Pairs.from_window` may
+            have fewer.
 
-    Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` less 4; as both grow it tends to
-    `triplet(mode=hardest, margin=4)` less 4; `cost=rbf` with uniform negatives repels as `align_uniform` does.
+    Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` minus 4. As both grow, it tends
+    to `triplet(mode=hardest, margin=4)` minus 4. With uniform negatives, `cost=rbf` has the repulsion of
+    `align_uniform`.
     """
 
     def __init__(
         self,
         t_pos: Annotated[float, Range(at_least=0), "sharpness of the positives' weights"] = 1.0,
         t_neg: Annotated[float, Range(at_least=0), "sharpness of the negatives' weights"] = 2.0,
-        k: Annotated[int | None, Range(at_least=1), "positives used; none for all"] = None,
+        k: Annotated[int | None, Range(at_least=1), "positives used, none for all"] = None,
         cost: Annotated[Literal["euclidean", "rbf"], "squared distance, or its Gaussian kernel"] = "euclidean",
         rbf_t: Annotated[float, Range(above=0), "precision of the RBF cost"] = 2.0,
         positive_weights: Annotated[Weights, "how positives are weighted"] = "contrastive",
@@ -96,7 +97,7 @@ class CACR(Objective):
                 self.k,
                 lambda found: (
                     f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have {found}: use "
-                    f"{(self.k or 0) + 1} views (or k=none for all that are there)."
+                    f"{(self.k or 0) + 1} views (or k=none to use all)."
                 ),
             )
             if self.k < pairs.positives.shape[1]:

@@ -1,4 +1,4 @@
-"""Consistent contrast: a query and its positive should see the negatives alike."""
+"""Consistent contrast: a query and its positive should have the same similarities to the negatives."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from dipole.core.objectives.temperature import Init, Temperature, Tempered
 
 
 def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:
-    """( KL(p|q) + KL(q|p) ) / 2 of two softmaxes over the allowed entries of each row, (A,)."""
+    """Return ( KL(p|q) + KL(q|p) ) / 2 of two softmaxes over the allowed entries of each row, (A,)."""
     log_p = torch.log_softmax(torch.where(allowed, p_logits, -torch.inf), 1)
     log_q = torch.log_softmax(torch.where(allowed, q_logits, -torch.inf), 1)
     gap = torch.where(allowed, log_p - log_q, 0.0)
@@ -41,16 +41,16 @@ class CO2(Tempered):
     Args:
         temperature: tau of InfoNCE, > 0, or "learned".
         weight: of the consistency term, >= 0.
-        consistency_temperature: tau' > 0; the same as `temperature` when none.
+        consistency_temperature: tau' > 0. None means `temperature`.
         similarity: of both softmaxes: "cosine", "dot" or "bilinear".
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
 
     Raises:
-        OptionError: `init` is given to a temperature that is not learned.
+        OptionError: if `init` is given without a learned temperature.
 
     Relations: weight = 0 equals `infonce`.
 
-    Source: equations of the paper; the similarities of the positive use the candidates' side for both arguments.
+    Source: equations of the paper. The similarities of the positive use the candidates' side for both arguments.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CO2(Tempered):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         base = rows.over_positives(one_against_many(positive / self.temperature, rows.negatives.unsqueeze(1)))
         pairs = rows.pairs
-        # Rows without negatives are left out below, but must stay finite.
+        # Rows without negatives are dropped below, but must stay finite.
         allowed = pairs.negative_mask() | (rows.count == 0).unsqueeze(1)
         tau = self.temperature if self.consistency_temperature is None else self.consistency_temperature
         key = pairs.positives[:, 0].clamp_min(0)

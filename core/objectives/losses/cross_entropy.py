@@ -1,4 +1,4 @@
-"""Cross entropy on labels: the supervised reference that a contrastive representation is held against."""
+"""Cross entropy on labels, the supervised reference for contrastive representations."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -28,7 +28,7 @@ from dipole.core.utils.errors import PairsError
     cost="one product with the class vectors: (rows x classes)",
 )
 class CrossEntropy(InfoNCE):
-    """Supervised cross entropy: InfoNCE whose candidates are the classes, one learnt vector each.
+    """Supervised cross entropy: InfoNCE whose candidates are the classes, with one learnt vector each.
 
     Formula (Arora et al. 2019, Sec. 8.1):
         L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )
@@ -37,11 +37,10 @@ class CrossEntropy(InfoNCE):
         classes: C >= 2; labels are 0 to C - 1.
 
     Raises:
-        PairsError: if the pairs carry no labels, a label is outside 0..C-1, or it was built for embeddings of another
-            width.
-        OptionError: the class vectors would not fit into memory.
+        PairsError: if the pairs have no labels, a label is outside 0..C-1, or the width of the embeddings changes.
+        OptionError: if the class vectors would not fit into memory.
 
-    Relations: a linear output layer without bias; `tuple` is the supervised reference without class vectors.
+    Relations: this is a linear output layer without bias. `tuple` is the supervised reference without class vectors.
     """
 
     def __init__(self, classes: Annotated[int, Range(at_least=2), "number of classes C"] = 100) -> None:
@@ -50,7 +49,7 @@ class CrossEntropy(InfoNCE):
         self.vectors = UninitializedParameter()
 
     def build(self, dim: int) -> None:
-        # The start of a linear layer: uniform within 1 / sqrt(dim).
+        # Initialise as a linear layer: uniform within 1 / sqrt(dim).
         self.materialize("vectors", (self.classes, dim), lambda w: nn.init.kaiming_uniform_(w, a=5**0.5))
 
     def prepare(self, pairs: Pairs) -> Pairs:

@@ -17,7 +17,7 @@ Prior = Annotated[float, Range(at_least=0, below=1), "class prior: chance that a
 
 
 def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_floor: Tensor) -> Tensor:
-    """log max( ( e^{log_sum} - rho M e^{positive} ) / (1 - rho), e^{log_floor} ), formed without leaving the logs.
+    """Return log max( ( e^{log_sum} - rho M e^{positive} ) / (1 - rho), e^{log_floor} ), computed in logs.
 
     Args:
         log_sum: (A, 1) log of the summed negatives.
@@ -27,9 +27,9 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
         log_floor: (A, 1) log of the smallest value the sum can take.
     """
     if rho == 0:
-        return log_sum.expand_as(positive)  # no sum lies below the floor
-    gap = (rho * count).log() + positive - log_sum  # log of (what is subtracted / the sum)
-    # Closer to 0 than the resolution, 1 - e^gap would be 0 and its logarithm's gradient infinite.
+        return log_sum.expand_as(positive)  # no sum is below the floor
+    gap = (rho * count).log() + positive - log_sum  # log of (the subtracted part / the sum)
+    # Nearer to 0 than the resolution, 1 - e^gap would be 0 and its logarithm's gradient infinite.
     room = gap < -torch.finfo(gap.dtype).eps
     inside = log_sum + torch.log1p(-torch.where(room, gap, -1.0).exp()) - math.log1p(-rho)
     return torch.where(room & (inside >= log_floor), inside, log_floor)
@@ -42,10 +42,10 @@ def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_f
     "L_i = -log( e^{s_ip/tau} / (e^{s_ip/tau} + G_i) )",
     source="Chuang et al. 2020, Sec. 4; LMCL Sec. 5",
     deviations={
-        "LMCL": ("no value of rho or temperature is stated: those of the authors of DCL, 0.1 and 0.5",),
+        "LMCL": ("rho and temperature are not stated: 0.1 and 0.5, from the authors of DCL",),
         "CLLR": ("as for LMCL",),
         "Chuang et al. 2020": (
-            "unbounded similarities have no floor in the paper: the row's smallest takes the place of -1",
+            "unbounded similarities have no floor in the paper: the row's smallest one replaces -1",
         ),
     },
 )
@@ -59,14 +59,14 @@ class DCL(Tempered):
     Args:
         rho: class prior in [0, 1).
         temperature: tau > 0, or "learned".
-        similarity: "cosine", "dot" or "bilinear"; for the last two, which are unbounded, the floor is M e^{s_min/tau}
-            with s_min the row's smallest similarity to a negative, without gradient.
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        similarity: "cosine", "dot" or "bilinear". The last two are unbounded. Their floor is M e^{s_min/tau}, with
+            s_min the row's smallest similarity to a negative, without gradient.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
 
     Raises:
-        OptionError: `init` is given to a temperature that is not learned.
+        OptionError: if `init` is given without a learned temperature.
 
-    Relations: rho = 0 is InfoNCE; `hcl(beta=0)` is DCL.
+    Relations: rho = 0 is InfoNCE. `hcl(beta=0)` is DCL.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DCL(Tempered):
         return wanted
 
     def log_floor(self, rows: Rows) -> Tensor:
-        """log( M e^{s_min/tau} ), (A, 1)."""
+        """Return log( M e^{s_min/tau} ), (A, 1)."""
         if self.similarity == "cosine":
             lowest = rows.count.new_full((len(rows.count), 1), -1.0)
         else:
@@ -94,7 +94,7 @@ class DCL(Tempered):
         return rows.count.log().unsqueeze(1) + lowest / self.temperature
 
     def log_sum(self, rows: Rows) -> Tensor:
-        """log of the summed (weighted) negatives, (A,)."""
+        """Return the log of the summed (weighted) negatives, (A,)."""
         return rows.negatives
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:

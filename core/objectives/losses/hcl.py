@@ -1,4 +1,4 @@
-"""Hard negatives: DCL whose negatives are weighted by how similar they are."""
+"""Hard negatives: DCL whose negatives are weighted by similarity."""
 
 from typing import Annotated
 
@@ -19,14 +19,14 @@ from dipole.core.objectives.temperature import Init, Temperature
     formula="w_ij = e^{beta s_ij/tau} / mean_k e^{beta s_ik/tau}; G_i as in dcl with w_ij e^{s_ij/tau}",
     source="Robinson et al. 2021; LMCL Sec. 5",
     deviations={
-        "LMCL": ("no value of beta, rho or temperature is stated: 1, 0.1 and 0.5",),
+        "LMCL": ("beta, rho and temperature are not stated: 1, 0.1 and 0.5",),
         "CACR": ("HN-CL: rho is not stated, 0.1",),
         "CLLR": ("as for LMCL",),
         "Robinson et al. 2021": ("the weights carry gradient, as in the authors' code",),
     },
 )
 class HCL(DCL):
-    """Hard-negative contrastive loss: negatives near the anchor weigh more, by importance sampling.
+    """Hard-negative contrastive loss: importance sampling gives negatives near the anchor more weight.
 
     Formula (Robinson et al. 2021):
         w_ij = e^{beta s_ij/tau} / mean_{k in N(i)} e^{beta s_ik/tau}
@@ -36,13 +36,13 @@ class HCL(DCL):
         beta: concentration >= 0.
         rho: class prior in [0, 1).
         temperature: tau > 0, or "learned".
-        similarity: "cosine", "dot" or "bilinear"; the floor as in `dcl`.
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        similarity: "cosine", "dot" or "bilinear". The floor is that of `dcl`.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
 
     Raises:
-        OptionError: `init` is given to a temperature that is not learned.
+        OptionError: if `init` is given without a learned temperature.
 
-    Source: formula as in the paper; the authors' code also carries gradient through the weights, and so do we.
+    Source: formula of the paper. The weights have a gradient, as in the authors' code.
     Relations: beta = 0 is DCL.
     """
 

@@ -1,4 +1,4 @@
-"""InfoNCE, the base of most others: a softmax that has to find the positive among the negatives."""
+"""InfoNCE, the base of most other losses: a softmax that has to find the positive among the negatives."""
 
 from typing import Annotated
 
@@ -16,13 +16,13 @@ SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their
 
 
 def one_against_many(positive: Tensor, log_negatives: Tensor) -> Tensor:
-    """-log( e^p / (e^p + G) ) from logits p (A, K) and log G, broadcastable to (A, K)."""
+    """Return -log( e^p / (e^p + G) ) from logits p (A, K) and log G, broadcastable to (A, K)."""
     # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
     return softplus(log_negatives - positive, threshold=50)
 
 
 def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
-    """Cross entropy (A,) to a target uniform over the positives, all of them in one softmax."""
+    """Return the cross entropy (A,) of one softmax with a uniform target over the positives."""
     mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
     return torch.logaddexp(mine, log_negatives) - rows.over_positives(positive)
 
@@ -34,35 +34,33 @@ def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor
     source="LMCL Eq. 1; CACR Eq. 1; NT-Xent of Chen et al. 2020, Eq. 1; bilinear: CURL agent of Laskin et al. 2020",
     deviations={
         "LMCL": (
-            "Eq. 1 has raw dot products of unit vectors and no temperature: cosine and temperature 0.5 by default; "
-            "similarity=dot, temperature=1 is Eq. 1",
+            "Eq. 1 has raw dot products of unit vectors and no temperature. The defaults are cosine and temperature "
+            "0.5. similarity=dot, temperature=1 is Eq. 1",
         ),
         "CACR": (
-            "Eq. 1 in the K x (1 against M) form of CMC: the mean over the K positives; joint=true is one softmax",
+            "Eq. 1 in the K x (1 against M) form of CMC: the mean over the K positives. joint=true is one softmax",
         ),
-        "CLLR": (
-            "Eq. 1 leaves embeddings as they are, its scale not free: cosine by default; similarity=dot is the paper's",
-        ),
+        "CLLR": ("Eq. 1 uses raw embeddings of fixed scale. The default is cosine, and similarity=dot is the paper's",),
     },
 )
 class InfoNCE(Tempered):
-    """InfoNCE (NT-Xent): each positive against all negatives; with K positives the mean over them.
+    """InfoNCE (NT-Xent): each positive against all negatives. With K positives, their mean.
 
     Formula (LMCL Eq. 1):
         L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / ( e^{s_ip/tau} + sum_{j in N(i)} e^{s_ij/tau} ) )
 
     Args:
-        temperature: tau > 0; or "learned", CLIP's logit scale, at most 100 (tau >= 0.01).
-        similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j; W starts as the identity).
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
-        joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts) instead of
-            setting each against the negatives alone.
+        temperature: tau > 0, or "learned", CLIP's logit scale, at most 100 (tau >= 0.01).
+        similarity: "cosine", "dot" or "bilinear" (s_ij = a_i^T W c_j, where W starts as the identity).
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
+        joint: put all positives of an anchor into one softmax with a uniform target (Quick Thoughts). By default, each
+            positive has its own softmax with the negatives.
 
     Raises:
-        OptionError: `init` is given to a temperature that is not learned.
+        OptionError: if `init` is given without a learned temperature.
 
-    Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it; `quickthoughts` is it with dot products, temperature 1
-    and `joint`.
+    Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it. `quickthoughts` is InfoNCE with dot products,
+    temperature 1 and `joint`.
     """
 
     def __init__(
@@ -102,12 +100,12 @@ class QuickThoughts(InfoNCE):
         L_i = log( sum_{j in P(i) + N(i)} e^{s_ij/tau} ) - mean_{p in P(i)} s_ip/tau
 
     Args:
-        temperature: tau > 0, or "learned"; the authors have none (1).
-        similarity: "cosine", "dot" or "bilinear"; "dot" in the authors' code, without normalisation.
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        temperature: tau > 0, or "learned". The authors use none (1).
+        similarity: "cosine", "dot" or "bilinear". The authors use "dot", without normalisation.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
 
     Raises:
-        OptionError: `init` is given to a temperature that is not learned.
+        OptionError: if `init` is given without a learned temperature.
 
     Relations: `infonce(similarity=dot, temperature=1, joint=true)` under its own name.
     """

@@ -1,4 +1,4 @@
-"""Regression of one embedding on another: no negatives, what keeps from collapse is the framework's."""
+"""Regression of one embedding on another, without negatives. The framework has to prevent collapse."""
 
 from torch import Tensor
 
@@ -11,21 +11,21 @@ from dipole.core.objectives.registry import register
     "regression",
     aliases=("byol",),
     formula="L_i = mean_{p in P(i)} || a_i / |a_i| - c_p / |c_p| ||^2 = mean_{p in P(i)} 2 - 2 cos(a_i, c_p)",
-    source="Grill et al. 2020, Eq. 2 (BYOL); Chen & He 2021, Eq. 1 (SimSiam), of which it is 2 D + 2",
+    source="Grill et al. 2020, Eq. 2 (BYOL); Chen & He 2021, Eq. 1 (SimSiam): L = 2 D + 2",
     deviations={
-        "Grill et al. 2020": ("the two directions are averaged, in the paper added: 2*regression is the paper's",),
-        "Chen & He 2021": ("2 + 2 D, of twice the gradient: 0.5*regression has the paper's",),
+        "Grill et al. 2020": ("the two directions are averaged. The paper adds them: 2*regression is the paper's",),
+        "Chen & He 2021": ("2 + 2 D has twice the gradient: 0.5*regression has the paper's",),
     },
-    cost="rows x positives; no similarity matrix",
+    cost="rows x positives, no similarity matrix",
 )
 class Regression(Objective):
-    """Squared distance of unit vectors to the positives, and nothing that repels: BYOL's and SimSiam's loss.
+    """Squared distance of unit vectors to the positives, without repulsion: BYOL's and SimSiam's loss.
 
     Formula (Grill et al. 2020, Eq. 2):
         L_i = mean_{p in P(i)} 2 - 2 cos(a_i, c_p)
 
-    Everything at one point is its minimum. It is made for frameworks that stop the gradient of the positives and put a
-    predictor before the anchors (`vision.method` `byol` and `simsiam`); elsewhere embeddings collapse.
+    Its minimum is all embeddings at one point. Use it in frameworks that stop the gradient of the positives and put a
+    predictor before the anchors (`vision.method` `byol` and `simsiam`). Elsewhere embeddings collapse.
 
     Relations: the alignment of `align_uniform` with alpha = 2.
     """

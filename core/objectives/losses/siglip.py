@@ -1,4 +1,4 @@
-"""The sigmoid loss: every pair is a yes or no of its own, without a softmax over the batch."""
+"""The sigmoid loss: a binary classification of every pair, without a softmax over the batch."""
 
 import math
 from typing import Annotated, ClassVar, Literal
@@ -15,7 +15,7 @@ from dipole.core.objectives.temperature import Init, Temperature, Tempered, lear
 
 
 def pair_losses(positive: Tensor, negatives: Tensor, rows: Rows) -> Tensor:
-    """Summed log(1 + e^{-z}) of the positives' logits z (A, K), and what the negatives have summed, (A,)."""
+    """Add log(1 + e^{-z}) of the positives' logits z (A, K) to the sum of the negatives, (A,)."""
     # softplus turns linear above its threshold; at 50 the difference is below the resolution of float64.
     pulls = softplus(rows.only_positives(-positive, -math.inf), threshold=50)
     return pulls.sum(1) + negatives
@@ -28,31 +28,31 @@ def pair_losses(positive: Tensor, negatives: Tensor, rows: Rows) -> Tensor:
     source="Zhai et al. 2023, Eq. 1, Algorithm 1",
     deviations={
         "Zhai et al. 2023": (
-            "b has the sign of Algorithm 1, where it is added to t s (Eq. 1 subtracts it), and starts at -10 as there",
+            "b has the sign of Algorithm 1, which adds it to t s (Eq. 1 subtracts it), and its start of -10",
         ),
     },
 )
 class SigLIP(Tempered):
-    """Sigmoid loss: each pair is told for itself to match or not, with a learned scale and bias.
+    """Sigmoid loss: classify each pair as matching or not, with a learned scale and bias.
 
     Formula (Zhai et al. 2023, Eq. 1), z_ij = t s_ij + b:
         L = 1/|B| sum_i ( sum_{p in P(i)} log(1 + e^{-z_ip}) + sum_{j in N(i)} log(1 + e^{z_ij}) )
-    divided by the anchors alone and not by the number of pairs, as there, so that it grows with the batch. Of two
-    encoders `Pairs.cross(images, texts)` has every pair once, and `Pairs.both` has it twice among twice the anchors,
-    which is the same. Anchors without a positive are left out of the mean.
+    As in the paper, the sum is divided by the number of anchors and not of pairs, so it grows with the batch. With two
+    encoders, `Pairs.cross(images, texts)` has every pair once. `Pairs.both` has every pair twice and twice the anchors,
+    which gives the same loss. The mean skips anchors without a positive.
 
     Args:
-        temperature: tau = 1/t > 0; or "learned": t = e^{t'}, t' = `logit_scale` without an upper bound, as there.
-        init: tau at the start, >= 0.01; by default 0.1 (t' = log 10).
+        temperature: tau = 1/t > 0, or "learned": t = e^{t'}, t' = `logit_scale`, unbounded as in the paper.
+        init: initial tau, >= 0.01. Default 0.1 (t' = log 10).
         bias: b, a number or "learned".
-        bias_init: b at the start; by default -10, about which most pairs of a large batch are told not to match.
+        bias_init: initial b. Default -10, at which most pairs of a large batch count as not matching.
         similarity: "cosine", "dot" or "bilinear".
 
     Raises:
-        OptionError: `init` or `bias_init` is given to what is not learned.
+        OptionError: if `init` or `bias_init` is given without a learned value.
 
-    Relations: the binary form of `infonce`, each pair by itself instead of one softmax over a row; with one negative at
-    bias 0 it is log(1 + e^{-z_p}) + log(1 + e^{z_n}), where `infonce` has log(1 + e^{z_n - z_p}).
+    Relations: the binary form of `infonce`, with one sigmoid per pair instead of one softmax per row. With one negative
+    and bias 0 it is log(1 + e^{-z_p}) + log(1 + e^{z_n}), where `infonce` has log(1 + e^{z_n - z_p}).
     """
 
     needs_negatives = False
@@ -64,7 +64,7 @@ class SigLIP(Tempered):
         temperature: Temperature = "learned",
         init: Init = None,
         bias: Annotated[float | Literal["learned"], Range(), "bias b of every pair's logit"] = "learned",
-        bias_init: Annotated[float | None, Range(), "start of a learned bias; -10 when none"] = None,
+        bias_init: Annotated[float | None, Range(), "start of a learned bias, -10 when none"] = None,
         similarity: SimilarityOption = "cosine",
     ) -> None:
         super().__init__(similarity, temperature, init)

@@ -1,4 +1,4 @@
-"""Supervised contrast: one softmax over all other rows, whose targets are the rows of the anchor's class."""
+"""Supervised contrast: one softmax over all other rows, with the rows of the anchor's class as targets."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ from dipole.core.utils.text import counted
 
 
 def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
-    """-log of the mean share (A,) that the positives have of one softmax, from logits (A, K) and log G (A,)."""
+    """Return -log of the positives' mean share (A,) of one softmax, from logits (A, K) and log G (A,)."""
     mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
     mask = rows.pairs.positive_mask
     count = torch.full_like(mine, positive.shape[1]) if mask is None else mask.sum(1).to(mine.dtype)
@@ -46,24 +46,24 @@ class SupCon(Tempered):
     Formula (Khosla et al. 2020, Eqs. 2 and 3), A(i) = P(i) + N(i):
         out: L_i = mean_{p in P(i)} -log( e^{s_ip/tau} / sum_{a in A(i)} e^{s_ia/tau} )
         in:  L_i = -log( mean_{p in P(i)} e^{s_ip/tau} / sum_{a in A(i)} e^{s_ia/tau} )
-    and the mean over the anchors that have a positive.
+    The loss is the mean over the anchors that have a positive.
 
-    Where pairs carry labels, the labels say who is a positive (`Pairs.from_labels`, or views with labels); rows whose
-    label is negative, which means unknown, keep the views of their own instance. Without labels the positives are
+    If pairs have labels, the labels define the positives (`Pairs.from_labels`, or views with labels). A negative label
+    means unknown: the positives of such a row are the other views of its instance. Without labels, the positives are
     those of the pairs.
 
     Args:
-        temperature: tau > 0, or "learned"; 0.1 in the paper.
+        temperature: tau > 0, or "learned". The paper uses 0.1.
         variant: "out", the sum over positives outside the logarithm, or "in".
         similarity: "cosine", "dot" or "bilinear".
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
 
     Raises:
         PairsError: if anchors have labels and candidates have none (a queue).
-        OptionError: `init` is given to a temperature that is not learned.
+        OptionError: if `init` is given without a learned temperature.
 
-    Relations: `infonce(joint=true)` of the same positives is `out`; `tuple` sets each positive against the negatives
-    alone.
+    Relations: `infonce(joint=true)` with the same positives is `out`. `tuple` has only one positive and the negatives
+    in each softmax.
     """
 
     # A batch of one class has no negatives, and its positives still compete with one another.
@@ -95,7 +95,7 @@ class SupCon(Tempered):
         return pairs.with_positives(torch.cat([same, torch.where(told, -1, pairs.positives)], 1))
 
     def idle(self, pairs: Pairs) -> str:
-        # A positive alone has all of the softmax.
+        # A single positive has the whole softmax.
         mask = pairs.positive_mask
         told = mask is not None and reads_at_once(mask)
         alone = pairs.positives.shape[1] == 1 or (told and mask is not None and bool((mask.sum(1) <= 1).all()))

@@ -14,7 +14,7 @@ from dipole.core.objectives.similarity import full_precision, normalize
 
 @torch.no_grad()
 def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """Soft assignments (N, P) of equal total weight per prototype, by Sinkhorn-Knopp in the log domain."""
+    """Return soft assignments (N, P) of equal total weight per prototype, by Sinkhorn-Knopp in the log domain."""
     log_q = scores / epsilon
     for _ in range(iterations):
         log_q = log_q - torch.logsumexp(log_q, 0, keepdim=True)
@@ -44,19 +44,19 @@ class SwAV(Objective):
 
     Args:
         prototypes: number of prototypes, >= 2.
-        dim: width of the embeddings, >= 1; taken from the first call (or `objective(..., dim=)`) when none.
+        dim: width of the embeddings, >= 1. None takes it from the first call (or `objective(..., dim=)`).
         temperature: tau > 0.
         epsilon: entropy of the codes, > 0.
-        iterations: of Sinkhorn-Knopp, >= 1.
+        iterations: number of Sinkhorn-Knopp iterations, >= 1.
 
     Raises:
-        PairsError: it was built for embeddings of another width.
-        OptionError: the prototypes would not fit into memory.
+        PairsError: if the width of the embeddings changes.
+        OptionError: if the prototypes would not fit into memory.
 
-    Relations: `cross_entropy` on unit vectors at temperature tau whose labels are the positives' codes, prototypes
-    being the class vectors.
+    Relations: `cross_entropy` on unit vectors at temperature tau. Labels are the positives' codes, and prototypes are
+    the class vectors.
 
-    Source: the codes of all candidates are computed together; the authors' code does so for each crop.
+    Source: the codes of all candidates are computed together. The authors' code does so for each crop.
     """
 
     needs_negatives = False

@@ -27,10 +27,10 @@ class Triplet(Objective):
 
     Args:
         margin: m >= 0, in squared distance of unit vectors (0 to 4).
-        mode: "uniform" takes means over positives and negatives; "hardest" the farthest positive and the nearest
+        mode: "uniform" takes means over positives and negatives. "hardest" takes the farthest positive and the nearest
             negative.
 
-    Relations: "uniform" is UAUR (`cacr` with uniform weights) under a hinge; "hardest" is CACR's limit for sharp
+    Relations: "uniform" is UAUR (`cacr` with uniform weights) under a hinge. "hardest" is CACR's limit for sharp
     temperatures under a hinge.
     """
 

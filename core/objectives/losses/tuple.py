@@ -1,4 +1,4 @@
-"""The supervised (n+1)-tuple loss: InfoNCE whose pairs are told by labels."""
+"""The supervised (n+1)-tuple loss: InfoNCE whose positives are given by labels."""
 
 import torch
 
@@ -20,10 +20,10 @@ from dipole.core.utils.text import counted
     deviations={
         "LMCL": (
             "Eq. 2 has raw dot products of unit vectors and no temperature: 0.5 by default",
-            "Eq. 2 has one positive: the mean over all of the class",
+            "Eq. 2 has one positive: the loss is the mean over all of the class",
         ),
     },
-    cost="one pass; the lists of positives take (rows x largest class) entries",
+    cost="one pass, and lists of positives with (rows x largest class) entries",
 )
 class Tuple(InfoNCE):
     """(n+1)-tuple loss, the supervised reference: positives share the anchor's label, negatives do not.
@@ -33,14 +33,14 @@ class Tuple(InfoNCE):
 
     Args:
         temperature: tau > 0, or "learned".
-        init: where a learned temperature starts, >= 0.01; 0.07 when none.
+        init: initial value of a learned temperature, >= 0.01. None means 0.07.
 
     Raises:
-        PairsError: if the pairs carry no labels, or candidates whose labels are unknown (a queue).
-        OptionError: `init` is given to a temperature that is not learned.
+        PairsError: if the pairs have no labels, or candidates whose labels are unknown (a queue).
+        OptionError: if `init` is given without a learned temperature.
 
-    Relations: equals `infonce` where every instance is a class of its own; `supcon` has the other positives in the
-    denominator too.
+    Relations: equals `infonce` if every instance is its own class. `supcon` has the other positives in the denominator
+    too.
     """
 
     def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:

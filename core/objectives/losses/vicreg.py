@@ -16,13 +16,13 @@ Weight = Range(at_least=0)
 
 
 def spread(z: Tensor, gamma: float, epsilon: float) -> Tensor:
-    """v(Z), VICReg Eqs. 1-2: mean over the columns of z (n, d) of [gamma - sqrt(Var + epsilon)]_+."""
+    """Return v(Z), VICReg Eqs. 1-2: the mean over the columns of z (n, d) of [gamma - sqrt(Var + epsilon)]_+."""
     variance = (z - z.mean(0)).square().sum(0) / max(1, len(z) - 1)
     return (gamma - (variance + epsilon).sqrt()).clamp_min(0).mean()
 
 
 def redundancy(z: Tensor) -> Tensor:
-    """c(Z), VICReg Eqs. 3-4: the squares of the covariances of different columns of z (n, d), summed, over d."""
+    """Return c(Z), VICReg Eqs. 3-4: the summed squared covariances of different columns of z (n, d), over d."""
     centred = z - z.mean(0)
     covariance = centred.T @ centred / max(1, len(z) - 1)
     return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]
@@ -35,33 +35,33 @@ def redundancy(z: Tensor) -> Tensor:
     source="Bardes, Ponce & LeCun 2022, Eqs. 1-6 and Algorithm 1",
     deviations={
         "Bardes et al. 2022": (
-            "the distance is divided by d, as in Algorithm 1 and the authors' code; Eq. 5 does not",
-            "v is added over the two views, as in Eq. 6 and Algorithm 1; the authors' code takes its mean",
+            "the distance is divided by d, as in Algorithm 1 and the authors' code. Eq. 5 does not divide",
+            "v is added over the two views, as in Eq. 6 and Algorithm 1. The authors' code takes its mean",
             "v and c of other than two views are twice the mean over the views",
         ),
     },
-    cost="rows x dim^2 for the covariances of each view; no similarity matrix",
+    cost="rows x dim^2 for the covariances of each view, no similarity matrix",
 )
 class VICReg(Objective):
-    """Variance, invariance, covariance: positives agree, while no column of a view is constant or tells another's.
+    """Variance, invariance, covariance: positives agree, and columns of a view vary and do not correlate.
 
     Formula (Bardes et al. 2022, Eqs. 1-6), Z and Z' the raw embeddings (n, d) of two views, of the batch of all ranks:
         s = mean_{i, p in P(i)} ||a_i - c_p||^2 / d
         v(Z) = mean_j [ gamma - sqrt( Var(z_j) + epsilon ) ]_+,   c(Z) = 1/d sum_{j != k} Cov(z_j, z_k)^2
         L = invariance * s + variance * ( v(Z) + v(Z') ) + covariance * ( c(Z) + c(Z') )
 
-    Variances and covariances are divided by n - 1; those of a single row are 0. Of any number of views, twice the mean
-    of v and c counts. Rows of a queue are no view's.
+    Variances and covariances are divided by n - 1. Those of a single row are 0. For any number of views, the loss uses
+    twice the mean of v and c. Rows of a queue belong to no view.
 
     Args:
         invariance: w_s >= 0.
         variance: w_v >= 0.
         covariance: w_c >= 0.
         gamma: standard deviation that a column should have, > 0.
-        epsilon: > 0, beside the variance.
+        epsilon: added to the variance, > 0.
 
-    Relations: variance = covariance = 0 leaves the squared distance of raw positives, 25/d of it by default; its
-    covariance is taken within a view where `barlow_twins` correlates two.
+    Relations: variance = covariance = 0 leaves the squared distance of raw positives, times 25/d by default. The
+    covariance is within a view, where `barlow_twins` correlates two views.
     """
 
     needs_negatives = False
@@ -82,7 +82,7 @@ class VICReg(Objective):
         self.epsilon = epsilon
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        return pairs.with_intra_batch()  # views that are anchors alone (queries) have a variance too
+        return pairs.with_intra_batch()  # views that are only anchors (queries) have a variance too
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         candidates, index = full_precision(rows.pairs.candidates), rows.pairs.positives

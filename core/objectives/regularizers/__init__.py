@@ -1,4 +1,4 @@
-"""Regularizers, added to a base objective with a weight, one file each; importing this package registers them."""
+"""Regularizers, added to a base objective with a weight, one file each. Importing this package registers them."""
 
 from dipole.core.utils.plugins import import_all
 

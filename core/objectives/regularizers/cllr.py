@@ -14,57 +14,57 @@ from dipole.core.objectives.similarity import full_precision, normalize
 from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank, singular_values
 
 VANISHED = 0.1
-"""L has vanished when no singular value is above this. Where R is stationary those that are not 0 are above 0.577."""
+"""L has vanished if no singular value is above this. At stationary points of R, non-zero ones are above 0.577."""
 IDENTITY = 0.05
-"""L is a multiple of the identity when this near to one, || L - c I || / || L ||."""
+"""L counts as a multiple of the identity if || L - c I || / || L || is below this."""
 
 
 def reconstruction(L: Tensor, features: Tensor) -> Tensor:
-    """|| L^T L Phi - Phi ||^2 of each row, (A,)."""
+    """Return || L^T L Phi - Phi ||^2 of each row, (A,)."""
     return (features @ L.T @ L - features).square().sum(1)
 
 
 def survives_above(alpha: float) -> float:
-    """Energy E (v . Phi)^2 below which a direction v is lost, 3 sqrt(3) / 8 alpha.
+    """Return the energy E (v . Phi)^2 below which a direction v is lost, 3 sqrt(3) / 8 alpha.
 
-    Along an eigenvector of E Phi Phi^T with eigenvalue s, a singular value l of L costs s (1 - l^2)^2 + alpha l. That
-    is stationary at 0 and where 4 s l (1 - l^2) = alpha, which has a solution only for s >= 3 sqrt(3) / 8 alpha, the
-    greater one at l >= 1 / sqrt(3). The energies sum to E |Phi|^2: no more than E |Phi|^2 / survives_above(alpha)
-    directions are kept.
+    Along an eigenvector of E Phi Phi^T with eigenvalue s, a singular value l of L costs s (1 - l^2)^2 + alpha l. This
+    is stationary at 0 and where 4 s l (1 - l^2) = alpha. The second has a solution only for s >= 3 sqrt(3) / 8 alpha,
+    and the greater one is at l >= 1 / sqrt(3). The energies sum to E |Phi|^2, so at most
+    E |Phi|^2 / survives_above(alpha) directions survive.
     """
     return 3 * math.sqrt(3) / 8 * alpha
 
 
 def l21(L: Tensor) -> Tensor:
-    """Sum of the L2 norms of the columns."""
+    """Return the sum of the L2 norms of the columns."""
     size: Tensor = torch.linalg.vector_norm(L, dim=0).sum()
     return size
 
 
 def nuclear(L: Tensor) -> Tensor:
-    """Sum of the singular values."""
+    """Return the sum of the singular values."""
     size: Tensor = converged(torch.linalg.svdvals, L).sum()
     return size.to(L.dtype)
 
 
 def shrink_columns(L: Tensor, threshold: float) -> Tensor:
-    """Proximal map of threshold * l21: each column shortened by the threshold, short ones become zero."""
+    """Apply the proximal map of threshold * l21: shorten each column by the threshold, short ones to zero."""
     norms: Tensor = torch.linalg.vector_norm(L, dim=0)
     return L * (1 - threshold / norms.clamp_min(threshold)).clamp_min(0)
 
 
 def shrink_spectrum(L: Tensor, threshold: float) -> Tensor:
-    """Proximal map of threshold * nuclear: singular values lowered by the threshold, small ones become zero."""
+    """Apply the proximal map of threshold * nuclear: lower singular values by the threshold, small ones to zero."""
     U, S, V = converged(lambda matrix: torch.linalg.svd(matrix, full_matrices=False), L)
     shrunk: Tensor = (U * (S - threshold).clamp_min(0)) @ V
     return shrunk.to(L.dtype)
 
 
 def independent_columns(L: Tensor, tolerance: float) -> Tensor:
-    """Indices of a maximal set of linearly independent columns, by QR with column pivoting.
+    """Return the indices of a maximal set of linearly independent columns, by QR with column pivoting.
 
     Args:
-        tolerance: a column whose distance from the span of those before it is not above this depends on them; absolute.
+        tolerance: a column is dependent if its distance from the span of earlier columns is at most this. Absolute.
     """
     from scipy.linalg import qr
 
@@ -83,43 +83,43 @@ def independent_columns(L: Tensor, tolerance: float) -> Tensor:
     source="CLLR Eqs. 6-10, Algorithm 1; lambda = 0.1, alpha = 10",
     deviations={
         "CLLR": (
-            "transpose marks are lost in Eqs. 6 and 7: L^T L is read, by Sec. 2.2",
-            "L is started as the identity: the paper does not say",
+            "transpose marks are missing in Eqs. 6 and 7: we read L^T L, by Sec. 2.2",
+            "L starts as the identity: the paper does not state its start",
             "solver=proximal is not in the paper: a subgradient reaches no exact zeros",
-            "features=unit is not in the paper, at whose alpha L vanishes or stays a multiple of the identity",
-            "what counts as a zero column is not said: not above an absolute tolerance",
+            "features=unit is not in the paper. At the paper's alpha, L vanishes or stays a multiple of the identity",
+            "the paper does not define a zero column: here, not above an absolute tolerance",
         ),
     },
-    cost="rows x dim^2, and a singular value decomposition of L for the nuclear norm; no similarity matrix",
+    cost="rows x dim^2, and a singular value decomposition of L for the nuclear norm, no similarity matrix",
 )
 class CLLR(Objective):
     """Low-dimensional reconstruction: learns L so that embeddings survive L^T L while L loses columns or rank.
 
     Formula (CLLR Eqs. 6-8), Phi the embedding before normalisation, L in R^{H x H}:
         R = mean_i || L^T L Phi(x_i) - Phi(x_i) ||^2 + alpha * norm(L)
-        norm: l21, the sum of the columns' L2 norms; nuclear, the sum of singular values
+        norm: l21 is the sum of the columns' L2 norms, nuclear the sum of singular values
 
     Args:
-        dim: H >= 1; taken from the first call (or `objective(..., dim=)`) when none.
+        dim: H >= 1. None takes it from the first call (or `objective(..., dim=)`).
         norm: "l21" (column-sparse L) or "nuclear" (low-rank L).
         alpha: weight of the norm, >= 0. The nuclear norm loses the directions of Phi whose energy is below 0.65 alpha
-            (`survives_above`), l21 is never less: alpha has to be compared with the mean |Phi|^2.
-        solver: "subgradient" is the paper's; "proximal" leaves the norm out of the gradient and applies its proximal
-            map after each optimizer step (`after_step`), which reaches exact zeros. Its threshold is that of plain
-            gradient descent: under an optimizer that scales gradients (Adam), it weighs the norm differently.
-        features: what is reconstructed. "raw" is the paper's Phi, whose scale a loss of dot products holds; a loss of
-            cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1: the nuclear
-            norm keeps at most 1.54 / alpha directions, whatever the scale.
-        tolerance: columns, pivots and singular values of L that are not above this count as zero; absolute, >= 0.
+            (`survives_above`), and l21 is never less. Compare alpha with the mean |Phi|^2.
+        solver: "subgradient" is the paper's. "proximal" takes no gradient of the norm and applies its proximal map
+            after each optimizer step (`after_step`), which reaches exact zeros. Its threshold is that of plain gradient
+            descent. Under an optimizer that scales gradients (Adam), the norm has a different weight.
+        features: the reconstructed features. "raw" is the paper's Phi. A loss of dot products fixes its scale. A loss
+            of cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1. The
+            nuclear norm then retains at most 1.54 / alpha directions, for any scale.
+        tolerance: columns, pivots and singular values of L up to this count as zero. Absolute, >= 0.
 
     Raises:
-        PairsError: it was built for embeddings of another width.
-        OptionError: L would not fit into memory.
+        PairsError: if the width of the embeddings changes.
+        OptionError: if L would not fit into memory.
 
-    Features for every downstream use are `transform(Phi)` = L Phi. L starts as the identity.
+    Use `transform(Phi)` = L Phi as features downstream. L starts as the identity.
 
-    Relations: at alpha = 0 the identity, from which L starts, reconstructs everything: R = 0 and stays so; l21 is never
-    less than the nuclear norm.
+    Relations: at alpha = 0 the identity, from which L starts, reconstructs everything, so R = 0 at every step. l21 is
+    never less than the nuclear norm.
     """
 
     needs_negatives = False
@@ -131,7 +131,7 @@ class CLLR(Objective):
         alpha: Annotated[float, Range(at_least=0), "weight of the norm"] = 10.0,
         solver: Annotated[Literal["subgradient", "proximal"], "how the norm is minimised"] = "subgradient",
         features: Annotated[Literal["raw", "unit"], "Phi as it is, or at length 1"] = "raw",
-        tolerance: Annotated[float, Range(at_least=0), "what of L is not above it counts as zero"] = 0.01,
+        tolerance: Annotated[float, Range(at_least=0), "parts of L that are not above it count as zero"] = 0.01,
     ) -> None:
         super().__init__(None)
         self.norm = norm
@@ -147,7 +147,7 @@ class CLLR(Objective):
         self.materialize("L", (dim, dim), nn.init.eye_)
 
     def reconstructed(self, embeddings: Tensor) -> Tensor:
-        """What L^T L has to give back, (A, H): Phi, or Phi / |Phi|."""
+        """Return what L^T L has to reconstruct, (A, H): Phi, or Phi / |Phi|."""
         wide = full_precision(embeddings)
         return normalize(wide) if self.features == "unit" else wide
 
@@ -160,14 +160,14 @@ class CLLR(Objective):
         return rows.mean_over_all(reconstruction(L, features)) + self.alpha * size
 
     def size(self, L: Tensor) -> Tensor:
-        """norm(L) of the formula."""
+        """Return norm(L) of the formula."""
         return l21(L) if self.norm == "l21" else nuclear(L)
 
     @torch.no_grad()
     def after_step(
         self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
     ) -> None:
-        """Proximal map with threshold learning_rate * weight * alpha; nothing for the subgradient solver."""
+        """Apply the proximal map with threshold learning_rate * weight * alpha. The subgradient solver does nothing."""
         threshold = learning_rate * weight * self.alpha
         if self.solver != "proximal" or threshold == 0 or isinstance(self.L, UninitializedParameter):
             return
@@ -180,7 +180,7 @@ class CLLR(Objective):
 
     @torch.no_grad()
     def kept_columns(self, tolerance: float | None = None) -> Tensor:
-        """Indices of the columns of L that `prune` keeps."""
+        """Return the indices of the columns of L that `prune` retains."""
         tolerance = self.tolerance if tolerance is None else tolerance
         if self.norm == "nuclear":
             return independent_columns(self.L, tolerance)
@@ -188,15 +188,15 @@ class CLLR(Objective):
 
     @torch.no_grad()
     def prune(self, tolerance: float | None = None) -> Tensor:
-        """The final projection L_hat.
+        """Return the final projection L_hat.
 
         Args:
-            tolerance: columns that are not longer count as zero, columns whose pivot in a rank-revealing QR is not
-                above it as dependent; absolute. The option of that name when None.
+            tolerance: columns count as zero if they are not longer, and as dependent if their pivot in a rank-revealing
+                QR is not above it. Absolute. None means the option `tolerance`.
 
         Returns:
-            l21: (H, n) with the zero columns ignored; nuclear: (H, H) with a maximal set of linearly independent
-            columns kept and the others 0.
+            l21: (H, n) without the zero columns. nuclear: (H, H) with a maximal set of linearly independent columns,
+            and the others 0.
         """
         kept = self.kept_columns(tolerance)
         if self.norm == "l21":
@@ -207,12 +207,12 @@ class CLLR(Objective):
 
     @torch.no_grad()
     def summary(self) -> dict[str, float]:
-        """Numbers of L to log.
+        """Return numbers of L to log, or none before L has a width.
 
-        rank: singular values of L_hat above the tolerance. columns: those that `prune` keeps, non-zero ones for l21.
+        rank: singular values of L_hat above the tolerance. columns: those that `prune` retains, non-zero ones for l21.
         effective_rank: exp of the entropy of L's singular values above the tolerance, as shares. norm: the norm that
         alpha weighs. frobenius, spectral: L's Frobenius norm and largest singular value. from_identity:
-        || L - c I || / || L ||. Nothing while L has no width yet.
+        || L - c I || / || L ||.
         """
         if isinstance(self.L, UninitializedParameter):
             return {}
@@ -230,12 +230,12 @@ class CLLR(Objective):
 
     @torch.no_grad()
     def measure(self, embeddings: Tensor) -> dict[str, float]:
-        """Numbers of L on embeddings Phi (n, H) to log; Phi at length 1 with `features=unit`.
+        """Return numbers of L on embeddings Phi (n, H) to log. Phi has length 1 with `features=unit`.
 
-        error: sum |L^T L Phi - Phi|^2 / sum |Phi|^2, 0 where nothing is lost and 1 where everything is. energy: mean
-        |Phi|^2, what alpha has to be compared with. data_rank, data_effective_rank: of the rows L Phi, singular values
+        error: sum |L^T L Phi - Phi|^2 / sum |Phi|^2, 0 if nothing is lost and 1 if everything is. energy: mean
+        |Phi|^2, for comparison with alpha. data_rank, data_effective_rank: of the rows L Phi, singular values
         over sqrt(n) that are above the tolerance (the root mean square along a direction) and exp of their entropy.
-        Nothing while L has no width yet.
+        Empty before L has a width.
         """
         if isinstance(self.L, UninitializedParameter):
             return {}
@@ -251,7 +251,7 @@ class CLLR(Objective):
         }
 
     def remarks(self) -> list[str]:
-        """What has become of L where it projects onto nothing, or onto everything alike."""
+        """Return a warning if L has vanished or is a multiple of the identity."""
         found = self.summary()
         if not found:
             return []

@@ -1,4 +1,4 @@
-"""Distance polarization: distances between instances should be small or large, not in between."""
+"""Distance polarization: make distances between instances small or large, not in between."""
 
 from typing import Annotated, Literal
 
@@ -25,7 +25,7 @@ def check_margin(owner: str, delta_pos: float, delta_neg: float) -> None:
 
 
 def polarization(similarity: Tensor, delta_pos: float, delta_neg: float) -> Tensor:
-    """g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )| of cosines."""
+    """Return g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )| of cosines."""
     distance = (1 - similarity) / 2
     return ((distance - delta_pos) * (delta_neg - distance)).clamp_min(0)
 
@@ -39,14 +39,14 @@ def polarization(similarity: Tensor, delta_pos: float, delta_neg: float) -> Tens
     source="LMCL Eqs. 6-10; lambda = 0.1 (Sec. 5)",
     deviations={
         "LMCL": (
-            "Eq. 10 leaves its first index free: the sum over j is averaged over anchors; reduction=mean and sum are "
+            "Eq. 10 leaves its first index free: the sum over j is averaged over anchors. reduction=mean and sum are "
             "the other readings",
-            "a view and its own augmentation are no pair: the paper's pairs are of original instances",
+            "a view and its own augmentation are not a pair: the paper's pairs are of original instances",
         ),
     },
 )
 class DP(Objective):
-    """Distance polarization: penalises distances inside the margin (delta_pos, delta_neg).
+    """Distance polarization: penalise distances inside the margin (delta_pos, delta_neg).
 
     Formula (LMCL Eqs. 7-10), D = (1 - cos) / 2, over all pairs of distinct instances:
         g(D) = | min( (D - delta_pos)(D - delta_neg), 0 ) |
@@ -60,10 +60,10 @@ class DP(Objective):
     Raises:
         OptionError: if delta_pos >= delta_neg.
 
-    Relations: the reductions are proportional: `sum` is `anchor_sum` times the number of anchors, `mean` is
-    `anchor_sum` over the number of other instances of each, where that is one number.
+    Relations: the reductions are proportional. `sum` is `anchor_sum` times the number of anchors. `mean` is
+    `anchor_sum` over the number of other instances, if all anchors have the same number.
 
-    Source: Eq. 10 leaves its first index free; we average over it. A view and its own augmentation are no pair.
+    Source: Eq. 10 leaves its first index free. We average over it. A view and its own augmentation are not a pair.
     """
 
     positives_are_pairs = True
@@ -87,7 +87,7 @@ class DP(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         total, count = rows.inside / 4, rows.count  # (A,)
         if not rows.pairs.views:
-            # Neighbours and block members are instances of their own.
+            # Neighbours and block members are separate instances.
             own = rows.only_positives(polarization(positive, self.delta_pos, self.delta_neg), 0.0)
             total = total + own.sum(1)
             mask = rows.pairs.positive_mask
