@@ -167,6 +167,9 @@ class Adapter(ABC):
         Args:
             epoch: its number, from 0.
             start: number of the first batch, from 0.
+
+        Yields:
+            Batches, as `embed` takes them.
         """
 
     @abstractmethod

@@ -23,7 +23,7 @@ SHOWN_WIDTH = 8  # terms are looked up, and nothing is computed with them
 
 @dataclass(frozen=True)
 class Card:
-    """What a domain says of a folder that it wrote.
+    """A domain's description of an exported folder.
 
     Args:
         what: a sentence on the model.
@@ -52,7 +52,7 @@ def write_card(folder: Path, card: Card, record: Any, data: dict[str, Any]) -> N
 
 
 def set_licence(folder: Path, licence: str) -> None:
-    """Put a licence into the card of a folder; nothing where it has none."""
+    """Write a licence into the card of a folder, if it has a card."""
     path = folder / NAME
     if path.is_file():
         text = path.read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def set_licence(folder: Path, licence: str) -> None:
 
 
 def _yaml(value: Any) -> str:
-    """A value on one line: JSON is YAML; words without marks stand as they are."""
+    """Return a value as one line of YAML. Plain words need no quotes."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.-]*", value):
         return value
     return json.dumps(value)
@@ -125,7 +125,7 @@ def _measured(record: Any) -> Iterator[tuple[str, float]]:
 
 
 def _objective(text: str) -> str:
-    """Each term with its formula and source; the text alone where it cannot be built here."""
+    """Return each term with its formula and source, or the text alone if it cannot be built here."""
     if text == "none":
         return "None: a control without contrast."
     try:

@@ -82,7 +82,7 @@ def _step(path: Path) -> int:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read and verify one checkpoint; tensors come to the CPU.
+    """Read and verify one checkpoint, with tensors on the CPU.
 
     Raises:
         CheckpointError: the file is missing, truncated, damaged, or no checkpoint.

@@ -20,7 +20,7 @@ from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 IGNORED = -100
 """The label that the trainer does not count as an item."""
 NAMES = (("text_embeds", "image_embeds"), ("query_embeds", "document_embeds"), ("embeddings",), ("pooler_output",))
-"""Outputs that hold embeddings, the first that are there."""
+"""Names of outputs with embeddings, in order of preference."""
 
 Relate = Callable[[Any, Tensor | None], "Pairs | EncodedBatch | tuple[Pairs, ...]"]
 
@@ -30,9 +30,9 @@ class ComputeLoss:
 
     Args:
         objective: the built objective.
-        embeddings: names of the model's outputs; None: those that are known.
-        pairs: a function instead of names; None: there is none.
-        model: that carries the objective; None: nothing is to be trained of it.
+        embeddings: names of the model's outputs. None: the known names.
+        pairs: a function instead of names, or None.
+        model: that holds the objective, or None if nothing of it is trained.
         accumulation: batches of an optimizer step, >= 1.
     """
 
@@ -55,7 +55,7 @@ class ComputeLoss:
         self._accumulation = accumulation
 
     def trains(self, model: nn.Module) -> bool:
-        """Whether the objective is a part of a model.
+        """Return whether the objective is a part of a model.
 
         Args:
             model: as the trainer has it, in DistributedDataParallel or not.
@@ -66,7 +66,7 @@ class ComputeLoss:
     def __call__(
         self, outputs: Any, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """The loss of a batch, divided as the trainer expects it.
+        """Return the loss of a batch, divided as the trainer expects.
 
         Args:
             outputs: what the model returned.

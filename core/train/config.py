@@ -22,10 +22,9 @@ class Settings(BaseModel):
     A field that may be None must have None as its default: TOML has no null, so None is written by leaving the key out.
 
     Attributes:
-        incidental: fields, of the class, that change nothing of a run's result, such as where something is kept; they
-            do not identify a run.
-        defaults_version: counts up when the default of a field changes: runs made with the old one get another name.
-            (A new field with a default needs nothing.)
+        incidental: fields that do not change a run's result, such as a cache folder. They do not identify a run.
+        defaults_version: raise it when the default of a field changes, so that new runs get other ids. A new field
+            with a default needs nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
@@ -33,9 +32,9 @@ class Settings(BaseModel):
     defaults_version: ClassVar[int] = 1
 
     def determining(self) -> dict[str, Any]:
-        """What of this table determines the result of a run, as JSON values: those that differ from the defaults.
+        """Return the values that determine the result of a run: those that differ from the defaults, as JSON values.
 
-        A table whose keys stand for others (a preset) extends this and returns what they stand for.
+        A table with a preset extends this and returns the values of the preset.
         """
         found: dict[str, Any] = {} if self.defaults_version == 1 else {"defaults_version": self.defaults_version}
         for name, field in type(self).model_fields.items():
@@ -43,19 +42,19 @@ class Settings(BaseModel):
                 continue
             value, default = getattr(self, name), field.get_default(call_default_factory=True)
             values = _determining(value, default)
-            # A table within may hold what its own defaults stand for (their version, a preset).
+            # A nested table may add values of its own (defaults_version, a preset).
             is_filled_table = isinstance(value, Settings) and values
             if field.is_required() or is_filled_table or values != _determining(default, default):
                 found[name] = values
         return found
 
     def named_code(self) -> Iterable[Any]:
-        """Classes and functions that values of this table name, for `identity.foreign_sources`."""
+        """Return the classes and functions named in this table, for `identity.foreign_sources`."""
         return ()
 
     @classmethod
     def train_defaults(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a domain's table puts into [train] where the recipe says nothing.
+        """Return a domain's defaults for [train].
 
         Args:
             values: the table's keys in a recipe.
@@ -66,7 +65,7 @@ class Settings(BaseModel):
 def _determining(value: Any, default: Any = None) -> Any:
     if isinstance(value, Settings):
         fields = type(value).model_fields.items() if type(value) is not type(default) else ()
-        # Which of several tables it is stands in a field of one allowed value.
+        # A field with one allowed value is the tag of a union of tables.
         tags = {name: getattr(value, name) for name, field in fields if _is_tag(field.annotation)}
         return tags | value.determining()
     if isinstance(value, Mapping):
@@ -84,7 +83,7 @@ RateSchedule = Literal["constant", "cosine", "step"]
 DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
 """Names of devices."""
 RATE = "learning_rate"
-"""The entry of [train.schedule] that `schedule = "..."` stands for."""
+"""The entry of [train.schedule] that `schedule = "..."` sets."""
 
 
 EvaluatedPart = Literal["test", "validation"]
@@ -154,7 +153,7 @@ class TrainConfig(Settings):
     )
     log_every: int = Field(default=10, ge=1, description="steps per line of metrics.jsonl")
 
-    # What `curves_on` changes of a run, its RunConfig says: that depends on the domain.
+    # RunConfig adds `curves_on` to the identity, depending on the domain.
     incidental: ClassVar[frozenset[str]] = frozenset(
         {"checkpoint_every", "log_every", "activation_checkpointing", "curves_on"}
     )
@@ -162,7 +161,7 @@ class TrainConfig(Settings):
     @field_validator("schedule", mode="before")
     @classmethod
     def _one_spelling(cls, value: Any) -> Any:
-        """Entries under their dotted names; the rate's alone is written without a table."""
+        """Normalise to dotted names. The learning rate's entry alone becomes plain text."""
         entries = dict(schedules.flat(value)) if isinstance(value, Mapping) else {RATE: value}
         rate, allowed = entries.pop(RATE, "constant"), get_args(RateSchedule)
         if rate not in allowed:
@@ -181,7 +180,9 @@ class TrainConfig(Settings):
     @field_validator("precision", mode="before")
     @classmethod
     def _bits(cls, value: Any) -> Any:
-        return "32" if value == 32 else value
+        if value == 32:
+            return "32"
+        return value
 
     @field_validator("compile", mode="before")
     @classmethod
@@ -194,7 +195,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _complete(self) -> TrainConfig:
-        """Check the settings against each other, and give those that depend on others their values."""
+        """Check that the settings fit together, and fill in defaults that depend on others."""
         problems = []
         if (self.epochs is None) == (self.steps is None):
             both = "give either epochs or steps, not both; --set train.epochs= takes the recipe's away"
@@ -226,7 +227,9 @@ class TrainConfig(Settings):
             problems.append(f"warmup ({self.warmup:g}) is longer than the run ({self.length} {self.unit})")
         if problems:
             raise ValueError("; ".join(problems))
-        dependent: dict[str, Any] = {"checkpoint_every": 1000 if self.unit == "steps" else 1}
+        dependent: dict[str, Any] = {"checkpoint_every": 1}
+        if self.unit == "steps":
+            dependent["checkpoint_every"] = 1000
         if self.optimizer in ("adam", "adamw"):
             dependent["betas"] = (0.9, 0.999)
         else:
@@ -235,30 +238,30 @@ class TrainConfig(Settings):
             dependent["decay"] = 0.1
         for key, value in dependent.items():
             if getattr(self, key) is None:
-                # The model is frozen for everybody else: the stored configuration must be complete.
+                # Bypass the frozen model: the stored configuration must be complete.
                 self.__dict__[key] = value
         return self
 
     @property
     def rate_schedule(self) -> str:
-        """How the learning rate moves."""
+        """Return the schedule of the learning rate."""
         return self.schedule if isinstance(self.schedule, str) else self.schedule.get(RATE, "constant")
 
     @property
     def part(self) -> EvaluatedPart:
-        """What evaluations before the end are of, in a domain that has a validation part."""
+        """Return the part of the data for evaluations during training, if the domain has a validation part."""
         on_test = self.evaluate_on == "test" and (self.evaluate_every is None or self.curves_on == "test")
         return "test" if on_test else "validation"
 
     @property
     def curves(self) -> dict[str, schedules.Curve]:
-        """How weights and options of terms move, by "TERM.weight" or "TERM.OPTION"."""
+        """Return the curves of weights and options by "TERM.weight" or "TERM.OPTION"."""
         entries = {} if isinstance(self.schedule, str) else self.schedule
         return {name: schedules.read(value) for name, value in entries.items() if name != RATE}
 
     @property
     def unit(self) -> Literal["epochs", "steps"]:
-        """What lengths and periods of this table are in."""
+        """Return the unit of lengths and periods in this table."""
         return "steps" if self.steps is not None else "epochs"
 
     @property
@@ -267,7 +270,7 @@ class TrainConfig(Settings):
         return self.steps or self.epochs or 0
 
     def in_steps(self, amount: float, steps_per_epoch: int) -> int:
-        """A length or period of this table in steps.
+        """Convert a length or period of this table to steps.
 
         Args:
             amount: in epochs or steps, >= 0.
@@ -277,7 +280,7 @@ class TrainConfig(Settings):
 
 
 class RunConfig(Settings):
-    """A whole recipe. The table of the domain is a field of that name; `settings` returns it whatever the domain."""
+    """A complete recipe. The domain's table is a field with the domain's name. `settings` returns it."""
 
     name: str = Field(default="run", description="label in tables; not part of the hash")
     description: str = Field(default="", description="one sentence; not part of the hash")
@@ -290,7 +293,7 @@ class RunConfig(Settings):
 
     incidental: ClassVar[frozenset[str]] = frozenset({"name", "description", "device"})
     domain_class: ClassVar[type | None] = None
-    """The domain's adapter: its source may be part of what identifies the run."""
+    """The domain's adapter. Its source may be part of the run's identity."""
 
     @field_validator("objective")
     @classmethod
@@ -312,7 +315,7 @@ class RunConfig(Settings):
         return getattr(self, self.domain)
 
     def determining(self) -> dict[str, Any]:
-        """What identifies the run (`core/train/identity.py`)."""
+        """Return the identity of the run (`core/train/identity.py`)."""
         found = super().determining()
         code: list[Any] = [type(self.settings), *self.settings.named_code()]
         if self.domain_class is not None:
@@ -332,7 +335,7 @@ class RunConfig(Settings):
         return identity.digest(self.determining())
 
     def to_toml(self, origins: Mapping[str, str] | None = None) -> str:
-        """The complete configuration as text; `recipe.resolve` reads it back to an equal one.
+        """Return the complete configuration as TOML. `recipe.resolve` reads it back to an equal one.
 
         Args:
             origins: dotted path -> where the value comes from, written as comments (`--print-config`).
@@ -347,7 +350,7 @@ class RunConfig(Settings):
 
 
 def canonical_objective(text: str) -> str:
-    """Check an objective's text and return it in the one spelling that is stored and shown ("none" stays)."""
+    """Check an objective's text and return its canonical spelling ("none" stays)."""
     return "none" if text.strip().lower() == "none" else str(_build(text))
 
 

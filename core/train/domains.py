@@ -82,7 +82,7 @@ def added() -> list[Domain]:
 
 @contextmanager
 def temporary_domain(domain: Domain) -> Iterator[None]:
-    """Register a domain inside a block, as `add_domain` does.
+    """Return a context manager that registers a domain inside its block, as `add_domain` does.
 
     Args:
         domain: takes precedence over others of its name.

@@ -1,4 +1,4 @@
-"""What is measured on a frozen encoder: the domain's probes, and diagnostics that are the same in every domain."""
+"""Evaluate a frozen encoder with the domain's probes, and diagnostics that are the same in every domain."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
 
 POINTS = 2000
-"""At most this many test points enter the diagnostics, chosen by the probe stream."""
+"""Largest number of test points for the diagnostics, drawn from the probe stream."""
 CLASS_POINTS = 500
-"""At most so many of them enter the losses over pairs of classes."""
+"""Largest number of them for the losses over pairs of classes."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Evaluated:
 def evaluate(
     adapter: Adapter, objective: Composite | None, seeds: Seeds, of_pairs: Mapping[str, float] | None = None
 ) -> Evaluated:
-    """Probe and diagnose; the training state (mode, global generators) is left as it was.
+    """Run probes and diagnostics. The training state (mode, global generators) does not change.
 
     Args:
         adapter: the domain.
-        objective: gives `transform`; None for a run without contrast.
-        seeds: everything random is drawn from the `probe` stream.
-        of_pairs: `diagnose_pairs` of the last training batch; default that of the adapter's `diagnostic_pairs`.
+        objective: for its `transform`, None for a run without one.
+        seeds: only the `probe` stream is used.
+        of_pairs: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
     """
     modules = [module for module in (adapter.module, objective) if module is not None]
     modes = [module.training for module in modules]
@@ -96,7 +96,7 @@ def evaluate(
 
 
 def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[Tensor, Tensor | None]:
-    """At most `POINTS` of the embeddings (n, d), in single precision, with their labels."""
+    """Return at most `POINTS` embeddings (n, d) in single precision, with their labels."""
     if len(features) > POINTS:
         chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
         features, labels = features[chosen], None if labels is None else labels[chosen]
@@ -107,7 +107,7 @@ def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[
 def diagnose(
     features: Tensor, labels: Tensor | None, objective: Composite | None
 ) -> tuple[dict[str, float], Histogram]:
-    """Measure the geometry of frozen embeddings (n, d); a negative label means none."""
+    """Measure the geometry of frozen embeddings (n, d). A negative label means none."""
     if objective is not None:
         device = next(objective.parameters(), features).device
         features = objective.transform(features.to(device)).to(features.device)
@@ -135,7 +135,7 @@ def diagnose(
 
 
 def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
-    """The terms of Arora's theorems (hinge, one negative), on at most `CLASS_POINTS` labelled points as they are."""
+    """Compute the terms of Arora's theorems (hinge, one negative) on at most `CLASS_POINTS` labelled points."""
     chosen = choose(labels, len(features), Choices(points=CLASS_POINTS))
     points = Latent.of(features[chosen], labels[chosen])
     if points.classes < 2:
@@ -150,7 +150,7 @@ def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def diagnose_pairs(several: tuple[Pairs, ...], objective: Composite | None = None) -> dict[str, float]:
-    """Measure one batch of positives and negatives; the mean over the Pairs that it gave.
+    """Measure one batch of positives and negatives, and average over its Pairs.
 
     The entropy is that of the negatives' weights at the objective's own t_neg (`Composite.sharpness`).
     """
@@ -166,7 +166,7 @@ def diagnose_pairs(several: tuple[Pairs, ...], objective: Composite | None = Non
 
 @torch.no_grad()
 def diagnose_objective(objective: Composite, features: Tensor) -> dict[str, float]:
-    """Collect what the terms say about themselves, alone and on embeddings (n, d), as `<term>.<name>`."""
+    """Collect the terms' diagnostics, with and without embeddings (n, d), as `<term>.<name>`."""
     return {
         f"{name}.{key}": value
         for name, _, term in objective
@@ -175,5 +175,5 @@ def diagnose_objective(objective: Composite, features: Tensor) -> dict[str, floa
 
 
 def remarks(objective: Composite) -> list[str]:
-    """What the terms want to be known of the state they are in, a sentence each."""
+    """Return the terms' remarks on their state, one sentence each."""
     return [f"{name}: {text}" for name, _, term in objective for text in term.remarks()]

@@ -1,4 +1,4 @@
-"""What of a pre-trained network learns: the words that every domain's table has for it."""
+"""Settings for fine-tuning a pre-trained network, shared by all domains: freezing and LoRA."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LoraTable(Settings):
 
 
 def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: LoraTable | None, table: str) -> None:
-    """Freeze a part of a network and put adapters into the rest, as a domain's table says.
+    """Freeze a part of a network and add LoRA adapters to the rest.
 
     Args:
         table: the table's name in a recipe, such as "vision.encoder".

@@ -1,6 +1,6 @@
-"""Vectors from a trained model: what a domain provides for `dipole embed`, and how they are written.
+"""`dipole embed`: read inputs, compute vectors with a trained model, and write them to a file.
 
-A domain says how inputs are read and turned into vectors (`Embedder`); everything after that is the same for all.
+A domain implements `Embedder`, which reads inputs and computes vectors.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dipole.core.utils.progress import Progress
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADER = 128  # bytes of the head of an .npy file, which is written last: a stream's length is known at its end
+HEADER = 128  # bytes of the header of an .npy file, written last because a stream's length is known at its end
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is embedded.
+    """Inputs of `dipole embed`.
 
     Args:
-        key: what identifies a row, "path" or "id".
+        key: name of the identifiers, "path" or "id".
         rows: its identifiers (all strings, or all whole numbers) and contents, in order.
-        total: number of rows; None for a stream.
+        total: number of rows, None for a stream.
     """
 
     key: str
@@ -46,18 +46,18 @@ class Embedder(ABC):
     """A trained model with the preprocessing of its evaluation.
 
     Attributes:
-        batch_size: rows at a time, where nobody says another number.
+        batch_size: default number of rows at a time.
     """
 
     batch_size: int
 
     @abstractmethod
     def read(self, source: str, column: str | None = None) -> Inputs:
-        """Open inputs: a file, a folder, or "-" for lines of standard input where the domain has any.
+        """Open a file, a folder, or "-" for lines of standard input if the domain supports it.
 
         Args:
-            source: where they lie.
-            column: which column of a table holds them; found by itself where it has a usual name.
+            source: the path, or "-".
+            column: of a table. By default the first usual name.
 
         Returns:
             Identifiers and contents of rows.
@@ -69,15 +69,15 @@ class Embedder(ABC):
 
     @abstractmethod
     def vectors(self, rows: list[Any]) -> Tensor:
-        """Features of rows, (n, d) float32 on the CPU.
+        """Return the features of rows, (n, d) float32 on the CPU.
 
         Args:
-            rows: contents of n of them, as `read` gives them.
+            rows: n contents from `read`.
         """
 
 
 def check_features(asked: str | None, allowed: Iterable[str]) -> str:
-    """Return the name of the features that are asked for, by default the first of those allowed."""
+    """Return the requested name of features, by default the first allowed one."""
     names = list(allowed)
     if asked is not None and asked not in names:
         raise OptionError(
@@ -95,18 +95,18 @@ def embed(
     column: str | None = None,
     quiet: bool = False,
 ) -> tuple[int, int]:
-    """Write the vectors of inputs into a file that appears when it is whole, and return how many and how wide.
+    """Write the vectors of inputs to a file atomically, and return their number and width.
 
     Args:
         embedder: the model.
         source, column: see `Embedder.read`.
-        out: NAME.parquet, with a column of identifiers and one of lists of fixed size; or NAME.npy (n, d) with the
-            identifiers beside it in NAME.ids.json.
+        out: NAME.parquet, with a column of identifiers and one of lists of fixed size, or NAME.npy (n, d), with the
+            identifiers in NAME.ids.json.
         batch_size: rows at a time, >= 1.
         quiet: no progress.
 
     Raises:
-        OptionError: another suffix, or a batch of no rows. DataError: there are no inputs. TrainingError: the disk
+        OptionError: another suffix, or batch_size < 1. DataError: there are no inputs. TrainingError: the disk
             refused.
     """
     writer = writer_of(out)
@@ -140,7 +140,7 @@ Writer = Callable[[Path, str], AbstractContextManager[Write]]
 
 
 def writer_of(out: Path) -> Writer:
-    """What writes files of this suffix; raises OptionError for another one."""
+    """Return the writer of a suffix. Raise OptionError for another one."""
     if out.suffix not in WRITERS:
         raise OptionError(f"-o {out}: the suffix says the format, and must be one of {', '.join(WRITERS)}.")
     return WRITERS[out.suffix]
@@ -148,7 +148,7 @@ def writer_of(out: Path) -> Writer:
 
 @contextmanager
 def parquet(out: Path, key: str) -> Iterator[Write]:
-    """Columns `key` and "features", a group of rows for each batch."""
+    """Write columns `key` and "features", with one row group for each batch."""
     try:
         import pyarrow
         from pyarrow.parquet import ParquetWriter
@@ -177,7 +177,7 @@ def parquet(out: Path, key: str) -> Iterator[Write]:
 
 @contextmanager
 def npy(out: Path, key: str) -> Iterator[Write]:
-    """An array (n, d) of float32, and the identifiers as a JSON list in NAME.ids.json."""
+    """Write an array (n, d) of float32, and the identifiers as a JSON list to NAME.ids.json."""
     shape = (0, 0)
     with atomic_file(out) as array, atomic_file(out.with_suffix(".ids.json")) as ids:
         array.write(b" " * HEADER)
@@ -197,7 +197,7 @@ def npy(out: Path, key: str) -> Iterator[Write]:
 
 
 def npy_header(shape: tuple[int, int]) -> bytes:
-    """The head of version 1.0 of NumPy's format for little-endian float32 in C order, of `HEADER` bytes."""
+    """Return the header (NumPy format 1.0, little-endian float32, C order), `HEADER` bytes long."""
     told = repr({"descr": "<f4", "fortran_order": False, "shape": shape})
     room = HEADER - 10  # magic number (6), version (2), length (2)
     return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + told.ljust(room - 1).encode("latin-1") + b"\n"

@@ -1,4 +1,4 @@
-"""The device and the processes of a run: one process as it is, several by accelerate."""
+"""The device and the processes of a run. accelerate joins several processes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _PRECISIONS = {"32": "no", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 
 def pick_device(text: str) -> torch.device:
-    """Turn "auto", "cpu", "cuda", "cuda:1" or "mps" into a device that is there.
+    """Return the device of "auto", "cpu", "cuda", "cuda:1" or "mps".
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not available.
     """
     wants_cpu = _is_on("ACCELERATE_USE_CPU")
     if wants_cpu and text not in ("auto", "cpu"):
@@ -45,9 +45,11 @@ def pick_device(text: str) -> torch.device:
     if text == "auto":
         if wants_cpu:
             return torch.device("cpu")
-        return torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
     if not re.fullmatch(DEVICES, text):
         raise ConfigError(f"device: {text!r} is none. Allowed: auto, cpu, cuda, cuda:1, mps.")
     device = torch.device(text)
@@ -62,62 +64,65 @@ def pick_device(text: str) -> torch.device:
 
 
 class Processes:
-    """The processes that train one run: this one's place among them, and what they do together.
+    """The processes of a run: the rank of this one, and collective operations.
 
     Args:
         device: of this process.
-        accelerator: of several processes; None for one.
+        accelerator: of several processes, None for one.
     """
 
     def __init__(self, device: torch.device, accelerator: Accelerator | None = None) -> None:
         self.device = device
         self._accelerator = accelerator
-        self.rank = accelerator.process_index if accelerator else 0
-        self.size = accelerator.num_processes if accelerator else 1
+        self.rank, self.size = 0, 1
+        if accelerator:
+            self.rank, self.size = accelerator.process_index, accelerator.num_processes
 
     @property
     def is_main(self) -> bool:
-        """Whether this one evaluates, writes and speaks."""
+        """Return whether this process evaluates, writes and logs."""
         return self.rank == 0
 
     def wrap(self, step: nn.Module) -> nn.Module:
-        """The step with gradients averaged over the processes."""
-        wrapped: nn.Module = self._accelerator.prepare_model(step) if self._accelerator else step
+        """Return the step with gradients averaged over the processes."""
+        if self._accelerator is None:
+            return step
+        wrapped: nn.Module = self._accelerator.prepare_model(step)
         return wrapped
 
     def backward(self, loss: Tensor) -> None:
-        """Backward pass of a loss, scaled already: the step computes in half precision by itself (step.py)."""
+        """Run the backward pass of a loss that is already scaled."""
         if self._accelerator:
             self._accelerator.backward(loss)
         else:
             loss.backward()
 
     def wait(self) -> None:
-        """Go on when all processes have come here."""
+        """Wait for all processes."""
         if self._accelerator:
             self._accelerator.wait_for_everyone()
 
     def close(self) -> None:
-        """Leave the group: a process that ends with its group open would wait for the others for ever."""
+        """Leave the group. A process that ends with an open group would wait for the others for ever."""
         if self._accelerator:
             leave()
 
 
 def leave() -> None:
-    """Leave the group of processes, where there is one; the next `launch` makes another."""
+    """Leave the group of processes, if there is one. The next `launch` makes another."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         from accelerate.state import AcceleratorState
 
         torch.distributed.destroy_process_group()
-        # accelerate remembers a group for as long as the process lives.
+        # accelerate would keep using the old group.
         AcceleratorState._reset_state(True)
 
 
 def launch(config: RunConfig) -> Processes:
-    """Join the processes that torchrun, accelerate, srun or mpirun started; a process alone stays alone.
+    """Join the processes that torchrun, accelerate, srun or mpirun started.
 
     Raises:
-        ConfigError: the launcher asks for what dipole cannot do, or has started more processes than there are GPUs.
+        ConfigError: the launcher asks for an unsupported feature, or started more processes than there are GPUs.
     """
     _refuse(config)
     device = pick_device(config.device)
@@ -138,7 +143,7 @@ def launch(config: RunConfig) -> Processes:
 
 
 def _place(here: Launched, device: torch.device) -> None:
-    """Give this process its GPU or its share of the processors, and say where it stands to torch."""
+    """Choose this process's GPU or threads, and export its rank to torch."""
     if device.type == "mps":
         raise ConfigError("device: mps trains in one process; start it without a launcher, or use device = cpu.")
     if device.index is not None:
@@ -156,7 +161,7 @@ def _place(here: Launched, device: torch.device) -> None:
                 'Start one process for each GPU, or use device = "cpu".'
             )
     elif "OMP_NUM_THREADS" not in os.environ:
-        # torchrun does this; without it each of n processes would use all processors.
+        # As torchrun does: otherwise each of n processes would use all processors.
         own = processors()
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK") or max(1, own // here.local_size))
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -166,7 +171,7 @@ def _place(here: Launched, device: torch.device) -> None:
 
 
 def fewer_than_asked() -> str:
-    """What to say where accelerate was asked for several processes on CPUs and has started one; "" otherwise."""
+    """Return a warning if accelerate started one process on CPUs although several were requested, or ""."""
     if not _is_on("ACCELERATE_USE_CPU") or "MASTER_ADDR" not in os.environ or launched().size > 1:
         return ""
     return (
@@ -176,7 +181,7 @@ def fewer_than_asked() -> str:
 
 
 def _refuse(config: RunConfig) -> None:
-    """Refuse what accelerate's configuration asks for and this loop would leave out in silence."""
+    """Refuse accelerate's settings that the training loop would ignore."""
     for variable, name in _ENGINES.items():
         if _is_on(variable):
             raise ConfigError(f"accelerate is set to {name} ({variable}), which dipole does not train with. {_WHOLE}")

@@ -35,7 +35,7 @@ def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: i
 
 
 def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimizer:
-    """Make the optimizer of a [train] table for the parameters that require a gradient; ConfigError if none does."""
+    """Build the optimizer of a [train] table. Raise ConfigError if no parameter requires a gradient."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     if not wanted:
         raise ConfigError(
@@ -61,7 +61,7 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
 
 
 def take_over(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load what an optimizer of the same parameters and settings has kept; what a step would read has to be there.
+    """Load the state of an optimizer of the same parameters and settings. It must be complete.
 
     Raises:
         ValueError, RuntimeError, or whatever PyTorch meets: it is not that.
@@ -84,12 +84,12 @@ def take_over(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def can_skip(optimizer: Optimizer) -> bool:
-    """Whether a step is left out by the device itself where the optimizer's `found_inf` is 1."""
+    """Return whether the device itself skips a step if the optimizer's `found_inf` is 1."""
     return isinstance(optimizer, LARS) or bool(optimizer.defaults.get("fused"))
 
 
 def skip_if(optimizer: Optimizer, bad: Tensor) -> None:
-    """Leave the next step out where `bad` is true, without the host knowing; for optimizers that `can_skip`."""
+    """Skip the next step if `bad` is true, without reading it on the host. Needs `can_skip`."""
     if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
             for weight in group["params"] if group["momentum"] else ():
@@ -170,4 +170,4 @@ KEPT: Mapping[type[Optimizer], set[str]] = {
     torch.optim.SGD: {"momentum_buffer"},
     LARS: {"velocity"},
 }
-"""What the optimizers of [train] keep of each parameter."""
+"""State of each parameter by optimizer."""

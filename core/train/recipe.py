@@ -64,15 +64,15 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
 
 UNSET = object()
 DEEPEST = 20
-"""Tables within tables that a key may name."""
+"""Largest depth of a key."""
 LONGEST_PROBLEM = 900
-"""Characters of one problem of a configuration."""
+"""Largest number of characters of one problem."""
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Split "a.b=value"; the value is read as TOML (3, 1e-3, true, [1, 2], "x") and as plain text where that fails.
+    """Split "a.b=value". The value is read as TOML (3, 1e-3, true, [1, 2], "x"), or else as plain text.
 
-    "a.b=" gives UNSET: the recipe's value is taken away.
+    "a.b=" gives UNSET, which removes the recipe's value.
     """
     path, equals, value = text.partition("=")
     if len(path) > 1000 or path.count(".") > DEEPEST:
@@ -90,7 +90,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _keys(path: str) -> tuple[str, ...]:
-    """The keys of a dotted path; quoted ones, such as train.schedule."dp.weight", may hold dots."""
+    """Return the keys of a dotted path. Quoted keys, such as train.schedule."dp.weight", may contain dots."""
     if '"' in path or "'" in path:
         with suppress(ValueError):
             found, keys = parse_toml(f"{path} = 0"), list[str]()
@@ -102,7 +102,7 @@ def _keys(path: str) -> tuple[str, ...]:
 
 
 def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolved:
-    """Merge and check; every problem found is in the one ConfigError that is raised."""
+    """Merge and check a recipe. One ConfigError lists all problems."""
     problems: list[str] = []
     try:
         values = cast(dict[str, Any], _copy(recipe))
@@ -171,7 +171,7 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
         title = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         shown = "\n".join(f"  - {shortened(each, LONGEST_PROBLEM)}" for each in problems)
         raise ConfigError(f"the configuration has {title}:\n" + shown)
-    # What a table was given, but neither by the recipe nor by --set, its own preset has brought.
+    # Values set by neither the recipe nor --set come from the table's preset.
     brought = {f"{domain}.{name}" for name in config.settings.model_fields_set}
     for path in _paths(config.model_dump(mode="json", exclude_none=True)):
         origins.setdefault(path, "preset" if path in brought else "default")
@@ -179,13 +179,13 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
 
 
 LOOKED_AT = {"schedule": "rate_schedule"}
-"""What of a key a loop looks at; weights and options of terms are scheduled in every domain."""
+"""Key -> the attribute to compare. Every domain schedules weights and options of terms."""
 STANDS_FOR: dict[tuple[str, ...], str] = {("train", "schedule"): RATE}
-"""A plain value where a table may stand is this entry of the table."""
+"""Table -> the entry that a plain value in its place sets."""
 
 
 def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
-    """Name what differs from its default although a domain with its own loop does not look at it."""
+    """Return the changed settings that a domain with its own loop ignores."""
     if fields is None:
         return []
     plain = TrainConfig(steps=1) if train.unit == "steps" else TrainConfig(epochs=1)
@@ -201,14 +201,14 @@ def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
 
     Args:
         recipe: a shipped name (`dipole list recipes`), or the path of a .toml file.
-        overrides: "key=value" or "table.key=value" each; they go before the recipe, later ones before earlier ones. A
-            value is read as TOML, and as text where that fails; "key=" takes the recipe's value away.
+        overrides: "key=value" or "table.key=value" each. They override the recipe, and later ones override earlier
+            ones. A value is read as TOML, or else as text. "key=" removes the recipe's value.
 
     Returns:
         The complete configuration, `config`, and where each value comes from.
 
     Raises:
-        ConfigError: there is no such recipe, or the configuration is wrong; all problems are in one message.
+        ConfigError: there is no such recipe, or the configuration is wrong. One message lists all problems.
     """
     return resolve(read_recipe(recipe), overrides)
 

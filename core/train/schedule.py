@@ -31,7 +31,7 @@ SHAPES: Mapping[str, Callable[[float, float, float], float]] = {
     "cosine": lambda first, last, part: last + (first - last) * 0.5 * (1 + math.cos(math.pi * part)),
     "exponential": lambda first, last, part: first * (last / first) ** part,
 }
-"""The value after a part in [0, 1] of the way from the first value to the last."""
+"""Interpolation between two values at a fraction in [0, 1]."""
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _TEXT = re.compile(
@@ -106,7 +106,7 @@ Curve = Shape | Points
 
 
 def read(value: Any) -> Curve:
-    """The curve that a value of [train.schedule] stands for.
+    """Return the curve of a value in [train.schedule].
 
     Raises:
         ValueError: what is wrong with it and what is allowed.
@@ -143,7 +143,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 @dataclass(frozen=True)
 class Target:
-    """What one entry of [train.schedule] sets: the weight of a term in its sum, or an option of the term."""
+    """The target of an entry of [train.schedule]: the weight of a term, or one of its options."""
 
     name: str
     objective: Composite = field(repr=False)
@@ -163,7 +163,7 @@ class Target:
 
 
 def target(name: str, objective: Composite | None) -> Target:
-    """What a name such as "dp.weight" or "infonce.temperature" sets.
+    """Return the target of a name such as "dp.weight" or "infonce.temperature".
 
     Raises:
         ValueError: no such term, or no option of it that can be scheduled.
@@ -188,7 +188,7 @@ def target(name: str, objective: Composite | None) -> Target:
 
 
 def _options(term: Any) -> list[str]:
-    """The options of a term that are numbers and kept as attributes of their own names."""
+    """Return the options of a term that are numbers and attributes of the same name."""
     from dipole.core.objectives.options import options_of  # late: the package loads torch
 
     return [each.name for each in options_of(type(term).__init__) if float in each.kinds and _keeps(term, each.name)]
@@ -200,7 +200,7 @@ def _keeps(term: Any, option: str) -> bool:
 
 
 def check(curves: Mapping[str, Curve], objective: Composite | None, length: float) -> list[str]:
-    """What is wrong with the entries of [train.schedule] for an objective; one line each."""
+    """Return the problems of [train.schedule] for an objective, one line each."""
     problems = []
     for name, curve in curves.items():
         try:
@@ -237,7 +237,7 @@ def _check_values(found: Target, curve: Curve) -> None:
 
 
 def _plain(term: Any) -> dict[str, Any]:
-    """The numbers and texts that an objective keeps."""
+    """Return the numbers and strings that an objective stores."""
     return {key: value for key, value in vars(term).items() if isinstance(value, int | float | str | tuple)}
 
 
@@ -256,7 +256,7 @@ class Schedules:
         self._length, self._unit = length, unit
 
     def set(self, step: int) -> dict[str, float]:
-        """Set what update `step` (from 0) is made with; returns the values by "train/schedule.NAME"."""
+        """Set the values of update `step` (from 0). Return them by "train/schedule.NAME"."""
         values = {}
         for found, curve in self._targets:
             value = curve.at(step / self._unit, self._length)

@@ -1,7 +1,7 @@
 """Collectives that carry gradient: N ranks of B/N compute the loss and the gradients of one process of B.
 
-Every rank forms the same global loss; the backward of each collective adds the gradients of all ranks. The average
-that DistributedDataParallel takes afterwards is then the gradient of the global loss.
+Every rank computes the same global loss. The backward of each collective adds the gradients of all ranks, so the
+average of DistributedDataParallel is the gradient of the global loss.
 """
 
 import weakref
@@ -16,26 +16,26 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PATIENCE = timedelta(hours=12)
-"""How long a rank waits for the others: one evaluates while they do."""
+"""Longest wait for another rank, for example while rank 0 evaluates."""
 
 _alone = False
-# The group of CPU tensors that belongs to a default group, as long as that lives.
+# Default group -> its group for CPU tensors.
 _cpu_groups: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 def world_size() -> int:
-    """Number of ranks; 1 outside distributed runs and inside `alone`."""
+    """Return the number of ranks, 1 outside distributed runs and inside `alone`."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() and not _alone else 1
 
 
 def rank() -> int:
-    """Number of this rank; 0 outside distributed runs and inside `alone`."""
+    """Return the number of this rank, 0 outside distributed runs and inside `alone`."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Compute as a single process: for what one rank does while the others wait (evaluation)."""
+    """Compute as a single process, while the other ranks wait (evaluation)."""
     global _alone
     before, _alone = _alone, True
     try:
@@ -63,7 +63,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
         ctx.sizes = sizes
-        # Ranks may hold different numbers of rows (a last batch), while all_gather needs equal shapes.
+        # all_gather needs equal shapes, but ranks may have different numbers of rows (a last batch).
         padded = rows.new_zeros(max(sizes), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in sizes]
@@ -77,8 +77,8 @@ class _Gather(torch.autograd.Function):
 
 
 def reduce_scatter(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """This rank's share of the sum over ranks of values (sum of sizes, ...); each rank's rows stand in rank order."""
-    if dist.get_backend() == "mpi":  # the only backend of PyTorch's own without the collective
+    """Return this rank's rows of the sum over ranks of values (sum of sizes, ...), which are in rank order."""
+    if dist.get_backend() == "mpi":  # PyTorch's only backend without the collective
         total = values.contiguous().clone()
         dist.all_reduce(total)
         own: Tensor = total.split(list(sizes))[dist.get_rank()]
@@ -90,7 +90,7 @@ def reduce_scatter(values: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def all_numbers(numbers: Sequence[int]) -> list[list[int]]:
-    """The same few integers of every rank, in rank order; they go from host to host, and no device is waited for."""
+    """Return a few integers of every rank, in rank order, without waiting for a device."""
     mine = torch.tensor(numbers)
     found = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(found, mine, group=_of_hosts())
@@ -99,10 +99,7 @@ def all_numbers(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def _of_hosts() -> Any:
-    """A group that takes CPU tensors: the default one, or one of the same ranks besides it.
-
-    The first call makes it, so every rank must make that call.
-    """
+    """Return a group for CPU tensors. The first call may create it, so every rank must make that call."""
     world = dist.group.WORLD
     if "cpu:" in dist.get_backend_config():
         return world
@@ -112,18 +109,18 @@ def _of_hosts() -> Any:
 
 
 class Ballot:
-    """The largest number that any rank names, for decisions that all have to take at the same step.
+    """Maximum over ranks of a number, for decisions that all ranks take at the same step.
 
-    Every rank must make the same calls. Hosts talk to each other; no device is waited for.
+    Every rank must make the same calls. They use CPU tensors and wait for no device.
     """
 
     def __init__(self) -> None:
         self._cast: tuple[Any, Tensor] | None = None
 
     def cast(self, mine: int) -> int:
-        """Name a number, and return the largest of the call before (0 at first): nobody waits for this one's.
+        """Send a number, and return the maximum of the previous call (0 at first) without waiting.
 
-        In a single process: the number.
+        A single process gets its own number back.
         """
         if world_size() == 1:
             return mine
@@ -131,7 +128,7 @@ class Ballot:
         return 0 if before is None else _read(before)
 
     def settle(self, mine: int) -> int:
-        """Name a number, wait for the others and return the largest."""
+        """Send a number, wait for the others and return the maximum."""
         return mine if world_size() == 1 else _read(_largest(mine))
 
 
@@ -147,18 +144,18 @@ def _read(cast: tuple[Any, Tensor]) -> int:
 
 
 def row_counts(rows: Tensor) -> list[int]:
-    """Number of rows that each rank holds."""
+    """Return the number of rows of each rank."""
     return [count for (count,) in all_numbers([len(rows)])]
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """Rows of all ranks in rank order, (sum of sizes, ...); the gradient flows back to the rank each row came from."""
+    """Return the rows of all ranks in rank order, (sum of sizes, ...), with gradient to the rank of each row."""
     gathered: Tensor = _Gather.apply(rows, sizes)  # type: ignore[no-untyped-call]
     return gathered
 
 
 def all_sum(values: Tensor) -> Tensor:
-    """Sum over ranks with gradient; the values themselves in a single process."""
+    """Return the sum over ranks with gradient."""
     if world_size() == 1:
         return values
     total: Tensor = _AllReduce.apply(values)  # type: ignore[no-untyped-call]
@@ -166,7 +163,7 @@ def all_sum(values: Tensor) -> Tensor:
 
 
 def all_max(values: Tensor) -> Tensor:
-    """Maximum over ranks, without gradient."""
+    """Return the maximum over ranks, without gradient."""
     top = values.detach().clone()
     if world_size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX)
@@ -174,7 +171,7 @@ def all_max(values: Tensor) -> Tensor:
 
 
 def log_mean_exp(logs: Tensor, counts: Tensor) -> Tensor:
-    """log( sum_i e^{logs_i} / sum_i counts_i ) over the rows of all ranks; scalar with gradient."""
+    """log( sum_i e^{logs_i} / sum_i counts_i ) over the rows of all ranks, a scalar with gradient."""
     top = all_max(logs.detach().max())
     total = all_sum((logs - top).exp().sum())
     return total.log() + top - all_sum(counts.sum().to(logs.dtype)).log()

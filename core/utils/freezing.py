@@ -32,7 +32,7 @@ class Layers(NamedTuple):
 
 
 def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
-    """Let a part of a network learn nothing from here on.
+    """Freeze a part of a network.
 
     Args:
         model: the network.
@@ -60,7 +60,7 @@ def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
 
 
 def fix(module: nn.Module) -> None:
-    """Freeze a module: no gradient, and evaluation mode whatever the network around it is set to."""
+    """Freeze a module: no gradient, and evaluation mode even if its parent trains."""
     module.requires_grad_(False)
     # A bound method is copied with its module: the momentum copy of a network is frozen where the network is.
     module.__dict__["train"] = MethodType(_stays, module)

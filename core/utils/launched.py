@@ -1,6 +1,6 @@
-"""Which process of a launch this is, read from the environment alone: torchrun, accelerate, srun and mpirun.
+"""Read the rank of this process from the environment of torchrun, accelerate, srun or mpirun.
 
-Nothing here loads torch: the command line asks before anything else is known.
+This module must not load torch, because every command imports it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _MPI = {
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
     "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"),
 }
-"""Names that torch knows -> those of mpirun."""
+"""torch's names -> mpirun's names."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """One process of several that were started together; the default is a process alone.
+    """One process of a launch. The default is a single process.
 
     Attributes:
-        rank, size: number of this process, and how many there are.
-        local_rank, local_size: the same among those of this machine.
-        address, port: where rank 0 is met.
-        hosted: whether the launcher keeps the meeting point (torchrun); else rank 0 does.
+        rank, size: of this process, and the number of processes.
+        local_rank, local_size: the same on this machine.
+        address, port: of the rendezvous.
+        hosted: whether the launcher hosts the rendezvous (torchrun), or else rank 0.
     """
 
     rank: int = 0
@@ -41,7 +41,7 @@ class Launched:
     hosted: bool = False
 
     def export(self, environment: MutableMapping[str, str]) -> None:
-        """Say it in the variables that torch and accelerate read."""
+        """Set the variables that torch and accelerate read."""
         environment.update(
             RANK=str(self.rank),
             WORLD_SIZE=str(self.size),
@@ -53,13 +53,13 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launched:
-    """Read which process this is.
+    """Return the launch of this process.
 
-    The first of these that tells of more than one process: RANK and WORLD_SIZE with MASTER_ADDR (torchrun, accelerate,
-    Kubeflow), a step of srun, mpirun.
+    The first source with more than one process counts: RANK and WORLD_SIZE with MASTER_ADDR (torchrun, accelerate,
+    Kubeflow), then a step of srun, then mpirun.
 
     Raises:
-        ConfigError: a variable holds no number, or they contradict each other.
+        ConfigError: a variable is not a number, or they contradict each other.
     """
     env = _Numbers(environment)
     if "RANK" in environment and "MASTER_ADDR" in environment and env("WORLD_SIZE", 1) > 1:
@@ -112,9 +112,9 @@ class _Numbers:
 
 
 def _is_step(environment: Mapping[str, str]) -> bool:
-    """Whether srun started this process.
+    """Return whether srun started this process.
 
-    The script of sbatch is told of all tasks as well, but it is one process; only srun names a step.
+    The script of sbatch sees the number of tasks as well, but only srun sets a step.
     """
     named = any(environment.get(name) for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID"))
     return "SLURM_PROCID" in environment and (named or environment.get("ENVIRONMENT") != "BATCH")
@@ -127,7 +127,7 @@ def _of_slurm(environment: Mapping[str, str], env: _Numbers) -> Launched:
     counts = _tasks_per_node(per_node)
     node = env("SLURM_NODEID", 0)
     listed = next((environment[n] for n in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if environment.get(n)), "")
-    # Jobs that share a machine meet at different ports.
+    # Jobs on one machine need different ports.
     port = 15000 + (env("SLURM_JOB_ID", env("SLURM_JOBID", 0)) * 7 + env("SLURM_STEP_ID", 0)) % 16384
     return Launched(
         env("SLURM_PROCID"),
@@ -140,12 +140,12 @@ def _of_slurm(environment: Mapping[str, str], env: _Numbers) -> Launched:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """'2(x3),1' -> [2, 2, 2, 1]; nothing where it cannot be read."""
+    """'2(x3),1' -> [2, 2, 2, 1], or [] if it cannot be read."""
     found = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in text.split(",")]
     return [int(each[1]) for each in found if each for _ in range(int(each[2] or 1))] if all(found) else []
 
 
 def first_node(listed: str) -> str:
-    """The first host of SLURM's short form: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
+    """Return the first host of SLURM's short form: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", listed)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else listed)

@@ -1,6 +1,6 @@
-"""Files of other programs and of earlier versions that are pickles: read only where the user says so.
+"""Read pickled weights of other programs, only if the user allows it.
 
-PyTorch's restricted reader builds tensors, numbers, texts, lists and dictionaries alone, but it runs the pickle's
+PyTorch's restricted reader builds only tensors, numbers, strings, lists and dictionaries, but it runs the pickle's
 program to do so. `python -m dipole.core.utils.pickles pytorch_model.bin` writes a file of weights as safetensors.
 """
 
@@ -24,14 +24,14 @@ UNASKED = (
     "environment: PyTorch's restricted reader reads its pickle then"
 )
 _WEIGHTS = ("pytorch_model*.bin", "adapter_model*.bin")
-"""What libraries read where there is no file of safetensors."""
+"""Files that libraries read if there is no safetensors file."""
 
 
 def allowed() -> bool:
-    """Whether the environment allows PyTorch's restricted reader.
+    """Return whether the environment allows PyTorch's restricted reader.
 
     Raises:
-        ConfigError: for a value that is neither none nor restricted.
+        ConfigError: the value is neither none nor restricted.
     """
     value = os.environ.get(SWITCH, "").strip().lower()
     if value not in ("", "none", "restricted"):
@@ -43,23 +43,23 @@ def allowed() -> bool:
 
 
 def safetensors_only() -> bool | None:
-    """What `use_safetensors` of transformers is to be."""
+    """Return the value of transformers' `use_safetensors`."""
     return None if allowed() else True
 
 
 def read_pickle(path: Path) -> Any:
-    """What a file of `torch.save` holds, tensors on the CPU; for callers that asked `allowed`."""
+    """Read a file of `torch.save`, with tensors on the CPU. Check `allowed` first."""
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def refusal(folder: Path, deep: bool = False) -> str:
-    """Why the weights of a library in a folder are not read; empty where none of them is a pickle alone, or allowed.
+    """Return why a folder's pickled weights are refused, or "".
 
     Args:
-        folder: where they lie.
-        deep: whether the folders within it hold weights too.
+        folder: of the weights.
+        deep: whether to search its subfolders.
     """
     found = None if allowed() else next(_alone(folder, deep), None)
     if found is None:
@@ -82,10 +82,10 @@ def _twin(path: Path) -> Path:
 
 
 def convert(path: Path) -> Path:
-    """Write the tensors of a file of `torch.save` as safetensors beside it, under the name that libraries look for.
+    """Write the tensors of a file of `torch.save` as safetensors next to it.
 
     Raises:
-        DataError: it is missing, cannot be read, or holds something else than named tensors.
+        DataError: it is missing, cannot be read, or is no dictionary of tensors.
     """
     from safetensors.torch import save_file
     from torch import Tensor

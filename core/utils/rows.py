@@ -1,4 +1,4 @@
-"""Rows of files and data sets, each with the place it stands at: JSON lines, CSV, parquet, `datasets`."""
+"""Read rows of JSON lines, CSV, parquet and `datasets`, each with its location for messages."""
 
 import csv
 import gzip
@@ -24,17 +24,17 @@ LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 
 DIVIDERS = ",;\t|"
 NAME = re.compile(r'"?\w[\w -]{0,39}"?')
 Located = tuple[str, Any]
-"""Where a row stands ("pairs.jsonl, line 3") and what it is."""
+"""The location of a row ("pairs.jsonl, line 3") and its value."""
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks for rows, for messages.
+    """The reader's settings, for messages.
 
     Args:
-        extra: of dipole, which has what reading needs.
+        extra: of dipole, that installs the needed packages.
         split: the setting that chooses a split.
-        encoding: the setting of the encoding of CSV files; "" where there is none.
+        encoding: the setting of the encoding of CSV files, or "".
     """
 
     extra: str
@@ -58,10 +58,10 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
             `save_to_disk`; or "hub:NAME" or "hub:NAME:SUBSET".
         split: of a data set.
         encoding: of CSV files.
-        asker: for whom.
+        asker: for messages.
 
     Raises:
-        DataError: nothing is there, or a file cannot be read; the message names file and line.
+        DataError: nothing is there, or a file cannot be read. The message names file and line.
     """
     if source.startswith("hub:"):
         yield from _numbered(hub_rows(source.removeprefix("hub:"), split, asker), source)
@@ -80,7 +80,7 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
 
 
 def row_files(path: Path) -> list[Path]:
-    """The files that rows are read from, in their order: this one, or those of a folder.
+    """Return the files to read: this one, or those of a folder, sorted.
 
     Raises:
         DataError: there is none.
@@ -95,7 +95,7 @@ def row_files(path: Path) -> list[Path]:
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `datasets` wrote a folder by `save_to_disk`."""
+    """Return whether `save_to_disk` of `datasets` wrote a folder."""
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
@@ -109,7 +109,7 @@ def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
 
 
 def json_rows(file: Path) -> Iterator[Located]:
-    """A JSON value a line; empty lines are passed over.
+    """Yield the JSON value of each line, without empty lines.
 
     Raises:
         DataError: a line is not JSON or not UTF-8, or the file is cut short.
@@ -140,7 +140,7 @@ def json_rows(file: Path) -> Iterator[Located]:
 
 
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
-    """The rows of a CSV file with a header, or of one whose cells tabs divide (.tsv), as mappings of texts.
+    """Yield the rows of a CSV or TSV file with a header, as dictionaries of strings.
 
     Raises:
         DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
@@ -185,7 +185,7 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
 
 
 def _check_divided(header: list[str], by: str, file: Path) -> None:
-    """Raise DataError for a single column whose name is a list of names: its cells are divided by something else."""
+    """Raise DataError if the header seems to use another delimiter."""
     for other in (set(DIVIDERS) - {by}) if len(header) == 1 else ():
         names = header[0].split(other)
         if len(names) > 1 and all(NAME.fullmatch(name.strip()) for name in names):
@@ -196,7 +196,7 @@ def _check_divided(header: list[str], by: str, file: Path) -> None:
 
 
 def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
-    """The rows of a parquet file, streamed."""
+    """Stream the rows of a parquet file."""
     load_dataset = asker.package("datasets").load_dataset
     try:
         yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
@@ -205,7 +205,7 @@ def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
 
 
 def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
-    """A data set of the Hub, streamed; NAME:SUBSET names one of its parts."""
+    """Stream a data set of the Hub, NAME or NAME:SUBSET."""
     load_dataset = asker.package("datasets").load_dataset
     name, _, subset = name.partition(":")
     try:
@@ -217,7 +217,7 @@ def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:
 
 
 def hub_version(name: str, asker: Asker) -> str:
-    """What tells a data set of the Hub from itself at another time: its revision, or of a local one its files."""
+    """Return the version of a data set: its revision on the Hub, or a hash of its local files."""
     name, _, subset = name.partition(":")
     if Path(name).exists():
         return content_of(sorted(file for file in Path(name).rglob("*") if file.is_file()) or [Path(name)])
@@ -237,7 +237,7 @@ def _not_opened(name: str, split: str, error: Exception) -> DataError:
 
 
 def _saved(folder: Path, split: str, asker: Asker) -> Iterable[Any]:
-    """A folder that `datasets` wrote: one set, or a split of several."""
+    """Read a folder of `save_to_disk`: one set, or a split of several."""
     try:
         found: Any = asker.package("datasets").load_from_disk(str(folder))
     except DataError:

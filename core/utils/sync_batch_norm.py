@@ -2,9 +2,8 @@
 
     y = weight (x - mean) / sqrt(var + eps) + bias        mean and var over rows and places of all ranks
 
-The modules stay what they are (`nn.BatchNorm2d` and its kind), under their names, so that saved weights load
-everywhere; alone, and in evaluation mode, they compute what they always do. PyTorch's `SyncBatchNorm` needs a GPU; this
-runs on every device that the group of ranks can reduce on.
+The modules keep their classes (`nn.BatchNorm2d` and so on) and names, so saved weights load everywhere. In one process
+and in evaluation mode they do not change. PyTorch's `SyncBatchNorm` needs a GPU. This one also runs on a CPU.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from dipole.core.utils.uncompiled import uncompiled
 
 
 def synchronize(module: nn.Module) -> int:
-    """Let every batch norm inside of a module see the rows of all ranks while it trains; returns how many there are.
+    """Make every batch norm of a module use the rows of all ranks in training. Return how many there are.
 
-    Every rank has to call them alike: as often, in one order. A copy of the module is synchronized as well.
+    Every rank must call them equally often and in the same order. Copies of the module are synchronized too.
     """
     found = [each for each in module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
     for each in found:
@@ -46,7 +45,7 @@ def _forward(self: Any, x: Tensor) -> Tensor:
         dist.all_reduce(sums)
         count = sums[-1]
         mean = sums[:-1] / count
-        # In a second pass: a mean of squares less the square of the mean loses digits.
+        # Two passes, because E[x^2] - E[x]^2 loses digits.
         var = (wide - _along(mean, x)).square().sum(axes)
         dist.all_reduce(var)
         var /= count
@@ -72,7 +71,7 @@ def _remember(norm: Any, mean: Tensor, var: Tensor) -> None:
 
 
 class _Normalized(torch.autograd.Function):
-    """The backward pass adds over ranks what mean and variance pass on; weight and bias keep this rank's share."""
+    """Sum the gradients of mean and variance over ranks. Weight and bias get this rank's share."""
 
     @staticmethod
     def forward(

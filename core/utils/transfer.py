@@ -1,4 +1,4 @@
-"""What goes from the host to an accelerator, so that neither waits for the other."""
+"""Asynchronous copies between host and accelerator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; to CUDA through pinned memory, which the device fetches while the host goes on."""
+    """Move a tensor to a device. Copies to CUDA are asynchronous, through pinned memory."""
     if device.type == "cuda" and x.device.type == "cpu":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 
 
 class AsyncHostCopy:
-    """A tensor on its way from the device; reading it waits for that one alone, not for what was begun after it."""
+    """A copy from the device. Reading it waits for this copy only, not for later work."""
 
     def __init__(self, x: Tensor) -> None:
         import torch
@@ -37,14 +37,14 @@ class AsyncHostCopy:
             self._there = x.detach().clone()
 
     def read(self) -> Tensor:
-        """The values, on the host."""
+        """Return the values on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._there.cpu()
 
 
 def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:
-    """Numbers as a tensor of the device and dtype of another, sent there once. Nobody may write to it."""
+    """Return cached numbers with the device and dtype of a tensor. Do not write to the result."""
     return _constant(values, like.dtype, like.device)
 
 
@@ -57,19 +57,18 @@ def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device)
 
 
 def generator(seed: int, device: torch.device) -> torch.Generator | None:
-    """A generator of random numbers on a device; None on meta, where nothing is drawn."""
+    """Return a random generator on a device, or None on meta."""
     import torch
 
     return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
 
 def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterator[T]:
-    """The same items in the same order, each made by a thread while the one before is in use.
+    """Yield the same items in order, and make the next one in a thread meanwhile.
 
     Args:
         items: drawn from one at a time, always in the same thread.
-        device: where the items' tensors are made. On CUDA they are made on a stream of their own, beside the step that
-            is under way; whoever takes one goes on when it is there.
+        device: of the items' tensors. On CUDA they are made on their own stream, in parallel with the current step.
     """
     import torch
 
@@ -92,7 +91,7 @@ def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterat
                 now = torch.cuda.current_stream(device)
                 now.wait_event(made)
                 for each in tensors_in(item):
-                    # Its memory goes back to the stream that made it: not before this one has done with it.
+                    # Its memory must not return to the other stream before this stream has used it.
                     if each.is_cuda:
                         each.record_stream(now)
             future = pool.submit(make)
@@ -100,7 +99,7 @@ def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterat
 
 
 def tensors_in(item: Any) -> Iterator[Tensor]:
-    """The tensors of nested lists, tuples, dictionaries and dataclasses."""
+    """Yield the tensors of nested lists, tuples, dictionaries and dataclasses."""
     import torch
 
     if isinstance(item, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What torch.compile leaves alone, without the import that torch.compiler.disable asks for."""
+"""`torch.compiler.disable` without its slow import."""
 
 import sys
 from collections.abc import Callable
