@@ -222,14 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a dry run; default cuda")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a dry run (default cuda)")
     parser.add_argument("--losses", nargs="+", default=LOSSES, metavar="TEXT", help=f"default {', '.join(LOSSES)}")
-    parser.add_argument("--rows", help="embeddings of both views, separated by commas; default 65536,16384,4096")
-    parser.add_argument("--widths", help="of the embeddings, separated by commas; default 128,768")
+    parser.add_argument("--rows", help="embeddings of both views, separated by commas (default 65536,16384,4096)")
+    parser.add_argument("--widths", help="of the embeddings, separated by commas (default 128,768)")
     parser.add_argument("--dtypes", default="bf16,float32", help="default bf16,float32")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default all)")
     parser.add_argument("--only", default="", help="measure only the libraries that match this regular expression")
-    parser.add_argument("--minutes", type=float, default=7.0, help="nothing begins after them; default 7")
+    parser.add_argument("--minutes", type=float, default=7.0, help="nothing begins after them (default 7)")
     parser.add_argument("--out", type=Path, help="JSON file; default results/gpu-DEVICE.json if a GPU is measured")
     options = parser.parse_args(arguments)
     try:

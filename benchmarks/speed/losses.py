@@ -38,11 +38,11 @@ OURS = (
     "infonce+cllr(dim=128)",
 )
 DENSE_LIMIT = 4096  # Larger batches measure only InfoNCE in plain PyTorch, more than twice as large ones nothing.
-SLOW = 5.0  # seconds; a slower step is measured once, without a warm-up
+SLOW = 5.0  # seconds. Slower steps are measured once, without a warm-up
 
 
 def case_of(loss: str, batch: int) -> Any:
-    """Return the case of a loss; "K=4" stands for five views of the same number of rows."""
+    """Return the case of a loss. "K=4" means five views with the same number of rows."""
     from dipole.benchmarks.speed.subjects import Case
 
     views = 5 if loss.endswith("K=4") else 2
@@ -97,7 +97,7 @@ def child(library: str, loss: str, batch: int, threads: int) -> None:
 
 
 def measure(batch: int, threads: int, rounds: int, only: str) -> dict[str, dict[str, float]]:
-    """Return the median time and the peak memory of each subject; rounds alternate, one process runs at a time."""
+    """Return the median time and the peak memory of each subject. Subjects alternate, one process at a time."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(rounds):

@@ -170,7 +170,7 @@ def stock(batch_size: int) -> Any:
 
 
 def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
-    """Return the milliseconds of one update without sampling; bf16 only if the processor supports it."""
+    """Return the milliseconds of one update without sampling. Use bf16 only if the processor supports it."""
     import torch
 
     from dipole.rl.contrast import bf16_is_native

@@ -102,7 +102,7 @@ def _siglip(case: Case, device: torch.device) -> Loss:
     return lambda views: fused_siglip_loss(*(F.normalize(view, dim=1) for view in views), scale, bias)
 
 
-# What builds the loss of each library. What it raises is a result.
+# Functions that build the loss of each library. Their errors are results.
 BUILD: dict[str, Callable[[Case, torch.device], Loss]] = {
     "dipole": _dipole,
     "dense PyTorch": _dense,

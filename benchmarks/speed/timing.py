@@ -103,7 +103,7 @@ def floor(rows: int, width: int, dtype: str, rate: dict[str, float]) -> float:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees (glibc's MALLOC_MMAP_MAX_=0); return False without glibc.
+    """Let this process keep what it frees (glibc's MALLOC_MMAP_MAX_=0). Return False without glibc.
 
     glibc maps blocks above 32 MB anew each time, and every fresh page faults. A program that allocates the same large
     blocks in every step loses half of its time, so programs with different blocks cannot be compared.

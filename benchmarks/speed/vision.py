@@ -29,7 +29,7 @@ from dipole.vision.image_ops import LUMA, adjust_hue_
 
 Subject = Callable[[Tensor], Tensor]
 PARTS = ("augmentation", "distribution", "step")
-# All operations crop. Those that are not named are off.
+# All operations crop. Other operations are off.
 OPERATIONS: dict[str, dict[str, float]] = {
     "crop": {},
     "crop and flip": {"flip": 0.5},
@@ -45,7 +45,7 @@ def ours(chances: dict[str, float]) -> Subject:
 
 
 def kornias(chances: dict[str, float], size: int) -> Subject | None:
-    """The same operations by kornia; None if it is not installed."""
+    """Return the same operations by kornia, or None if it is not installed."""
     try:
         import kornia.augmentation as K
     except ImportError:

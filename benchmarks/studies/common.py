@@ -1,4 +1,4 @@
-"""What all studies need: result files, Markdown tables, means with intervals."""
+"""Result files, Markdown tables and means with intervals for all studies."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -49,7 +49,7 @@ EVERYTHING = [
 
 @dataclass(frozen=True)
 class Cauchy(Statistic):
-    """sum_j 1 / (1 + width (1 - s_ij)); `with_kernel` adds its kernel functions."""
+    """sum_j 1 / (1 + width (1 - s_ij)). `with_kernel` adds its kernel functions."""
 
     width: float = 3.0
 
@@ -146,7 +146,7 @@ def matrices(name):
     if name == "queue":  # few anchors, many candidates: split over three programs
         pairs = Pairs.cross(unit(9, 8, 0), unit(9, 8, 1), unit(191, 8, 2))
         return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
-    if name == "lists":  # long lists, repeated and padded; row 7 has no negative
+    if name == "lists":  # long lists, repeated and padded. Row 7 has no negative
         x = unit(19, 5, 3)
         excluded = torch.randint(-1, 19, (19, 12), generator=torch.Generator().manual_seed(4))
         excluded = torch.cat([excluded, torch.full((19, 10), -1)], 1)
@@ -404,7 +404,7 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(interpreted, part
 
 
 def machine_code(statistics, half, width, symmetric, listed, architecture):
-    """Compile the forward and the backward kernel; return of each its resources, shared memory and PTX."""
+    """Compile the forward and the backward kernel. Return resources, shared memory and PTX of each."""
     from dipole.core.objectives.kernels.fused import Matrix, Rows
 
     x = torch.zeros(64, width, dtype=torch.bfloat16 if half else torch.float32)
