@@ -73,7 +73,11 @@ def dense(
         e: Tensor | None = None
         shift: Tensor | None = None
         if statistic.scale is not None:
-            exponent = replace_excluded(statistic.scale * matrix, -torch.inf)
+            exponent = statistic.scale * matrix
+            if mask is not None:
+                exponent.masked_fill_(mask, -torch.inf)
+            else:
+                exponent.scatter_(1, excluded, -torch.inf)
             if needs_maximum(wanted, bound):
                 exponent, shift = _below_top(exponent)
             e = exponent.exp()

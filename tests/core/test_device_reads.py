@@ -20,7 +20,7 @@ from device_reads import META, WaitError, no_reads
 # Not by attribute: some of these names are functions of the package as well.
 pairs_module, blocks_module, classes_module, supcon_module = (
     importlib.import_module(f"dipole.core.objectives.{name}")
-    for name in ("pairs", "losses.blocks", "classes", "losses.supcon")
+    for name in ("pair_data", "losses.blocks", "classes", "losses.supcon")
 )
 
 B, D = 6, 4

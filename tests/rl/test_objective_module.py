@@ -100,7 +100,7 @@ def test_registered_term_that_is_not_imported_raises_an_error(tiny_agent, tmp_pa
 def test_wrong_objective_types_raise_errors(tiny_agent):
     with pytest.raises(ConfigError, match="objective must be a text"):
         tiny_agent(objective=torch.nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match="leave the callback out"):
+    with pytest.raises(ConfigError, match="Leave the callback out"):
         ContrastiveCallback("none")
 
 
