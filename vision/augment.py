@@ -150,7 +150,7 @@ class Parameters:
         grey: (n,) 0 or 1.
         sigma: (n,) blur in pixels, 0 for none.
         solarize: (n,) 0 or 1.
-        order: of the four jitter operations, one for the batch (as kornia; torchvision: one per image).
+        order: of the four jitter operations, one for the batch, as in kornia. torchvision has one per image.
     """
 
     box: Tensor

@@ -81,7 +81,7 @@ class CaptionBranch(nn.Module):
 
     Args:
         config: the [vision.caption] table.
-        heads: the [vision.encoder] table; captions get the same kind of projector as images.
+        heads: the [vision.encoder] table. Captions get the same kind of projector as images.
 
     Raises:
         ConfigError: the model cannot be loaded, reads no text, has no tokenizer, or a setting does not fit it.
@@ -192,7 +192,7 @@ def _limit(config: CaptionConfig, tokenizer: Any, model: nn.Module) -> int:
     limit = min(known, default=512)
     if config.max_length is not None and known and config.max_length > limit:
         raise ConfigError(
-            f"vision.caption.max_length: {config.max_length} tokens are more than {type(model).__name__} reads; "
+            f"vision.caption.max_length: {config.max_length} tokens are more than {type(model).__name__} reads, "
             f"at most {limit}."
         )
     return config.max_length or limit

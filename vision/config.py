@@ -82,7 +82,7 @@ class CheckedSettings(VisionSettings):
                 problems.append(f"{name} has no effect with pairs {self.pairs!r}; set vision.pairs = {value!r}")
         if self.pairs == "columns" and self.caption is not None:
             if not self.framework.reads_captions:
-                problems.append(f"method {self.method!r} has no encoder for captions; set method = {CAPTIONED[0]!r}")
+                problems.append(f"method {self.method!r} has no encoder for captions. Set method = {CAPTIONED[0]!r}")
             if self.columns is None:
                 self._fill("columns", ("image", "caption"))
         if self.pairs == "columns" and self.caption is None and self.framework.reads_captions:

@@ -93,7 +93,7 @@ class DataConfig(Settings):
         given = [name for name in ("length", "buffer") if getattr(self, name) != type(self).model_fields[name].default]
         if given and not streams:
             raise ValueError(
-                f"{' and '.join(given)}: no effect without a stream; set streaming = true, or name shards as "
+                f"{' and '.join(given)}: no effect without a stream. Set streaming = true, or name shards as "
                 f"{SHARDS}PATTERN"
             )
         return self
@@ -246,7 +246,7 @@ def _classes(source: str | None) -> tuple[str, ...] | None:
 
 
 def _test_images(config: DataConfig, source: Source, wanted: tuple[str, ...] | None) -> ImageSet | None:
-    """Read the test images of a source or split of their own; None if there is none."""
+    """Read the test images of a separate source or split. Return None without one."""
     if config.test is not None:
         other = open_source(config.test, config.decoding(streamed=False), wanted)
         return _only_split(other) or other.read(_test_split(config, other) or config.test_split)
@@ -296,7 +296,7 @@ def few_of_each(images: ImageSet, count: int, generator: torch.Generator) -> Ima
     """Keep at most `count` random images of each class. Raise DataError if an image has no label."""
     labels = images.labels
     if labels is None or not images.all_labelled:
-        raise DataError(f"{images.name}: vision.data.labelled_per_class needs a label for every image; leave it out.")
+        raise DataError(f"{images.name}: vision.data.labelled_per_class needs a label for every image. Remove it.")
     order = torch.randperm(len(labels), generator=generator)
     kept = [order[labels[order] == label][:count] for label in labels.unique()]
     return images.take(torch.cat(kept).sort().values)
@@ -311,7 +311,7 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
     labels = images.labels
     if labels is None or not images.all_labelled:
         raise DataError(
-            f"{images.name}: class imbalance needs a label for every image; set vision.data.imbalance = 'none'."
+            f"{images.name}: class imbalance needs a label for every image. Set vision.data.imbalance = 'none'."
         )
     classes = max(len(images.class_names), int(labels.max()) + 1)
     kept = []

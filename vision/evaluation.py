@@ -33,7 +33,7 @@ class Evaluation:
 
     Args:
         config: the [vision] table.
-        parts: the images; probes are tested on `test`.
+        parts: the images. Probes are tested on `test`.
         size: side of the views in pixels.
         seed: of the run.
         device: of the framework.
@@ -54,13 +54,13 @@ class Evaluation:
 
     @property
     def has_classes(self) -> bool:
-        """Whether there are labels for probes; pairs of a table need none."""
+        """Whether there are labels for probes. Pairs of a table need none."""
         return self.config.pairs != "columns" or self.parts.train.labels is not None
 
     def results(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:
         """Return the numbers of the probes and of retrieval.
 
-        objective: its projection is applied to the embeddings; None for none. shape: of the blocks of a probe.
+        objective: its projection is applied to the embeddings, unless it is None. shape: of the blocks of a probe.
         """
         found: dict[str, float] = {}
         if self.has_classes:
@@ -129,7 +129,7 @@ class Evaluation:
         return correct / len(test)
 
     def _retrieval(self, module: Method, objective: Any, pairs: PairedSet) -> dict[str, float]:
-        """Find the pair of each row among all others; with captions also classify images by their captions."""
+        """Find the pair of each row among all others. With captions, also classify images by their captions."""
         read = transformed(module.embedding, objective)
         first = self.extract(module, read, pairs.images)
         if pairs.captions:

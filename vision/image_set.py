@@ -30,13 +30,13 @@ class ImageSet:
 
     Args:
         name: of the data set, for messages.
-        images: (n, C, H, W) uint8, C 1 or 3; or encoded images, which are decoded on access.
-        labels: (n,) long, -1 where missing; None if nothing is labelled.
+        images: (n, C, H, W) uint8, C 1 or 3, or encoded images, which are decoded on access.
+        labels: (n,) long, -1 where missing. None if nothing is labelled.
         class_names: of classes 0, 1, ...
         skipped: unread files with the reason.
 
     Raises:
-        DataError: there are no images, or images or labels have another shape or dtype.
+        DataError: if there are no images, or images or labels have a wrong shape or dtype.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ImageSet:
 
     @property
     def stream(self) -> Stream | None:
-        """The order in which the images can be read; None if any image can be read at any time."""
+        """The order in which the images can be read. None if any image can be read at any time."""
         if isinstance(self.images, Encoded):
             return self.images.stream
         return None
@@ -95,14 +95,14 @@ class ImageSet:
         return self.skipped
 
     def counts(self) -> dict[str, int]:
-        """Count the images of each class, by name; 'unlabelled' for those without."""
+        """Count the images of each class by name, with those without a label as 'unlabelled'."""
         if self.labels is None:
             return {"unlabelled": len(self)}
         values, counts = self.labels.unique(return_counts=True)
         return {self.class_name(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
 
     def class_name(self, label: int) -> str:
-        """Return the name of a class: its own, else its number; "unlabelled" below 0.
+        """Return the name of a class, or its number without one. Below 0 it is "unlabelled".
 
         Args:
             label: the class.
@@ -115,7 +115,7 @@ class ImageSet:
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of every channel in [0, 1]; of an encoded set from a sample."""
+        """Mean and standard deviation of every channel in [0, 1]. An encoded set uses a sample."""
         sample = self.images
         if isinstance(sample, Encoded):
             sample = sample.sample(SAMPLE)
@@ -129,7 +129,7 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the shape, the pixels and the labels; of an encoded set see `Encoded.fingerprint`."""
+        """sha256 of the shape, the pixels and the labels. For an encoded set see `Encoded.fingerprint`."""
         digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
         if isinstance(self.images, Encoded):
             digest.update(self.images.fingerprint().encode())

@@ -73,8 +73,8 @@ class OnlineProbe:
 
     Args:
         config: its optimizer.
-        encoders: whose last features it reads, side by side.
-        classes: number of classes C; labels are 0 to C - 1.
+        encoders: it reads their last features, concatenated.
+        classes: number of classes C. Labels are 0 to C - 1.
         device: of the features.
     """
 
@@ -110,7 +110,7 @@ class OnlineProbe:
 
     @torch.no_grad()
     def correct(self, labels: Tensor) -> Tensor:
-        """Count the recorded images that are classified correctly; labels (n,)."""
+        """Count the recorded images that are classified correctly, with labels (n,)."""
         return ((self.recorded.take() @ self.weight.T + self.bias).argmax(1) == labels).sum()
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,13 +141,13 @@ def count_classes(images: ImageSet, test: ImageSet, shares_classes: bool) -> int
     for part in (images, test):
         if not part.all_labelled:
             raise ConfigError(
-                f"vision.probe.online: {part.name} has images without a label; take a labelled split, or leave "
+                f"vision.probe.online: {part.name} has images without a label. Take a labelled split, or leave "
                 "the online probe out (--set vision.probe.online=)."
             )
     if not shares_classes:
         raise ConfigError(
             "vision.probe.online: pretraining is on another source than the test part, and the probe would learn "
-            "its classes; leave it out (--set vision.probe.online=)."
+            "its classes. Remove it (--set vision.probe.online=)."
         )
     assert images.labels is not None
     assert test.labels is not None

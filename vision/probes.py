@@ -29,7 +29,7 @@ from dipole.vision.pictures import Projection
 
 LABELS_HELP = (
     "Give labelled images as vision.data.source, vision.data.test or another vision.data.test_split, and those to "
-    "pretrain on as vision.data.pretrain; or train without probes: --set 'vision.probe.probes=[]'."
+    "pretrain on as vision.data.pretrain. Or train without probes: --set 'vision.probe.probes=[]'."
 )
 Probe = Literal["linear", "few_shot", "kmeans", "knn", "mean", "tasks", "losses"]
 
@@ -111,11 +111,11 @@ class ProbeConfig(Settings):
         problems = []
         if given and self.solver == "convex":
             problems.append(
-                f"{', '.join(given)}: no effect with solver 'convex'; choose sgd or adam, or "
+                f"{', '.join(given)}: no effect with solver 'convex'. Choose sgd or adam, or "
                 f"--set vision.probe.{given[0]}="
             )
         if self.schedule == "cosine" and (self.milestones or self.decay):
-            problems.append("milestones and decay have no effect with schedule 'cosine'; use schedule 'step'")
+            problems.append("milestones and decay have no effect with schedule 'cosine'. Use schedule 'step'")
         if self.milestones is not None and not all(a < b for a, b in pairwise((0, *self.milestones))):
             problems.append(f"milestones must be increasing epochs, such as [60, 80], got {list(self.milestones)}")
         if problems:
@@ -164,7 +164,7 @@ def probe(
     shape: BlockShape,
     on_crops: Callable[[], ProbeResult] | None = None,
 ) -> dict[str, float]:
-    """Return the numbers of the configured probes on frozen features; k-means clusters the test part.
+    """Return the numbers of the configured probes on frozen features. k-means clusters the test part.
 
     shape: of the blocks for the probe 'losses'. on_crops: trains the linear probe on random crops instead.
     """
@@ -178,7 +178,7 @@ def probe(
             continue
         if name == "losses":
             if train_y is None or test_y is None:
-                raise DataError("the probe 'losses' needs labels; use labelled splits or leave it out")
+                raise DataError("the probe 'losses' needs labels. Use labelled splits or remove it")
             losses = block_losses(train_x, train_y, test_x, test_y, shape, seed)
             found |= {f"losses/{key}": value for key, value in losses.items()}
             continue

@@ -12,13 +12,13 @@ RANKS = (1, 5, 10)
 def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[str, float]:
     """Find a positive of every distinct query among the distinct candidates, by cosine.
 
-    recall@k is the share of queries with a positive among the k nearest; ties count in its favour. A query has as many
+    recall@k is the share of queries with a positive among the k nearest. Ties count as found. A query has as many
     positives as there are rows (an image with five captions has five), as in the protocol of COCO retrieval.
 
     Args:
         a, b: (n, d) queries and candidates, row by row.
-        ids: (n, 2) number of each row's query and candidate; rows with the same number have the same vector.
-        same_kind: both columns number the same items, so the query itself may be a candidate: it does not count.
+        ids: (n, 2) number of each row's query and candidate. Rows with the same number have the same vector.
+        same_kind: both columns number the same items, so the query itself may be a candidate. It does not count.
 
     Returns:
         "recall@1", "recall@5", "recall@10", and "chance@1", the recall@1 of a random order.
@@ -52,6 +52,6 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Return the share of images (n, d) nearest to the caption (C, d) of their class, by cosine; labels (n,)."""
+    """Return the share of images (n, d) nearest to the caption (C, d) of their class by cosine, with labels (n,)."""
     nearest = (normalize(images.float()) @ normalize(captions.float()).T).argmax(1)
     return float((nearest == labels.to(nearest.device)).double().mean())

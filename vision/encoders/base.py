@@ -30,7 +30,7 @@ Statistics = tuple[float, ...]
 
 
 class EncoderSettings(Settings):
-    """The [vision.encoder] table with any name; `EncoderConfig` checks that the encoder exists."""
+    """The [vision.encoder] table with any name. `EncoderConfig` checks that the encoder exists."""
 
     name: str = Field("small-conv", description="which encoder; hub:ID or hub:FOLDER is a model of transformers")
     stem: Stem = Field("cifar", description="resnet only: 3x3 stride 1 without pooling, or 7x7 stride 2 with pooling")
@@ -80,7 +80,7 @@ class EncoderSettings(Settings):
 
 
 class Encoder(nn.Module):
-    """Images (n, C, H, W) in [0, 1] to features; `taps` names the layers that can be read and their widths.
+    """Map images (n, C, H, W) in [0, 1] to features. `taps` has the names and widths of the readable layers.
 
     `forward(images)` returns the last tap, `forward(images, tap)` another, each (n, width). Normalisation by mean and
     standard deviation is part of the module, so saved weights need no further file.
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
                 raise ConfigError(
-                    f"vision.encoder.{name}: {counted(len(values), 'value')} for {counted(channels, 'channel')}; give "
+                    f"vision.encoder.{name}: {counted(len(values), 'value')} for {counted(channels, 'channel')}. Give "
                     f"1 or {channels}."
                 )
         self.set_statistics(list(mean), list(std))
@@ -149,7 +149,7 @@ class Encoder(nn.Module):
         """Return the name of a tap.
 
         Args:
-            tap: a name from a recipe; None for the last tap.
+            tap: a name from a recipe. None means the last tap.
 
         Raises:
             ConfigError: there is no such tap.
@@ -164,7 +164,7 @@ class Encoder(nn.Module):
 
 
 class Stages(Encoder):
-    """An encoder that is a chain of named stages; the flattened output of a stage is a tap.
+    """An encoder that is a chain of named stages. The flattened output of a stage is a tap.
 
     Args:
         channels: C.
@@ -182,7 +182,7 @@ class Stages(Encoder):
 
         Args:
             images: (n, C, H, W) in [0, 1].
-            tap: name of a stage; None for the last.
+            tap: name of a stage. None means the last.
         """
         x = self.normalize(images)
         for name, stage in self.stages.items():
@@ -193,7 +193,7 @@ class Stages(Encoder):
 
 
 def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
-    """Wrap any module as an `Encoder`; the width of its features is found by one image of zeros.
+    """Wrap any module as an `Encoder`. One image of zeros gives the width of its features.
 
     Args:
         module: images (n, channels, size, size) -> features (n, ...).
@@ -256,7 +256,7 @@ def register_encoder(name: str) -> Callable[[Builder], Builder]:
 
 
 def is_prefixed(name: str) -> bool:
-    """Whether a name begins with the prefix of a registered "prefix:what"."""
+    """Return whether a name begins with the prefix of a registered "prefix:what"."""
     prefix, colon, rest = name.partition(":")
     return bool(colon and rest) and any(each.startswith(f"{prefix}:") for each in ENCODERS)
 

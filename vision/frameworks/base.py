@@ -44,10 +44,10 @@ class Batch(NamedTuple):
 
     Attributes:
         views: (B, C, H, W) in [0, 1] each.
-        labels: (B,) class of each image; None without labels.
+        labels: (B,) class of each image. None without labels.
         rows: (B,) index of each image in the data set.
         seed: of this step's random draws.
-        captions: of the images; None without captions.
+        captions: of the images. None without captions.
     """
 
     views: list[Tensor]
@@ -79,7 +79,7 @@ class Setup:
         """Return an encoder with its projector.
 
         Args:
-            channels: of the images; default those of the data set.
+            channels: of the images. By default those of the data set.
             share: of the width of every layer of the encoder, > 0.
         """
         channels = channels or self.images.channels
@@ -95,9 +95,9 @@ class Branch(nn.Module):
 
     Args:
         backbone: an `Encoder`, or any module that maps images (n, C, H, W) in [0, 1] to features.
-        projector: of the features; None for none.
-        tap: the layer that probes read, of an `Encoder`; None for the last.
-        dim: width of the embedding; default that of the projector's last linear layer, else of the encoder.
+        projector: of the features, or None.
+        tap: the layer of an `Encoder` that probes read. None means the last.
+        dim: width of the embedding. By default that of the projector's last linear layer, else of the encoder.
 
     Raises:
         ConfigError: there is no such layer, or the width of the embedding is unknown.
@@ -145,17 +145,17 @@ class Method(nn.Module):
     All attributes except `progress` are of the class.
 
     Attributes:
-        table: its own settings, [vision.NAME]; None for none.
-        single: why an image has one view here, as a clause; empty if it has two or more.
-        negatives_mean: the meaning of vision.negatives, as a clause; empty if it has no effect.
+        table: its own settings, [vision.NAME], or None.
+        single: why an image has one view here, as a clause. Empty if it has two or more.
+        negatives_mean: the meaning of vision.negatives, as a clause. Empty if it has no effect.
         without_negatives: what to set instead, as a clause.
         default_negatives: vision.negatives if the recipe gives none.
-        positives_key: the key of [vision] that sets the number of positives; empty for none.
+        positives_key: the key of [vision] that sets the number of positives, or an empty text.
         counts_anchor: whether that key counts the anchor as well, as the number of views does.
         pairs: the values of vision.pairs that it can carry.
         reads_captions: whether it has an encoder for captions.
-        projector: linear layers and batch norm of the mlp projector if the recipe gives none; None for 2 and none.
-        progress: share of the run's steps before this one; the adapter updates it, for schedules.
+        projector: linear layers and batch norm of the mlp projector if the recipe gives none. None: 2, no norm.
+        progress: share of the run's steps before this one. The adapter updates it, for schedules.
     """
 
     table: ClassVar[type[Settings] | None] = None
@@ -220,7 +220,7 @@ class Method(nn.Module):
 
     @classmethod
     def block_positives(cls, config: VisionSettings) -> int:
-        """Return the positives of a point in a block, b; 1 without blocks, for probes that draw some.
+        """Return the positives of a point in a block, b, or 1 without blocks, for probes that draw some.
 
         Args:
             config: the table [vision].
@@ -234,7 +234,7 @@ class Method(nn.Module):
         """Return its name with example pairs of a batch, to find the frameworks that can carry an objective.
 
         Args:
-            views: of an image, without the small ones; members of a block.
+            views: of an image, without the small ones, or members of a block.
             images: of the batch, B.
             rows: shape without the width -> embeddings.
             labels: (B,) class of each image, sorted.
@@ -284,7 +284,7 @@ class Method(nn.Module):
         """Update queues, banks and momentum encoders after the optimizer's step."""
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Return numbers of the step to log, () each, without gradient; metrics.jsonl has their means as train/NAME."""
+        """Return numbers of the step to log, () each, without gradient. Their means are logged as train/NAME."""
         return {}
 
 
@@ -293,7 +293,7 @@ class OneBranch(Method):
 
     Args:
         backbone: a `Branch`, or a backbone for one.
-        projector: of a backbone; None for none.
+        projector: of a backbone, or None.
     """
 
     def __init__(self, backbone: nn.Module, projector: nn.Module | None = None) -> None:

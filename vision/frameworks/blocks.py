@@ -37,10 +37,10 @@ class BlocksConfig(Settings):
 
 @register_framework("blocks")
 class Blocks(OneBranch):
-    """One network; the images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
+    """One network. The images of a block, all of one class, are each other's positives (Arora et al. 2019, Sec. 8.1).
 
-    The batch is blocks of b + 1 images, one after another. Each image of a block is x in turn and the others are its
-    positives. Labels choose the blocks and are passed on for supervised references; the block loss does not use them.
+    The batch is a sequence of blocks of b + 1 images. Each image of a block is x once, with the others as its
+    positives. Labels choose the blocks. The block loss does not use labels, but supervised references get them.
 
     Args:
         backbone, projector: as in `OneBranch`.
@@ -66,13 +66,13 @@ class Blocks(OneBranch):
     def check_images(cls, images: ImageSet) -> None:
         if not images.all_labelled:
             raise ConfigError(
-                f"vision.method: blocks are images of one class, and {images.name} has images without a label; take a "
+                f"vision.method: blocks are images of one class, and {images.name} has images without a label. Take a "
                 "labelled split, or method = 'simclr'."
             )
         if images.stream is not None and images.stream.forward:
             raise ConfigError(
                 f"vision.method: blocks are drawn by class from all of {images.name}, which is read one image after "
-                "another; leave vision.data.streaming out, or take method = 'simclr'."
+                "another. Remove vision.data.streaming, or take method = 'simclr'."
             )
 
     @classmethod
@@ -84,16 +84,16 @@ class Blocks(OneBranch):
         if batch_size // world_size % table.images:
             where = f" in each of {world_size} processes" if world_size > 1 else ""
             raise ConfigError(
-                f"train.batch_size: {batch_size} is no whole number of blocks of {table.images} images (an image and "
-                f"its vision.blocks.size = {table.size} positives){where}; give a multiple of "
+                f"train.batch_size: {batch_size} is not a multiple of blocks of {table.images} images (an image and "
+                f"its vision.blocks.size = {table.size} positives){where}. Give a multiple of "
                 f"{table.images * world_size}."
             )
         assert images.labels is not None
         blocks = ClassBlocks(images.labels.numpy(), table.images, table.count, seed)
         if len(blocks) < batch_size:
             raise ConfigError(
-                f"train.batch_size: {batch_size} is more than the {len(blocks)} images of all blocks; "
-                "give fewer, or raise vision.blocks.count."
+                f"train.batch_size: {batch_size} is more than the {len(blocks)} images of all blocks. "
+                "Give fewer, or raise vision.blocks.count."
             )
         return blocks
 
@@ -115,7 +115,7 @@ class Blocks(OneBranch):
     def forward(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
         z = self.branch(view)
-        # A row is a block; its index and label are those of its first image.
+        # A row is a block. Its index and label are those of its first image.
         rows = {name: values[:: self.images] for name, values in instances(batch, z).items()}
 
         def pair(rows: dict[str, Tensor]) -> Pairs:

@@ -53,13 +53,13 @@ class MoCo(OneBranch):
 
     Args:
         backbone: a `Branch`, or any module from images (n, C, H, W) to features.
-        projector: after a backbone; None for none.
+        projector: after a backbone, or None.
         queue: number of keys in the queue.
         momentum: of the key encoder.
         intra_batch: the other queries are negatives too (CACR App. C.2).
         symmetric: every view is a query in turn, with the keys of the image's other views as positives (CACR Algorithm
             3). Its negatives are the queue and, with intra_batch, the other queries of its view, of all ranks.
-        batch_negatives: the other images' keys are negatives too; None: unless symmetric. He et al. 2020: False.
+        batch_negatives: the other images' keys are negatives too. None means unless symmetric. He et al. 2020: False.
     """
 
     table = MoCoConfig
@@ -168,8 +168,8 @@ def every_view_in_turn(
 
     With two views, without a queue and with `batch_negatives` they are those of SimSiam, BYOL, MoCo v3 and NNCLR.
 
-    Source: CACR Algorithm 3, which has no `batch_negatives`. There a rank's queries see those of the same rank; here
-    those of the whole batch.
+    Source: CACR Algorithm 3, which has no `batch_negatives`. There a rank's queries see those of the same rank. Here
+    they see those of the whole batch.
     """
     found = []
     for number, query in enumerate(queries):

@@ -47,13 +47,13 @@ class SimCLRConfig(Settings):
 
 @register_framework("simclr")
 class SimCLR(OneBranch):
-    """One network for all views; negatives are the rest of the batch (Chen et al. 2020).
+    """One network for all views. Negatives are the rest of the batch (Chen et al. 2020).
 
     With more than two views this is the K x (1 against M) form that CACR calls CMC.
 
     Args:
         backbone, projector: as in `OneBranch`.
-        negatives: random negatives for each anchor, from the batch of all ranks; None for all.
+        negatives: random negatives for each anchor, from the batch of all ranks. None uses all.
         repel: which rows of the batch are negatives, as in `SimCLRConfig`.
         by_label: all views of an anchor's class are its positives (supervised contrast, Khosla et al. 2020).
     """
@@ -84,14 +84,14 @@ class SimCLR(OneBranch):
             raise ConfigError(
                 f"vision.negatives: a batch of {setup.batch_size} with {config.count} views has "
                 f"{counted(most, 'negative')} per "
-                f"anchor with vision.simclr.negatives = {repel!r}, fewer than {config.negatives}; raise "
+                f"anchor with vision.simclr.negatives = {repel!r}, fewer than {config.negatives}. Raise "
                 "train.batch_size, or take method = 'moco' with a queue."
             )
         by_label = config.pairs == "labels"
         if by_label and repel != "all":
             raise ConfigError(
                 f"vision.simclr.negatives = {repel!r} has no effect with vision.pairs = 'labels': all views of other "
-                "classes repel; leave it out."
+                "classes repel. Remove it."
             )
         return cls(setup.branch(), None, config.negatives, repel, by_label)
 
@@ -131,7 +131,7 @@ class SimCLR(OneBranch):
 
 
 def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
-    """Keep `count` random negatives of every anchor; LMCL and CLLR vary this number (Fig. 4)."""
+    """Select `count` random negatives of every anchor. LMCL and CLLR vary this number (Fig. 4)."""
     anchors, candidates, first = len(pairs.anchors), len(pairs.candidates), pairs.first_negative
     device = pairs.anchors.device
     rank = torch.rand(anchors, candidates, generator=generator(seed, device), device=device)
@@ -139,6 +139,6 @@ def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     rank[:, :first] = 2.0
     excluded = pairs.excluded.shape[1]
     if first:
-        # The candidates before `first` are no negatives, and all positives are among them.
+        # The candidates before `first` are not negatives, and include all positives.
         excluded = first + pairs.ignored.shape[1]
     return pairs.without(rank.argsort(1)[:, count : candidates - excluded], distinct=True)

@@ -35,7 +35,7 @@ CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", 
 
 @dataclass(frozen=True, eq=False)
 class PairedSet(ImageSet):
-    """Images in rows; `images` is the first column.
+    """Images in rows. `images` is the first column.
 
     others: the further columns of images, row by row. captions: of each row, or empty. ids (n, columns): numbers of
     distinct images, and in their own column of distinct captions.
@@ -87,7 +87,7 @@ class Columns(Kind):
         elif config.caption is None and named:
             problems.append(f"columns: {named[0]!r} reads as captions, which need vision.caption.encoder = 'hub:...'")
         if config.caption is None and names and views is not None and views < len(names):
-            problems.append(f"views = {views} leaves columns unused; give {len(names)} or more, or leave it out")
+            problems.append(f"views = {views} leaves columns unused. Give {len(names)} or more, or remove it")
         defaults = type(data).model_fields
         if data.pretrain is None and data.source == defaults["source"].default:
             problems.append("columns need a table of pairs: set vision.data.source to a file (.csv, .jsonl, .parquet)")
@@ -149,7 +149,7 @@ def split_rows(pairs: PairedSet, share: float, generator: torch.Generator) -> tu
     if not 0 < total < len(pairs):
         raise DataError(
             f"{pairs.name} has {counted(len(pairs), 'row')} in {counted(len(sizes), 'group')} without an image in "
-            "common, too few to hold some back; give pairs for testing as a table of their own, vision.data.test."
+            "common, too few to hold some back. Give pairs for testing as a separate table, vision.data.test."
         )
     return pairs.take(first.nonzero().flatten()), pairs.take((~first).nonzero().flatten())
 
@@ -189,13 +189,13 @@ def read_pairs(
 
     Args:
         source: a file of `core.utils.rows`.
-        columns: of images; with captions the last column holds them.
+        columns: of images. With captions the last column has them.
         captioned: whether there are captions.
         decoding: how images are read.
         split: of a data set.
 
     Raises:
-        DataError: the table cannot be read, a column or an image is missing, or an image cannot be decoded; the message
+        DataError: the table cannot be read, a column or an image is missing, or an image cannot be decoded. The message
             names file and line.
     """
     names = list(columns)
@@ -251,7 +251,7 @@ def _decoded(name: str, files: Sequence[_File], rows: Tensor, captions: Sequence
     if absent and decoding.on_corrupt == "refuse":
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
         raise DataError(
-            f"{absent[0]}: no such image file{more}. Paths are relative to the table; or set "
+            f"{absent[0]}: no such image file{more}. Paths are relative to the table. Or set "
             "vision.data.on_corrupt = 'skip'. If the column holds captions, set vision.caption.encoder."
         )
     # An image may be in many rows, and the memory limit is for all rows.
@@ -286,7 +286,7 @@ def _decoded(name: str, files: Sequence[_File], rows: Tensor, captions: Sequence
 
 
 def _captions(cell: Any, name: str, where: str) -> list[str]:
-    """Return the captions of a cell with single blanks; missing ones are left out."""
+    """Return the captions of a cell with single blanks, without missing ones."""
     if not isinstance(cell, list | tuple):
         cell = [cell]
     found = []
@@ -302,7 +302,7 @@ def _captions(cell: Any, name: str, where: str) -> list[str]:
 
 
 def _image(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | None:
-    """Return the path of a cell's image, or its encoded bytes; None if it is missing."""
+    """Return the path of a cell's image, or its encoded bytes, or None if it is missing."""
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if cell is None or isinstance(cell, bytes):

@@ -23,16 +23,16 @@ SPLITS = ("train", *HELD_OUT, "unlabeled")
 SHARDS = "wds:"  # before the names of tar files
 HUB = "hub:"  # before a data set that the library `datasets` finds: an id, or a folder
 
-Classes = tuple[str, ...] | None  # names of the classes to keep, in their order; None keeps all
+Classes = tuple[str, ...] | None  # names of the classes to read, in their order. None reads all
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """Whether and how a set is streamed.
+    """Settings for streaming a set.
 
     Args:
         on: read one image after another.
-        length: number of images to use; None for all.
+        length: number of images to use. None uses all.
         buffer: images that are shuffled at a time, >= 1.
     """
 
@@ -46,10 +46,10 @@ class Decoding:
     """How encoded images are read.
 
     Args:
-        size: side of the squares in pixels; None to keep images of one size as they are.
+        size: side of the squares in pixels. None leaves images of one size unchanged.
         on_corrupt: "refuse" or "skip" damaged images.
-        memory: limit of decoded images in bytes; larger sets stay encoded.
-        stream: whether and how they are streamed.
+        memory: limit of decoded images in bytes. Larger sets stay encoded.
+        stream: settings for streaming.
     """
 
     size: int | None = None
@@ -113,7 +113,7 @@ Opener = Callable[[str, Decoding, Classes], Source]
 
 @dataclass(frozen=True)
 class Reader:
-    """A registered kind of source; see `register_source`."""
+    """A registered kind of source. See `register_source`."""
 
     open: Opener
     reads: str
@@ -146,7 +146,7 @@ def register_source(
     Args:
         reads: description for messages, such as "a folder of images".
         names: well-known data sets.
-        matches: (text, the text as a path) -> whether it is such a source; by default one of `names`.
+        matches: (text, the text as a path) -> whether it is such a source. By default the text is one of `names`.
         general: ask it after all others, because it also matches more specific sources.
         known: sizes of data sets in `names`.
         glance: path -> sizes, if they can be found without decoding images, else None.

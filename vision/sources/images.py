@@ -33,7 +33,7 @@ def wanted_rows(name: str, labels: Tensor, names: Sequence[str], wanted: Sequenc
 
 
 def select(images: ImageSet, wanted: Classes) -> ImageSet:
-    """Return the images of the wanted classes; all of them for None."""
+    """Return the images of the given classes, or all for None."""
     if wanted is None:
         return images
     if images.labels is None:
@@ -62,7 +62,7 @@ def decode_all(
     options: Decoding,
     left_out: Sequence[str] = (),
 ) -> ImageSet:
-    """Decode images in parallel to one tensor; refuse or skip files that cannot be decoded.
+    """Decode images in parallel to one tensor. Refuse or skip files that cannot be decoded.
 
     A set that would take more than `options.memory` bytes stays encoded.
 
@@ -114,7 +114,7 @@ def stay_encoded(
 ) -> ImageSet:
     """Return a set that is decoded batch by batch: to squares for probes, cropped from the stored images for training.
 
-    rows: the items to use; default all. The squares have `options.size`, or the size of images that are square.
+    rows: the items to use, by default all. The squares have `options.size`, or the size of images that are square.
     """
     size = options.size
     if size is None:

@@ -107,7 +107,7 @@ class ToyAdapter(Adapter):
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """Return P x of all points for any split; the validation part is as many new points of the same shape."""
+        """Return P x of all points for any split. The validation part is as many new points of the same shape."""
         points, labels = self.points, self.labels
         if split == "test" and self.part == "validation":
             points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
