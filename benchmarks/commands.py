@@ -3,10 +3,12 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from shlex import join, quote
 from textwrap import fill
+from typing import Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer
@@ -49,13 +51,14 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "--within",
         type=above_zero("a number of hours above 0"),
+        default=inf,
         metavar="HOURS",
         help="with --all: leave out suites that take longer by the plan",
     )
     _json(parser)
 
     def run(arguments: argparse.Namespace) -> int:
-        if arguments.within is not None and not arguments.all:
+        if arguments.within < inf and not arguments.all:
             parser.error("--within belongs to --all")
         if arguments.all:
             if arguments.suite:
@@ -65,11 +68,13 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
             alone = {"plan": "--plan", "effect": "--effect", "seeds": "--seeds", "overrides": "--set"}
             if given := [option for name, option in alone.items() if getattr(arguments, name)]:
                 parser.error(f"{', '.join(given)} cannot be used with --all")
-            return _bench_all(arguments)
+            return _bench(arguments)
         if arguments.effect is not None and not (arguments.plan and arguments.suite):
             parser.error("--effect belongs to --plan of one suite")
         if arguments.suite is None and (arguments.overrides or arguments.seeds or arguments.engine != "local"):
             parser.error("--set, --seeds and --engine need a SUITE; without arguments `dipole bench` lists them")
+        if arguments.suite is None and not arguments.plan:
+            return _print_suites(arguments.json)
         return _bench(arguments)
 
     return resumable(run)
@@ -181,65 +186,43 @@ def _running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="computing threads of a job")
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    if arguments.suite is None and not arguments.plan:
-        from dipole.benchmarks.suite import read_suite, suites
+def _named_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return these options, by the names that the functions behind the commands give them."""
+    return {name: getattr(arguments, name) for name in names}
 
-        if arguments.json:
-            print(
-                json.dumps(
-                    [{"name": n, "scales": list(read_suite(n).scale), "title": read_suite(n).title} for n in suites()]
-                )
-            )
-            return 0
-        for name in suites():
-            suite = read_suite(name)
-            start = f"{name:<24}  {', '.join(suite.scale):<12}  "
-            print(fill(suite.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
+
+def _print_suites(as_json: bool) -> int:
+    from dipole.benchmarks.suite import read_suite, suites
+
+    found = [read_suite(name) for name in suites()]
+    if as_json:
+        print(json.dumps([{"name": each.name, "scales": list(each.scale), "title": each.title} for each in found]))
         return 0
-    from dipole.benchmarks.run.bench import bench, plan_all
-
-    with json_answer(arguments.json) as answer:
-        if arguments.suite is None:
-            return plan_all(
-                arguments.scale, arguments.runs, arguments.jobs, arguments.threads, answer=answer, known=arguments.known
-            )
-        code = bench(
-            arguments.suite,
-            arguments.scale,
-            arguments.runs,
-            arguments.engine,
-            arguments.jobs,
-            arguments.threads,
-            arguments.plan,
-            arguments.effect,
-            arguments.overrides,
-            arguments.seeds,
-            dict(arguments.slurm),
-            answer=answer,
-            known=arguments.known,
-        )
-    if not arguments.plan and not arguments.json:
-        print(_how_to_report(arguments))
-    return code
+    for each in found:
+        start = f"{each.name:<24}  {', '.join(each.scale):<12}  "
+        print(fill(each.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
+    return 0
 
 
-def _bench_all(arguments: argparse.Namespace) -> int:
-    from dipole.benchmarks.run.bench import bench_all
+def _bench(arguments: argparse.Namespace) -> int:
+    from dipole.benchmarks.run.bench import bench, bench_all, plan_all
 
     a = arguments
+    common = _named_options(a, "scale", "runs", "jobs", "threads", "known")
     with json_answer(a.json) as answer:
-        within = inf if a.within is None else a.within
-        code = bench_all(a.scale, a.runs, a.jobs, a.threads, within, a.known, answer=answer)
-    if not a.json:
-        print(_how_to_report(a))
+        if a.all:
+            code = bench_all(**common, within=a.within, answer=answer)
+        elif a.suite is None:
+            return plan_all(**common, answer=answer)
+        else:
+            own = _named_options(a, "engine", "effect", "overrides", "seeds")
+            code = bench(a.suite, **common, **own, plan_only=a.plan, slurm=dict(a.slurm), answer=answer)
+    if a.plan or a.json:
+        return code
+    shipped = _place("shipped") if a.known else None
+    places = join("shipped" if place == shipped else str(place) for place in [a.runs, *a.known])
+    print(f"Report: dipole report {places} -o report.html")
     return code
-
-
-def _how_to_report(arguments: argparse.Namespace) -> str:
-    shipped = _place("shipped") if arguments.known else None
-    places = join("shipped" if place == shipped else str(place) for place in [arguments.runs, *arguments.known])
-    return f"Report: dipole report {places} -o report.html"
 
 
 def _results(arguments: argparse.Namespace) -> int:
@@ -249,16 +232,17 @@ def _results(arguments: argparse.Namespace) -> int:
 
     a = arguments
     with json_answer(a.json) as answer:
-        found = contents(a.places) if a.what == "list" else add(a.places, a.to, a.replace)
-        answer["suites"] = [each.as_dict() for each in found]
+        if a.what == "list":
+            found = contents(a.places)
+        else:
+            found = add(a.places, a.to, a.replace)
+        answer["suites"] = [{**asdict(each), "path": str(each.path)} for each in found]
     conflicts = [said for each in found for said in each.conflicts]
     left_out = [said for each in found for said in each.left_out]
     if not a.json:
         rows = [("suite", "runs", "new", "computing time", "kB")]
-        rows += [
-            (e.suite, f"{e.runs} of {e.wanted}", str(e.new), duration(e.seconds), f"{e.bytes / 1000:.0f}")
-            for e in found
-        ]
+        for e in found:
+            rows.append((e.suite, f"{e.runs} of {e.wanted}", str(e.new), duration(e.seconds), f"{e.bytes / 1000:.0f}"))
         print(text_table(rows))
         for said in conflicts:
             print(f"conflict: {said}")
@@ -266,7 +250,7 @@ def _results(arguments: argparse.Namespace) -> int:
             print("The file is unchanged. Use --replace to take the new results and the new suite.")
         for said in left_out:
             print(f"left out: {said}")
-    return 1 if left_out or (conflicts and not a.replace) else 0
+    return int(bool(left_out) or bool(conflicts and not a.replace))
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -274,48 +258,46 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     a = arguments
     with json_answer(a.json) as answer:
-        code = sweep(
-            a.recipe, a.space, a.metric, a.trials, a.minimize, a.seeds, a.overrides, a.runs, a.engine, a.jobs,
-            a.threads, a.name, a.seed, dict(a.slurm), answer=answer,
-        )  # fmt: skip
+        where = _named_options(a, "runs", "engine", "jobs", "threads")
+        what = _named_options(a, "trials", "minimize", "seeds", "overrides", "name", "seed")
+        code = sweep(a.recipe, a.space, a.metric, **what, **where, slurm=dict(a.slurm), answer=answer)
         answer |= {"runs": str(a.runs), "ok": code == 0}
     return code
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    if arguments.part == "vision":
-        from dipole.vision.demo import demo as vision_demo
-
-        picture = Path("demo.png")
-        with json_answer(arguments.json) as answer:
-            vision_demo(arguments.runs, picture)
-            answer |= {"runs": str(arguments.runs), "picture": str(picture), "ok": True}
-        if not arguments.json:
-            print(f"Picture of the distances: {picture}")
-            print(_next(arguments.runs))
-        return 0
-    from dipole.benchmarks.report.write import check_output, write_report
-    from dipole.benchmarks.run.bench import bench
-
     a = arguments
-    check_output(a.output)
     with json_answer(a.json) as answer:
-        slurm = dict(a.slurm)
-        code = bench(
-            "demo", "small", a.runs, a.engine, a.jobs, a.threads, slurm=slurm, answer=answer, mentions_shipped=False
-        )
-        write_report(arguments.runs, arguments.output)
-        answer |= {"report": str(arguments.output)}
-    if not a.json:
-        print(f"Report: {arguments.output}")
-        if code == 0:
-            print(_next(arguments.runs))
+        if a.part == "vision":
+            from dipole.vision.demo import demo as vision_demo
+
+            code, picture = 0, Path("demo.png")
+            vision_demo(a.runs, picture)
+            answer |= {"runs": str(a.runs), "picture": str(picture), "ok": True}
+            said = f"Picture of the distances: {picture}"
+        else:
+            from dipole.benchmarks.report.write import check_output, write_report
+            from dipole.benchmarks.run.bench import bench
+
+            check_output(a.output)
+            where = _named_options(a, "runs", "engine", "jobs", "threads")
+            code = bench("demo", **where, slurm=dict(a.slurm), answer=answer, mentions_shipped=False)
+            write_report(a.runs, a.output)
+            answer |= {"report": str(a.output)}
+            said = f"Report: {a.output}"
+    if a.json:
+        return code
+    print(said)
+    if code == 0:
+        print(_next(a.runs))
     return code
 
 
 def _next(runs: Path) -> str:
     """Return the hints at the end of a demo, with aligned comments."""
-    option = "" if runs == Path("runs") else f" --runs {quote(str(runs))}"
+    option = ""
+    if runs != Path("runs"):
+        option = f" --runs {quote(str(runs))}"
     return NEXT.format(runs=f"{option:<46}")
 
 
@@ -324,7 +306,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
     with json_answer(arguments.json) as answer:
         found = write_report(arguments.runs, arguments.output, arguments.figures)
-        facts = {name: int(value) if value.isdecimal() else value for name, value in found.facts.items()}
+        facts: dict[str, int | str] = dict(found.facts)
+        facts |= {name: int(value) for name, value in found.facts.items() if value.isdecimal()}
         answer |= {"report": str(arguments.output), "facts": facts}
     unread = "problems" in found.facts and found.facts["runs"] == "0"
     if unread:

@@ -1,31 +1,30 @@
-"""`dipole compare`: two runs, side by side. Nothing heavy is imported before it runs."""
+"""`dipole compare`: two runs side by side. Heavy imports happen when it runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dipole.core.cli import Runner
 
 if TYPE_CHECKING:
     from dipole.core.record import RunRecord
 
 LONGEST = 48
-"""Characters of a setting that are shown. --json has all of them."""
-
-Runner = Callable[[argparse.Namespace], int]
+"""Characters of a setting that are printed. --json prints all of them."""
 
 
 def compare(parser: argparse.ArgumentParser) -> Runner:
     """Compare two runs: settings that differ, numbers with intervals, a verdict if there is one.
 
-    Runs of the same settings with other seeds in the same folders count as well. A verdict needs two seeds of each.
+    Other seeds of the same settings in the same folders are included. A verdict needs two seeds of each.
     """
     parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
-    parser.add_argument("second", metavar="RUN", help="what it is compared with")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("second", metavar="RUN", help="the run to compare it with")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder to look hashes up in")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return _compare
 
@@ -37,9 +36,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
     if one.resolve() == other.resolve():
-        raise ConfigError(f"both are the run {one}: give another; `dipole list runs` names them.")
+        raise ConfigError(f"both are the run {one}. Give two different runs, see `dipole list runs`.")
     first, second = (_with_siblings(folder) for folder in (one, other))
-    if _without(first[0].config) == _without(second[0].config):  # no two groups: these two runs alone
+    if _without(first[0].config) == _without(second[0].config):  # two seeds of one setting
         first, second = first[:1], second[:1]
     settings = _differences(first[0].config, second[0].config)
     shared = [name for name in first[0].results if name in second[0].results]
@@ -57,29 +56,36 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}")
     rows = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
-    print("\n" + (text_table(rows, words=range(3)) if settings else "No setting differs but the seed."))
+    if settings:
+        print("\n" + text_table(rows, words=range(3)))
+    else:
+        print("\nOnly the seed differs.")
     table = [("number", "first", "second", "second - first", "verdict")]
     for each in numbers:
-        low, high = each["interval"] or (None, None)
-        gap = number(each["difference"]) + (f" ({number(low)} to {number(high)})" if low is not None else "")
+        gap = number(each["difference"])
+        if each["interval"]:
+            gap += " ({} to {})".format(*map(number, each["interval"]))
         table.append((each["name"], number(each["first"]), number(each["second"]), gap, each["verdict"]))
-    print("\n" + (text_table(table) if numbers else "They have no number in common."))
+    if numbers:
+        print("\n" + text_table(table))
+    else:
+        print("\nThe runs have no number in common.")
     if not settings:
-        print("\nTwo seeds of one setting: what they differ in is its spread.")
+        print("\nThese are two seeds of one setting. Their difference shows its spread.")
     elif len(first) < 2 or len(second) < 2:
-        print("\nA verdict needs two seeds of each: train more, --set seed=1.")
+        print("\nA verdict needs two seeds of each. Train more: --set seed=1.")
     return 0
 
 
 def _with_siblings(folder: Path) -> list[RunRecord]:
-    """A run, and the finished ones beside it that differ in the seed alone. A seed counts once."""
+    """Return a run and one finished run of each other seed with the same settings, from the same folder."""
     from dipole.core.record import read_record
     from dipole.core.record.listing import RECORD, run_folders
     from dipole.core.utils.errors import ConfigError, RecordError
 
     record = read_record(folder / "record.json")
     if record.status != "done":
-        raise ConfigError(f"the run {folder} is {record.status}: only finished ones are compared.")
+        raise ConfigError(f"the run {folder} is {record.status}. Only finished runs can be compared.")
     found = {record.seed: record}
     for path in run_folders(folder.resolve().parent):
         try:
@@ -107,7 +113,7 @@ def _differences(first: dict[str, Any], second: dict[str, Any], prefix: str = ""
 
 
 def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
-    """Means of both and their difference with Welch's interval of 95 %, where both have two seeds or more."""
+    """Return the means and their difference, with Welch's 95 % interval if both have two seeds or more."""
     from statistics import fmean, stdev
 
     from dipole.benchmarks.statistics import welch
@@ -122,10 +128,17 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
     found = welch(fmean(b), stdev(b), len(b), fmean(a), stdev(a), len(a))
     if isnan(found.low):
         return facts | {"interval": None, "verdict": "no spread"}
-    decided = found.low > 0 or found.high < 0
-    verdict = ("second is higher" if difference > 0 else "first is higher") if decided else "undecided"
+    verdict = "undecided"
+    if found.low > 0:
+        verdict = "second is higher"
+    elif found.high < 0:
+        verdict = "first is higher"
     return facts | {"interval": [found.low, found.high], "verdict": verdict}
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

@@ -18,13 +18,13 @@ from dipole.core.evaluation.intervals import Array
 SEEDS = (2, 3, 5, 10, 20)
 REPEATS = 4000
 LEAST = 0.93
-"""Coverage below which an interval is not given the name of 95 %."""
+"""Smallest acceptable coverage of a 95 % interval."""
 GAIN = 1.0
-"""By how many of its own standard deviations a row is better than its base."""
+"""Difference between a row and its base, in standard deviations."""
 LEVEL = 20.0
 """Mean of the base in these units: a relative gain of 5 %."""
 ROWS, COLUMNS = 5, 4
-"""The suite without effect in which false alarms are counted."""
+"""Size of the suite without effect in which false alarms are counted."""
 SHARED = 0.8
 """Correlation between columns of the same runs."""
 TRUTH = 400_000
@@ -33,7 +33,7 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[Array, Array]]
 
 
 def _standard(spread: float, draw: Callable[[np.random.Generator, tuple[int, ...]], Array]) -> Draw:
-    """A row and its base (each of mean 0 without effect) from one distribution. The row's times `spread`."""
+    """Draw a row and its base from one distribution of mean 0. The row is multiplied by `spread`."""
 
     def both(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Array, Array]:
         return spread * draw(generator, shape), draw(generator, shape)
@@ -53,7 +53,7 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
 
 @dataclass(frozen=True)
 class Line:
-    """Shares by number of seeds: of intervals that hold the truth, and of repeats that have an interval at all."""
+    """Shares by number of seeds: of intervals that contain the truth, and of repeats that have an interval."""
 
     what: str
     distribution: str
@@ -93,26 +93,24 @@ def _counted(
         low, high = kind.bounds(*_drawn(draw, (repeats, 1, n), n))
         known = np.isfinite(low)
         given[n] = float(known.mean())
-        holds[n] = float(((low <= truth) & (truth <= high))[known].mean()) if known.any() else float("nan")
+        holds[n] = float("nan")
+        if known.any():
+            holds[n] = float(((low <= truth) & (truth <= high))[known].mean())
     return holds, given
 
 
 def _drawn(draw: Draw, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
-    """Runs of a row and of its base."""
+    """Draw runs of a row and of its base, with the effect."""
     row, base = draw(np.random.default_rng(seed), shape)
     return LEVEL + GAIN + row, LEVEL + base
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of interval: from many repeats (R, T, S) of a row and its base, and its truth from many runs."""
+    """One kind of interval: its bounds from repeats (R, T, S) of a row and its base, and its true value."""
 
     bounds: Intervals
     truth: Callable[[Array, Array], float]
-
-
-def _gain(row: Array, base: Array) -> tuple[Array, Array]:
-    return estimates.relative_gains(row, base, (0,)).bounds(CONFIDENCE)
 
 
 def _difference(row: Array, base: Array) -> tuple[Array, Array]:
@@ -120,7 +118,7 @@ def _difference(row: Array, base: Array) -> tuple[Array, Array]:
 
 
 def _welch(row: Array, base: Array) -> tuple[Array, Array]:
-    """Of a row whose seeds are not those of its base."""
+    """Use different seeds for a row and its base."""
     absent = np.full(row.shape, np.nan)
     ours, theirs = np.concatenate([row, absent], axis=-1), np.concatenate([absent, base], axis=-1)
     return estimates.relative_gains(ours, theirs, (0,)).bounds(CONFIDENCE)
@@ -140,21 +138,19 @@ def _true_wins(row: Array, base: Array) -> float:
     return float(below.mean() / len(base))
 
 
-def _relative(row: Array, base: Array) -> float:
-    return GAIN / LEVEL
-
-
 INTERVALS: Mapping[str, Kind] = {
     "difference from the base": Kind(_difference, lambda row, base: GAIN),
-    "relative gain, common seeds": Kind(_gain, _relative),
-    "relative gain, other seeds": Kind(_welch, _relative),
+    "relative gain, common seeds": Kind(
+        lambda row, base: estimates.relative_gains(row, base, (0,)).bounds(CONFIDENCE), lambda row, base: GAIN / LEVEL
+    ),
+    "relative gain, other seeds": Kind(_welch, lambda row, base: GAIN / LEVEL),
     "interquartile mean": Kind(_middle, lambda row, base: float(np.sort(row)[TRUTH // 4 : -(TRUTH // 4)].mean())),
     "probability of improvement": Kind(_wins, _true_wins),
 }
 
 
 def _without_effect(n: int, repeats: int) -> tuple[Array, Array]:
-    """Suites of rows and one base without any difference, (R, rows, T, n): columns of the same runs go together."""
+    """Draw suites of rows and one base without any difference, (R, rows, T, n). Columns of a run are correlated."""
     generator = np.random.default_rng(n)
     runs = generator.normal(size=(repeats, ROWS + 1, 1, n))
     values = np.sqrt(SHARED) * runs + np.sqrt(1 - SHARED) * generator.normal(size=(repeats, ROWS + 1, COLUMNS, n))
@@ -187,45 +183,40 @@ ALARMS: Mapping[str, Callable[[int, int], float]] = {
 
 
 def to_markdown(found: Study) -> str:
-    """Both tables, percentages."""
+    """Return both tables in percent."""
     seeds = list(found.lines[0].holds)
     head = "".join(f" {n} seeds |" for n in seeds)
     lines = [f"| interval | runs |{head}", "|---|---|" + "---|" * len(seeds)]
     for line in found.lines:
-        shares = "".join(f" {_percent(line.holds[n])}{_absent(line.given[n])} |" for n in seeds)
+        shares = ""
+        for n in seeds:
+            shares += f" {100 * line.holds[n]:.1f}"
+            if line.given[n] < 0.995:
+                shares += f" ({100 * (1 - line.given[n]):.0f} none)"
+            shares += " |"
         lines.append(f"| {line.what} | {line.distribution} |{shares}")
     lines += ["", f"| false alarm |{head}", "|---|" + "---|" * len(seeds)]
-    lines += [f"| {name} |" + "".join(f" {_percent(of[n])} |" for n in seeds) for name, of in found.alarms.items()]
+    lines += [f"| {name} |" + "".join(f" {100 * of[n]:.1f} |" for n in seeds) for name, of in found.alarms.items()]
     return "\n".join(lines)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _absent(given: float) -> str:
-    """How many repeats have no interval, if it is worth a word."""
-    return f" ({100 * (1 - given):.0f} none)" if given < 0.995 else ""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables. 1 where an interval holds less than it should."""
+    """Print the tables. The exit code is 1 if a coverage is too small."""
     parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.coverage", description=__doc__)
     parser.add_argument("--repeats", type=_repeats, default=REPEATS, help=f"suites drawn (default {REPEATS})")
     parser.add_argument("--json", action="store_true", help="print the shares as JSON")
     given = parser.parse_args(arguments)
     found = study(given.repeats)
-    print(json.dumps(asdict(found), indent=1) if given.json else to_markdown(found))
-    least = _least(found.repeats)
+    if given.json:
+        print(json.dumps(asdict(found), indent=1))
+    else:
+        print(to_markdown(found))
+    # Three standard errors of a share of so many repeats.
+    least = LEAST - 3 * float(np.sqrt(LEAST * (1 - LEAST) / found.repeats))
     short = [f"{line.what}, {line.distribution}" for line in found.lines if min(line.holds.values()) < least]
     if short:
         print(f"below {100 * LEAST:.0f} %: {'; '.join(short)}", file=sys.stderr)
     return int(bool(short))
-
-
-def _least(repeats: int) -> float:
-    """`LEAST`, less what so many repeats may be off by (three standard errors)."""
-    return LEAST - 3 * float(np.sqrt(LEAST * (1 - LEAST) / repeats))
 
 
 def _repeats(text: str) -> int:

@@ -1,10 +1,11 @@
-"""Compare several methods over blocks: Friedman's test, Nemenyi's critical difference, performance profiles."""
+"""Compare methods over blocks: Friedman's test, Nemenyi's critical difference, performance profiles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from dipole.core.utils.errors import DataError
@@ -14,9 +15,10 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class CriticalDifference:
-    """Mean ranks (1 is best, best first), Friedman's p, and the difference of mean ranks that would tell two apart.
+    """Mean ranks (1 is best, best first), Friedman's p, and the smallest significant difference of mean ranks.
 
-    `groups` are the places (first, last) of rows without a significant difference: all, if Friedman's test finds none.
+    `groups` are places (first, last) of methods without a significant difference. If Friedman's test is not
+    significant, there is one group of all.
     """
 
     labels: tuple[str, ...]
@@ -28,39 +30,43 @@ class CriticalDifference:
 
 
 def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LEVEL) -> CriticalDifference:
-    """Methods compared over N blocks, as Demsar (JMLR 2006, Sec. 3.2.2) does.
+    """Compare methods over N blocks as Demsar (JMLR 2006, Sec. 3.2.2) does.
 
-    Ranks r_ij inside each block, ties their mean. Friedman's Q = (k - 1) sum_j (sum_i d_ij)^2 / sum_ij d_ij^2 with
-    d_ij = r_ij - (k + 1) / 2, which is corrected for ties, against chi^2 of k - 1 degrees of freedom. Then Nemenyi's
-    CD = q sqrt(k (k + 1) / (6 N)), q the studentized range of k means over sqrt(2).
+    r_ij are the ranks inside each block, with midranks for ties. Friedman's Q, corrected for ties, is
+    (k - 1) sum_j (sum_i d_ij)^2 / sum_ij d_ij^2 with d_ij = r_ij - (k + 1) / 2. It is compared with chi^2 of k - 1
+    degrees of freedom. Nemenyi's CD = q sqrt(k (k + 1) / (6 N)), with q the studentized range of k means over sqrt(2).
 
     Args:
-        blocks: N >= 2 of them, each a value for the same k >= 2 methods, larger is better.
+        blocks: N >= 2 mappings of the same k >= 2 methods to a value. Larger is better.
+        level: of both tests, in (0, 1).
 
     Raises:
-        DataError: too few, or a method is missing from a block.
+        DataError: too few blocks or methods, or a method is missing from a block.
     """
-    labels = list(blocks[0]) if blocks else []
-    if len(blocks) < 2 or len(labels) < 2 or any(set(block) != set(labels) for block in blocks):
+    if len(blocks) < 2 or len(blocks[0]) < 2 or any(set(block) != set(blocks[0]) for block in blocks):
         raise DataError("a critical difference needs two blocks or more with the same methods, two or more")
+    labels = list(blocks[0])
     # Values that differ in the last digits only are ties.
     values = np.array([[float(f"{block[label]:.10g}") for label in labels] for block in blocks])  # (N, k)
     ranks = stats.rankdata(-values, axis=1)
     n, k = ranks.shape
     off = ranks - (k + 1) / 2
     spread = float((off**2).sum())
-    q = (k - 1) * float((off.sum(axis=0) ** 2).sum()) / spread if spread else 0.0
-    p = float(stats.chi2.sf(q, k - 1))
+    p = 1.0
+    if spread:
+        p = float(stats.chi2.sf((k - 1) * float((off.sum(axis=0) ** 2).sum()) / spread, k - 1))
     difference = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / sqrt(2) * sqrt(k * (k + 1) / (6 * n))
     means = ranks.mean(axis=0)
     order = sorted(range(k), key=lambda j: (means[j], labels[j]))
     sorted_means = [float(means[j]) for j in order]
-    groups = ((0, k - 1),) if p >= level else _groups(sorted_means, difference)
+    groups: tuple[tuple[int, int], ...] = ((0, k - 1),)
+    if p < level:
+        groups = _groups(sorted_means, difference)
     return CriticalDifference(tuple(labels[j] for j in order), tuple(sorted_means), n, p, difference, groups)
 
 
 def _groups(means: Sequence[float], difference: float) -> tuple[tuple[int, int], ...]:
-    """Longest runs of sorted means that lie inside the difference. None of one row, none inside another."""
+    """Return the longest ranges of sorted means within the difference, none of one mean, none inside another."""
     found: list[tuple[int, int]] = []
     for first, mean in enumerate(means):
         last = max(i for i in range(first, len(means)) if means[i] - mean < difference)
@@ -70,12 +76,13 @@ def _groups(means: Sequence[float], difference: float) -> tuple[tuple[int, int],
 
 
 def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: int = 51) -> dict[str, list[float]]:
-    """Share of runs above tau, mean over tasks (Agarwal et al. 2021, Sec. 4.2), at `places` of tau from 0 to 1.
+    """Return the share of runs above tau, averaged over tasks (Agarwal et al. 2021, Sec. 4.2).
 
-    tau is 0 at the worst run of a task and 1 at its best, so that tasks of different units weigh the same.
+    tau is 0 at the worst run of a task and 1 at its best, so tasks of different units have equal weight.
 
     Args:
-        tasks: values of the runs of each method, larger is better. Methods that lack a task are left out.
+        tasks: values of the runs of each method. Larger is better. Methods without runs of a task are left out.
+        places: number of equally spaced tau from 0 to 1.
 
     Raises:
         DataError: no task.
@@ -84,16 +91,11 @@ def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: 
         raise DataError("a performance profile needs a task or more")
     labels = [label for label in tasks[0] if all(task.get(label) for task in tasks)]
     taus = np.linspace(0, 1, places)
-    shares: dict[str, list[float]] = {}
-    scaled = []
+    above: dict[str, list[NDArray[np.float64]]] = {label: [] for label in labels}
     for task in tasks:
         every = [float(value) for label in labels for value in task[label]] or [0.0]
-        low, high = min(every), max(every)
-        scaled.append((low, (high - low) or 1.0))
-    for label in labels:
-        of = [
-            (((np.asarray(task[label], dtype=np.float64) - low) / reach)[:, None] > taus).mean(axis=0)
-            for task, (low, reach) in zip(tasks, scaled, strict=True)
-        ]
-        shares[label] = np.mean(of, axis=0).tolist()
-    return shares
+        low, reach = min(every), (max(every) - min(every)) or 1.0
+        for label in labels:
+            scaled = (np.asarray(task[label], dtype=np.float64) - low) / reach
+            above[label].append((scaled[:, None] > taus).mean(axis=0))
+    return {label: np.mean(shares, axis=0).tolist() for label, shares in above.items()}

@@ -22,18 +22,18 @@ from dipole.core.record import RunRecord
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import is_file, is_folder
 
-OTHERWISE = "other results than the same run elsewhere, whose count"
+CONFLICT = "other results than the same run elsewhere, which are used"
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Records, the suites that asked for them, what lies beside the records, and what could not be read.
+    """Everything that a report reads.
 
     Args:
         collection: the records, by run.
-        manifests: of the suites.
+        manifests: the suites of these runs.
         beside: curves and points of the runs.
-        problems: files that could not be read, and results that contradict each other.
+        problems: files that could not be read, and contradicting results.
     """
 
     collection: Collection
@@ -66,7 +66,7 @@ def gather(places: Iterable[Path]) -> Gathered:
             )
         if is_file(place / "record.json"):
             raise DataError(
-                f"{place} is one run: give the folder that it lies in, {place.parent}; `dipole compare` shows two runs."
+                f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
             )
         found: list[tuple[Path, StoredSuite]] = []
         if not is_file(place):
@@ -77,7 +77,7 @@ def gather(places: Iterable[Path]) -> Gathered:
                     records[name], folders[name] = record, place / name
                     kept.pop(name, None)
                 elif record.status == "done" and (odd := differing(records[name], record)):
-                    damaged.append(Problem(place / name, f"{OTHERWISE}: {odd}"))
+                    damaged.append(Problem(place / name, f"{CONFLICT}: {odd}"))
             manifests, unreadable = read_manifests(place)
             damaged += unreadable
             found += [(place, StoredSuite(manifest, {})) for manifest in manifests]
@@ -94,14 +94,15 @@ def gather(places: Iterable[Path]) -> Gathered:
                     folders.pop(name, None)
                     continue
                 if odd := differing(records[name], run.whole):
-                    damaged.append(Problem(path, f"run {name}: {OTHERWISE}: {odd}"))
+                    damaged.append(Problem(path, f"run {name}: {CONFLICT}: {odd}"))
                 if name in kept:
                     kept[name] = _richer(kept[name], run)
         for path, suite in found:
-            there = suites.get(suite.manifest.name)
-            both, conflicts, _ = merged(there, suite) if there is not None else (suite, [], [])
-            suites[suite.manifest.name] = both
-            damaged += [Problem(path, said) for said in conflicts]
+            name = suite.manifest.name
+            if name in suites:
+                suite, conflicts, _ = merged(suites[name], suite)
+                damaged += [Problem(path, said) for said in conflicts]
+            suites[name] = suite
     collection = Collection(places[0], records, problems)
     manifests = [suites[name].manifest for name in sorted(suites)]
     for manifest in manifests:
@@ -114,11 +115,15 @@ def gather(places: Iterable[Path]) -> Gathered:
 
 
 def _richer(one: StoredRun, other: StoredRun) -> StoredRun:
-    """A run that two suites keep: the curves that either of them shows."""
-    points = other.points if one.points is None else one.points
+    """Merge the curves and points of a run that two suites store."""
+    points = one.points
+    if points is None:
+        points = other.points
     return StoredRun(one.record, {**other.curves, **one.curves}, {**other.measured, **one.measured}, points)
 
 
 def places_of(runs: Path | Sequence[Path]) -> list[Path]:
-    """One place or several, as a list."""
-    return [runs] if isinstance(runs, Path) else list(runs)
+    """Return one place or several as a list."""
+    if isinstance(runs, Path):
+        return [runs]
+    return list(runs)

@@ -1,10 +1,10 @@
-"""Grids: rows and columns of a suite written as axes, and multiplied out before the suite is read.
+"""Grids: rows and columns of a suite written as axes, which are multiplied out before the suite is read.
 
     [grid]                                  # every row, at every value that it can take
     temperature = [0.1, 0.2, 0.5]           # an option of its objective, or objective.TERM.OPTION
     "train.batch_size" = [64, 256]          # a setting
 
-    [[columns]]                             # a grid of one row or column; {axis} stands for a value in any of its texts
+    [[columns]]                             # a grid of one row or column. {axis} is replaced in all its texts
     name = "{data}/batch={batch}"
     metric = "linear/accuracy"
     set = ["train.batch_size={batch}", "train.learning_rate={rate}"]
@@ -18,8 +18,8 @@
     zip = [["batch", "rate"]]               # walk together. The other axes are multiplied, the first one slowest
     exclude = [{ data = "STL-10", batch = 256 }]
 
-A value that is a table has a name, and what else it has goes into the row or column, `set` behind its own. `[row]` and
-`[column]` are what every row and column has that says nothing else.
+A value can be a table with a name. Its other keys go into the row or column, and its `set` comes last. `[row]` and
+`[column]` are the defaults of all rows and columns.
 """
 
 import json
@@ -35,13 +35,13 @@ from dipole.core.objectives.spec import Term, format_terms, parse
 from dipole.core.utils.errors import ConfigError, RegistryError, SpecError, nearest
 
 MOST = 100_000
-"""Rows, columns, or cells of a suite: more is taken for a mistake."""
+"""Limit for the rows, columns and cells of a suite. More are taken for a mistake."""
 Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of an axis: its text, and what it brings along."""
+    """One value of an axis: its text, and the keys it adds to a row or column."""
 
     text: str
     brings: Entry
@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes by name, those that walk together, and what is left out (axis -> texts)."""
+    """Axes by name, groups of axes that walk together, and excluded points (axis -> texts)."""
 
     where: str
     axes: Mapping[str, tuple[Value, ...]]
@@ -57,7 +57,7 @@ class Grid:
     excluded: tuple[Mapping[str, tuple[str, ...]], ...] = ()
 
     def points(self) -> Iterator[dict[str, Value]]:
-        """Every point that is not left out, the first axis slowest."""
+        """Yield the points that are not excluded, the first axis slowest."""
         groups = self._groups()
         count = prod(len(self.axes[group[0]]) for group in groups)
         if count > MOST:
@@ -73,7 +73,7 @@ class Grid:
         return list(dict.fromkeys(together.get(axis, (axis,)) for axis in self.axes))
 
     def without(self, left_out: Sequence[str]) -> "Grid":
-        """The grid of the other axes."""
+        """Return the grid of the other axes."""
         kept = {axis: values for axis, values in self.axes.items() if axis not in left_out}
         zipped = tuple(left for group in self.zipped if (left := tuple(axis for axis in group if axis in kept)))
         return replace(
@@ -82,7 +82,7 @@ class Grid:
 
 
 def expand(suite: Entry) -> dict[str, Any]:
-    """A suite as its file has it, with every grid multiplied out and no grid left.
+    """Multiply out all grids of a suite as its file has it.
 
     Raises:
         ConfigError: an axis is empty or unused, or there are too many points.
@@ -90,28 +90,28 @@ def expand(suite: Entry) -> dict[str, Any]:
     found = {key: value for key, value in suite.items() if key not in ("grid", "row", "column")}
     shared = read_grid(suite.get("grid", {}), "[grid]")
     scales = found.get("scale", {})
-    bad = [name for name in ("row", "column") if not isinstance(suite.get(name, {}), Mapping)]
-    if bad:
-        raise ConfigError(f"[{bad[0]}] is a table: what every {bad[0]} has that says nothing else.")
+    for name in ("row", "column"):
+        if not isinstance(suite.get(name, {}), Mapping):
+            raise ConfigError(f"[{name}] is a table with the defaults of every {name}.")
     if isinstance(scales, Mapping):
-        found["scale"] = {
-            name: _expanded(scale, suite, shared, f" of scale {name!r}") if isinstance(scale, Mapping) else scale
-            for name, scale in scales.items()
-        }
+        found["scale"] = dict(scales)
+        for name, scale in scales.items():
+            if isinstance(scale, Mapping):
+                found["scale"][name] = _expanded(scale, suite, shared, f" of scale {name!r}")
     return _expanded(found, suite, shared, "")
 
 
 def _expanded(part: Entry, suite: Entry, shared: Grid, of: str) -> dict[str, Any]:
-    """A suite or a scale of it, with its rows and columns multiplied out."""
+    """Multiply out the rows and columns of a suite or of one scale."""
     found = dict(part)
     if _are_entries(part.get("columns")):
         columns = [{**suite.get("column", {}), **column} for column in part["columns"]]
-        found["columns"] = [new for column in columns for _, new in _multiplied(column, "name", None, of)]
+        found["columns"] = [new for column in columns for _, new in _multiplied(column, "name", Grid("", {}), of)]
     if _are_entries(part.get("rows")):
         rows = [{**suite.get("row", {}), **row} for row in part["rows"]]
         useless = [axis for axis in shared.axes if not any(_takes(row, axis) for row in rows)]
         if useless:
-            raise ConfigError(_nobody_takes(useless[0], rows, shared.where))
+            raise ConfigError(_unused(useless[0], rows, shared.where))
         pairs = [(row, point, new) for row in rows for point, new in _multiplied(row, "method", shared, of)]
         found["rows"] = [new for _, _, new in pairs]
         if shared.axes:
@@ -121,21 +121,20 @@ def _expanded(part: Entry, suite: Entry, shared: Grid, of: str) -> dict[str, Any
     return found
 
 
-def _multiplied(
-    entry: Entry, name: str, shared: Grid | None, of: str
-) -> Iterator[tuple[dict[str, Value], dict[str, Any]]]:
-    """An entry at each point of its own grid and of the shared one. Axes not in its name are written behind it."""
-    label = str(entry.get(name, "?"))
-    own = read_grid(entry.get("grid", {}), f"the grid of {'row' if name == 'method' else 'column'} {label!r}{of}")
-    if useless := [axis for axis in own.axes if not _takes(entry, axis) and not _brings(own.axes[axis])]:
-        raise ConfigError(_nobody_takes(useless[0], [entry], own.where))
-    together = [set(group) for group in own.zipped + (shared.zipped if shared else ())]
+def _multiplied(entry: Entry, name: str, shared: Grid, of: str) -> Iterator[tuple[dict[str, Value], dict[str, Any]]]:
+    """Yield an entry at each point of its own and the shared grid. The name gets the axes it does not mention."""
+    label, kind = str(entry.get(name, "?")), {"method": "row", "name": "column"}[name]
+    own = read_grid(entry.get("grid", {}), f"the grid of {kind} {label!r}{of}")
+    brings = {axis for axis, values in own.axes.items() if any(value.brings for value in values)}
+    if useless := [axis for axis in own.axes if axis not in brings and not _takes(entry, axis)]:
+        raise ConfigError(_unused(useless[0], [entry], own.where))
+    together = [set(group) for group in own.zipped + shared.zipped]
     plain = {key: value for key, value in entry.items() if key != "grid"}
-    free = None if shared is None else shared.without([axis for axis in shared.axes if not _takes(entry, axis)])
-    if free and (twice := [axis for axis in free.axes if axis in own.axes]):
+    free = shared.without([axis for axis in shared.axes if not _takes(entry, axis)])
+    if twice := [axis for axis in free.axes if axis in own.axes]:
         raise ConfigError(f"{own.where} and [grid] both have the axis {twice[0]!r}.")
     for first in own.points():
-        for second in free.points() if free else ({},):
+        for second in free.points():
             point = first | second
             yield point, _at(plain, name, point, together)
 
@@ -167,7 +166,7 @@ def _at(entry: Entry, name: str, point: Mapping[str, Value], together: Sequence[
 
 
 class _Families:
-    """Labels of the rows that each row as it is written is multiplied out to, by the values of their points."""
+    """Maps each row of the file to the labels of its multiplied-out rows, by the values of their points."""
 
     def __init__(self, rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]]) -> None:
         self._points: dict[object, list[tuple[Mapping[str, Value], str]]] = defaultdict(list)
@@ -180,7 +179,7 @@ class _Families:
         self._by_values: dict[tuple[object, frozenset[str]], dict[tuple[str, ...], str]] = {}
 
     def with_base(self, row: Entry, point: Mapping[str, Value], base: object) -> dict[str, Any]:
-        """The row with its base: the one of its own values, where the base it names is multiplied out as well."""
+        """Return the row with its base. If the base has a grid too, it is the one with the row's own values."""
         wanted = row.get("base", base)
         shared = frozenset(point) & self._axes.get(wanted, frozenset())
         if (wanted, shared) not in self._by_values:
@@ -196,7 +195,7 @@ def _texts(point: Mapping[str, Value], axes: frozenset[str]) -> tuple[str, ...]:
 
 
 def read_grid(raw: object, where: str) -> Grid:
-    """The axes of a grid as a file has it."""
+    """Check and read a grid as a file has it."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where} is a table of axes, such as temperature = [0.1, 0.5].")
     axes = {axis: _values(values, axis, where) for axis, values in raw.items() if axis not in ("zip", "exclude")}
@@ -223,7 +222,9 @@ def read_grid(raw: object, where: str) -> Grid:
         texts_out: dict[str, tuple[str, ...]] = {}
         for axis, value in out.items():
             _known(axis, axes, f"{where}: exclude")
-            texts_out[axis] = tuple(map(_text, value if isinstance(value, list | tuple) else [value]))
+            if not isinstance(value, list | tuple):
+                value = [value]
+            texts_out[axis] = tuple(map(_text, value))
             known = [each.text for each in axes[axis]]
             if odd := [text for text in texts_out[axis] if text not in known]:
                 raise ConfigError(f"{where}: exclude: {odd[0]!r} is no value of {axis}.{nearest(odd[0], known)}")
@@ -237,18 +238,18 @@ def read_grid(raw: object, where: str) -> Grid:
 def _values(raw: object, axis: str, where: str) -> tuple[Value, ...]:
     if not isinstance(raw, list | tuple):
         raise ConfigError(f"{where}: the axis {axis!r} is a list of values, got {raw!r}.")
-    if any(isinstance(value, Mapping) and not isinstance(value.get("name"), str) for value in raw):
-        raise ConfigError(
-            f'{where}: a value of {axis!r} that is a table needs a name, such as {{ name = "a", set = [] }}.'
-        )
-    found = [
-        Value(value["name"], {key: each for key, each in value.items() if key != "name"})
-        if isinstance(value, Mapping)
-        else Value(_text(value), {})
-        for value in raw
-    ]
+    found = []
+    for value in raw:
+        if not isinstance(value, Mapping):
+            found.append(Value(_text(value), {}))
+        elif isinstance(value.get("name"), str):
+            found.append(Value(value["name"], {key: each for key, each in value.items() if key != "name"}))
+        else:
+            raise ConfigError(
+                f'{where}: a value of {axis!r} that is a table needs a name, such as {{ name = "a", set = [] }}.'
+            )
     if not found:
-        raise ConfigError(f"{where}: the axis {axis!r} is empty; give it values or take it away.")
+        raise ConfigError(f"{where}: the axis {axis!r} is empty. Give it values or remove it.")
     return tuple(found)
 
 
@@ -260,29 +261,30 @@ def _known(axis: object, axes: Entry, what: str) -> None:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return json.dumps(value)
+    return str(value)
 
 
 def _filled(value: Any, point: Mapping[str, Value]) -> Any:
-    """Every text inside with each {axis} replaced."""
+    """Replace each {axis} in all texts inside a value."""
     if isinstance(value, str):
         for axis, one in point.items():
             value = value.replace(f"{{{axis}}}", one.text)
         return value
     if isinstance(value, Mapping):
         return {key: _filled(each, point) for key, each in value.items()}
-    return [_filled(each, point) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_filled(each, point) for each in value]
+    return value
 
 
 def _is_written(value: Any, axis: str) -> bool:
     if isinstance(value, str):
         return f"{{{axis}}}" in value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return any(_is_written(each, axis) for each in inner)
-
-
-def _brings(values: Sequence[Value]) -> bool:
-    return any(value.brings for value in values)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, list | tuple) and any(_is_written(each, axis) for each in value)
 
 
 def _is_setting(axis: str) -> bool:
@@ -305,7 +307,7 @@ def _options(entry: Entry) -> dict[str, None]:
 
 
 def _terms(text: object) -> list[Term]:
-    """Return the terms of an objective, none if it cannot be read: building it reports the error."""
+    """Return the terms of an objective, none if it cannot be read. Building it reports the error."""
     if not isinstance(text, str) or text == "none":
         return []
     try:
@@ -318,7 +320,7 @@ def _terms(text: object) -> list[Term]:
 
 
 def _with_option(text: str, axis: str, value: str) -> str:
-    """An objective with an option, or a weight, set to a value."""
+    """Set an option or a weight of an objective to a value."""
     owner, _, option = axis.removeprefix("objective.").rpartition(".")
     terms = []
     for term in _terms(text):
@@ -335,16 +337,18 @@ def _with_option(text: str, axis: str, value: str) -> str:
     return format_terms(terms)
 
 
-def _nobody_takes(axis: str, entries: Sequence[Entry], where: str) -> str:
+def _unused(axis: str, entries: Sequence[Entry], where: str) -> str:
     known = dict.fromkeys(option for entry in entries for option in _options(entry))
     return (
-        f"{where}: nothing takes the axis {axis!r}.{nearest(axis, known)} An axis is a setting (train.batch_size), an "
-        f"option of an objective ({', '.join(list(known)[:3]) or 'none here'}, ...), or stands as {{{axis}}} in a text."
+        f"{where}: nothing uses the axis {axis!r}.{nearest(axis, known)} An axis is a setting (train.batch_size), "
+        f"an option of an objective ({', '.join(list(known)[:3]) or 'none here'}, ...), or {{{axis}}} in a text."
     )
 
 
 def _label(row: Entry) -> str:
-    return f"{row.get('method')} / {row['group']}" if row.get("group") else str(row.get("method"))
+    if not row.get("group"):
+        return str(row.get("method"))
+    return f"{row.get('method')} / {row['group']}"
 
 
 def _are_entries(value: object) -> bool:

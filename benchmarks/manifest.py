@@ -1,4 +1,4 @@
-"""The description of a suite in the runs folder: a report needs neither the suite's recipes nor a domain."""
+"""The description of an expanded suite in the runs folder. A report needs neither recipes nor a domain."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +17,7 @@ class _Part(BaseModel):
 
 
 class CellEntry(_Part):
-    """One cell with one seed, which a job gives a number for.
-
-    Attributes:
-        row: label of its row.
-        column: name of its column.
-        seed: of the run.
-    """
+    """A cell with one seed: label of its row, name of its column, and the seed."""
 
     row: str
     column: str
@@ -31,14 +25,7 @@ class CellEntry(_Part):
 
 
 class JobEntry(_Part):
-    """One run of a suite, and the cells that it fills.
-
-    Attributes:
-        hash: of the run, the name of its folder.
-        command: what is executed, word by word.
-        processes: how many it takes.
-        cells: those it gives numbers for, one at least.
-    """
+    """One run of a suite: the name of its folder, its command, its number of processes, and the cells it fills."""
 
     hash: str
     command: list[str]
@@ -47,12 +34,12 @@ class JobEntry(_Part):
 
 
 class RowEntry(_Part):
-    """A row: what is trained.
+    """A row: one method.
 
     Attributes:
         label: "method" or "method / group".
         objective: its text.
-        base: label of the row that it is tested against, or None if there is none.
+        base: label of the row that it is tested against, or None.
         fill: values of placeholders in the metrics of columns, by name.
     """
 
@@ -63,13 +50,13 @@ class RowEntry(_Part):
 
 
 class ColumnEntry(_Part):
-    """A column: what is measured.
+    """A column: one metric.
 
     Attributes:
         name: of the column.
         metric: name of the number in a record (`measure`), with placeholders for the row's `fill`.
-        factor: what the number is multiplied by.
-        higher_is_better: False of costs.
+        factor: multiplies the number.
+        higher_is_better: False for costs.
         unit: of the product, such as "%".
     """
 
@@ -81,8 +68,10 @@ class ColumnEntry(_Part):
 
     @property
     def label(self) -> str:
-        """Its name with the unit, for axes and heads."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
+        """The name with the unit, for axes and heads."""
+        if not self.unit:
+            return self.name
+        return f"{self.name} ({self.unit})"
 
     def metric_of(self, row: RowEntry) -> str:
         """Return the metric of a row.
@@ -94,23 +83,18 @@ class ColumnEntry(_Part):
 
 
 class Manifest(_Part):
-    """One suite at one scale as it was expanded. Fields are only ever added, with a default.
+    """One expanded suite at one scale. New fields need a default.
 
     Attributes:
-        schema_version: of this description.
-        suite: name of the suite.
-        scale: name of the scale.
+        suite, scale: their names.
         title: a line.
         kind: "table", "figure" or "study".
-        published: id of the printed table that it makes again, or None if there is none.
-        protocol: what is done otherwise than the paper says, by name.
-        x_label: of the horizontal axis, for figures.
-        y_label: of the vertical axis.
-        show: what the report draws of it.
+        published: id of the printed table that it repeats, or None.
+        protocol: the differences from the paper's protocol, by name.
+        x_label, y_label: of the axes, for figures.
+        show: the figures of the report.
         note: a remark for the report.
-        rows: in their order.
-        columns: in their order.
-        jobs: every run.
+        rows, columns, jobs: in their order.
     """
 
     schema_version: Literal[1] = 1
@@ -137,28 +121,24 @@ class Manifest(_Part):
 
     @property
     def name(self) -> str:
-        """Suite and scale, "SUITE-SCALE", as its file is called."""
+        """Suite and scale as "SUITE-SCALE", the name of its file."""
         return f"{self.suite}-{self.scale}"
 
     @property
     def is_paper_protocol(self) -> bool:
-        """True if it repeats a printed table by the paper's protocol."""
+        """Whether it repeats a printed table by the paper's protocol."""
         return self.published is not None and not self.protocol
 
 
 def manifest(sized: Sized, jobs: list[Job]) -> Manifest:
     suite = sized.suite
+    same = {name: getattr(suite, name) for name in ("title", "kind", "published", "x_label", "y_label", "note")}
     return Manifest(
+        **same,
         suite=suite.name,
         scale=sized.name,
-        title=suite.title,
-        kind=suite.kind,
-        published=suite.published,
         protocol=dict(sized.protocol),
-        x_label=suite.x_label,
-        y_label=suite.y_label,
         show=list(suite.show),
-        note=suite.note,
         rows=[RowEntry(label=r.label, objective=r.objective, base=sized.base_of(r), fill=r.fill) for r in sized.rows],
         columns=[
             ColumnEntry(name=c.name, metric=c.metric, factor=c.factor, higher_is_better=c.higher_is_better, unit=c.unit)

@@ -6,7 +6,7 @@ python -m dipole.benchmarks.papers --check    check whether it is current
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -44,7 +44,10 @@ explains the kinds). "In each of 6" counts the comparisons that a sentence names
 def order(item: Item) -> tuple[int, str, list[int]]:
     """Sort tables first, then figures, then the others, each by number."""
     kind = next((place for place, word in enumerate(("Table", "Figure")) if item.name.startswith(word)), 2)
-    return kind, "" if kind < 2 else item.name, [int(number) for number in re.findall(r"\d+", item.name)]
+    name = ""
+    if kind == 2:
+        name = item.name
+    return kind, name, [int(number) for number in re.findall(r"\d+", item.name)]
 
 
 def page() -> str:
@@ -65,9 +68,14 @@ def lines_of(name: str) -> Iterator[Item]:
     for id_, label, what in _published(name):
         for suite in _suites_of(id_):
             part = suite.name.removeprefix(id_)  # "c" of the suite of Figure 2 (c)
-            yield _of_suite(paper, suite, f"{label} ({part})" if part and suite.name != part else label, what)
+            if part in ("", suite.name):
+                yield _of_suite(paper, suite, label, what)
+            else:
+                yield _of_suite(paper, suite, f"{label} ({part})", what)
     for item in paper.items:
-        yield item.model_copy(update={"run": f"`{item.run}`" if item.run else ""})
+        if item.run:
+            item = item.model_copy(update={"run": f"`{item.run}`"})
+        yield item
     for theorem in THEOREMS:
         if SHORT[theorem.paper] == name:
             yield _of_theorem(theorem)
@@ -115,25 +123,26 @@ def _suites() -> list[Suite]:
 
 
 def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
-    scale = suite.scale.get("paper")
-    said = scale.protocol if scale else {"scale": "no scale `paper`"}
-    sized = suite.at("paper" if scale else "small")
+    if "paper" in suite.scale:
+        sized, said = suite.at("paper"), suite.scale["paper"].protocol
+    else:
+        sized, said = suite.at("small"), {"scale": "no scale `paper`"}
     measured = dict.fromkeys(f"`{column.metric_of(row)}`" for row, column, _ in sized.cells())
-    seeds = f", {len(sized.seeds)} seeds" if len(sized.seeds) > 1 else ""
-    where = f"suite `{suite.name}`: {', '.join(measured)}{seeds}"
+    where = f"suite `{suite.name}`: {', '.join(measured)}"
+    if len(sized.seeds) > 1:
+        where += f", {len(sized.seeds)} seeds"
     differs = "<br>".join(f"{key}: {value}" for key, value in said.items())
     why = "<br>".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
-    run = " or ".join(f"`dipole bench {suite.name}{_option(name)}`" for name in suite.scale)
+    options = {"small": "", "paper": " --scale paper"}
+    run = " or ".join(f"`dipole bench {suite.name}{options[name]}`" for name in suite.scale)
     return Item(name=label, what=what, where=where, differs=differs, why=why, run=run)
 
 
-def _option(scale: str) -> str:
-    return "" if scale == "small" else f" --scale {scale}"
-
-
 def _of_theorem(theorem: Theorem) -> Item:
-    differs = "free here: " + ", ".join(theorem.free) if theorem.free else ""
-    reasons = [theorem.assumption, "the paper gives no value" if theorem.free else ""]
+    differs, reasons = "", [theorem.assumption]
+    if theorem.free:
+        differs = "free here: " + ", ".join(theorem.free)
+        reasons.append("the paper gives no value")
     where = f"`dipole theory`, `{theorem.key}`: " + ", ".join(f"`{name}`" for name in theorem.functions)
     why = "<br>".join(filter(None, reasons))
     what, run = f"`{theorem.statement}`", f"`{theorem.run}`"
@@ -144,11 +153,11 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.papers", description=page.__doc__)
     parser.add_argument("page", nargs="?", type=Path, default=PAGE, help=f"default {PAGE}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not current")
-    given = parser.parse_args(None if arguments is None else list(arguments))
+    given = parser.parse_args(arguments)
     text = page()
     if not given.check:
         atomic_write(given.page, text)

@@ -1,4 +1,4 @@
-"""Before anything is run: how many jobs, how long, what cannot be built, and how many seeds."""
+"""Plan a suite before it runs: number of jobs, time, seeds needed, and what cannot be built."""
 
 import json
 from collections import defaultdict
@@ -15,7 +15,7 @@ from dipole.benchmarks.claims.printed import margin
 from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.run.reference import Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import seeds_needed
-from dipole.benchmarks.suite import Cell, Job, Sized
+from dipole.benchmarks.suite import Cell, Column, Job, Sized
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
@@ -25,7 +25,7 @@ from dipole.core.utils.text import counted
 
 
 class Estimator:
-    """Seconds of a run, the median of earlier ones: same settings, else any objective, else same domain and length."""
+    """Estimate the seconds of a run by the median of earlier ones, of the narrowest kind that has any (`_kinds`)."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         self._seconds: dict[str, list[float]] = defaultdict(list)
@@ -51,9 +51,9 @@ class Estimator:
         """Return the wall time of several runs, `slots` at a time. Runs without a similar earlier run are estimated."""
         known = [self.seconds(config) for config in configs]
         left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
-        every = [*(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
+        every = [0.0, *(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
         within = max((each.within for each in left), default=1.0)
-        return Time(max(sum(every) / slots, max(every, default=0.0)), len(left), within)
+        return Time(max(sum(every) / slots, *every), len(left), within)
 
     def _reckoned(self, config: RunConfig) -> Reckoned:
         """Look a run up in the table. Runs that differ in objective or seed are looked up once."""
@@ -65,7 +65,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of several runs, how many are estimated by the reference table, and within which factor."""
+    """Seconds of several runs, how many of them the reference table estimates, and within which factor."""
 
     seconds: float
     reckoned: int
@@ -80,7 +80,7 @@ class Time:
 
 @dataclass(frozen=True)
 class SeedsLine:
-    """How many seeds per arm show `difference` in a column, given its spread and where the spread is from."""
+    """Seeds per arm that show `difference` in a column, with the spread assumed and its source."""
 
     column: str
     difference: float
@@ -91,14 +91,15 @@ class SeedsLine:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why runs cannot be built, and the cells they are of."""
+    """Why runs cannot be built, and their cells."""
 
     message: str
     cells: tuple[Cell, ...]
 
     def __str__(self) -> str:
-        first, more = self.cells[0], len(self.cells) - 1
-        others = f" and {more} more {'cell' if more == 1 else 'cells'}" if more else ""
+        first, others = self.cells[0], ""
+        if more := len(self.cells) - 1:
+            others = f" and {counted(more, 'more cell')}"
         return f"row {first.row!r}, column {first.column!r}, seed {first.seed}{others}: {self.message}"
 
 
@@ -113,13 +114,12 @@ class Plan:
     slots: int
     seeds: tuple[SeedsLine, ...]
 
-    @property
-    def seconds(self) -> float:
-        return self.time.seconds
-
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for `--plan --json`. An unknown spread is null."""
-        lines = [asdict(line) | {"std": None if isnan(line.std) else line.std} for line in self.seeds]
+        lines = [asdict(line) for line in self.seeds]
+        for line in lines:
+            if isnan(line["std"]):
+                line["std"] = None
         counts = {"jobs": self.jobs, "finished": self.finished, "slots": self.slots}
         return {**counts, "time": asdict(self.time), "seeds": lines}
 
@@ -146,47 +146,55 @@ def make_plan(
     missing = [job.config for job in jobs if job.hash not in records]
     time = Estimator(records.values()).total(missing, slots)
     cells = sum(1 for _ in sized.cells())
-    lines = tuple(_seeds_line(sized, column.name, jobs, records, effect) for column in sized.columns)
+    lines = tuple(_seeds_line(sized, column, jobs, records, effect) for column in sized.columns)
     return Plan(len(jobs), cells, len(jobs) - len(missing), time, slots, lines)
 
 
 def _seeds_line(
-    sized: Sized, name: str, jobs: Sequence[Job], records: Mapping[str, RunRecord], effect: float | None
+    sized: Sized, column: Column, jobs: Sequence[Job], records: Mapping[str, RunRecord], effect: float | None
 ) -> SeedsLine:
-    column = next(c for c in sized.columns if c.name == name)
     rows = {row.label: row for row in sized.rows}
     by_row: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
-        for cell in job.cells if job.hash in records else ():
+        if job.hash not in records:
+            continue
+        for cell in job.cells:
             value = measure(records[job.hash], column.metric_of(rows[cell.row]))
-            if cell.column == name and value is not None:
+            if cell.column == column.name and value is not None:
                 by_row[cell.row].append(value * column.factor)
     spreads = [float(np.var(values, ddof=1)) for values in by_row.values() if len(values) > 1]
     table = published.tables().get(sized.suite.published or "")
-    printed = [r.cells[name].std for r in table.rows if name in r.cells] if table else []
-    printed_spreads = [std for std in printed if std is not None]
+    printed_spreads = []
+    if table:
+        cells = [row.cells[column.name] for row in table.rows if column.name in row.cells]
+        printed_spreads = [cell.std for cell in cells if cell.std is not None]
     if spreads:
         std, source = float(np.sqrt(np.mean(spreads))), f"{counted(sum(map(len, by_row.values())), 'earlier run')}"
     elif printed_spreads:
         std, source = float(np.sqrt(np.mean(np.square(printed_spreads)))), "the paper's spread"
     else:
         std, source = nan, "no spread known yet: run two seeds first"
-    difference = effect
-    if difference is None:
-        difference = margin(table.metric, 1.0) if table else 0.01 * column.factor
-    return SeedsLine(name, difference, std, source, seeds_needed(difference, std))
+    if effect is not None:
+        difference = effect
+    elif table:
+        difference = margin(table.metric, 1.0)
+    else:
+        difference = 0.01 * column.factor
+    return SeedsLine(column.name, difference, std, source, seeds_needed(difference, std))
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a configuration from narrow to wide."""
+    """Return keys of similar runs, narrow to wide: same settings, any objective, same domain and length."""
     rest = {k: v for k, v in _without_none(config).items() if k not in ("name", "description", "seed")}
     narrow = json.dumps(rest, sort_keys=True)
     any_objective = json.dumps({k: v for k, v in rest.items() if k != "objective"}, sort_keys=True)
     train = rest.get("train")
-    train = train if isinstance(train, Mapping) else {}
+    if not isinstance(train, Mapping):
+        train = {}
     wide = json.dumps([rest.get("domain"), train.get("epochs"), train.get("steps"), train.get("batch_size")])
     return [f"same:{narrow}", f"objective:{any_objective}", f"length:{wide}"]
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in values.items() if v is not None}
+    found = {key: value for key, value in values.items() if value is not None}
+    return found | {key: _without_none(value) for key, value in found.items() if isinstance(value, Mapping)}

@@ -1,11 +1,10 @@
-"""`dipole results`: add finished runs to results files that can be committed, or list them."""
+"""`dipole results`: add finished runs to results files, or list these files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dipole.benchmarks.gather import Gathered, gather
 from dipole.benchmarks.manifest import Manifest
@@ -26,9 +25,9 @@ from dipole.core.utils.files import is_file
 
 @dataclass(frozen=True)
 class Added:
-    """One suite after `add`: its file, how many runs it holds of how many, how many are new.
+    """One suite after `add`: its file, the numbers of its runs, of all wanted runs and of new runs.
 
-    `conflicts` are what file and folders disagree about, `left_out` what could not be read or is of other data.
+    `conflicts` lists differences between file and folders, `left_out` unreadable runs and runs on other data.
     """
 
     path: Path
@@ -41,27 +40,23 @@ class Added:
     conflicts: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the line for `--json`."""
-        return {**asdict(self), "path": str(self.path)}
-
 
 def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]:
-    """Add the finished runs of every suite to its results file in the folder `to`. Nothing there is lost.
+    """Add the finished runs of every suite to its results file in the folder `to`.
 
-    If a run has other results in the file, or the suite is another now, the file keeps its own unless it `replaces`.
-    Runs on other data than those there, and unreadable runs, are left out. Each is named.
+    If a run has other results in the file, or the suite has changed, the file stays as it is unless `replaces` is
+    true. Runs on other data and unreadable runs are left out and named.
 
     Raises:
         ConfigError: no suite was run in these places, or `to` is a file.
-        RecordError: a results file there is damaged, or the disk refused. Then none is changed any more.
+        RecordError: a results file there is damaged, or cannot be written. No later file is changed.
     """
     if is_file(to):
-        raise ConfigError(f"--to {to}: give a folder; each suite gets a file there.")
+        raise ConfigError(f"--to {to}: give a folder. Each suite gets a file there.")
     found = gather(places)
     if not found.manifests:
         where = ", ".join(map(str, places))
-        raise ConfigError(f"no suite was run in {where}: `dipole bench SUITE --runs DIR` describes there what it runs.")
+        raise ConfigError(f"no suite was run in {where}. Run one with `dipole bench SUITE --runs DIR`.")
     # Everything is read before anything is written.
     changes = []
     for manifest in found.manifests:
@@ -83,31 +78,26 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
 
 
 def contents(places: Sequence[Path]) -> list[Added]:
-    """Return the contents of results files, a line for each.
-
-    Raises:
-        DataError: a place is no results file and has none in it.
-        RecordError: one is damaged.
-    """
+    """Return a line for each results file. For errors see `some_files` and `read_results_file`."""
     return [_added(path, read_results_file(path), 0, ()) for place in places for path in some_files(place)]
 
 
 def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
-    """A suite with its finished runs, and of what lies beside them what its pictures show."""
-    names, shows_points = drawn_names(manifest), SCATTER in manifest.show
-    runs = {}
+    """Return a suite with its finished runs, and the curves and points that its figures show."""
+    names, beside, runs = drawn_names(manifest), found.beside, {}
+    done = found.collection.done
     for job in manifest.jobs:
-        record = found.collection.done.get(job.hash)
-        if record is None:
+        if job.hash not in done:
             continue
-        beside = found.beside
+        record, points = done[job.hash], None
+        if SCATTER in manifest.show:
+            points = beside.points(job.hash)
         curves = {name: curve for name, curve in beside.curves(job.hash, names).items() if curve.steps}
         measured = _measured(found, job.hash)
         results = {name: value for name, value in record.results.items() if name not in measured}
         runs[job.hash] = StoredRun(
-            record.model_copy(update={"results": results, "identity": None}), curves, measured,
-            beside.points(job.hash) if shows_points else None,
-        )  # fmt: skip
+            record.model_copy(update={"results": results, "identity": None}), curves, measured, points
+        )
     return StoredSuite(manifest, runs)
 
 
@@ -117,7 +107,7 @@ def _measured(found: Gathered, run: str) -> Mapping[str, AddedResult]:
     try:
         return read_additions(found.beside.place(run)).results
     except RecordError:
-        return {}  # the record was read without them, and the report names the file
+        return {}  # `gather` has reported it
 
 
 def _added(path: Path, suite: StoredSuite, new: int, conflicts: Sequence[str], left: Sequence[str] = ()) -> Added:

@@ -1,12 +1,11 @@
-"""Results files: the records of a suite as lines of text, small enough to be committed, and all that a report reads.
+"""Results files: a suite and its records as lines of JSON, small enough to be committed. A report needs nothing else.
 
-    {"dipole": "results", "schema_version": 1, "suite": {...}}      the suite as it was expanded, without its jobs
-    {"part": "0c1d...", "value": {...}}                             what many records share: settings, machine, data
-    {"run": "4a00b63bd773", "cells": [[0, 0, 0]], ..., "record": {...}, "curves": [...]}      a job, and its record
+    {"dipole": "results", "schema_version": 1, "suite": {...}}      the expanded suite, without its jobs
+    {"part": "0c1d...", "value": {...}}                             settings, machine or data that records share
+    {"run": "4a00b63bd773", "cells": [[0, 0, 0]], ..., "record": {...}, "curves": [...]}      a job and its record
 
-One line is one run, in the order of the suite's cells, so that a further seed is a further line. A job without a record
-is not finished. Every number of a record is stored unchanged. Of metrics.jsonl the file has the curves that the
-suite's pictures show, thinned as in a report.
+Each run is one line, in the order of the suite's cells. A job without a record is not finished. Numbers of a record are
+stored unchanged. The file has only those curves of metrics.jsonl that the suite's figures show, thinned as in a report.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ SHIPPED = Path(__file__).parent / "results" / "suites"
 SHIPPED_NAME = "shipped"
 """Their name on the command line."""
 SHARED = ("config", "versions", "hardware", "seeds", "data")
-"""Fields of a record that many have in common: a line of their own holds each once."""
+"""Fields that many records have in common. Each value has a line of its own."""
 OWN = ("name", "objective", "seed")
-"""Fields that a configuration repeats of its record."""
+"""Fields of a configuration that its record repeats."""
 BETWEEN = re.compile(r", (?=[\w-]+(?:\.[\w-]+)+=)")
-"""Between two settings that a suite was changed by."""
+"""The separator in the list of settings by which a suite was changed."""
 Index = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A finished run without its folder: the record as it was measured, and what lies beside it.
+    """A finished run: its record and the contents of the other files of its folder.
 
     Args:
         record: without `identity`, which follows from its settings.
         curves: by the names of metrics.jsonl.
-        measured: what another program measured later.
-        points: what points.json holds.
+        measured: results that another program added later.
+        points: the contents of points.json.
     """
 
     record: RunRecord
@@ -65,14 +64,16 @@ class StoredRun:
 
     @property
     def whole(self) -> RunRecord:
-        """The record with the numbers that were added to its results."""
+        """The record with the added results."""
+        if not self.measured:
+            return self.record
         added = {name: each.value for name, each in self.measured.items()}
-        return self.record.model_copy(update={"results": added | self.record.results}) if added else self.record
+        return self.record.model_copy(update={"results": added | self.record.results})
 
 
 @dataclass(frozen=True)
 class StoredSuite:
-    """A results file: a suite as it was expanded, and its finished runs by name."""
+    """The contents of a results file: an expanded suite and its finished runs by name."""
 
     manifest: Manifest
     runs: Mapping[str, StoredRun]
@@ -106,10 +107,10 @@ class _Run(Part):
 
 
 def read_results_file(path: Path) -> StoredSuite:
-    """Read a results file as a whole.
+    """Read a results file.
 
     Raises:
-        RecordError: it cannot be read, is none, is of a newer version, or a line of it is damaged (the line is named).
+        RecordError: it cannot be read, is no results file, has another version, or a line (named) is damaged.
     """
     head: _Head | None = None
     shared: dict[str, dict[str, Any]] = {}
@@ -145,7 +146,7 @@ def read_results_file(path: Path) -> StoredSuite:
 def _whole(head: _Head, shared: Mapping[str, dict[str, Any]], runs: list[_Run]) -> StoredSuite:
     if len({line.run for line in runs}) < len(runs):
         raise ValueError("a run stands in it twice")
-    # Rows and columns are known by their numbers: the jobs are read once these are.
+    # Jobs name rows and columns by number.
     suite = Manifest.model_validate(head.suite | {"jobs": []})
     jobs = []
     for line in runs:
@@ -179,39 +180,27 @@ def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> StoredRun:
 
 
 def results_files(place: Path) -> list[Path]:
-    """The results files of a place: itself, or those in a folder."""
-    return [place] if is_file(place) else sorted(path for path in place.glob(f"*{SUFFIX}") if is_file(path))
+    """Return the results files of a place: the file itself, or those in a folder."""
+    if is_file(place):
+        return [place]
+    return sorted(path for path in place.glob(f"*{SUFFIX}") if is_file(path))
 
 
 def some_files(place: Path) -> list[Path]:
-    """The results files of a place that has to hold some.
-
-    Raises:
-        DataError: it is no results file and has none in it.
-    """
+    """Return the results files of a place. DataError if there are none."""
     if paths := results_files(place):
         return paths
     raise DataError(f"no results file {place}, and none in it. `dipole results add RUNS --to DIR` writes some.")
 
 
 def known_runs(places: Iterable[Path]) -> dict[str, RunRecord]:
-    """The finished runs of results files.
-
-    Raises:
-        DataError: a place is no results file and has none in it.
-        RecordError: one is damaged.
-    """
-    found: dict[str, RunRecord] = {}
-    for place in places:
-        for path in some_files(place):
-            found |= {
-                name: run.whole for name, run in read_results_file(path).runs.items() if run.record.status == "done"
-            }
-    return found
+    """Return the finished runs of results files. Errors as of `some_files` and `read_results_file`."""
+    suites = [read_results_file(path) for place in places for path in some_files(place)]
+    return {name: run.whole for suite in suites for name, run in suite.runs.items() if run.record.status == "done"}
 
 
 def shipped_runs(sized: Sized) -> set[str]:
-    """The runs of a suite that come with dipole, none if its file is missing or another version's."""
+    """Return the shipped runs of a suite, none if its file is missing or has another version."""
     try:
         return set(read_results_file(SHIPPED / f"{sized.suite.name}-{sized.name}{SUFFIX}").runs)
     except RecordError:
@@ -219,12 +208,7 @@ def shipped_runs(sized: Sized) -> set[str]:
 
 
 def stored_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]:
-    """Return the settings (`--set`) by which suites of results files were changed: (suite, scale) -> texts.
-
-    Raises:
-        DataError: a place is no results file and has none in it.
-        RecordError: one is damaged.
-    """
+    """Return the settings (`--set`) by which suites of results files were changed: (suite, scale) -> texts."""
     found = {}
     for place in places:
         for path in some_files(place):
@@ -235,11 +219,7 @@ def stored_overrides(places: Iterable[Path]) -> dict[tuple[str, str], list[str]]
 
 
 def write_results_file(path: Path, suite: StoredSuite) -> None:
-    """Write a results file whole, or leave what is there.
-
-    Raises:
-        RecordError: the disk refused. What is there stays as it is.
-    """
+    """Write a results file atomically. RecordError if it cannot be written."""
     text = "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in _lines(suite))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -295,28 +275,29 @@ def _line(kept: StoredRun, shared: dict[str, Any]) -> dict[str, Any]:
         ]
     if kept.measured:
         line["measured"] = {name: result.model_dump() for name, result in kept.measured.items()}
-    return line | ({} if kept.points is None else {"points": kept.points})
+    if kept.points is not None:
+        line["points"] = kept.points
+    return line
 
 
 def _short(value: float) -> float:
-    """The same number in fewer letters."""
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    """Return an equal number that JSON writes with fewer letters."""
+    if value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
 
 
 def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tuple[StoredSuite, list[str], list[str]]:
-    """Both together: all jobs, all runs. Then, a sentence each, what they disagree about, where `one` is believed, and
-    what of `other` is left out.
+    """Merge two results files of one suite: all jobs and all runs. Return conflicts and left-out runs as sentences.
 
-    Where the suite itself is another now, or a run has other results, that of `other` is taken if it `replaces`. A run
-    on other data than those beside it is never taken.
+    If the suite has changed, or a run has other results, `one` counts, or `other` if it `replaces`. Runs of `other` on
+    other data are left out.
     """
     conflicts, runs = [], dict(one.runs)
     mine, theirs = one.manifest, other.manifest
-    if without_jobs(mine) != without_jobs(theirs):
-        changed = [
-            name for name in Manifest.model_fields if name != "jobs" and getattr(mine, name) != getattr(theirs, name)
-        ]
-        conflicts.append(f"the suite {mine.name} is not the same in both: {', '.join(changed)}")
+    fields = [name for name in Manifest.model_fields if name != "jobs"]
+    if changed := [name for name in fields if getattr(mine, name) != getattr(theirs, name)]:
+        conflicts.append(f"the suite {mine.name} differs between the two: {', '.join(changed)}")
         if not replaces:
             return one, conflicts, []
         jobs = {job.hash: job for job in theirs.jobs}
@@ -331,36 +312,33 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
             continue
         if name in runs and (odd := differing(runs[name].record, run.record)):
             conflicts.append(f"run {name} of {mine.name} has other results: {odd}")
-            runs[name] = run if replaces else runs[name]
+            if replaces:
+                runs[name] = run
         elif name in runs:
             runs[name] = replace(runs[name], measured={**run.measured, **runs[name].measured})
         else:
             runs[name] = run
-    both = (theirs if replaces else mine).model_copy(update={"jobs": list(jobs.values())})
-    return StoredSuite(both, runs), conflicts, left
-
-
-def without_jobs(manifest: Manifest) -> Manifest:
-    """Return the suite without its runs."""
-    return manifest.model_copy(update={"jobs": []})
+    both = mine
+    if replaces:
+        both = theirs
+    return StoredSuite(both.model_copy(update={"jobs": list(jobs.values())}), runs), conflicts, left
 
 
 def differing(one: RunRecord, other: RunRecord) -> str:
-    """The first result or diagnostic that two records of one run have otherwise, and from which machines."""
-    for name in ("results", "diagnostics"):
-        mine, theirs = getattr(one, name), getattr(other, name)
+    """Describe the first result or diagnostic in which two records of one run differ, or return ""."""
+    for mine, theirs in ((one.results, other.results), (one.diagnostics, other.diagnostics)):
         for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
-                machines = one.hardware.device_name, other.hardware.device_name
-                return f"{key} is {mine.get(key)} ({machines[0]}) and {theirs.get(key)} ({machines[1]})"
+            a, b = mine.get(key), theirs.get(key)
+            if a != b:
+                return f"{key} is {a} ({one.hardware.device_name}) and {b} ({other.hardware.device_name})"
     return ""
 
 
 def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
-    """Runs of `more` whose data are not those of `known`, or of `known` alone those of the smaller part: run -> why.
+    """Return the runs of `more` on other data than `known`, or the minority of `known` alone: run -> reason.
 
-    Data of one name and size are the same for every run of a seed. Where they do not depend on the seed, as several of
-    `known` show, they are the same for every seed.
+    Runs of one seed on data of one name and size have the same data. If several seeds of `known` have the same data,
+    the data do not depend on the seed.
     """
     trusted, newer = list(known), list(more)
     by_seed: dict[tuple[str, int], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -399,4 +377,4 @@ def _fingerprint(record: RunRecord) -> str:
 
 
 def _why(own: str, other: str) -> str:
-    return f"was measured on other data (fingerprint {own[:12]}) than the runs beside it ({other[:12]})"
+    return f"was measured on other data (fingerprint {own[:12]}) than the other runs ({other[:12]})"

@@ -1,4 +1,4 @@
-"""The runs folder read back: records, and what is in the way. Nothing in the folder is ever changed or removed here."""
+"""Read the records of a runs folder. Nothing in the folder is changed or removed."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,17 +9,12 @@ from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import why
 
 BENCH = ".bench"
-"""Folder of a runs folder that holds what `dipole bench` needs: suites as they were expanded, claims, logs."""
+"""Folder inside a runs folder for the files of `dipole bench`: expanded suites, claims, logs."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A path in the runs folder that is not a readable record. It is reported and left unchanged.
-
-    Args:
-        path: where it lies.
-        message: what is wrong.
-    """
+    """A path that is not a readable record, and what is wrong. It is reported and left unchanged."""
 
     path: Path
     message: str
@@ -27,13 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Collection:
-    """The records of a runs folder, and the problems met on the way.
-
-    Args:
-        folder: the runs folder.
-        records: by run hash.
-        problems: what is no readable record.
-    """
+    """The records of a runs folder by run hash, and the problems of the folder."""
 
     folder: Path
     records: dict[str, RunRecord] = field(default_factory=dict)
@@ -59,12 +48,12 @@ def read_records(folder: Path) -> Collection:
             if not path.is_dir():
                 found.problems.append(Problem(path, "not the folder of a run"))
                 continue
-            # A pipe or device of that name would be waited for.
+            # Opening a pipe or device of that name would block.
             if not (path / "record.json").is_file():
-                started = (path / "config.toml").exists()
-                found.problems.append(
-                    Problem(path, "started, no record yet" if started else "no file record.json in it")
-                )
+                message = "no file record.json in it"
+                if (path / "config.toml").exists():
+                    message = "started, no record yet"
+                found.problems.append(Problem(path, message))
                 continue
             record = read_record(path / "record.json")
         except (RecordError, OSError) as error:
@@ -92,11 +81,8 @@ def is_done(folder: Path) -> bool:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        # Files of lines are results files, or mean to be: who gathers them says what is wrong with one.
-        return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and not _is_lines(path)]
+        paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+        # Results files are read, and their errors reported, by `gather`.
+        return [path for path in paths if path.suffix != ".jsonl" or path.is_dir()]
     except OSError as error:
         raise DataError(f"the runs folder {folder} cannot be read: {why(error)}") from error
-
-
-def _is_lines(path: Path) -> bool:
-    return path.suffix == ".jsonl" and not path.is_dir()

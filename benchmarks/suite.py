@@ -1,9 +1,8 @@
-"""Suites: recipes x objectives x seeds as data, expanded into jobs that are named by the hash of their configuration.
+"""Suites: recipes x objectives x seeds as data, expanded into jobs. The hash of its configuration names a job.
 
 A suite is a TOML file of `benchmarks/suites`: one per table and figure of the papers, `cross-domain`, and `demo`. Rows
-are methods (an objective each), columns are measurements (a metric of a record, under settings of their own), and a
-scale says with which recipe and which seeds. Rows and columns can be written as grids (`grid.py`). Cells whose
-configurations are equal share a run.
+are methods with an objective each. Columns are metrics of a record, each with its own settings. A scale gives the
+recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cells with equal configurations share a run.
 """
 
 import re
@@ -41,16 +40,16 @@ def _file_name(text: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_file_name)]
-# Settings that say where files lie or where to compute, not what is measured.
 CHANGED = "changed by --set"
-"""The entry of a suite's protocol for settings given over its own."""
+"""The protocol entry for settings that the command line changed."""
 PLACES = ("device", "text.senteval", "text.cache")
-# Settings that a suite sets itself: overriding them would have no effect or change the meaning of the cells.
-OWN = {"objective": "the rows say it", "seed": "use --seeds", "name": "it is made of suite and row"}
+"""Settings of places. They do not change what is measured."""
+OWN = {"objective": "the rows give it", "seed": "use --seeds", "name": "it consists of suite and row"}
+"""Settings that a suite sets itself. Overriding them would have no effect or change the meaning of the cells."""
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with every {name} replaced."""
+    """Replace every {name} in a text."""
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
@@ -59,7 +58,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 class Column(Settings):
     """One measurement: `metric` of the record times `factor`, from a run with these settings.
 
-    {name} in the metric is replaced by the row's `fill`: for tables whose rows are several metrics of one run.
+    {name} in the metric is replaced by the row's `fill`, for tables whose rows are several metrics of one run.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Column(Settings):
     fill: dict[str, str] = Field(default_factory=dict, description="values of {name} in a row's objective")
 
     def objective_of(self, row: "MethodRow") -> str:
-        """The row's objective in this column: a table whose columns are options of the objective fills them in."""
+        """Return the row's objective in this column, with the column's `fill`."""
         return filled(row.objective, self.fill)
 
     def metric_of(self, row: "MethodRow") -> str:
@@ -106,13 +105,13 @@ class Change(Settings):
     set: tuple[str, ...] = ()
 
     def of(self, row: MethodRow) -> MethodRow:
-        """The row with this in place of its own."""
+        """Return the changed row."""
         given = self.model_dump(exclude_none=True, exclude={"set"})
         return row.model_copy(update={**given, "set": (*row.set, *self.set)})
 
 
 class Scale(Settings):
-    """One scale of a suite: a recipe, settings over it, seeds, and the differences from the paper's protocol."""
+    """One scale of a suite: a recipe with settings, seeds, and the differences from the paper's protocol."""
 
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     recipe: str | None = None
@@ -130,7 +129,7 @@ class Scale(Settings):
 
 
 class Suite(Settings):
-    """A table or figure to be filled."""
+    """A table, figure or study to fill with measurements."""
 
     name: FileName
     title: str
@@ -195,10 +194,10 @@ class Suite(Settings):
         return self
 
     def at(self, scale: ScaleName, overrides: Sequence[str] = (), seeds: int | None = None) -> "Sized":
-        """This suite at one of its scales, with settings over those of every run (`dipole bench --set`).
+        """Return the suite at one scale, with `overrides` of the settings of every run (`dipole bench --set`).
 
-        Such settings are a protocol of their own, unless they only say where things lie. `seeds` is the number of seeds
-        (0, 1, ...) in place of the scale's own.
+        Overrides count as a change of the protocol, unless they only name places. `seeds` is a number of seeds
+        (0, 1, ...) that replace the scale's own.
         """
         if scale not in self.scale:
             raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Allowed: {', '.join(self.scale)}.")
@@ -206,12 +205,15 @@ class Suite(Settings):
             raise ConfigError(f"--set {odd[0]!r} is not of the form key=value or table.key=value.")
         if fixed := [f"{key} ({OWN[key]})" for text in overrides if (key := _key(text)) in OWN]:
             raise ConfigError(f"--set cannot change what suite {self.name!r} sets itself: {', '.join(fixed)}.")
-        return Sized(self, scale, tuple(overrides), self.scale[scale].seeds if seeds is None else tuple(range(seeds)))
+        wanted = self.scale[scale].seeds
+        if seeds is not None:
+            wanted = tuple(range(seeds))
+        return Sized(self, scale, tuple(overrides), wanted)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row and a column of a suite, and the seed: what one run is needed for."""
+    """A row, a column and a seed of a suite."""
 
     row: str
     column: str
@@ -247,12 +249,13 @@ class Sized:
     def scale(self) -> Scale:
         return self.suite.scale[self.name]
 
-    @property
+    @cached_property
     def rows(self) -> tuple[MethodRow, ...]:
-        change = self.scale.change
-        return tuple(
-            change[row.label].of(row) if row.label in change else row for row in self.scale.rows or self.suite.rows
-        )
+        rows = list(self.scale.rows or self.suite.rows)
+        for place, row in enumerate(rows):
+            if row.label in self.scale.change:
+                rows[place] = self.scale.change[row.label].of(row)
+        return tuple(rows)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -262,14 +265,18 @@ class Sized:
     def protocol(self) -> Mapping[str, str | int | float]:
         """The differences from the paper. Empty means the paper's protocol.
 
-        A suite that names none is compared with the shipped one at scale paper. At that scale every suite is also
-        compared with what the paper states. So a suite cannot get the verdict of a published table by omission.
+        A suite that names no difference is compared with the shipped one at scale paper. At that scale every suite is
+        also compared with the paper's statements. So a suite cannot get the verdict of a published table by omission.
         """
-        changed = [text for text in self.overrides if _key(text) not in PLACES]
-        said = self.scale.protocol | ({CHANGED: ", ".join(changed)} if changed else {})
+        said = dict(self.scale.protocol)
+        if changed := [text for text in self.overrides if _key(text) not in PLACES]:
+            said[CHANGED] = ", ".join(changed)
         if self.suite.published is None:
             return said
-        return {**(self.unmet if self.name == "paper" else {}), **(said or _deviations(self))}
+        differences = said or _deviations(self)
+        if self.name != "paper":
+            return differences
+        return {**self.unmet, **differences}
 
     @cached_property
     def unmet(self) -> Mapping[str, str]:
@@ -287,9 +294,11 @@ class Sized:
         return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
 
     def base_of(self, row: MethodRow) -> str | None:
-        """Label of the row that this one is tested against. None for the base itself."""
+        """Return the label of the row that this one is tested against. None for the base itself."""
         base = row.base or self.suite.base
-        return None if base == row.label else base
+        if base == row.label:
+            return None
+        return base
 
     def cells(self) -> Iterator[tuple[MethodRow, Column, int]]:
         for row in self.rows:
@@ -298,7 +307,7 @@ class Sized:
                     yield row, column, seed
 
     def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
-        """The configuration of a place. Those that differ in the seed alone are read once."""
+        """Return the configuration of a place. Places that differ only in the seed are read once."""
         rest = tuple(text for text in overrides if _key(text) != "seed")
         if (recipe, rest) not in self._configured:
             self._configured[recipe, rest] = load(recipe, overrides).config
@@ -311,7 +320,7 @@ class Sized:
         return {}
 
     def place(self, row: MethodRow, column: Column, seed: int) -> tuple[str, tuple[str, ...]]:
-        """Recipe and overrides of a cell's run. Later settings win: scale, column, row, --set, objective, seed."""
+        """Return recipe and overrides of a cell. Later settings win: scale, column, row, --set, objective, seed."""
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
             raise ConfigError(f"suite {self.suite.name!r} names no recipe for {row.label!r}, {column.name!r}.")
@@ -319,7 +328,7 @@ class Sized:
         return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
     def jobs(self) -> list[Job]:
-        """All runs this suite needs, each once, in the order of the rows. Bad settings are reported together."""
+        """Return the runs of this suite, each once, in the order of the rows. Reports all bad settings together."""
         known: dict[tuple[str, tuple[str, ...]], tuple[RunConfig, str]] = {}
         jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
         problems: dict[str, dict[str, None]] = {}
@@ -335,7 +344,12 @@ class Sized:
             config, name = known[place]
             jobs.setdefault(name, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
         if problems:
-            lines = [f"{_some(list(places))}: {error}" for error, places in problems.items()]
+            lines = []
+            for message, places in problems.items():
+                cells = next(iter(places))
+                if len(places) > 1:
+                    cells += f" and {len(places) - 1} more"
+                lines.append(f"{cells}: {message}")
             raise ConfigError(f"suite {self.suite.name!r}, scale {self.name!r}:\n" + "\n".join(lines))
         return [
             Job(name, config, recipe, overrides, tuple(cells))
@@ -372,11 +386,12 @@ def read_suite(name: str | Path) -> Suite:
 
 def _deviations(sized: Sized) -> dict[str, str | int | float]:
     """Return how a suite that claims a published table differs from the shipped suite of that table."""
-    theirs_path = suites().get(sized.suite.published or "")
-    reference = read_suite(theirs_path).scale.get("paper") if theirs_path else None
-    if theirs_path is None or reference is None:
+    name = sized.suite.published or ""
+    if name not in suites() or "paper" not in read_suite(name).scale:
         return {"settings": "not checked, no shipped suite has the paper's"}
-    paper = read_suite(theirs_path).at("paper")
+    paper = read_suite(name).at("paper")
+    if paper == sized:
+        return {}
     rows, columns = ({row.label: row for row in paper.rows}, {column.name: column for column in paper.columns})
     found: dict[str, dict[str, None]] = {}
     for row, column, seed in sized.cells():
@@ -394,15 +409,10 @@ def _deviations(sized: Sized) -> dict[str, str | int | float]:
             for key in sorted(ours.keys() | wanted.keys()):
                 if ours.get(key) != wanted.get(key) and key not in (*PLACES, "name", "description"):
                     found.setdefault(key, {})[f"{ours.get(key)} in place of {wanted.get(key)}"] = None
-    if sized.scale.processes != reference.processes:
-        found["processes"] = {f"{sized.scale.processes} in place of {reference.processes}": None}
-    # The differences of the shipped suite hold for a copy, too.
-    return {**paper.protocol, **{key: "; ".join(values) for key, values in found.items()}} if paper != sized else {}
-
-
-def _some(places: Sequence[str]) -> str:
-    """The first of several places that share a problem, and how many more there are."""
-    return places[0] + (f" and {len(places) - 1} more" if len(places) > 1 else "")
+    if sized.scale.processes != paper.scale.processes:
+        found["processes"] = {f"{sized.scale.processes} in place of {paper.scale.processes}": None}
+    # A copy has the differences of the shipped suite, too.
+    return {**paper.protocol, **{key: "; ".join(values) for key, values in found.items()}}
 
 
 def _key(override: str) -> str:

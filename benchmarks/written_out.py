@@ -1,4 +1,4 @@
-"""A suite as TOML without grids: every row and column on a line of its own, with what each has."""
+"""Write a suite as TOML without grids, one line per row and column (`dipole show SUITE --expand`)."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,11 +13,7 @@ LISTS = ("columns", "rows")
 
 
 def written_out(path: Path) -> str:
-    """Return the expanded text of a suite file, which is a suite with the same cells.
-
-    Raises:
-        ConfigError: the file is no suite.
-    """
+    """Return the text of a suite with the same cells and no grids. ConfigError if the file is not a suite."""
     read_suite(path)
     suite = _without_none(expand(tomllib.loads(path.read_text(encoding="utf-8"))))
     scales = suite.pop("scale", {})
@@ -47,7 +43,9 @@ def _inline(entry: Mapping[str, Any]) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no word for what is not there: a row whose base is None has no base."""
+    """Drop entries that are None, which TOML cannot write."""
     if isinstance(value, Mapping):
         return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_without_none(each) for each in value]
+    return value

@@ -7,9 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import Manifest, manifest, write_manifest
@@ -22,6 +20,7 @@ from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import (
     Summary,
     consoles,
+    empty_table,
     print_plan,
     print_results,
     print_summary,
@@ -83,7 +82,9 @@ def bench(
     answer |= {"suite": name, "scale": scale}
     if plan_only:
         # A plan for a cluster needs no cluster.
-        slots = make_engine(engine, jobs, threads, slurm=slurm).slots if engine == "local" else jobs or 1
+        slots = jobs or 1
+        if engine == "local":
+            slots = make_engine(engine, jobs, threads, slurm=slurm).slots
         return _print_plan(sized, wanted, records, slots, effect, console, answer)
     chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
     if mentions_shipped and not known:
@@ -95,8 +96,8 @@ def bench(
     summary = run_suite(sized, wanted, described, records, runs, chosen, stderr)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
     print_summary(console, sized, summary, runs)
-    answer |= {"runs": str(runs), **as_dict(summary)}
-    return 1 if summary.failed else 0
+    answer |= {"runs": str(runs), **summary.as_dict()}
+    return int(bool(summary.failed))
 
 
 def _print_plan(
@@ -119,14 +120,13 @@ def _print_plan(
     answer |= {**plan.as_dict(), "faults": [str(fault) for fault in found], "cells": cells}
     for fault in found:
         say(console, f"cannot run: {fault}")
-    return 1 if found else 0
+    return int(bool(found))
 
 
 def _mention_shipped(sized: Sized, wanted: Sequence[Job], records: Mapping[str, RunRecord], console: Console) -> None:
     missing = {job.hash for job in wanted if job.hash not in records}
     if count := len(shipped_runs(sized) & missing):
-        verb = "comes" if count == 1 else "come"
-        say(console, f"{count} of {len(wanted)} runs {verb} with dipole as results: --known {SHIPPED_NAME}.")
+        say(console, f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.")
 
 
 def run_suite(
@@ -139,26 +139,24 @@ def run_suite(
     console: Console,
 ) -> Summary:
     """Describe a suite in the runs folder and run what is missing of it."""
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
+    make_runs_folder(runs)
     write_manifest(runs, described)
     return run_jobs(wanted, records, runs, engine, console, sized.scale.processes)
 
 
-def as_dict(summary: Summary) -> dict[str, Any]:
-    """Return how a suite ended, for `--json`."""
-    failed = [
-        {"run": each.task.hash, "label": each.task.label, "message": each.message, "log": str(each.log)}
-        for each in summary.failed
-    ]
-    return {"done": summary.done, "skipped": summary.skipped, "failed": failed}
+def make_runs_folder(folder: Path) -> None:
+    """Create a runs folder, or a folder inside one. TrainingError if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot write the runs folder {folder}: {why(error)}") from error
 
 
 def finished(runs: Path) -> dict[str, RunRecord]:
     """Return the finished runs of a folder, those of its results files included, none if there is no folder yet."""
-    return gather([runs]).collection.done if runs.is_dir() else {}
+    if not runs.is_dir():
+        return {}
+    return gather([runs]).collection.done
 
 
 @dataclass(frozen=True)
@@ -202,10 +200,10 @@ def plan_all(
     records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     planned = _plan_shipped(scale, records, known, estimator, slots)
-    title = f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("suite", "runs", "finished", "estimated time"):
-        table.add_column(name, justify="left" if name == "suite" else "right")
+    table = empty_table(
+        f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time",
+        {"suite": "left", "runs": "right", "finished": "right", "estimated time": "right"},
+    )
     for each in planned:
         names = {job.hash for job in each.jobs}
         table.add_row(each.sized.suite.name, str(len(names)), str(len(names & records.keys())), str(each.time))
@@ -219,25 +217,17 @@ def plan_all(
         if each.sized.overrides:
             settings = " ".join(each.sized.overrides)
             say(console, f"{each.sized.suite.name}: as its results are kept, with --set {settings}")
-    problems = [
-        f"{each.sized.suite.name}: {fault}"
-        for each in planned
-        for fault in faults(each.jobs, each.sized.scale.processes)
-    ]
+    problems, lines = [], []
+    for each in planned:
+        name = each.sized.suite.name
+        problems += [f"{name}: {fault}" for fault in faults(each.jobs, each.sized.scale.processes)]
+        time = {"seconds": each.time.seconds, "within": each.time.within}
+        lines.append({"suite": name, "runs": len(each.jobs), **time})
     for problem in problems:
         say(console, f"cannot run: {problem}")
     if answer is not None:
-        lines = [
-            {
-                "suite": each.sized.suite.name,
-                "runs": len(each.jobs),
-                "seconds": each.time.seconds,
-                "within": each.time.within,
-            }
-            for each in planned
-        ]
         answer |= {"scale": scale, "suites": lines, "seconds": total.seconds, "faults": problems}
-    return 1 if problems else 0
+    return int(bool(problems))
 
 
 def bench_all(
@@ -274,17 +264,16 @@ def bench_all(
             say(stderr, f"{name} is left out: {each.time}.")
             continue
         records = elsewhere | finished(runs)
-        count = len(each.jobs)
         if all(job.hash in records for job in each.jobs):
-            say(stderr, f"{name}: all of its {counted(count, 'run')} {are(count)} finished.")
+            say(stderr, f"{name}: nothing to do, {counted(len(each.jobs), 'run')} finished.")
             continue
         say(stderr, f"{name}: {each.time}.")
         engine = make_engine("local", jobs, threads, shared_process=each.sized.scale.processes == 1)
         summary = run_suite(each.sized, each.jobs, manifest(each.sized, each.jobs), records, runs, engine, stderr)
         print_summary(console, each.sized, summary, runs)
-        summaries.append({"suite": each.sized.suite.name, **as_dict(summary)})
+        summaries.append({"suite": each.sized.suite.name, **summary.as_dict()})
     answer |= {"scale": scale, "runs": str(runs), "suites": summaries}
-    return 1 if any(each["failed"] for each in summaries) else 0
+    return int(any(each["failed"] for each in summaries))
 
 
 def make_engine(
@@ -309,7 +298,9 @@ def make_engine(
         from dipole.benchmarks.run.ray_engine import RayEngine
 
         return RayEngine(jobs, threads)
-    return PoolEngine(jobs, threads) if shared_process else LocalEngine(jobs, threads)
+    if shared_process:
+        return PoolEngine(jobs, threads)
+    return LocalEngine(jobs, threads)
 
 
 def run_jobs(
@@ -323,7 +314,10 @@ def run_jobs(
     """Run the jobs without a finished record. A failed job does not stop the others."""
     missing = {job.hash: job for job in jobs if job.hash not in records}
     skipped = len(jobs) - len(missing)
-    tasks = [Task(job.hash, label(job), job.command, processes) for job in missing.values()]
+    tasks = [
+        Task(job.hash, f"{job.config.name}, {job.recipe}, seed {job.config.seed}", job.command, processes)
+        for job in missing.values()
+    ]
     estimator = Estimator(records.values())
     waiting = {name: job.config for name, job in missing.items()}
     failed: list[Result] = []
@@ -331,7 +325,9 @@ def run_jobs(
     if skipped:
         say(console, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
     with reporter(console, len(tasks)) as report:
-        started = f"{counted(len(tasks), 'run')}, {engine.slots} at a time" if tasks else ""
+        started = ""
+        if tasks:
+            started = f"{counted(len(tasks), 'run')}, {engine.slots} at a time"
         report(0, 0, estimator.total(list(waiting.values()), engine.slots).seconds, started)
         for result in engine.run(tasks, runs):
             config = waiting.pop(result.task.hash)
@@ -345,7 +341,3 @@ def run_jobs(
                 line = f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})"
             report(done, len(failed), estimator.total(list(waiting.values()), engine.slots).seconds, line)
     return Summary(done, tuple(failed), skipped)
-
-
-def label(job: Job) -> str:
-    return f"{job.config.name}, {job.recipe}, seed {job.config.seed}"

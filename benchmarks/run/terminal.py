@@ -1,9 +1,12 @@
 """The terminal output of `dipole bench`: the plan, progress with the time left, results and failures."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -33,6 +36,14 @@ class Summary:
     failed: tuple[Result, ...]
     skipped: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary for `--json`."""
+        failed = [
+            {"run": each.task.hash, "label": each.task.label, "message": each.message, "log": str(each.log)}
+            for each in self.failed
+        ]
+        return {"done": self.done, "skipped": self.skipped, "failed": failed}
+
 
 def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     left = plan.jobs - plan.finished
@@ -42,20 +53,21 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         f"{plan.finished} finished, {left} to do.",
     )
     say(console, f"Estimated time with {plan.slots} at a time: {plan.time}.")
-    if plan.time.reckoned:
-        say(
-            console, f"{plan.time.reckoned} of {counted(left, 'run')} {are(plan.time.reckoned)} reckoned: {reckoning()}"
-        )
+    if count := plan.time.reckoned:
+        say(console, f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reckoning()}")
     print_cells(console, sized)
-    title = "Seeds per arm for 80 % power (two-sided t-test at 0.05)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("column", "difference", "spread", "spread from", "seeds", "planned"):
-        table.add_column(name, justify="left" if name in ("column", "spread from") else "right", overflow="fold")
+    table = empty_table(
+        "Seeds per arm for 80 % power (two-sided t-test at 0.05)",
+        {"column": "left", "difference": "right", "spread": "right", "spread from": "left", "seeds": "right",
+         "planned": "right"},
+    )  # fmt: skip
     for line in plan.seeds:
-        seeds = "-" if line.seeds is None else str(line.seeds)
-        spread = "-" if line.std != line.std else f"{line.std:.3g}"
-        planned = str(len(sized.seeds))
-        table.add_row(escape(line.column), f"{line.difference:.3g}", spread, line.source, seeds, planned)
+        spread, seeds = f"{line.std:.3g}", str(line.seeds)
+        if isnan(line.std):
+            spread = "-"
+        if line.seeds is None:
+            seeds = "-"
+        table.add_row(escape(line.column), f"{line.difference:.3g}", spread, line.source, seeds, str(len(sized.seeds)))
     console.print(table)
 
 
@@ -69,34 +81,39 @@ def reckoning() -> str:
     )
 
 
+def empty_table(title: str, columns: Mapping[str, Literal["left", "right"]]) -> Table:
+    """Return an empty table with these columns. Long names are folded."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, side in columns.items():
+        table.add_column(name, justify=side, overflow="fold")
+    return table
+
+
 def print_cells(console: Console, sized: Sized) -> None:
     """Print the rows and columns of a suite with the settings of each."""
     say(console, f"recipe {sized.scale.recipe or '-'}, seeds {', '.join(map(str, sized.seeds))}")
     if sized.scale.set:
         say(console, f"  every run: {' '.join(sized.scale.set)}")
-    for kind, lines in (
-        ("column", [(c.name, c.metric, [c.recipe or "", *c.set]) for c in sized.columns]),
-        ("row", [(r.label, r.objective, [r.recipe or "", *r.set]) for r in sized.rows]),
-    ):
-        for name, what, settings in lines:
-            say(console, f"  {kind} {name}: {'  '.join([what, *filter(None, settings)])}")
+    for column in sized.columns:
+        say(console, "  ".join(filter(None, [f"  column {column.name}: {column.metric}", column.recipe, *column.set])))
+    for row in sized.rows:
+        say(console, "  ".join(filter(None, [f"  row {row.label}: {row.objective}", row.recipe, *row.set])))
 
 
 def print_results(console: Console, results: SuiteResults) -> None:
-    """Ours beside the printed numbers, or the ranking and the results of a study."""
+    """Print ours beside the printed numbers, or the ranking and the results of a study."""
+    shown = [tables.results_table(results)]
     if results.table is not None:
-        claims = tables.short_claims_table(results)
-        shown = [tables.beside_table(results), *([claims] if claims else [])]
+        shown = [tables.beside_table(results)]
+        if claims := tables.short_claims_table(results):
+            shown.append(claims)
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study":
-        shown = [tables.ranking_table(results.manifest.name, results.ranks()), tables.results_table(results)]
-    else:
-        shown = [tables.results_table(results)]
+        shown.insert(0, tables.ranking_table(results.manifest.name, results.ranks()))
     for found in shown:
-        if not found.rows:
-            continue
-        print_table(console, found)
+        if found.rows:
+            print_table(console, found)
     for line in results.empty_columns:
         say(console, line)
 
@@ -104,8 +121,8 @@ def print_results(console: Console, results: SuiteResults) -> None:
 def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:
     say(
         console,
-        f"{sized.suite.name} ({sized.name}): {counted(summary.done, 'run')} done, {summary.skipped} "
-        f"{'was' if summary.skipped == 1 else 'were'} finished before, {len(summary.failed)} failed.",
+        f"{sized.suite.name} ({sized.name}): {counted(summary.done, 'run')} done, {summary.skipped} finished before, "
+        f"{len(summary.failed)} failed.",
     )
     for result in summary.failed:
         say(console, f"  {result.task.hash}  {result.task.label}: {result.message}")
@@ -122,59 +139,49 @@ def say(console: Console, text: str) -> None:
 def _left(seconds: float | None) -> str:
     if seconds is None:
         return "time left unknown"
-    return f"about {duration(seconds)} left" if seconds > 0 else "done any moment"
+    if seconds <= 0:
+        return "done any moment"
+    return f"about {duration(seconds)} left"
 
 
 def consoles(given: Console | None) -> tuple[Console, Console]:
     """Return the consoles for results and for messages: stdout and stderr, or the given one for both."""
-    return (given, given) if given is not None else (console(), console(stderr=True))
+    return given or console(), given or console(stderr=True)
 
 
 class _TimeLeft(ProgressColumn):
-    """The estimate of when all will have ended, counted down between one ended run and the next."""
+    """The estimated time left. It counts down between two ended runs."""
 
     def render(self, task: ProgressTask) -> Text:
         end = task.fields["end"]
-        return Text(_left(None if end is None else end - time.monotonic()))
+        if end is None:
+            return Text(_left(None))
+        return Text(_left(end - time.monotonic()))
 
 
-Report = Callable[[int, int, float | None, str], None]
+@contextmanager
+def reporter(console: Console, total: int) -> Iterator[Callable[[int, int, float | None, str], None]]:
+    """Show a progress bar on a terminal, and one plain line per ended run elsewhere.
 
+    Yields a function of the number of finished and of failed runs, the seconds left, and the line to print.
+    """
+    draws = can_draw(console.file)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
+    with Progress(*columns, console=console, transient=True, disable=not draws) as progress:
+        bar = progress.add_task("runs", total=total, end=None)
 
-class reporter:  # noqa: N801
-    """A progress bar on a terminal, one plain line per ended run otherwise."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        self.console, self.total = console, total
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            _TimeLeft(),
-        )
-        self.progress = Progress(*columns, console=console, transient=True) if can_draw(console.file) else None
-
-    def __enter__(self) -> Report:
-        if self.progress is not None:
-            self.progress.start()
-            self.bar = self.progress.add_task("runs", total=self.total, end=None)
-        return self.report
-
-    def __exit__(self, *details: object) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-
-    def report(self, done: int, failed: int, seconds: float | None, line: str) -> None:
-        if self.progress is not None:
-            description = f"runs ({failed} failed)" if failed else "runs"
-            end = None if seconds is None else time.monotonic() + seconds
-            self.progress.update(self.bar, completed=done + failed, description=description, end=end)
+        def report(done: int, failed: int, seconds: float | None, line: str) -> None:
+            ended, description, end = done + failed, "runs", None
+            if failed:
+                description = f"runs ({failed} failed)"
+            if seconds is not None:
+                end = time.monotonic() + seconds
+            progress.update(bar, completed=ended, description=description, end=end)
+            if line and not draws:
+                line = f"[{ended}/{total}] {line}"
+                if ended < total:
+                    line += f"; {_left(seconds)}"
             if line:
-                say(self.console, line)
-        elif line:
-            say(
-                self.console,
-                f"[{done + failed}/{self.total}] {line}"
-                + (f"; {_left(seconds)}" if done + failed < self.total else ""),
-            )
+                say(console, line)
+
+        yield report

@@ -1,7 +1,7 @@
-"""Statistics over seeds and tasks: every function takes plain numbers and knows nothing of runs, suites or papers.
+"""Statistics over seeds and tasks. Every function takes plain numbers and knows nothing of runs, suites or papers.
 
-`differences` tests one measurement, `aggregates` sums up several, `families` corrects for how many were tested, `power`
-says how many seeds would show a difference. What the intervals hold is `python -m dipole.benchmarks.coverage`.
+`differences` has the tests, `aggregates` averages over several tasks, and `power` computes the seeds that a test
+needs. `python -m dipole.benchmarks.coverage` measures the coverage of the intervals.
 """
 
 from dipole.benchmarks.statistics.aggregates import (
@@ -18,13 +18,13 @@ from dipole.benchmarks.statistics.differences import (
     WelchTest,
     against_single_value,
     difference,
+    holm,
     paired,
     standard_error,
     summarize,
     welch,
     wilcoxon,
 )
-from dipole.benchmarks.statistics.families import holm
 from dipole.benchmarks.statistics.power import pooled_std, power, seeds_needed
 
 __all__ = [

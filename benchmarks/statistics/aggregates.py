@@ -1,4 +1,4 @@
-"""Several measurements summed up: interquartile mean, probability of improvement and relative gain, with intervals."""
+"""Averages over several tasks with intervals: interquartile mean, probability of improvement, relative gain."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from dipole.core.evaluation.intervals import Array, as_sample, as_samples, inter
 from dipole.core.utils.errors import DataError
 
 Runs = Mapping[int, float] | Sequence[float] | Array
-"""The values of a task by seed, or in an order that all of its columns share."""
+"""The values of a task: by seed, or in an order that all tasks share."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Interval:
         value: the estimate.
         low: lower end, or nan if there is no interval.
         high: upper end.
-        level: share of such intervals that hold the truth, in (0, 1).
-        method: how it was made.
-        needs: what would give an interval, if there is none, or "".
-        p: two-sided, of no gain, for `relative_gain`, nan for other estimates.
+        level: confidence level, in (0, 1).
+        method: the name of the interval.
+        needs: if there is no interval, what would give one. Else "".
+        p: two-sided p-value of no gain (`relative_gain`), nan for other estimates.
     """
 
     value: float
@@ -40,7 +40,7 @@ class Interval:
 
 
 def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
-    """Interquartile mean of all runs of all tasks together: the mean of the middle half (Agarwal et al. 2021).
+    """Return the interquartile mean of all runs of all tasks: the mean of the middle half (Agarwal et al. 2021).
 
     Args:
         scores: of each task, (S,) values.
@@ -54,23 +54,19 @@ def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
 def iqm_interval(
     tasks: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
-    """Interquartile mean of all runs of all tasks with a t-interval from winsorized values.
+    """Return the interquartile mean of all runs of all tasks with a t-interval from winsorized values.
 
     Args:
-        tasks: T of them, the values of each by seed, or (S,) in an order that all share.
+        tasks: T tasks, the values of each by seed, or (S,) in an order that all share.
         confidence: of the interval, in (0, 1).
-        runs: a name for each task. Those of one name are columns of the same runs, which is what all are taken for
-            if nothing is said.
+        runs: a name for each task. Tasks of one name were measured on the same runs. Default: all were.
 
     Raises:
-        DataError: there is no task, a task without values or with one that is not finite, or another number of names.
+        DataError: no task, a task without values, a value that is not finite, or another number of names.
     """
     values = _array(tasks)
-    if not len(values):
-        raise DataError("an average over tasks needs at least one task, got none.")
     found = estimates.interquartile_means(values, _names(runs, len(tasks)))
     return _interval(found.value, found.bounds(confidence), confidence, "winsorized t", _fewest(values))
 
@@ -79,12 +75,11 @@ def probability_of_improvement(
     ours: Sequence[Runs],
     base: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
-    """P(a run of ours beats a run of base), ties half, averaged over tasks, with an interval (Agarwal et al. 2021).
+    """Return P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021).
 
-    The interval is binomial, of as many trials as the runs are worth (`estimates.probabilities_of_improvement`).
+    The interval is binomial, with the number of trials of `estimates.probabilities_of_improvement`.
 
     Args:
         ours: T tasks, the values of each by seed, or (S,) in an order that all share.
@@ -105,12 +100,11 @@ def relative_gain(
     ours: Sequence[Runs],
     base: Sequence[Runs],
     confidence: float = CONFIDENCE,
-    *,
     runs: Sequence[Hashable] | None = None,
 ) -> Interval:
-    """Gain over the base in units of its mean, averaged over the middle tasks, with a t-interval.
+    """Return the gain over the base in units of its mean, averaged over the middle tasks, with a t-interval.
 
-    Seeds that both have are drawn as pairs, with all their columns (see `estimates.relative_gains`).
+    Common seeds are treated as pairs (see `estimates.relative_gains`).
 
     Args:
         ours: T tasks, the values of each by seed, or (S,) in an order that all share.
@@ -135,14 +129,14 @@ def _both(ours: Sequence[Runs], base: Sequence[Runs], what: str) -> tuple[Array,
 
 
 def _array(tasks: Sequence[Runs]) -> Array:
-    """Values (T, S) by seed, nan where a task has none of a seed."""
+    """Return the values (T, S) by seed, nan where a task has no run of a seed."""
     if not len(tasks):
         raise DataError("an average over tasks needs at least one task, got none.")
     by_seed: list[dict[Any, float]] = []
     for task in tasks:
-        seeds = list(task) if isinstance(task, Mapping) else range(len(task))
-        values = as_sample(list(task.values()) if isinstance(task, Mapping) else task)
-        by_seed.append(dict(zip(seeds, values.tolist(), strict=True)))
+        if not isinstance(task, Mapping):
+            task = dict(enumerate(task))
+        by_seed.append(dict(zip(task, as_sample(list(task.values())).tolist(), strict=True)))
     seeds = sorted({seed for task in by_seed for seed in task})
     return np.array([[task.get(seed, nan) for seed in seeds] for task in by_seed])
 
@@ -151,7 +145,7 @@ def _names(runs: Sequence[Hashable] | None, count: int) -> Sequence[Hashable]:
     if runs is None:
         return [None] * count
     if len(runs) != count:
-        raise DataError(f"runs names those of {len(runs)} tasks, and there are {count}.")
+        raise DataError(f"runs names {len(runs)} tasks, and there are {count}.")
     return runs
 
 

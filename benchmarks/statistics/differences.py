@@ -1,8 +1,8 @@
-"""One measurement of one or two objectives: its mean, the difference between them, and whether chance explains it."""
+"""Mean of one sample, tests of the difference between two, and the correction for many tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan, sqrt
+from math import isfinite, isnan, nan, sqrt
 
 import numpy as np
 from scipy import stats
@@ -25,7 +25,7 @@ class Summary:
         n: values.
         mean: of them.
         std: with n - 1, nan for one value.
-        low: lower end of the interval, or nan without a spread to make it of.
+        low: lower end of the interval, or nan without spread.
         high: upper end.
     """
 
@@ -38,18 +38,18 @@ class Summary:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two objectives on their common seeds, or taken apart as independent samples.
+    """Result of a test of two objectives, on their common seeds or as independent samples.
 
     Args:
         n: pairs, or values of the smaller sample.
         difference: other - base.
         low: lower end of its interval, or nan if there is none.
         high: upper end.
-        p_t: two-sided, of the t-test, or nan if it decides nothing.
-        p_wilcoxon: two-sided, of the signed-rank test. Of the rank-sum test where they are taken apart.
-        effect: Cohen's d_z, or nan if they are taken apart.
-        method: "paired t", or "Welch" where they are taken apart.
-        spread: standard deviation of one pair, or what both sides have in common.
+        p_t: two-sided, of the t-test, or nan if there is no test.
+        p_wilcoxon: two-sided, of the signed-rank test, or of the rank-sum test for independent samples.
+        effect: Cohen's d_z, or nan for independent samples.
+        method: "paired t", or "Welch" for independent samples.
+        spread: standard deviation of the paired differences, or the pooled one of two samples.
     """
 
     n: int
@@ -83,7 +83,9 @@ class WelchTest:
 
 
 def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
-    """Mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n); equal values have none.
+    """Return the mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n).
+
+    Equal values have no interval.
 
     Args:
         values: (n >= 1,).
@@ -109,9 +111,10 @@ def difference(
     confidence: float = CONFIDENCE,
     resolution: float | None = None,
 ) -> PairedTest:
-    """One objective against another: paired by seed where two seeds are common, else as independent samples (Welch).
+    """Test one objective against another: paired if they share two seeds, else as independent samples (Welch).
 
-    Where every pair differs by the same, not by nothing, the pairs tell no spread (`paired`): the samples do.
+    If all pairs have the same nonzero difference, the pairs have no spread (`paired`). Then the samples are
+    compared as independent ones.
 
     Args:
         base: values by seed.
@@ -134,7 +137,9 @@ def difference(
     low, high = found.bounds(confidence)
     step = _step(np.concatenate([x, y]), resolution)
     p_ranks = float(stats.mannwhitneyu(np.rint(x / step), np.rint(y / step)).pvalue)
-    p_t, n = float(found.p_values()) if found.value else 1.0, min(len(x), len(y))
+    p_t, n = 1.0, min(len(x), len(y))
+    if found.value:
+        p_t = float(found.p_values())
     spread = pooled_std(float(x.std(ddof=1)), float(y.std(ddof=1)))
     return PairedTest(n, float(found.value), float(low), float(high), p_t, p_ranks, nan, "Welch", spread)
 
@@ -145,18 +150,18 @@ def paired(
     confidence: float = CONFIDENCE,
     resolution: float | None = None,
 ) -> PairedTest:
-    """Paired t-test and Wilcoxon signed-rank test of `other` against `base` on the seeds that both have.
+    """Run the paired t-test and the Wilcoxon signed-rank test of `other` against `base` on their common seeds.
 
-    Fewer than two common seeds decide nothing: the p-values are nan. So it is with the t-test and the effect size where
-    the difference is the same for every seed, which a coarse metric gives by chance: there is no spread to judge it by
-    (scipy.stats.ttest_rel answers p = 0), and no interval. No difference at all has p = 1.
+    With fewer than two common seeds the p-values are nan. If the difference is the same for every seed, there is no
+    spread: the p-value of the t-test and the effect size are nan, and there is no interval. A coarse metric gives such
+    differences by chance, and scipy.stats.ttest_rel answers p = 0. If all differences are 0, p is 1.
 
     Args:
         base: values by seed.
         other: values by seed.
         confidence: of the interval, in (0, 1).
-        resolution: smallest step of the metric, such as 1 / n of n test points. Differences are rounded to it before
-            they are ranked, so that equal ones are ties. Default: what floating point adds.
+        resolution: smallest step of the metric, such as 1 / n for n test points. Differences are rounded to it before
+            they are ranked, so that equal ones are ties. Default: the rounding error of floating point.
 
     Raises:
         DataError: a value is not finite.
@@ -188,10 +193,10 @@ def _step(values: Array, resolution: float | None) -> float:
 
 
 def wilcoxon(gain: Sequence[float] | Array) -> float:
-    """Two-sided p-value of the signed-rank test of differences that are not all zero: P(|W - E W| >= |w - E w|).
+    """Return the two-sided p-value of the signed-rank test, P(|W - E W| >= |w - E w|). Not for all zeros.
 
-    scipy's own, but for few differences with ties or zeros. There scipy goes through all 2^n signs, seconds at n = 13;
-    here their rank sums are counted one difference at a time, with the same result.
+    This is scipy's test, except for few differences with ties or zeros. There scipy tries all 2^n signs, which takes
+    seconds at n = 13. Here the rank sums are counted one difference at a time, with the same result.
 
     Args:
         gain: (n,), a difference of each pair.
@@ -200,7 +205,7 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
         DataError: there is none, or one is not finite.
     """
     sample = as_sample(gain)
-    # 0.72 - 0.71 and 0.33 - 0.32 differ in floating point alone.
+    # 0.72 - 0.71 and 0.33 - 0.32 differ only by rounding.
     sample = np.rint(sample / (1e-9 * np.abs(sample).max() or 1.0))
     sizes = np.abs(sample[sample != 0])
     if len(sample) > 13 or len(np.unique(sizes)) == len(sample):
@@ -216,9 +221,9 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
 
 
 def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[float, float]:
-    """Standard error of the difference of two means, of n >= 2 values each, and its degrees of freedom (Welch 1947).
+    """Return the standard error of the difference of two means and its degrees of freedom (Welch 1947).
 
-    Without any spread those of equal variances.
+    If neither sample has spread, the degrees of freedom are those of equal variances.
 
     Args:
         std_a: standard deviation of the one sample, n - 1.
@@ -236,7 +241,7 @@ def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[floa
 def welch(
     mean_a: float, std_a: float, n_a: int, mean_b: float, std_b: float, n_b: int, confidence: float = CONFIDENCE
 ) -> WelchTest:
-    """Welch's t-test from two triples of mean, standard deviation and n >= 2, as tables print them.
+    """Run Welch's t-test on two printed triples of mean, standard deviation and n >= 2.
 
     Without any spread there is no interval, and p is 1 for equal means and nan for others.
 
@@ -258,10 +263,10 @@ def welch(
 
 
 def against_single_value(mean: float, std: float, n: int, printed: float, confidence: float = CONFIDENCE) -> WelchTest:
-    """Our sample against one printed number without spread: it is taken as one further trial of our spread.
+    """Test our sample against one printed number without spread, taken as one more trial with our spread.
 
-    The interval is that of a prediction, +- t_{n-1} s sqrt(1 + 1/n): wider than a test against a constant would give,
-    because the printed number is itself the outcome of a random trial.
+    The interval is a prediction interval, +- t_{n-1} s sqrt(1 + 1/n). It is wider than that of a test against a
+    constant, because the printed number is itself the outcome of a random trial.
 
     Args:
         mean: of our sample.
@@ -274,9 +279,28 @@ def against_single_value(mean: float, std: float, n: int, printed: float, confid
 
 
 def _test(difference: float, error: float, df: float, confidence: float) -> WelchTest:
-    """The t-test of a difference with a standard error. Without one there is no interval."""
+    """Return the t-test of a difference with a standard error. If that is 0, there is no interval."""
     if error == 0:
-        return WelchTest(difference, nan, nan, df, 1.0 if difference == 0 else nan)
+        p = nan if difference else 1.0
+        return WelchTest(difference, nan, nan, df, p)
     half = float(t_quantile((1 + confidence) / 2, df)) * error
     p = float(2 * t_above(abs(difference) / error, df))
     return WelchTest(difference, difference - half, difference + half, df, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment (Holm 1979). A missing test is nan, stays nan and is not counted.
+
+    Args:
+        p_values: from 0 to 1 each, or nan.
+
+    Returns:
+        The adjusted ones, in the same order.
+    """
+    adjusted = [nan] * len(p_values)
+    order = sorted((i for i, p in enumerate(p_values) if isfinite(p)), key=lambda i: p_values[i])
+    running = 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, (len(order) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted

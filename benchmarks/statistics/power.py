@@ -19,13 +19,16 @@ def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired:
     if n < 2:
         return 0.0
     if std == 0:
-        return 1.0 if difference else alpha
-    df = n - 1 if is_paired else 2 * (n - 1)
-    shift = abs(difference) / std * sqrt(n if is_paired else n / 2)
+        return alpha if difference == 0 else 1.0
+    df, size = 2 * (n - 1), n / 2
+    if is_paired:
+        df, size = n - 1, n
+    shift = abs(difference) / std * sqrt(size)
     critical = float(t_quantile(1 - alpha / 2, df))
-    # The other tail is below 1e-9 from a shift of 6 on, where scipy's distribution begins to answer nan.
-    other_tail = noncentral_t_below(-critical, df, shift) if shift < 6 else 0.0
-    return 1 - noncentral_t_below(critical, df, shift) + other_tail
+    found = 1 - noncentral_t_below(critical, df, shift)
+    if shift < 6:  # beyond, the other tail is below 1e-9, and scipy's distribution begins to answer nan
+        found += noncentral_t_below(-critical, df, shift)
+    return found
 
 
 def seeds_needed(
@@ -46,15 +49,13 @@ def seeds_needed(
         is_paired: as of `power`.
         limit: most seeds.
     """
-    if not (isfinite(difference) and isfinite(std)) or std < 0:
-        return None
-    if difference == 0:
+    if not (isfinite(difference) and isfinite(std)) or std < 0 or difference == 0:
         return None
     return fewest(lambda n: power(difference, std, n, alpha, is_paired) >= target, limit)
 
 
 def fewest(is_enough: Callable[[int], bool], limit: int) -> int | None:
-    """The smallest n from 2 on that is enough, by doubling and halving. None beyond `limit`."""
+    """Return the smallest n >= 2 that is enough, by doubling and halving. None beyond `limit`."""
     low, high = 1, 2
     while not is_enough(high):
         if high >= limit:
@@ -62,7 +63,10 @@ def fewest(is_enough: Callable[[int], bool], limit: int) -> int | None:
         low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dipole.benchmarks.run.bench import EngineName, make_engine, run_jobs
+from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
 from dipole.benchmarks.run.engine import Engine
 from dipole.benchmarks.run.tasks import Result, Task
 from dipole.benchmarks.run.terminal import consoles, say
@@ -28,8 +28,7 @@ from dipole.benchmarks.sweep.summary import path_of, write_summary
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
-from dipole.core.utils.errors import ConfigError, TrainingError, nearest
-from dipole.core.utils.files import why
+from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.text import counted
 
 CHOOSING = "train.evaluate_on=validation"
@@ -106,10 +105,7 @@ def sweep(
         load(recipe, [*search.settings(corner, base.objective), CHOOSING])
     if base.train.evaluate_every is None:
         say(aside, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
-    try:
-        (runs / SWEEPS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"cannot write the runs folder {runs}: {why(error)}") from error
+    make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
     folder = runs / SWEEPS / search.name
     with opened(folder, dimensions, described, not minimize, seed) as study:

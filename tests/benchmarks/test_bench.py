@@ -146,7 +146,7 @@ def test_continues_after_a_kill_without_losing_or_repeating_a_run(tmp_path):
     assert start(tmp_path).wait(600) == 1
     output = (tmp_path / "output.txt").read_text()
     assert "1 of 3 runs is finished already" in output
-    assert "1 run done, 1 was finished before, 1 failed" in output
+    assert "1 run done, 1 finished before, 1 failed" in output
     broken = next(line for line in output.splitlines() if line.strip().startswith("log:")).split()[-1]
     assert "not finite" in (tmp_path / broken).read_text()
     assert "again: dipole train digits-simclr" in output

@@ -177,7 +177,7 @@ def test_defaults_of_rows_and_columns_give_way_to_what_is_said():
         ("temperature = [0.1, 0.5]", "temperature = []", r"the axis 'temperature' is empty"),
         ("temperature = [0.1, 0.5]", "temperature = [0.1, 0.1]", r"has the value 0.1 twice"),
         ("temperature = [0.1, 0.5]", "temperature = 0.1", r"is a list of values, got 0.1"),
-        ("temperature = [0.1, 0.5]", "temprature = [0.1]", r"nothing takes the axis 'temprature'.*'temperature'"),
+        ("temperature = [0.1, 0.5]", "temprature = [0.1]", r"nothing uses the axis 'temprature'.*'temperature'"),
         ("temperature = [0.1, 0.5]", "a = [{ set = [] }]", r"a value of 'a' that is a table needs a name"),
         ("batch = [32, 64]", "batch = [32, 64, 128]", r"as many values each, not batch 3, rate 2"),
         ('zip = [["batch", "rate"]]', 'zip = [["batch", "rat"]]', r"zip: no axis 'rat'.*'rate'"),

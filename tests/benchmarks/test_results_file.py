@@ -315,7 +315,7 @@ def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
     for path, record in later.items():
         path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}}))
     assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept"), "--replace"]) == 1
-    assert "was measured on other data (fingerprint another) than the runs beside it" in capsys.readouterr().out
+    assert "was measured on other data (fingerprint another) than the other runs" in capsys.readouterr().out
     assert results_file.read_results_file(first.path).runs == before
     for path, record in later.items():
         path.write_text(json.dumps(record))

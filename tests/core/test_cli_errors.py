@@ -124,7 +124,7 @@ STRANGERS = {
     ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
     ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: it is a file", 2),
     ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
-    ("report", "run"): ("run is one run: give the folder that it lies in, .;", 1),
+    ("report", "run"): ("run is one run. Give its parent folder, ..", 1),
     ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
     ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
 }

@@ -95,14 +95,14 @@ def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(
     assert "one seed" in out
     assert "With one seed of either nothing is decided" in out
     out = dipole(capsys, "compare", first, trained["infonce", 1])[1]
-    assert "No setting differs but the seed" in out
+    assert "Only the seed differs" in out
     assert "Two seeds of one setting" in out
     # The third seed belongs to neither.
     assert re.search(r"^first .* seeds 0\nsecond .* seeds 1$", out, re.MULTILINE)
     change(second, status="failed")
     code, _, err = dipole(capsys, "compare", first, second)
     assert code == 2
-    assert "is failed: only finished ones are compared" in err
+    assert "is failed. Only finished runs can be compared" in err
 
 
 def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
