@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,7 +29,9 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None, gpus: Sequence[str] | None = None) -> None:
-        self.gpus = list(visible_gpus() if gpus is None else gpus)
+        if gpus is None:
+            gpus = visible_gpus()
+        self.gpus = list(gpus)
         super().__init__(jobs or len(self.gpus) or processors())
         self.threads = threads or max(1, processors() // self.slots)
 
@@ -113,7 +116,7 @@ class FreeGPUs:
 
     def __init__(self, gpus: Sequence[str], slots: int) -> None:
         # With more slots than GPUs, some GPUs are shared.
-        self._free = [gpus[i % len(gpus)] for i in range(max(slots, len(gpus)))] if gpus else []
+        self._free = [name for name, _ in zip(cycle(gpus), range(max(slots, len(gpus))), strict=False)]
         self._changed = threading.Condition()
 
     @contextmanager

@@ -48,8 +48,9 @@ class RayEngine(Engine):
         total = ray.cluster_resources()
         self.gpus = int(total.get("GPU", 0))
         cores = int(total.get("CPU", processors()))
-        default_threads = max(1, cores // self.gpus) if self.gpus else 1
-        self.threads = threads or default_threads
+        self.threads = threads or 1
+        if self.gpus and not threads:
+            self.threads = max(1, cores // self.gpus)
         super().__init__(jobs or max(1, self.gpus or cores // self.threads))
         self.on_node: Callable[[Task, str, str, int], Answer] = on_node
 
@@ -62,7 +63,10 @@ class RayEngine(Engine):
 
     def attempt(self, task: Task, runs: Path) -> Result | None:
         remote = self.ray.remote(max_retries=RETRIES)(self.on_node)
-        remote = remote.options(num_cpus=self.threads, num_gpus=task.processes if self.gpus else 0)
+        gpus = 0
+        if self.gpus:
+            gpus = task.processes
+        remote = remote.options(num_cpus=self.threads, num_gpus=gpus)
         with self._lock:
             reference = remote.remote(task, str(runs.resolve()), self._token, self.threads)
             self._pending.add(reference)
@@ -104,7 +108,9 @@ def on_node(task: Task, runs: str, token: str, threads: int) -> Answer:
         folder.mkdir(parents=True, exist_ok=True)
     # Ray has set CUDA_VISIBLE_DEVICES of this process to the GPUs of the task.
     result = run_worker(task, folder, environment_for(threads))
-    return result, None if is_shared or result is None else pack(folder, task.hash)
+    if is_shared or result is None:
+        return result, None
+    return result, pack(folder, task.hash)
 
 
 def pack(runs: Path, name: str) -> bytes:
@@ -134,4 +140,6 @@ def unpack(archive: bytes, runs: Path, name: str) -> None:
 
 
 def _without_checkpoints(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if Path(entry.name).parts[1:2] == ("checkpoints",) else entry
+    if Path(entry.name).parts[1:2] == ("checkpoints",):
+        return None
+    return entry

@@ -1,8 +1,8 @@
-"""Estimate how long a new run takes: from a table of short runs on named machines, times the pace of this machine.
+"""Estimate the time of a new run from a table of short runs on named machines and the speed of this machine.
 
-`times.json` is made by `python -m dipole.benchmarks.run.measure_times`. Runs like one of the table are reckoned from
-its start and its time per epoch or step. Others from what they compute (`work.py`) and the seconds of a billion
-operations of the table's nearest encoder.
+`python -m dipole.benchmarks.run.measure_times` writes the table `times.json`. The time of a run similar to one in the
+table follows from its startup and its time per epoch or step. The time of other runs follows from their operations
+(`work.py`) and the seconds per billion operations of the nearest encoder.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from dipole.core.utils.process import boot
 
 TABLE = Path(__file__).with_name("times.json")
 TRIES = 5
-# Settings without influence on the time of a unit, or part of the estimate by themselves.
+# Settings that do not influence the time of a unit, or that the estimate treats separately.
 LEFT_OUT = ("name", "description", "seed", "train.epochs", "train.steps", "train.checkpoint_every", "train.log_every")
 # The settings with most influence, and their weights. Any other setting counts 1.
 WEIGHTS = {
@@ -33,39 +33,42 @@ WEIGHTS = {
     "vision.method": 5.0, "vision.views": 5.0, "text.encoder": 30.0, "text.corpus": 20.0, "rl.task": 2.0,
     "rl.preset": 20.0, "rl.image_size": 20.0, "train.batch_size": 2.0,
 }  # fmt: skip
-FAR = 20.0  # a run that differs by so much is not like the other
+FAR = 20.0  # runs at this distance are not similar
 ALIKE, COUNTED, FOREIGN = 2.0, 3.0, 6.0
-"""Within which factor a time holds: of a run like one of the table, of one whose encoder is there, of any other."""
+"""Accuracy as a factor: of a run similar to one in the table, of one whose encoder is there, of any other."""
 
 
 @dataclass(frozen=True)
 class Reckoned:
-    """Seconds of a run, and the factor by which they may be off either way."""
+    """Seconds of a run, and the factor by which they may be wrong either way."""
 
     seconds: float
     within: float
 
 
 def reckon(config: RunConfig) -> Reckoned:
-    """Seconds of a run on this machine, from the nearest kind of the table."""
-    kind, unit = kind_of(config), "epoch" if config.train.epochs is not None else "step"
+    """Estimate the seconds of a run on this machine from the nearest run of the table."""
+    kind, unit = kind_of(config), "step"
+    if config.train.epochs is not None:
+        unit = "epoch"
     runs = [entry for entry in table()["runs"] if entry["unit"] == unit] or table()["runs"]
     distances = [_distance(kind, entry["kind"]) for entry in runs]
-    distance = min(distances)
-    work = work_of(config) if distance >= FAR else None
-    if work is not None:
-        return _by_work(work)
+    distance, within = min(distances), ALIKE
+    if distance >= FAR:
+        within = FOREIGN
+        if (work := work_of(config)) is not None:
+            return _by_work(work)
     nearest = runs[distances.index(distance)]
     length = float(config.train.epochs or config.train.steps or 1)
-    # An agent's and a block's step is as long as its batch. An epoch has the same rows in any batch.
-    rows = _ratio(kind, nearest["kind"], "train.batch_size") if unit == "step" else 1.0
-    rows *= _ratio(kind, nearest["kind"], "vision.views")
+    rows = _ratio(kind, nearest["kind"], "vision.views")
+    if unit == "step":  # an epoch has the same rows in any batch
+        rows *= _ratio(kind, nearest["kind"], "train.batch_size")
     seconds = nearest["fixed"] + length * nearest["per_unit"] * rows
-    return Reckoned(seconds * pace(nearest), ALIKE if distance < FAR else FOREIGN)
+    return Reckoned(seconds * pace(nearest), within)
 
 
 def _by_work(work: Work) -> Reckoned:
-    """Steps and operations, at the rate of the encoder that is nearest in kind, then in operations of a row."""
+    """Estimate from operations, at the rate of the encoder nearest in kind, then in operations of a row."""
 
     def apart(entry: Mapping[str, Any]) -> tuple[bool, bool, float]:
         domain, family = work.family.partition("/")[0], entry["family"]
@@ -74,46 +77,45 @@ def _by_work(work: Work) -> Reckoned:
     nearest = min(table()["steps"], key=apart)
     rate = nearest["per_gigaflop"] / 1e9
     training = work.steps * (nearest["per_step"] + work.rows * work.flops * rate)
-    # Evaluating encodes the rows once, forward: a third of what training does with one view of two.
+    # The evaluation encodes the rows once, forward. Training two views costs six times that.
     seconds = training + work.seen * work.flops * rate / 6
-    return Reckoned(seconds * pace(nearest), COUNTED if nearest["family"] == work.family else FOREIGN)
+    within = FOREIGN
+    if nearest["family"] == work.family:
+        within = COUNTED
+    return Reckoned(seconds * pace(nearest), within)
 
 
 def kind_of(config: RunConfig) -> dict[str, Any]:
-    """The settings that the time of a unit of length depends on."""
-    found = leaves(config)
-    return {
-        key: value
-        for key, value in found.items()
-        if value is not None and key not in LEFT_OUT and not key.startswith("objective")
-    }
+    """Return the settings on which the time of an epoch or step depends."""
+    found = {key: value for key, value in leaves(config).items() if value is not None and key not in LEFT_OUT}
+    return {key: value for key, value in found.items() if not key.startswith("objective")}
 
 
 @cache
 def table() -> Mapping[str, Any]:
-    """Short runs by kind, and steps by encoder, each with its machine, its date and the machine's pace then."""
+    """Return short runs by kind and steps by encoder, each with its machine, date and machine speed."""
     found: Mapping[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 
 def calibration() -> float:
-    """Processor seconds of a fixed piece of work on this machine. Measured once for each boot, in less than 2 s."""
+    """Return the processor seconds of a fixed task on this machine. It is measured once per boot, in under 2 s."""
     return float(kept_json("pace", _boot(), measure_pace))
 
 
 def pace(entry: Mapping[str, Any]) -> float:
-    """Seconds here for a second of an entry's machine."""
+    """Return the seconds on this machine per second of an entry's machine."""
     return calibration() / float(entry["pace"])
 
 
 def machines() -> str:
-    """The machines of the table, and since when."""
+    """Return the machines of the table and its newest date."""
     entries = [*table()["runs"], *table()["steps"]]
     return f"{', '.join(sorted({entry['machine'] for entry in entries}))}, {max(entry['date'] for entry in entries)}"
 
 
 def machine_name() -> str:
-    """The processor, for the table."""
+    """Return the name of the processor for the table."""
     return f"{processor_name()}, one thread"
 
 
@@ -125,7 +127,7 @@ def _boot() -> str:
 
 
 def measure_pace() -> float:
-    """The best of a few tries at convolutions, a product of matrices and many small operations, forward and back."""
+    """Time convolutions, a matrix product and many small operations, forward and backward. Return the best try."""
     import torch
 
     threads = torch.get_num_threads()
@@ -155,4 +157,6 @@ def _distance(kind: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def _ratio(kind: Mapping[str, Any], other: Mapping[str, Any], key: str) -> float:
-    return float(kind[key]) / float(other[key]) if kind.get(key) and other.get(key) else 1.0
+    if not kind.get(key) or not other.get(key):
+        return 1.0
+    return float(kind[key]) / float(other[key])

@@ -91,7 +91,7 @@ class SlurmEngine(Engine):
             given: dict[str, Any] = {"array_parallelism": self.slots}
             if processes > 1:
                 given["gpus_per_node"] = processes
-            given |= {name: int(value) if value.isdecimal() else value for name, value in self.options.items()}
+            given |= self.options | {name: int(value) for name, value in self.options.items() if value.isdecimal()}
             executor.update_parameters(**{f"slurm_{name}": value for name, value in given.items()})
         return executor
 

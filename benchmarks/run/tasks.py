@@ -120,8 +120,9 @@ def _attempt(task: Task, runs: Path, run: Callable[[IO[str]], int]) -> Result | 
     path = log_of(task, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_own(path)
-    began_at, started = path.stat().st_size if path.exists() else 0, time.monotonic()
+    started = time.monotonic()
     with path.open("a", encoding="utf-8") as log:
+        began_at = log.tell()
         log.write(f"\n== {now()} dipole {' '.join(task.command)}\n")
         log.flush()
         code = run(log)
@@ -146,7 +147,9 @@ def _reason(code: int, log: Path, begin: int) -> str:
 
     Another runner may have begun its own attempt at the same job since, so ours need not be the last.
     """
-    end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    end = f"exit code {code}"
+    if code < 0:
+        end = f"killed by signal {-code}"
     attempt = log.read_bytes()[begin:].decode(errors="replace")
     lines = [line.strip() for line in attempt.splitlines() if line.strip() and not line.startswith("== ")]
     if not lines:

@@ -1,7 +1,7 @@
 """Count the work of a run: optimizer steps, rows of a step, and floating-point operations of a row.
 
-Counted on networks without memory, so that a run of weeks is counted in a second. Of data nothing is read but
-sizes, where a file tells them.
+Networks on the meta device are counted, so a run of weeks is counted in a second. Data are not read, except for their
+sizes.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.version import __version__
 
-COUNTED = 4  # images, or blocks of them, of the batch that is counted
-WORDS = 12  # of a sentence of a corpus that is not read
-PASSES = 10  # of the encoder for a row of an agent's update: critics, targets, actor, and two views of the contrast
+COUNTED = 4  # images, or blocks of images, in the counted batch
+WORDS = 12  # words of a sentence, as the corpus is not read
+PASSES = 10  # encoder passes per row of an agent's update: critics, targets, actor, and two views of the objective
 SENTENCES = {
     "wiki3029.jsonl.gz": (3029, 200),
     "hub:bookcorpus/bookcorpus": (1, 74_000_000),
     "hub:stanfordnlp/imdb": (50_000, 11),
 }
-"""Documents of a corpus and sentences of each: of Wiki-3029 as `dipole data wiki3029` builds it, of BookCorpus as it is
-published (Zhu et al. 2015), of the unlabelled reviews of IMDb (Maas et al. 2011) in sentences of twenty words.
+"""Documents of a corpus and sentences of each document: Wiki-3029 as `dipole data wiki3029` builds it, BookCorpus (Zhu
+et al. 2015), and the unlabelled reviews of IMDb (Maas et al. 2011) in sentences of twenty words.
 """
 
 
@@ -36,12 +36,12 @@ class Work:
     """The work of a run.
 
     Args:
-        family: what is computed alike: domain and encoder.
-        steps: of the optimizer, over the whole run.
-        rows: of a step.
-        flops: of a row, forward and back, all its views.
+        family: domain and encoder.
+        steps: optimizer steps of the whole run.
+        rows: rows of a step.
+        flops: operations of a row with all its views, forward and backward.
         units: steps of an epoch, or 1 if the run's length is given in steps.
-        seen: rows that are encoded, once forward, when the run is evaluated.
+        seen: rows that the evaluation encodes.
     """
 
     family: str
@@ -80,7 +80,7 @@ def _vision(config: RunConfig) -> Work:
 
 
 def _counted(settings: Any, images: Any) -> float:
-    """Floating-point operations of an image: those of all its views through the networks that see them, and back."""
+    """Return the operations of an image: all its views through their networks, forward and backward."""
     from dipole.vision.frameworks.base import Batch, Setup
 
     size = settings.augment.size or min(images.images.shape[-2:])
@@ -101,24 +101,30 @@ def _text(config: RunConfig) -> Work | None:
     if settings.transformer is not None or settings.tokenizer != "words":
         return None
     documents, each = SENTENCES.get(settings.corpus, (1, 30_000))
-    unit = settings.block_size + 1 if settings.pairs == "blocks" else 1
-    found = documents * each if settings.block_count is None else documents * settings.block_count * unit
+    unit = 1
+    if settings.pairs == "blocks":
+        unit = settings.block_size + 1
+    if settings.block_count is not None:
+        each = settings.block_count * unit
+    found = documents * each
     rows = config.train.batch_size
     units = max((1 - settings.held_out) * min(found, settings.limit or found) / rows, 1.0)
-    # A product with a weight is two operations, and twice that on the way back.
+    # A product with a weight takes two operations forward and four backward.
     flops = 6.0 * WORDS * _weights(settings)
     return Work(f"text/{settings.encoder}", _steps(config, units), rows, flops, units)
 
 
 def _weights(settings: Any) -> int:
-    """Weights that every word meets: all but the table of words."""
+    """Return the number of weights applied to every word: all but the word embeddings."""
     from torch import nn
 
     from dipole.text.model import build_model
 
     words = settings.vocabulary_size + 1
     with torch.device("meta"):
-        fixed = None if settings.channels == "trained" else nn.Embedding(words, settings.word_size)
+        fixed = None
+        if settings.channels != "trained":
+            fixed = nn.Embedding(words, settings.word_size)
         module = build_model(settings, words, fixed)
     tables = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
     return max(sum(p.numel() for p in module.parameters() if id(p) not in tables), settings.word_size)
@@ -149,4 +155,6 @@ def _agent(config: RunConfig) -> Work:
 
 def _steps(config: RunConfig, units: float) -> float:
     train = config.train
-    return float(train.epochs) * units if train.epochs is not None else float(train.steps or 1)
+    if train.epochs is not None:
+        return float(train.epochs) * units
+    return float(train.steps or 1)

@@ -1,9 +1,9 @@
-"""`dipole sweep`: search a space of settings on a validation part, then the winner's seeds on the test part.
+"""`dipole sweep`: search settings on the validation part, then train the winner's seeds for the test part.
 
-Each module imports only what stands above it:
+Each module imports only those above it:
 
-    space           what may vary, and the settings that a choice of values stands for
-    study           the trials so far, shared by processes and restarts (Optuna on SQLite)
-    summary         what is known of a search, as the file that the report reads
-    search          ask, train, prune, tell. Then the winner
+    space           the settings that vary
+    study           the trials, shared by processes and restarts (Optuna on SQLite)
+    summary         the state of a search as a file, which the report reads
+    search          ask, train, prune and report trials, then train the winner
 """

@@ -1,4 +1,4 @@
-"""The space of a search: `train.learning_rate=log(1e-4, 1e-2)`, and the settings of a choice of values."""
+"""The space of a search, such as `train.learning_rate=log(1e-4, 1e-2)`, and the settings of chosen values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OBJECTIVE = "objective"
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting that varies: its key, how, and the bounds or the values."""
+    """One setting that varies: its key, its kind, and the bounds or values."""
 
     key: str
     kind: str
     values: tuple[Value, ...]
 
     def suggest(self, trial: Any) -> Value:
-        """The value that an Optuna trial takes."""
+        """Return the value of an Optuna trial."""
         if self.kind == "choice":
             value: Value = trial.suggest_categorical(self.key, list(self.values))
             return value
@@ -48,11 +48,7 @@ class Dimension:
 
 
 def read_space(texts: Sequence[str]) -> tuple[Dimension, ...]:
-    """The dimensions that `--space` names.
-
-    Raises:
-        ConfigError: what is wrong with one of them, and what is allowed.
-    """
+    """Parse the dimensions of `--space`. ConfigError if one is wrong."""
     space = tuple(_dimension(text) for text in texts)
     keys = [each.key for each in space]
     twice = {key for key in keys if keys.count(key) > 1}
@@ -73,7 +69,7 @@ def _dimension(text: str) -> Dimension:
     values = tuple(_value(each) for each in _split(found["inside"]))
     if kind == "choice":
         if not values:
-            raise ConfigError(f"--space {key.strip()}: choice() needs a value or more.")
+            raise ConfigError(f"--space {key.strip()}: choice() needs at least one value.")
         return Dimension(key.strip(), kind, values)
     _check_bounds(key.strip(), kind, values)
     if kind.endswith("int"):
@@ -95,11 +91,12 @@ def _check_bounds(key: str, kind: str, values: tuple[Value, ...]) -> None:
 
 
 def _split(inside: str) -> list[str]:
-    """Cut at the commas that are in no parenthesis, bracket or quotes: `dcl(rho=0.1, temperature=1), infonce`."""
+    """Split at commas outside of brackets and quotes: `dcl(rho=0.1, temperature=1), infonce`."""
     parts, depth, quote, start = [], 0, "", 0
     for place, char in enumerate(inside):
         if quote:
-            quote = "" if char == quote else quote
+            if char == quote:
+                quote = ""
         elif char in "\"'":
             quote = char
         elif char in "([{":
@@ -117,22 +114,26 @@ def _value(text: str) -> Value:
         read = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
-    return read if isinstance(read, float | int | bool | str) else text
+    if isinstance(read, float | int | bool | str):
+        return read
+    return text
 
 
 def _written(value: Value) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value).lower()
 
 
 def settings(values: Mapping[str, Value], objective: str) -> list[str]:
-    """The overrides (`--set`) of a choice of values.
+    """Return the overrides (`--set`) for chosen values.
 
-    A key `objective.TERM.OPTION` or `objective.TERM.weight` changes the objective's text. A term that stands there
-    twice is TERM.0 and TERM.1.
+    A key `objective.TERM.OPTION` or `objective.TERM.weight` changes the objective's text. If a term occurs twice, the
+    two are TERM.0 and TERM.1.
 
     Args:
         values: by key.
-        objective: the objective without them. A value for the key "objective" replaces it first.
+        objective: the objective to change. A value for the key "objective" replaces it first.
 
     Raises:
         ConfigError: the objective has no such term.
@@ -169,6 +170,6 @@ def _changed(terms: list[Term], key: str, value: Value) -> list[Term]:
 
 
 def corners(space: Sequence[Dimension]) -> list[dict[str, Value]]:
-    """Choices that show every bound and every value once, for a check before anything is trained."""
+    """Return choices that contain every bound and value once, for a check before the first training."""
     count = max((len(each.values) for each in space), default=0)
     return [{each.key: each.values[number % len(each.values)] for each in space} for number in range(count)]

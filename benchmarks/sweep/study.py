@@ -19,19 +19,19 @@ from dipole.core.utils.extras import install_line
 from dipole.core.utils.process import is_locked
 
 SWEEPS = ".sweeps"
-"""Folder of a runs folder that holds searches."""
+"""Folder of the searches inside a runs folder."""
 BUSY = 120.0
-"""Seconds that a process waits for the write of another."""
+"""Seconds that a process waits for another one's write."""
 
 
 class Study:
-    """A search that goes on.
+    """The trials of a search.
 
     Args:
-        folder: its folder. It is created.
-        space: what varies.
+        folder: its folder, created if missing.
+        space: the dimensions.
         described: the description of the search. A folder with another description is refused.
-        maximize: whether more is better.
+        maximize: whether larger is better.
         seed: of the proposals.
     """
 
@@ -62,7 +62,7 @@ class Study:
                     f"the search {folder.name!r} in {folder.parent} is another one: {', '.join(differs)} differ. "
                     "Give another --name, or the earlier settings to go on with it."
                 )
-            # Proposals are drawn anew after a restart: the same seed would repeat the first ones.
+            # With the same seed, a restart would repeat the first proposals.
             mixed = hashlib.sha256(f"{seed}/{len(study.trials)}".encode()).digest()
             study.sampler = optuna.samplers.TPESampler(seed=int.from_bytes(mixed[:4]), multivariate=True)
             self._study = study
@@ -81,7 +81,7 @@ class Study:
         return folder / f"{driver}.lock"
 
     def _take_back(self) -> None:
-        """Propose once more what a process that is gone had begun: its runs go on from their checkpoints."""
+        """Propose the unfinished trials of dead processes again. Their runs resume from checkpoints."""
         states = self._optuna.trial.TrialState
         for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             if not self._lives(trial.user_attrs.get("process", "")):
@@ -93,7 +93,7 @@ class Study:
         return bool(driver) and is_locked(self._lock_of(driver))
 
     def ask(self, trials: int) -> tuple[Any, dict[str, Value]] | None:
-        """The next trial and its values, or None if as many as wanted are done or under way."""
+        """Return the next trial and its values, or None if enough trials are started."""
         with FileLock(self.folder / "ask.lock", timeout=BUSY):
             if len(self.spent()) >= trials:
                 return None
@@ -102,33 +102,32 @@ class Study:
             return trial, {each.key: each.suggest(trial) for each in self.space}
 
     def spent(self) -> list[Any]:
-        """All trials but those that were lost with their process and those that only wait to be begun."""
+        """Return the started trials, without those lost with their process."""
         waiting = self._optuna.trial.TrialState.WAITING
         return [each for each in self._study.trials if each.state != waiting and not each.user_attrs.get("lost")]
 
     def finish(self, trial: Any, value: float | None, pruned: bool = False) -> None:
-        """Put down how a trial ended. Without a value it failed, or was stopped early."""
+        """Record how a trial ended. Without a value it failed or was pruned."""
         states = self._optuna.trial.TrialState
         if value is not None:
             self._study.tell(trial, value)
+        elif pruned:
+            self._study.tell(trial, state=states.PRUNED)
         else:
-            self._study.tell(trial, state=states.PRUNED if pruned else states.FAIL)
+            self._study.tell(trial, state=states.FAIL)
 
     @property
     def best(self) -> Any:
-        """The best finished trial. None before there is one."""
+        """The best finished trial, or None."""
         try:
             return self._study.best_trial
         except ValueError:
             return None
 
     def importance(self) -> dict[str, float]:
-        """Return how much each key explains the difference of good trials to others (Optuna's PED-ANOVA). Sums to 1.
-
-        Empty where too little is known to say so.
-        """
+        """Return the importance of each key (Optuna's PED-ANOVA), which sum to 1. Empty with too few trials."""
         with warnings.catch_warnings():
-            # Optuna warns where it would call all keys equally important for want of trials.
+            # With too few trials Optuna warns and calls all keys equally important.
             warnings.simplefilter("error", UserWarning)
             try:
                 found = self._optuna.importance.get_param_importances(self._study)

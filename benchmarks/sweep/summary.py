@@ -14,7 +14,7 @@ from dipole.core.utils.files import atomic_write
 
 
 class TrialLine(Part):
-    """One trial: the values it took, its run, how it ended and what it was worth on the validation part."""
+    """One trial: its values, its run, how it ended, and its metric on the validation part."""
 
     number: int
     state: Literal["complete", "pruned", "fail", "running"]
@@ -24,7 +24,7 @@ class TrialLine(Part):
 
 
 class SearchSummary(Part):
-    """A search: its space, its trials, what mattered, and the winner's runs on the test part."""
+    """A search: its space, its trials, the importance of keys, and the winner's runs on the test part."""
 
     name: str
     recipe: str
@@ -44,7 +44,7 @@ class SearchSummary(Part):
 
 
 def write_summary(runs: Path, study: Study, about: dict[str, Any], winner: list[str]) -> SearchSummary:
-    """Put down how a search stands."""
+    """Write the state of a search."""
     lines = [
         TrialLine(
             number=trial.number,
@@ -73,7 +73,7 @@ def path_of(runs: Path, name: str) -> Path:
 
 
 def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, str]]]:
-    """The searches of a runs folder, and each file that is none with what is wrong with it."""
+    """Return the searches of a runs folder, and the unreadable files with the reason."""
     found: list[SearchSummary] = []
     problems: list[tuple[Path, str]] = []
     for path in sorted((runs / SWEEPS).glob("*.json")):
@@ -85,7 +85,7 @@ def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, st
 
 
 def read_summary(path: Path) -> SearchSummary:
-    """Read one search. DataError says what is wrong with it."""
+    """Read one search. DataError if it is damaged."""
     try:
         return read_part(path, SearchSummary)
     except RecordError as error:
