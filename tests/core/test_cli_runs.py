@@ -57,7 +57,7 @@ def test_a_run_is_not_compared_with_itself(trained: Folders, capsys: pytest.Capt
     folder = trained["infonce", 0]
     code, _, err = dipole(capsys, "compare", folder, folder.name[:8])
     assert code == 2
-    assert f"both are the run {folder}: give another" in err
+    assert f"both are the run {folder}. Give two different runs" in err
 
 
 def test_compare_counts_seeds_and_tests_the_difference_of_their_means(
@@ -93,10 +93,10 @@ def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(
     code, out, _ = dipole(capsys, "compare", first, second)
     assert code == 0
     assert "one seed" in out
-    assert "With one seed of either nothing is decided" in out
+    assert "A verdict needs two seeds of each" in out
     out = dipole(capsys, "compare", first, trained["infonce", 1])[1]
     assert "Only the seed differs" in out
-    assert "Two seeds of one setting" in out
+    assert "two seeds of one setting" in out
     # The third seed belongs to neither.
     assert re.search(r"^first .* seeds 0\nsecond .* seeds 1$", out, re.MULTILINE)
     change(second, status="failed")
