@@ -73,6 +73,13 @@ class ColumnEntry(_Part):
             return self.name
         return f"{self.name} ({self.unit})"
 
+    @property
+    def sign(self) -> int:
+        """1, or -1 if smaller values are better."""
+        if self.higher_is_better:
+            return 1
+        return -1
+
     def metric_of(self, row: RowEntry) -> str:
         """Return the metric of a row.
 

@@ -75,10 +75,10 @@ class Part(Settings):
     """One thing that a claim says: the kind of statement, its parameters, and the comparisons it is about."""
 
     kind: str = Field(description="what is said: sign, all, most, at least, within, ratio, ... (`KINDS`)")
-    tests: tuple[int, ...] = Field((), description="which of the claim's lists of comparisons, from 0; none: all")
-    only: tuple[str, ...] = Field(("*",), description="labels of comparisons (`row | column` or `column`); patterns")
+    tests: tuple[int, ...] = Field((), description="which of the claim's lists of comparisons, from 0. None means all")
+    only: tuple[str, ...] = Field(("*",), description="labels of comparisons (`row | column` or `column`), as patterns")
     bound: float = Field(0.0, description="what each comparison is compared with, in the table's units")
-    margin: float | None = Field(None, description="of `within`; of `about`, on either side")
+    margin: float | None = Field(None, description="of `within`, or of `about` on either side")
     amount: float | None = Field(None, description="of `about`")
     low: float | None = Field(None, description="of `between`, `about` and `ratio`")
     high: float | None = Field(None, description="of `between`, `about` and `ratio`")
@@ -89,7 +89,7 @@ class Part(Settings):
 
     @property
     def spec(self) -> Kind:
-        """The kind with all that it implies."""
+        """The definition of the kind."""
         return KINDS[self.kind]
 
     @property
@@ -104,7 +104,9 @@ class Part(Settings):
             return low, high
         if shape == "factors":
             return log(low), log(high)
-        margin = self.bound if self.margin is None else self.margin
+        margin = self.margin
+        if margin is None:
+            margin = self.bound
         if shape == "around zero":
             return -margin, margin
         if self.amount is not None:
@@ -112,14 +114,12 @@ class Part(Settings):
         return low - margin, high + margin
 
     def at_least(self, n: int) -> int:
-        """Return how many of `n` comparisons have to be as claimed.
-
-        Args:
-            n: number of comparisons.
-        """
+        """Return how many of n comparisons have to be as claimed."""
         if not self.spec.is_counted:
             return n
-        return self.least if self.least is not None else int(self.share * n + ROUNDING) + 1
+        if self.least is not None:
+            return self.least
+        return int(self.share * n + ROUNDING) + 1
 
     def words(self, n: int, side: str) -> str:
         """Return the statement about `n` comparisons, with its bounds.
@@ -133,16 +133,10 @@ class Part(Settings):
         if self.kind == "about" and self.amount is None:
             values["amount"] = f"{self.low:g} to {self.high:g}"
         values |= {"side": side, "n": str(n), "at_least": str(self.at_least(n)), "from": f"{low:g}", "to": f"{high:g}"}
-        always = self.spec.of_several in (_MEAN, _COUNT)
-        return (self.spec.words + (self.spec.of_several if n > 1 or always else "")).format(**values)
-
-    def is_about(self, label: str) -> bool:
-        """Return whether the part is about the comparison of this label.
-
-        Args:
-            label: label of the comparison.
-        """
-        return fits(label, self.only)
+        text = self.spec.words
+        if n > 1 or self.spec.of_several in (_MEAN, _COUNT):
+            text += self.spec.of_several
+        return text.format(**values)
 
     @model_validator(mode="after")
     def _is_known(self) -> "Part":

@@ -6,7 +6,7 @@ equivalence by two one-sided tests. Evidence is a pair of one-sided p-values, an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, isfinite, isnan, log, nan, sqrt
+from math import exp, isfinite, isnan, log, nan, sqrt
 
 from dipole.benchmarks.statistics import CONFIDENCE, Summary, pooled_std, seeds_needed, standard_error, summarize
 from dipole.benchmarks.statistics.distributions import f_above, f_below, f_quantile, t_above, t_quantile
@@ -61,25 +61,27 @@ class Estimate:
         """Return the estimate behind a t-interval at `CONFIDENCE`."""
         return cls(value, (high - low) / 2 / float(t_quantile((1 + CONFIDENCE) / 2, df)), df)
 
-    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Return value +- t_df error."""
+    def interval(self) -> tuple[float, float]:
+        """Return the t-interval at `CONFIDENCE`."""
         if not isfinite(self.error):
             return nan, nan
-        half = float(t_quantile((1 + confidence) / 2, self.df)) * self.error
+        half = float(t_quantile((1 + CONFIDENCE) / 2, self.df)) * self.error
         return self.value - half, self.value + half
 
 
 def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
     """Return one - other on the seeds that both have, by Welch if they share fewer than two.
 
-    A difference that is the same for every seed is no spread to judge by: the two sides are then independent samples.
+    If the difference is the same for every seed, the two sides count as independent samples.
     """
     seeds = sorted(one.keys() & other.keys())
     gaps = [one[seed] - other[seed] for seed in seeds]
     if len(gaps) > 1 and (found := of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))).error > 0:
         return found
     if min(len(one), len(other)) == 1:
-        return Estimate(summarize(gaps).mean if gaps else _mean(one) - _mean(other))
+        if gaps:
+            return Estimate(summarize(gaps).mean)
+        return Estimate(summarize(list(one.values())).mean - summarize(list(other.values())).mean)
     return of_summaries(summarize(list(one.values())), summarize(list(other.values())))
 
 
@@ -117,15 +119,14 @@ def against(found: Estimate, low: float, high: float) -> Evidence:
     return Evidence(inside, min(1.0, outside))
 
 
-def smaller_spread(one: Summary, other: Summary, factor: float = 1.0) -> Evidence:
-    """Test sigma_one < factor sigma_other with F = s_one^2 / (factor s_other)^2. Equal spreads decide nothing."""
+def smaller_spread(one: Summary, other: Summary) -> Evidence:
+    """Test sigma_one < sigma_other with F = s_one^2 / s_other^2. Two spreads of 0 are no evidence."""
     if min(one.n, other.n) < 2 or not isfinite(one.std + other.std) or one.std == other.std == 0:
         return NOTHING
-    f = one.std**2 / (factor * other.std) ** 2 if other.std else inf
-    return Evidence(
-        f_below(f, one.n - 1, other.n - 1) if isfinite(f) else 1.0,
-        f_above(f, one.n - 1, other.n - 1) if isfinite(f) else 0.0,
-    )
+    if other.std == 0:
+        return Evidence(1.0, 0.0)
+    f = one.std**2 / other.std**2
+    return Evidence(f_below(f, one.n - 1, other.n - 1), f_above(f, one.n - 1, other.n - 1))
 
 
 def count(evidence: Sequence[Evidence], least: int) -> Evidence:
@@ -162,7 +163,7 @@ def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> E
 
     The second is the widest that any dependence between them allows, by Minkowski's inequality.
     """
-    shared = set.intersection(*(set(each) for each in gaps)) if len(gaps) == len(found) else set()
+    shared = set.intersection(*map(set, gaps))
     if len(shared) > 1:
         means = [sum(each[seed] for each in gaps) / len(gaps) for seed in sorted(shared)]
         return of_sample(means, max(abs(value) for each in gaps for value in each.values()))
@@ -182,21 +183,19 @@ def seeds_to_decide(found: Estimate, low: float, high: float) -> int | None:
     return seeds_needed(distance, found.spread, is_paired=found.is_paired)
 
 
-def seeds_to_decide_spread(one: float, other: float, factor: float = 1.0, target: float = 0.8) -> int | None:
+def seeds_to_decide_spread(one: float, other: float) -> int | None:
     """Return the seeds of each side that show with 80 % power which of two standard deviations is smaller."""
-    if not (one > 0 and other > 0) or abs(log(one / (factor * other))) < NOISE:
+    if not (one > 0 and other > 0) or abs(log(one / other)) < NOISE:
         return None
-    ratio = exp(-abs(2 * log(one / (factor * other))))
+    ratio = exp(-abs(2 * log(one / other)))
 
     def power(n: int) -> float:
         return f_below(f_quantile(0.025, n - 1, n - 1) / ratio, n - 1, n - 1)
 
-    return fewest(lambda n: power(n) >= target, LIMIT)
+    return fewest(lambda n: power(n) >= 0.8, LIMIT)
 
 
 def _tail(t: float, df: float) -> float:
-    return float(t_above(t, df)) if isfinite(t) else float(t < 0)
-
-
-def _mean(values: Mapping[int, float]) -> float:
-    return summarize(list(values.values())).mean
+    if isfinite(t):
+        return float(t_above(t, df))
+    return float(t < 0)

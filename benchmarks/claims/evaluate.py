@@ -11,8 +11,8 @@ from math import isfinite, nan
 from typing import Any, Protocol
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.claim_specs import LEVEL, Part
-from dipole.benchmarks.claims.equivalence import LIMIT, NOTHING, Evidence, any_of, every
+from dipole.benchmarks.claims.claim_specs import LEVEL, Part, fits
+from dipole.benchmarks.claims.equivalence import LIMIT, Evidence, any_of, every
 from dipole.benchmarks.claims.published import Claim, row_label
 from dipole.benchmarks.claims.verdicts import (
     AGREES,
@@ -29,6 +29,7 @@ from dipole.benchmarks.claims.verdicts import (
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import Summary, seeds_needed, summarize
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import counted
 
 NO_DATA, NO_TEST = "no data", "no machine-readable test"
 
@@ -78,41 +79,43 @@ class Outcome:
 
     @property
     def evidence(self) -> Evidence:
-        """All parts are true: the intersection-union test."""
-        return every([part.evidence for part in self.parts]) if self.parts else NOTHING
+        """Evidence that all parts are true (intersection-union test)."""
+        return every([part.evidence for part in self.parts])
 
     @property
     def p(self) -> float:
         """Two-sided p-value of the claim, or nan if nothing can be tested."""
-        return self.evidence.p if self.is_tested else nan
+        if self.is_tested:
+            return self.evidence.p
+        return nan
 
     @property
     def verdict(self) -> str:
-        """Agrees if every part is shown to be true, differs if one is shown to be false, at 0.05, else undecided."""
+        """The verdict of the claim alone, at 0.05."""
         return self.verdict_at(self.p)
 
     def verdict_at(self, p: float) -> str:
-        """Return the verdict of the claim at a p-value.
-
-        Args:
-            p: two-sided p-value of the claim, corrected for several claims.
-        """
+        """Return the verdict at p, the two-sided p-value of the claim among several claims."""
         if not self.claim.tests:
             return NO_TEST
-        return decide(self.evidence, p) if self.items else NO_DATA
+        if not self.items:
+            return NO_DATA
+        return decide(self.evidence, p)
 
     @property
     def says(self) -> str:
         """The kind and the bound of every part."""
         words = []
         for each in self.parts:
-            kind = each.part.kind
-            words.append(each.words if each.words.startswith(kind) else f"{kind}: {each.words}")
-        return "; ".join(dict.fromkeys(words))
+            text = each.words
+            if not text.startswith(each.part.kind):
+                text = f"{each.part.kind}: {text}"
+            words.append(text)
+        return ", ".join(dict.fromkeys(words))
 
     @property
     def deciding(self) -> Item | None:
-        """The comparison that the verdict hangs on."""
+        """The comparison that decides the verdict."""
         known = [part for part in self.parts if part.deciding is not None]
         if not known:
             return None
@@ -134,27 +137,30 @@ class Outcome:
             return f"weakest {self.deciding.words}"
         if verdict in (AGREES, DIFFERS):
             return f"by {self.deciding.words}"
-        return "; ".join([self.deciding.words, *self._why_undecided()])
+        return ". ".join([self.deciding.words, *self._why_undecided()])
 
     def _why_undecided(self) -> Iterator[str]:
         missing = sum(part.missing for part in self.parts)
         if missing:
-            yield f"{missing} comparison{'s' if missing > 1 else ''} without data"
+            yield f"{counted(missing, 'comparison')} without data"
         open_items = list(self._undecided_items())
         seeds = max((item.seeds for item in open_items if item.seeds), default=None)
         if not self.is_tested:
             yield (
-                "no spread to judge by (one seed each decides nothing); "
-                f"{seeds_needed(1.0, 1.0, is_paired=True)} seeds would tell what is off its bound by one spread"
+                "One seed each gives no spread to test with. "
+                f"{seeds_needed(1.0, 1.0, is_paired=True)} seeds would show a distance of one spread from the bound"
             )
         elif self.p < LEVEL:
-            yield f"shown by itself (p = {number(self.p)}), but not among all claims of the suite"
+            yield f"Significant alone (p = {number(self.p)}), but not among all claims of the suite"
         elif seeds:
-            yield f"{seeds} seeds would tell" if seeds <= LIMIT else f"more than {LIMIT} seeds would tell"
+            if seeds > LIMIT:
+                yield f"More than {LIMIT} seeds would be needed"
+            else:
+                yield f"{seeds} seeds would decide it"
         elif any(item.is_on_bound for item in open_items):
-            yield "on its bound, which no number of seeds decides"
+            yield "The estimate is on its bound, so no number of seeds decides it"
         elif not missing:
-            yield "its comparisons are decided one by one, and not all of them together"
+            yield "Each comparison has a verdict, but together they have none"
 
     def _undecided_items(self) -> Iterator[Item]:
         """Yield the undecided means and comparisons."""
@@ -201,7 +207,7 @@ def _comparisons(
     if test["table"] in tables:
         not_printed = {label for label, contrast in contrasts(test, tables) if contrast is None}
     for label, contrast in contrasts(test, grids):
-        if part.is_about(label) or (contrast is None and test["table"] not in grids):
+        if fits(label, part.only) or (contrast is None and test["table"] not in grids):
             if contrast and len(claim.tests) > 1:
                 contrast = replace(contrast, subject=_subject(test))
             yield contrast, label not in not_printed
@@ -209,12 +215,16 @@ def _comparisons(
 
 def _compare(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
     grid = grids.get(test["table"])
-    several = isinstance(test["b"], list)
     kind = test.get("field", "mean")
-    direction, is_closed = -1 if test["op"] == "<" else 1, test["op"] == ">="
-    for other in test["b"] if several else [test["b"]]:
+    direction, is_closed = {"<": -1}.get(test["op"], 1), test["op"] == ">="
+    others, several = test["b"], isinstance(test["b"], list)
+    if not several:
+        others = [others]
+    for other in others:
         for column in _columns(test, grid):
-            label = f"{_row(other)} | {column}" if several else column
+            label = column
+            if several:
+                label = f"{_row(other)} | {column}"
             places = (grid, _row(test["a"]), column), (grid, _row(other), column)
             yield label, _contrast(label, *places, kind, direction=direction, is_closed=is_closed)
 
@@ -241,18 +251,18 @@ def _ratio(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
 
 
 def _along_columns(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
-    """Every column above the one before it."""
+    """Compare each column with the one before it."""
     grid = grids.get(test["table"])
-    columns = grid.columns if grid else ()
-    if not columns:
+    if grid is None:
         yield "all columns", None
-    for before, after in pairwise(columns):
+        return
+    for before, after in pairwise(grid.columns):
         label, row = f"{before} to {after}", _row(test["a"])
         yield label, _contrast(label, (grid, row, after), (grid, row, before))
 
 
 def _set_above(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
-    """Every row of a above every row of b: the value is the gap between the lowest and the highest."""
+    """Compare every row of a with every row of b. The value is the lowest of a minus the highest of b."""
     grid = grids.get(test["table"])
     for column in _columns(test, grid):
         above, below = (
@@ -267,9 +277,12 @@ def _set_above(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
 
 
 def _spread(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
-    """Largest less smallest of all cells: below a bound if every two are closer to each other."""
+    """Compare all cells in pairs. The value is the largest minus the smallest."""
     grid = grids.get(test["table"])
-    places = [(row.label, column) for row in grid.rows for column in grid.columns] if grid else []
+    if grid is None:
+        yield "max - min", None
+        return
+    places = [(row.label, column) for row in grid.rows for column in grid.columns]
     sides = {f"{row}, {column}": _side((grid, row, column)) for row, column in places}
     known = sorted(((s, name) for name, s in sides.items() if s is not None), key=lambda each: each[0].summary.mean)
     if len(known) < max(2, len(sides)):
@@ -291,10 +304,12 @@ def _column_difference(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Fo
 
 
 def _best_minus_column(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
-    """One of the other columns is above this one: the value is the gap to the best."""
+    """Compare a column with all others. The value is the gap to the best of them."""
     grid = grids.get(test["table"])
     for row in test["published"]["difference"]:
-        sides = {column: _side((grid, row, column)) for column in grid.columns} if grid else {}
+        sides = {}
+        if grid is not None:
+            sides = {column: _side((grid, row, column)) for column in grid.columns}
         base = sides.pop(test["column"], None)
         others = {name: side for name, side in sides.items() if side is not None}
         if base is None or not others:
@@ -318,21 +333,27 @@ _TESTS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Grid]], Found]] =
 
 
 def _row(name: str | Mapping[str, str]) -> str:
-    return name if isinstance(name, str) else row_label(name["method"], name.get("group"))
+    if isinstance(name, str):
+        return name
+    return row_label(name["method"], name.get("group"))
 
 
 def _subject(test: Mapping[str, Any]) -> str:
-    """The rows of a test, as far as its labels do not name them."""
+    """Return the rows of a test that its labels do not name."""
     one, other = test.get("a"), test.get("b")
     if not isinstance(one, str | Mapping):
         return ""
-    return f"{_row(one)} against {_row(other)}" if isinstance(other, str | Mapping) else _row(one)
+    if isinstance(other, str | Mapping):
+        return f"{_row(one)} against {_row(other)}"
+    return _row(one)
 
 
 def _columns(test: Mapping[str, Any], grid: Grid | None) -> Sequence[str]:
     if test["columns"] != "all":
         return test["columns"]
-    return grid.columns if grid else ("all columns",)
+    if grid is None:
+        return ("all columns",)
+    return grid.columns
 
 
 def _contrast(label: str, one: Place, other: Place, kind: str = "mean", **more: Any) -> Contrast | None:
@@ -348,15 +369,19 @@ def _contrast(label: str, one: Place, other: Place, kind: str = "mean", **more: 
 
 
 def _side(place: Place, kind: str = "mean") -> Side | None:
-    """A cell with what is known of its spread. Spreads themselves are compared by the values they are of."""
+    """Return a cell with its spread. Spreads are compared through the values they come from."""
     grid, row, column = place
     if grid is None:
         return None
-    of = "mean" if kind == "std" else kind
+    of = kind.replace("std", "mean")
     if samples := grid.samples(row, column, of):
         return Side(samples, summarize(list(samples.values())))
     mean = grid.value(row, column, of)
     if mean is None:
         return None
-    std = grid.value(row, column, "std") if of == "mean" else None
-    return Side(None, Summary(getattr(grid, "trials", None) or 1, mean, nan if std is None else std, nan, nan))
+    std = None
+    if of == "mean":
+        std = grid.value(row, column, "std")
+    if std is None:
+        std = nan
+    return Side(None, Summary(getattr(grid, "trials", None) or 1, mean, std, nan, nan))

@@ -1,7 +1,7 @@
 """One of our numbers against a printed one: difference, interval and verdict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import Any
 
@@ -10,17 +10,11 @@ from dipole.benchmarks.claims.equivalence import Estimate, against
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import (
-    Summary,
-    WelchTest,
-    against_single_value,
-    holm,
-    pooled_std,
-    seeds_needed,
-    welch,
-)
+from dipole.benchmarks.statistics import Summary, WelchTest, against_single_value, holm, welch
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
+
+NO_SPREAD = "no spread on either side (two seeds of ours would give one)"
 
 
 @dataclass(frozen=True)
@@ -28,27 +22,19 @@ class Comparison:
     """One of our cells against the printed one, in the unit of the table.
 
     Args:
-        published: the printed cell.
-        published_n: trials behind it, or None if the paper does not say.
-        ours: our sample.
         difference: ours - printed.
         low: lower end of its 95 % interval, or nan without one.
         high: upper end.
         verdict: "agrees", "differs", "cannot be decided at this n", or "other protocol".
-        basis: what the interval was made from, in words.
-        seeds: of each side that would decide this comparison alone, or None if it is decided or no number is known.
-        p: of the verdict by itself, two-sided, or nan without one.
+        basis: how the interval was computed, in words.
+        p: two-sided p-value of the verdict by itself, or nan without one.
     """
 
-    published: PrintedCell
-    published_n: int | None
-    ours: Summary
     difference: float
     low: float
     high: float
     verdict: str
     basis: str
-    seeds: int | None = field(default=None)
     p: float = nan
 
 
@@ -75,25 +61,21 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     by chance, are no spread to judge by: there is no interval then, unless the other side has one.
 
     The verdict is `agrees` if the interval lies inside the margin (two one-sided tests), `differs` if it lies outside
-    of it, and undecided otherwise. Then `seeds` says how many per arm would show a difference of the size of the margin
-    with 80 % power.
+    of it, and undecided otherwise.
     """
     if cell.mean is None:
         return None
     width, difference = margin(metric, cell.mean), ours.mean - cell.mean
-    test, spread, basis = _interval(cell, n, ours)
+    test, basis = _interval(cell, n, ours)
     low, high = test.low, test.high
-    if isfinite(spread) and not high - low > 1e-9 * abs(cell.mean):
-        low, high, basis, spread = nan, nan, "every seed gave the same value", nan
+    if basis != NO_SPREAD and not high - low > 1e-9 * abs(cell.mean):
+        low, high, basis = nan, nan, "every seed gave the same value"
     verdict, p = NOT_COMPARED, nan
     if is_same_protocol:
         verdict = _verdict(low, high, width)
         if isfinite(low):
             p = against(Estimate.of_interval(difference, low, high, test.df), -width, width).p
-    seeds = None
-    if verdict in (UNDECIDED, NOT_COMPARED) and isfinite(spread):
-        seeds = seeds_needed(width, spread)
-    return Comparison(cell, n, ours, difference, low, high, verdict, basis, seeds, p)
+    return Comparison(difference, low, high, verdict, basis, p)
 
 
 def _verdict(low: float, high: float, width: float) -> str:
@@ -104,32 +86,32 @@ def _verdict(low: float, high: float, width: float) -> str:
     return UNDECIDED
 
 
-def _interval(cell: PrintedCell, n: int | None, ours: Summary) -> tuple[WelchTest, float, str]:
-    """The test of ours - printed, the spread it rests on, and its basis in words."""
+def _interval(cell: PrintedCell, n: int | None, ours: Summary) -> tuple[WelchTest, str]:
+    """Test ours - printed. Return the test, and its basis in words."""
     mean = cell.mean or 0.0
     if ours.n > 1 and cell.std is not None and n is not None and n > 1:
         test = welch(ours.mean, ours.std, ours.n, mean, cell.std, n)
-        return test, pooled_std(ours.std, cell.std), "Welch"
+        return test, "Welch"
     if ours.n > 1:
         test = against_single_value(ours.mean, ours.std, ours.n, mean)
-        return test, ours.std, "printed number taken as one trial of our spread"
+        return test, "printed number taken as one trial of our spread"
     if cell.std is not None and n is not None and n > 1:
         test = against_single_value(mean, cell.std, n, ours.mean)
         turned = replace(test, difference=-test.difference, low=-test.high, high=-test.low)
-        return turned, cell.std, "our run taken as one trial of the printed spread"
+        return turned, "our run taken as one trial of the printed spread"
     nothing = WelchTest(ours.mean - mean, nan, nan, nan, nan)
-    return nothing, nan, "no spread on either side: two seeds of ours would give one"
+    return nothing, NO_SPREAD
 
 
 def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     """Return the comparisons as a family: a verdict that does not pass Holm's test over all of them is undecided."""
-    adjusted = holm([nan if each is None else each.p for each in comparisons])
-    family = sum(each is not None and isfinite(each.p) for each in comparisons)
+    alone = [getattr(each, "p", nan) for each in comparisons]
+    adjusted, family = holm(alone), sum(map(isfinite, alone))
     found = []
     for each, p in zip(comparisons, adjusted, strict=True):
         if each is not None and each.verdict in (AGREES, DIFFERS) and p >= LEVEL:
             numbers = counted(family, "printed number")
-            basis = f"{each.basis}; alone it {each.verdict} (p = {number(each.p)}), not among {numbers}"
+            basis = f"{each.basis}, {each.verdict} alone (p = {number(each.p)}) but not among {numbers}"
             each = replace(each, verdict=UNDECIDED, basis=basis)
         found.append(each)
     return found
@@ -140,6 +122,9 @@ def protocol_differences(paper: Mapping[str, Any], ours: Mapping[str, Any]) -> l
     lines = []
     for key, value in ours.items():
         theirs = paper.get(key)
-        if theirs != value:
-            lines.append(f"{key}: {value} (paper: {'not stated' if theirs is None else theirs})")
+        if theirs == value:
+            continue
+        if theirs is None:
+            theirs = "not stated"
+        lines.append(f"{key}: {value} (paper: {theirs})")
     return lines

@@ -29,12 +29,12 @@ class Fact(Settings):
     section: str
     sentence: int = Field(ge=1, description="of the section, the paragraph in brackets, the caption or the algorithm")
     states: str
-    tables: tuple[str, ...] = Field(min_length=1, description="ids of published tables and figures; patterns")
-    rows: tuple[str, ...] = Field(("*",), description="labels; patterns, in which a square bracket is no set")
+    tables: tuple[str, ...] = Field(min_length=1, description="ids of published tables and figures, as patterns")
+    rows: tuple[str, ...] = Field(("*",), description="labels, as patterns without bracket sets")
     columns: tuple[str, ...] = ("*",)
-    when: dict[str, str] = Field(default_factory=dict, description="only in cells with such settings; patterns")
+    when: dict[str, str] = Field(default_factory=dict, description="only in cells with these settings, as patterns")
     settings: dict[str, Any] = Field(default_factory=dict, description="dotted name -> value or rule, see `differs`")
-    by: str = Field("", description="what meets it where no setting says it")
+    by: str = Field("", description="what meets it if no setting does")
     why: str = Field("", description="why it is not met")
 
     def covers(self, row: str, column: str, found: Mapping[str, Any]) -> bool:
@@ -69,8 +69,8 @@ class Paper(Settings):
 
     facts: tuple[Fact, ...] = ()
     choices: tuple[Choice, ...] = ()
-    items: tuple[Item, ...] = Field((), description="what no suite fills and no theorem of ours says")
-    claims: tuple[ClaimSpec, ...] = Field((), description="how its claims are judged; their words are in PAPER.json")
+    items: tuple[Item, ...] = Field((), description="items without a suite or theorem here")
+    claims: tuple[ClaimSpec, ...] = Field((), description="how its claims are judged (PAPER.json has their words)")
 
     def why(self, key: str) -> str:
         """The reason for an entry of a protocol, empty if none is known."""
@@ -82,7 +82,9 @@ class Paper(Settings):
 def paper(name: str) -> Paper:
     """Return what a paper states, by its short name, empty if there is no such file."""
     path = shipped("published").get(name)
-    return Paper() if path is None else Paper.model_validate(tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
+    if path is None:
+        return Paper()
+    return Paper.model_validate(tuples(tomllib.loads(path.read_text(encoding="utf-8"))))
 
 
 def papers() -> Mapping[str, Paper]:
@@ -137,14 +139,15 @@ def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterat
 def leaves(config: RunConfig) -> dict[str, Any]:
     """Return settings by dotted path, with options and weights of the objective as objective.NAME.OPTION."""
 
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else key, each)
-        else:
-            yield prefix, value
+    return dict(_walk("", config.model_dump(mode="json"))) | _options(config.objective)
 
-    return dict(walk("", config.model_dump(mode="json"))) | _options(config.objective)
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield path.removeprefix("."), value
+        return
+    for key, each in value.items():
+        yield from _walk(f"{path}.{key}", each)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -153,7 +156,9 @@ def _options(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for term in parse(text):
         entry = registry.get(term.name)
-        weight = entry.weight if term.weight is None else term.weight
+        weight = term.weight
+        if weight is None:
+            weight = entry.weight
         values = entry.defaults | dict(term.options) | {"weight": weight}
         found |= {f"objective.{entry.name}.{option}": value for option, value in values.items()}
     return found
@@ -173,11 +178,15 @@ def _equal(value: Any, wanted: Any) -> bool:
 def _shown(value: Any) -> str:
     if value is None:
         return "nothing"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 def tuples(value: object) -> object:
     """Return TOML arrays as tuples: the models are strict and frozen."""
     if isinstance(value, dict):
         return {key: tuples(each) for key, each in value.items()}
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(tuples, value))
+    return value

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -34,21 +34,11 @@ class PrintedCell:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row of a printed table.
-
-    Args:
-        method: as the paper calls it.
-        group: the part of the table, if methods come several times, or None.
-        objective: its text, if dipole has it, or None.
-        cells: by column.
-        note: a caution on the row.
-    """
+    """A row of a printed table: cells by column. `group` is the part of the table if methods come several times."""
 
     method: str
     group: str | None
-    objective: str | None
     cells: Mapping[str, PrintedCell]
-    note: str = ""
 
     @property
     def label(self) -> str:
@@ -64,15 +54,10 @@ class PrintedTable:
         id: its name, such as "cacr-table2".
         paper: "arora", "lmcl", "cacr", "cllr", or that of another package.
         paper_table: its number there, such as "Table 2".
-        caption: its caption.
         domain: "vision", "text", "rl", "synthetic" or "cost".
         metric: what the numbers are, with their unit.
-        higher_is_better: of all columns.
         protocol: what the paper says of how they were made, by name.
-        columns: names, in their order.
-        rows: in their order.
         issues: cautions a reader needs.
-        reconstructed: what could not be read off the page as it stands: what was read, the value taken, and why.
     """
 
     id: str
@@ -81,18 +66,18 @@ class PrintedTable:
     caption: str
     domain: str
     metric: str
-    higher_is_better: bool
     protocol: Mapping[str, Any]
     columns: tuple[str, ...]
     rows: tuple[PrintedRow, ...]
     issues: tuple[str, ...] = ()
-    reconstructed: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def trials(self) -> int | None:
         """Number of trials behind each cell, None if the paper does not say."""
         trials = self.protocol.get("trials")
-        return trials if isinstance(trials, int) else None
+        if isinstance(trials, int):
+            return trials
+        return None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -100,23 +85,8 @@ class PrintedTable:
         notes = list(self.issues)
         if self.id in EXCHANGED:
             one, other = EXCHANGED[self.id]
-            notes.insert(0, f"{one} and {other} are as printed; their levels look exchanged in the paper.")
+            notes.insert(0, f"{one} and {other} are as printed. Their levels look exchanged in the paper.")
         return tuple(notes)
-
-    def row(self, method: str, group: str | None = None) -> PrintedRow:
-        """Return the row of a method, or of a row's label.
-
-        Args:
-            method: name of the method, or a label.
-            group: group of the row, or None.
-
-        Raises:
-            DataError: if there is no such row, or more than one.
-        """
-        if (found := self.find(row_label(method, group))) is not None:
-            return found
-        labels = [r.label for r in self.rows]
-        raise DataError(f"{self.id} has no single row {row_label(method, group)!r}.{nearest(method, labels)}")
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
         """Return a printed number, or None if there is no such row or column, or nothing is printed.
@@ -127,7 +97,10 @@ class PrintedTable:
             kind: "mean", "std" or "drop", the loss against the balanced case.
         """
         found = self.find(row)
-        return getattr(found.cells[column], kind) if found and column in found.cells else None
+        if found is None or column not in found.cells:
+            return None
+        value: float | None = getattr(found.cells[column], kind)
+        return value
 
     def find(self, name: str) -> PrintedRow | None:
         """Return the row of a label, or of a method with a single row, else None.
@@ -156,21 +129,11 @@ class PrintedTable:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: what is plotted, without values.
-
-    Args:
-        id: its name.
-        paper: as of `PrintedTable`.
-        plotted: what is plotted, in words.
-        settings: what the paper says of how, by name.
-        claims: ids of the claims that it shows.
-    """
+    """A figure of a paper, and what it plots in words. We read no values off plots."""
 
     id: str
     paper: str
     plotted: str
-    settings: Mapping[str, Any]
-    claims: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -206,13 +169,10 @@ class Claim:
 
 
 def row_label(method: str, group: str | None = None) -> str:
-    """Return the label of a row: the method, or "METHOD / GROUP".
-
-    Args:
-        method: name of the method.
-        group: group of the row, or None.
-    """
-    return f"{method} / {group}" if group else method
+    """Return the label of a row: the method, or "METHOD / GROUP"."""
+    if group:
+        return f"{method} / {group}"
+    return method
 
 
 @cache
@@ -223,12 +183,9 @@ def tables() -> Mapping[str, PrintedTable]:
 
 @cache
 def figures() -> Mapping[str, Figure]:
-    """Return every figure by its id: what is plotted. No values were measured off a plot."""
-    return {
-        raw["id"]: Figure(raw["id"], name, raw["plotted"], raw.get("settings", {}), tuple(raw.get("claims", ())))
-        for name, found in _papers().items()
-        for raw in found["figures"]
-    }
+    """Return every figure by its id."""
+    found = [Figure(raw["id"], name, raw["plotted"]) for name, read in _papers().items() for raw in read["figures"]]
+    return {figure.id: figure for figure in found}
 
 
 def claims() -> tuple[Claim, ...]:
@@ -284,27 +241,11 @@ def _claim(name: str, raw: Mapping[str, Any], spec: ClaimSpec) -> Claim:
 
 
 def _table(name: str, raw: Mapping[str, Any]) -> PrintedTable:
-    rows: Sequence[PrintedRow] = [
-        PrintedRow(
-            r["method"],
-            r.get("group"),
-            r["objective"],
-            {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in r["cells"].items()},
-            r.get("note", ""),
-        )
-        for r in raw["rows"]
-    ]
+    rows = []
+    for row in raw["rows"]:
+        cells = {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in row["cells"].items()}
+        rows.append(PrintedRow(row["method"], row.get("group"), cells))
+    same = {key: raw[key] for key in ("id", "paper_table", "caption", "domain", "metric", "protocol")}
     return PrintedTable(
-        raw["id"],
-        name,
-        raw["paper_table"],
-        raw["caption"],
-        raw["domain"],
-        raw["metric"],
-        raw["higher_is_better"],
-        raw["protocol"],
-        tuple(raw["columns"]),
-        tuple(rows),
-        tuple(raw.get("issues", ())),
-        tuple(raw.get("reconstructed", ())),
+        **same, paper=name, columns=tuple(raw["columns"]), rows=tuple(rows), issues=tuple(raw.get("issues", ()))
     )

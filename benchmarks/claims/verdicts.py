@@ -35,7 +35,9 @@ def decide(evidence: Evidence, p: float) -> str:
     """Return the verdict: undecided unless p, adjusted or not, is below LEVEL."""
     if not p < LEVEL:
         return UNDECIDED
-    return AGREES if evidence.is_for else DIFFERS
+    if evidence.is_for:
+        return AGREES
+    return DIFFERS
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,13 @@ class Contrast:
     names: Sequence[str] = ()
 
     def sides(self) -> list[tuple[Side, Side]]:
-        """The pairs as they are compared."""
+        """Return the pairs, or their logarithms if ratios are compared."""
         if not self.is_log:
             return list(self.pairs)
         return [(one.logs, other.logs) for one, other in self.pairs]
 
     def estimates(self) -> list[Estimate]:
-        """First minus second of each pair."""
+        """Return first minus second of each pair."""
         found = []
         for one, other in self.sides():
             if one.samples and other.samples:
@@ -98,22 +100,24 @@ class Contrast:
         return found
 
     def gaps(self) -> dict[int, float]:
-        """First minus second of the first pair, by seed."""
+        """Return first minus second of the first pair by seed."""
         one, other = (side.samples or {} for side in self.sides()[0])
         return {seed: one[seed] - other[seed] for seed in one.keys() & other}
 
     def turn(self, part: Part) -> int:
-        """1, -1 if the first side has to be the smaller one, 0 if the printed sign has no direction."""
+        """Return 1, -1 if the first side has to be the smaller one, or 0 if the printed difference is 0."""
         if part.kind == "sign" and self.printed is not None:
             return (self.printed > 0) - (self.printed < 0)
         return self.direction
 
     def region(self, part: Part) -> tuple[float, float]:
-        """The region of the part in the units of first minus second."""
+        """Return the region of the part in units of first minus second."""
         (low, high), turn = part.region, self.turn(part)
         if turn == 0:
             return -inf, inf
-        return (low, high) if turn > 0 else (-high, -low)
+        if turn > 0:
+            return low, high
+        return -high, -low
 
 
 @dataclass(frozen=True)
@@ -125,14 +129,14 @@ class Item:
         value: its difference, ratio or gap.
         holds: whether the value is as claimed, chance aside.
         evidence: whether it is beyond chance.
-        low: lower end of the 95 % interval of `shown`, or nan without one.
+        low: lower end of the 95 % interval, or nan.
         high: upper end.
-        seeds: that would decide it, or None if no number is known.
-        is_tested: whether there is a spread to judge by.
-        subject: the rows, if a claim has several lists of comparisons, or "".
-        shown: of several pairs the difference of the one that decides, or nan to show `value`.
-        pair: the name of that pair. "" of a single one.
-        is_on_bound: whether the estimate is exactly on the bound, which no number of seeds decides.
+        seeds: number of seeds that would decide it, or None if unknown.
+        is_tested: whether there is a spread to test with.
+        subject: the compared rows if a claim has several lists of comparisons.
+        shown: the difference of the deciding pair if there are several, else nan.
+        pair: the name of that pair.
+        is_on_bound: whether the estimate is exactly on the bound, so that no number of seeds decides.
     """
 
     label: str
@@ -161,10 +165,15 @@ class Item:
     @property
     def words(self) -> str:
         """The comparison with its value and interval, as text."""
-        interval = f" ({number(self.low)} to {number(self.high)})" if isfinite(self.low + self.high) else ""
-        label = ", ".join(filter(None, (self.subject, self.pair, self.label)))
-        value = self.shown if isfinite(self.shown) else self.value
-        return f"{label}: {number(value) if isfinite(value) else 'unknown'}{interval}"
+        text = ", ".join(filter(None, (self.subject, self.pair, self.label))) + ": "
+        known = [value for value in (self.shown, self.value) if isfinite(value)]
+        if known:
+            text += number(known[0])
+        else:
+            text += "unknown"
+        if isfinite(self.low + self.high):
+            text += f" ({number(self.low)} to {number(self.high)})"
+        return text
 
 
 @dataclass(frozen=True)
@@ -204,13 +213,18 @@ class Judged:
             return worst
         # A part that is about the mean alone is shown to be wrong by the mean.
         by_mean = self.mean.evidence.outside <= every([item.evidence for item in self.items]).outside
-        return self.mean if by_mean or not self.part.spec.of_each else worst
+        if by_mean or not self.part.spec.of_each:
+            return self.mean
+        return worst
 
 
 def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
     """Judge one part of a claim. Comparisons without data are None."""
     spec, known = part.spec, [each for each in contrasts if each is not None]
-    items = [_spread_item(each) if spec.is_spread else _item(part, each) for each in known]
+    if spec.is_spread:
+        items = [_spread_item(each) for each in known]
+    else:
+        items = [_item(part, each) for each in known]
     missing = len(contrasts) - len(known)
     evidence = count([*(item.evidence for item in items), *[NOTHING] * missing], part.at_least(len(contrasts)))
     mean = None
@@ -221,30 +235,31 @@ def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
     if part.kind == "significant":
         evidence = Evidence(min(1.0, evidence.inside * LEVEL / part.level), evidence.outside)
     turns = {each.turn(part) for each in directed}
-    side = "below" if turns == {-1} else "above"
+    side = "above"
     if len(turns) > 1:
         side = "beyond"
+    elif turns == {-1}:
+        side = "below"
     return Judged(part, tuple(items), missing, evidence, mean, side)
 
 
 def _evidence_of_mean(
     part: Part, of_mean: Evidence, of_items: Evidence, items: Sequence[Item], missing: int
 ) -> Evidence:
-    """Evidence on a part about the mean of its comparisons.
-
-    It is false if the mean is shown to be. If each comparison has to hold, it is also false if one of them is
-    (Bonferroni).
-    """
+    """Return the evidence on a part about a mean. If each comparison has to hold, one false comparison is enough."""
     of_each = part.spec.of_each
-    holds = not missing and (not of_each or all(item.holds for item in items))
-    outside = 1.0 if missing else of_mean.outside
+    inside, outside = of_mean.inside, of_mean.outside
+    if missing:
+        inside = outside = 1.0
+    if of_each and not all(item.holds for item in items):
+        inside = 1.0
     if of_each and len(items) > 1:
         outside = min(1.0, 2 * min(of_items.outside, outside))
-    return Evidence(of_mean.inside if holds else 1.0, outside)
+    return Evidence(inside, outside)
 
 
 def default_part(test: Mapping[str, Any]) -> Part:
-    """Return the kind of comparisons for which no spec says one: their sign, or what their own operator says."""
+    """Return the part of a test without a spec: a spread, a comparison of deviations, or the sign."""
     if test["kind"] == "spread":
         return Part(kind="range", bound=test["published"]["spread"])
     if test.get("field") == "std":
@@ -253,13 +268,17 @@ def default_part(test: Mapping[str, Any]) -> Part:
 
 
 def _is_in(value: float, region: tuple[float, float], is_closed: bool) -> bool:
-    slack = ROUNDING if is_closed else -ROUNDING
+    slack = -ROUNDING
+    if is_closed:
+        slack = ROUNDING
     return region[0] - slack <= value <= region[1] + slack
 
 
 def _item(part: Part, contrast: Contrast) -> Item:
     region = contrast.region(part)
-    value = log(contrast.value) if contrast.is_log else contrast.value
+    value = contrast.value
+    if contrast.is_log:
+        value = log(value)
     estimates = contrast.estimates()
     single = [against(each, *region) for each in estimates]
     tested = any(isfinite(each.error) for each in estimates)
@@ -274,41 +293,47 @@ def _item(part: Part, contrast: Contrast) -> Item:
         contrast.combine(single),
         low,
         high,
-        None if None in wanted else max((n for n in wanted if n), default=None),
-        tested,
-        contrast.subject,
+        is_tested=tested,
+        subject=contrast.subject,
         is_on_bound=tested and None in wanted,
     )
+    if None not in wanted:
+        item = replace(item, seeds=max((n for n in wanted if n), default=None))
     if len(estimates) > 1 and tested:
         item = replace(item, shown=estimates[decider].value, pair=contrast.names[decider])
     return item
 
 
 def _decider(contrast: Contrast, estimates: Sequence[Estimate], single: Sequence[Evidence], value: float) -> int:
-    """Place of the pair that decides a comparison. Without evidence the pair whose difference is shown."""
+    """Return the place of the deciding pair, or without evidence of the pair with the shown difference."""
     places = range(len(single))
     combined = contrast.combine(single)
+    # If all pairs must hold, the weakest decides. If one must, the strongest does.
+    sign = -1
+    if contrast.combine is every:
+        sign = 1
     if combined.is_for:
-        # All pairs must hold: the weakest decides. One must: the strongest does.
-        weakest = 1 if contrast.combine is every else -1
-        return max(places, key=lambda i: weakest * single[i].inside)
+        return max(places, key=lambda i: sign * single[i].inside)
     if combined.outside < 1:
-        weakest = 1 if contrast.combine is every else -1
-        return min(places, key=lambda i: weakest * single[i].outside)
+        return min(places, key=lambda i: sign * single[i].outside)
     return min(places, key=lambda i: abs(abs(estimates[i].value) - abs(value)))
 
 
 def _shown(found: Estimate, is_log: bool) -> tuple[float, float]:
     low, high = found.interval()
-    return (exp(low), exp(high)) if is_log and isfinite(low) else (low, high)
+    if is_log:
+        return exp(low), exp(high)
+    return low, high
 
 
 def _spread_item(contrast: Contrast) -> Item:
-    """A comparison of standard deviations: the first has to be the smaller one if the direction is -1."""
+    """Compare standard deviations: the first has to be the smaller one if the direction is -1."""
     pairs = []
     for one, other in contrast.pairs:
-        small, large = (one, other) if contrast.direction < 0 else (other, one)
-        pairs.append((small.summary, large.summary))
+        small, large = other.summary, one.summary
+        if contrast.direction < 0:
+            small, large = large, small
+        pairs.append((small, large))
     evidence = contrast.combine([smaller_spread(small, large) for small, large in pairs])
     seeds = [seeds_to_decide_spread(small.std, large.std) for small, large in pairs]
     tested = evidence != NOTHING
@@ -325,25 +350,21 @@ def _spread_item(contrast: Contrast) -> Item:
 
 
 def _mean_item(part: Part, known: Sequence[Contrast]) -> Item:
-    """The mean of several comparisons, each in the direction that is claimed of it."""
+    """Judge the mean of several comparisons, each in its claimed direction."""
     turned, gaps = [], []
     for each in known:
         turn, (estimate,) = each.turn(part), each.estimates()
         turned.append(replace(estimate, value=turn * estimate.value))
         gaps.append({seed: turn * gap for seed, gap in each.gaps().items()})
-    found = turned[0] if len(turned) == 1 else average(turned, gaps)
+    found, label, subject = turned[0], known[0].label, known[0].subject
+    if len(known) > 1:
+        found, label = average(turned, gaps), f"mean of {len(known)}"
+    if len({each.subject for each in known}) > 1:
+        subject = ""
     region, is_log = part.region, known[0].is_log
-    seeds, tested = seeds_to_decide(found, *region), isfinite(found.error)
-    low, high = _shown(found, is_log)
-    return Item(
-        known[0].label if len(known) == 1 else f"mean of {len(known)}",
-        exp(found.value) if is_log else found.value,
-        _is_in(found.value, region, False),
-        against(found, *region),
-        low,
-        high,
-        seeds,
-        tested,
-        known[0].subject if len({each.subject for each in known}) == 1 else "",
-        is_on_bound=tested and seeds is None,
-    )
+    value, seeds, tested = found.value, seeds_to_decide(found, *region), isfinite(found.error)
+    holds, (low, high) = _is_in(value, region, False), _shown(found, is_log)
+    if is_log:
+        value = exp(value)
+    on_bound = tested and seeds is None
+    return Item(label, value, holds, against(found, *region), low, high, seeds, tested, subject, is_on_bound=on_bound)

@@ -11,7 +11,7 @@ from math import ceil, floor, isfinite, log10
 from textwrap import wrap
 from typing import Any
 
-from dipole.benchmarks.report.table import Cell, ReportTable, number
+from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 
@@ -105,25 +105,26 @@ def unless_chosen(shown: float, faint: float, empty: bool = True) -> Any:
 
 def tip(field: str, title: str | None = None, number_format: str | None = None) -> Any:
     """Return one line of a tooltip: a name, or a number if it has a format."""
-    alt = altair()
-    given = {"title": title, "format": number_format}
-    kind = "quantitative" if number_format else "nominal"
-    return alt.Tooltip(field, type=kind, **{name: value for name, value in given.items() if value})
+    given = {"type": "nominal"}
+    if number_format:
+        given = {"type": "quantitative", "format": number_format}
+    if title:
+        given["title"] = title
+    return altair().Tooltip(field, **given)
 
 
 def series_by(labels: Sequence[str], references: Sequence[str] = ()) -> tuple[Any, Any, Any]:
     """Return colour, marker and dashes of series by their place. Reference series are grey and dashed."""
     alt = altair()
-    own = [label for label in labels if label not in references]
+    own = list(dict.fromkeys(label for label in labels if label not in references))
     legend = None
     if len(labels) > 1:
         longest = min(LETTERS, max(map(len, labels)))
         legend = alt.Legend(columns=max(1, int(WIDTH / (34 + 6.7 * longest))), **wrapped(labels))
 
     def channel(kind: Any, values: Sequence[Any], reference: Any, repeat: int = 1) -> Any:
-        shown = [
-            reference if label in references else values[own.index(label) // repeat % len(values)] for label in labels
-        ]
+        of = {label: values[i // repeat % len(values)] for i, label in enumerate(own)}
+        shown = [of.get(label, reference) for label in labels]
         scale = alt.Scale(domain=list(labels), range=shown)
         return kind("series", type="nominal", scale=scale, legend=legend, sort=None)
 
@@ -149,10 +150,7 @@ def wrapped_rows(labels: Sequence[str]) -> dict[str, Any]:
     for label in labels:
         offsets.setdefault(len(broken(label)), []).append(label)
     lifted = [
-        {
-            "test": f"indexof({json.dumps(names, ensure_ascii=False)}, datum.value) >= 0",
-            "value": -6.5 * (lines - 1),
-        }
+        {"test": f"indexof({json.dumps(names, ensure_ascii=False)}, datum.value) >= 0", "value": -6.5 * (lines - 1)}
         for lines, names in sorted(offsets.items())
         if lines > 1
     ]
@@ -172,7 +170,9 @@ def broken(label: str) -> list[str]:
 def row_step(labels: Sequence[str]) -> int:
     """Return the pixels from row to row that these labels need."""
     lines = max(len(broken(label)) for label in labels)
-    return 24 if lines == 1 else 13 * lines + 5
+    if lines == 1:
+        return 24
+    return 13 * lines + 5
 
 
 def width_beside(labels: Sequence[str]) -> int:
@@ -192,20 +192,31 @@ def rounded(values: Sequence[float | None]) -> list[float | None]:
     if not known:
         return [None] * len(values)
     reach, size = max(known) - min(known), max(map(abs, known))
-    decimals = floor(log10(STEPS)) - floor(log10(reach)) if reach > 0 else DIGITS - floor(log10(size or 1.0))
+    decimals = DIGITS - floor(log10(size or 1.0))
+    if reach > 0:
+        decimals = floor(log10(STEPS)) - floor(log10(reach))
     found: list[float | None] = []
     for value in values:
         if value is None or not isfinite(value):
             found.append(None)
+        elif value == 0:
+            found.append(round(value, max(decimals, 0)))
         else:
-            own = DIGITS - 1 - floor(log10(abs(value))) if value else 0
-            found.append(round(value, max(decimals, own)))
+            found.append(round(value, max(decimals, DIGITS - 1 - floor(log10(abs(value))))))
     return found
 
 
 def sparse(names: Sequence[str], step: float) -> list[str]:
     """Return as many numbers of an axis as have room, at `step` pixels each."""
     return list(names[:: ceil((max(map(len, names)) * LETTER_WIDTH + 6) / step)])
+
+
+def first_of(names: Sequence[str], count: int) -> str:
+    """Return the first `count` names as text, and how many more there are."""
+    text = ", ".join(names[:count])
+    if len(names) > count:
+        text += f" and {len(names) - count} more"
+    return text
 
 
 def layered(layers: Sequence[Any], width: Any, height: Any) -> Any:
@@ -216,6 +227,6 @@ def layered(layers: Sequence[Any], width: Any, height: Any) -> Any:
 
 def cell_of(value: float | None) -> Cell:
     """Return a number as a cell, which is empty if the number is not finite."""
-    if value is None or not isfinite(value):
-        return Cell("")
-    return Cell(str(value) if isinstance(value, int) else number(value), value)
+    if isinstance(value, int):
+        return count_cell(value)
+    return number_cell(value)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import isfinite, nan
-from pathlib import Path
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
@@ -39,11 +38,8 @@ LEAST_OPTIONS = 4
 OPTION = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)")
 
 
-def pictures(results: SuiteResults, runs: Path | RunFiles) -> dict[str, list[Picture]]:
-    """Return all pictures of a suite by kind, in the order of the report. Kinds without data are absent.
-
-    `runs` is the folder of the runs, or what lies beside their records.
-    """
+def pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
+    """Return all pictures of a suite by kind, in the order of the report. Kinds without data are absent."""
     manifest = results.manifest
     found: dict[str, list[Picture]] = {}
     if manifest.kind == "figure" and "columns" in manifest.show:
@@ -52,7 +48,7 @@ def pictures(results: SuiteResults, runs: Path | RunFiles) -> dict[str, list[Pic
         found["Measurements"] = measured(results)
     if manifest.kind == "study":
         found["Over all columns"] = compared(results, [group.columns for group in groups_of(results)])
-    found |= training_pictures(results, RunFiles.of(runs))
+    found |= training_pictures(results, runs)
     return {name: shown for name, shown in found.items() if shown}
 
 
@@ -66,7 +62,7 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     )
     gain = interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
-        *pictured(probability, f"Against {base}; one half means no difference. Bar: 95 % interval."),
+        *pictured(probability, f"Against {base}. One half means no difference. Bar: 95 % interval."),
         *pictured(gain, f"Against {base}: mean over the middle tasks. Bar: 95 % interval, seeds with their base."),
     ]
 
@@ -77,7 +73,9 @@ def measured(results: SuiteResults) -> list[Picture]:
         return _beside_printed(results)
     if swept := _two_way(results) or _one_way(results):
         return swept
-    return _grid(results) if len(results.columns) > 1 and len(results.rows) > 2 else _by_column(results)
+    if len(results.columns) > 1 and len(results.rows) > 2:
+        return _grid(results)
+    return _by_column(results)
 
 
 def _beside_printed(results: SuiteResults) -> list[Picture]:
@@ -120,7 +118,9 @@ def _grid(results: SuiteResults) -> list[Picture]:
         units.setdefault(column.unit, []).append(column)
     found = []
     for unit, columns in units.items():
-        of = f" ({unit})" if unit else ""
+        of = ""
+        if unit:
+            of = f" ({unit})"
         means = {row.label: _mean_over(results, row.label, columns) for row in results.rows}
         shown, note = ends(list(means), means.__getitem__, "rows")
         tiles = []
@@ -128,12 +128,10 @@ def _grid(results: SuiteResults) -> list[Picture]:
             level = results.value(results.base or "", column.name)
             if level is None:
                 level = _column_mean(results, column.name)
-            # The colour says what is better, and a cost is better if it falls. The text is the number.
-            sign = 1 if column.higher_is_better else -1
             for cell in _cells(results, column):
                 if cell.row.label in shown and cell.summary is not None:
                     mean = cell.summary.mean
-                    tiles.append(Tile(cell.row.label, column.name, sign * (mean - level), f"{mean:.4g}"))
+                    tiles.append(Tile(cell.row.label, column.name, column.sign * (mean - level), f"{mean:.4g}"))
         against = results.base or "the mean of the column"
         title = f"{results.manifest.title}: means{of}"
         caption = f"Means over seeds{of}. Colour: by how much better than {against}."
@@ -143,14 +141,13 @@ def _grid(results: SuiteResults) -> list[Picture]:
 
 def _mean_over(results: SuiteResults, row: str, columns: Sequence[ColumnEntry]) -> float:
     """Mean of a row over columns of one unit, with the sign of costs turned."""
-    found = [(1 if c.higher_is_better else -1, results.value(row, c.name)) for c in columns]
-    values = [sign * value for sign, value in found if value is not None]
-    return fmean(values) if values else 0.0
+    values = [c.sign * value for c in columns if (value := results.value(row, c.name)) is not None]
+    return fmean(values or [0.0])
 
 
 def _column_mean(results: SuiteResults, column: str) -> float:
     values = [value for row in results.rows if (value := results.value(row.label, column)) is not None]
-    return fmean(values) if values else nan
+    return fmean(values or [nan])
 
 
 def _cells(results: SuiteResults, column: ColumnEntry) -> list[CellResult]:
@@ -167,7 +164,9 @@ def _estimate(label: str, found: Interval, factor: float = 1.0) -> Estimate:
 
 
 def _value(row: Estimate) -> float:
-    return row.value if isfinite(row.value) else 0.0
+    if isfinite(row.value):
+        return row.value
+    return 0.0
 
 
 def options_of(texts: Sequence[str]) -> tuple[tuple[str, str], list[tuple[float, float]]] | None:
@@ -253,8 +252,9 @@ def _columns(results: SuiteResults) -> list[Picture]:
     """
     found = []
     for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
-        title = f"{results.manifest.title}: {part}" if part else results.manifest.title
-        mean = f"{part}: mean" if part else "Mean"
+        title, mean = results.manifest.title, "Mean"
+        if part:
+            title, mean = f"{title}: {part}", f"{part}: mean"
         found += _column_picture(results, title, list(names), f"{mean} over seeds, band of one standard deviation.")
     return found
 
@@ -266,9 +266,9 @@ def _column_picture(results: SuiteResults, title: str, names: Sequence[str], cap
         xs = [float(i) for i in range(len(names))]
     lines = []
     for row in results.rows:
-        cells = [results.cell(row.label, name) for name in names]
-        means = [cell.summary.mean if cell and cell.summary else nan for cell in cells]
-        spread = [cell.summary.std if cell and cell.summary else nan for cell in cells]
+        summaries = [getattr(results.cell(row.label, name), "summary", None) for name in names]
+        means = [getattr(summary, "mean", nan) for summary in summaries]
+        spread = [getattr(summary, "std", nan) for summary in summaries]
         if any(mean == mean for mean in means):
             low = [m - s for m, s in zip(means, spread, strict=True)]
             high = [m + s for m, s in zip(means, spread, strict=True)]
@@ -288,8 +288,10 @@ def cost(results: SuiteResults) -> list[Picture]:
 
 def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord]]) -> list[Picture]:
     found = []
-    for what, unit, of in (("wall time of a run", "s", _seconds), ("largest memory of a run", "MB", _memory)):
-        values = {label: [of(record) for record in each] for label, each in runs.items() if each}
+    runs = {label: each for label, each in runs.items() if each}
+    seconds = {label: [record.wall_seconds for record in each] for label, each in runs.items()}
+    memory = {label: [_memory(record) for record in each] for label, each in runs.items()}
+    for what, unit, values in (("wall time of a run", "s", seconds), ("largest memory of a run", "MB", memory)):
         means = [fmean(each) for each in values.values()]
         if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
             continue
@@ -297,15 +299,10 @@ def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord
         rows, note = ends(every, _value, "objectives")
         title = title_of(what)
         caption = (
-            f"{title}: mean, bar from least to most, on the machines named in the list of runs; compare rows of one "
-            "machine only."
+            f"{title}: mean, bar from least to most. Compare only rows of one machine: the list of runs names them."
         )
         found += pictured(interval_chart(title, f"{what} ({unit})", rows, None), caption, note)
     return found
-
-
-def _seconds(record: RunRecord) -> float:
-    return record.wall_seconds
 
 
 def _memory(record: RunRecord) -> float:
@@ -313,9 +310,8 @@ def _memory(record: RunRecord) -> float:
     return (record.peak_device_bytes or record.peak_memory_bytes) / 2**20
 
 
-def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: Path | RunFiles) -> dict[str, list[Picture]]:
+def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: RunFiles) -> dict[str, list[Picture]]:
     """Return results, curves and cost by objective of runs outside suites, for every task that has several runs."""
-    runs = RunFiles.of(runs)
     found: dict[str, list[Picture]] = {"Comparison": [], "Learning curves": [], "Training loss": [], "Cost": []}
     for task, records in groups.items():
         by: dict[str, list[RunRecord]] = {}

@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from dataclasses import replace
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.evaluate import NO_DATA, Outcome, evaluate
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS
 from dipole.benchmarks.report.results import Claimed, SuiteResults
-from dipole.benchmarks.report.table import Cell, ReportTable, number
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
 
 KINDS = (
-    "A claim has a kind and a bound of its own, and the test of its kind on the seeds of both sides "
-    "(docs/benchmarks.md). It agrees where all its parts are shown to be true, differs where one is shown to be false, "
-    "and is undecided otherwise. p is two-sided; Holm is over the claims of the suite."
+    "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/benchmarks.md). A claim "
+    "agrees if all its parts are shown to be true, differs if one is shown to be false, and is undecided otherwise. "
+    "p is two-sided. Holm's correction is over the claims of the suite."
 )
 
 
@@ -29,10 +29,10 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
                 Cell(claim.id),
                 Cell(claim.statement, sub=claim.note),
                 Cell(each.printed.says, sub=_reads(claim)),
-                Cell(each.verdict, sub=each.why, mark=_mark(each.verdict_alone)),
+                Cell(each.verdict, sub=each.why, mark=mark_of(each.verdict_alone)),
                 _estimate(ours),
-                _p(ours.p),
-                _p(each.p_holm),
+                number_cell(ours.p),
+                number_cell(each.p_holm),
                 Cell(_counts(ours), _share(ours)),
                 _printed(each.printed),
                 Cell(claim.where),
@@ -42,8 +42,11 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
         "claim", "statement", "kind", "verdict on ours", "estimate", "p", "p (Holm)", "our numbers", "printed numbers",
         "where",
     )  # fmt: skip
-    note = f"How many of a statement's comparisons go as claimed, and the one its verdict hangs on. {KINDS} Where ours "
-    note += "is not the paper's protocol verdicts say so, and speak of our setting alone."
+    note = (
+        "The table counts the comparisons of each claim that have the claimed sign or bound, and shows the comparison "
+        f"that decides the verdict. {KINDS} If our protocol is not the paper's, the verdict names this and holds for "
+        "our setting only."
+    )
     return ReportTable(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
 
 
@@ -57,7 +60,7 @@ def short_claims_table(results: SuiteResults) -> ReportTable | None:
             Cell(each.ours.claim.id),
             Cell(each.ours.says),
             _estimate(each.ours),
-            _p(each.p_holm),
+            number_cell(each.p_holm),
             Cell(each.verdict, sub=each.why),
         )
         for each in found
@@ -77,10 +80,14 @@ def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
     for claim in published.claims():
         printed = evaluate(claim, published.tables())
         found = ours.get(claim.id, [])
-        verdict = Cell("no test in numbers" if not claim.tests else "no runs here", sub=claim.not_tested, mark="open")
+        verdict = Cell("no runs here", sub=claim.not_tested, mark="open")
+        if not claim.tests:
+            verdict = replace(verdict, text="no test in numbers")
         if found:
-            text = "; ".join(f"{name}: {each.verdict}" for name, each in found)
-            verdict = Cell(text, mark=_mark(found[0][1].verdict_alone) if len(found) == 1 else "")
+            marks = {mark_of(each.verdict_alone) for _, each in found}
+            verdict = Cell(", ".join(f"{name}: {each.verdict}" for name, each in found))
+            if len(found) == 1:
+                verdict = replace(verdict, mark=marks.pop())
         rows.append(
             (
                 Cell(claim.id),
@@ -94,9 +101,9 @@ def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
         )
     head = ("claim", "statement", "where", "basis", "kind", "printed numbers", "verdict on ours")
     note = (
-        "How many of a statement's comparisons the printed numbers bear out, with a verdict where their spreads are "
-        "printed, and what the suites of this folder say; the comparisons themselves stand with each suite. Another "
-        "protocol than the paper's is named."
+        "The printed numbers: how many comparisons of a claim they support, and a verdict if the paper prints spreads. "
+        "Ours: the verdicts of the suites in this folder. The table of each suite lists the comparisons. Verdicts by "
+        "another protocol than the paper's name it."
     )
     return ReportTable("every-claim", "Every claim of the papers", head, rows, note, is_folded=True)
 
@@ -107,40 +114,34 @@ def to_json(table: ReportTable) -> str:
     for row in table.rows:
         found: dict[str, str | float | None] = {}
         for name, cell in zip(table.head, row, strict=True):
-            found[name] = cell.sort if isinstance(cell.sort, int | float) and _is_number(cell.text) else cell.text
+            found[name] = cell.text
+            if isinstance(cell.sort, int | float) and is_number(cell.text):
+                found[name] = cell.sort
             if cell.sub:
                 found[f"{name}: note"] = cell.sub
         rows.append(found)
     return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def _reads(claim: published.Claim) -> str:
-    return "; ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
+    return ". ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
 
 
 def _printed(outcome: Outcome) -> Cell:
     """Counts, and the verdict where the paper prints a spread and says of how many trials."""
     if not outcome.claim.tests or not outcome.items:
         return Cell(_counts(outcome), _share(outcome))
-    verdict = outcome.verdict
-    sub = f"{verdict}: {outcome.why(verdict)}" if outcome.is_tested else "no spread is printed: not tested"
+    sub = "not tested, because no spread is printed"
+    if outcome.is_tested:
+        sub = f"{outcome.verdict}: {outcome.why(outcome.verdict)}"
     return Cell(_counts(outcome), _share(outcome), sub)
 
 
 def _estimate(outcome: Outcome) -> Cell:
     found = outcome.deciding
-    return Cell("") if found is None else Cell(found.words, found.value if isfinite(found.value) else None)
-
-
-def _p(p: float) -> Cell:
-    return Cell(number(p), p) if isfinite(p) else Cell("")
+    if found is None:
+        return EMPTY
+    return Cell(found.words, number_cell(found.value).sort)
 
 
 def _counts(outcome: Outcome) -> str:
@@ -148,13 +149,18 @@ def _counts(outcome: Outcome) -> str:
         return "not testable by numbers"
     if not outcome.items:
         return NO_DATA
-    missing = f", {outcome.missing} without data" if outcome.missing else ""
-    return f"{outcome.hold} of {len(outcome.items)}{missing}"
+    text = f"{outcome.hold} of {len(outcome.items)}"
+    if outcome.missing:
+        text += f", {outcome.missing} without data"
+    return text
 
 
 def _share(outcome: Outcome) -> float | None:
-    return outcome.hold / len(outcome.items) if outcome.items else None
+    if not outcome.items:
+        return None
+    return outcome.hold / len(outcome.items)
 
 
-def _mark(verdict: str) -> str:
+def mark_of(verdict: str) -> str:
+    """Return the emphasis of a cell with this verdict."""
     return {AGREES: "good", DIFFERS: "bad"}.get(verdict, "open")

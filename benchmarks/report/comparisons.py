@@ -7,7 +7,7 @@ from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.row_charts import RankChart, Ranked
+from dipole.benchmarks.report.row_charts import RankChart
 from dipole.core.utils.text import counted
 
 # Fewer data sets than this say nothing about others: their seeds are the blocks then.
@@ -40,13 +40,17 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
         for label, share in shares.items()
         if label in kept
     ]
-    several = f", mean over {len(tasks)} columns" if len(tasks) > 1 else ""
+    several = ""
+    if len(tasks) > 1:
+        several = f", mean over {len(tasks)} columns"
     caption = (
-        f"Performance profile: share of runs above tau{several}; tau is 0 at the worst run of a column, 1 at its best. "
+        f"Performance profile: share of runs above tau{several}. The worst run of a column has tau 0, the best 1. "
         "A line above another is better at that tau."
     )
     if len(kept) < len(shares):
-        chosen = "the base and the best" if results.base in kept else "the best"
+        chosen = "the best"
+        if results.base in kept:
+            chosen = "the base and the best"
         caption += f" {len(kept)} of {counted(len(shares), 'row')}: {chosen}."
     chart = line_chart(
         f"{results.manifest.title}: performance profile", "tau", "share of runs above tau", lines, from_zero=True
@@ -61,45 +65,48 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
         blocks, of = [_means(results, group, labels) for group in groups], f"{len(groups)} data sets"
     else:
         blocks = [block for group in groups for block in _by_seed(results, group, labels)]
-        sets = f"{len(groups)} data sets" if len(groups) > 1 else "one data set"
-        these = "these" if len(groups) > 1 else "it"
-        of = f"{counted(len(blocks), 'block')}, a seed of {sets} each: it speaks of {these} alone"
+        sets, these = "one data set", "it"
+        if len(groups) > 1:
+            sets, these = f"{len(groups)} data sets", "these"
+        of = f"{counted(len(blocks), 'block')}, each a seed of {sets} (the result holds for {these} only)"
     if len(blocks) < 2:
         return []
     found = critical_difference(blocks)
-    rows = [Ranked(label, rank) for label, rank in zip(found.labels, found.ranks, strict=True)]
+    rows = list(zip(found.labels, found.ranks, strict=True))
     title = f"{results.manifest.title}: critical difference"
     chart = RankChart(title, "mean rank (1 is best)", "", rows, found.groups, found.difference)
-    p = f"p = {found.p:.2g}" if found.p >= 0.001 else "p < 0.001"
-    decided = "Friedman's test finds no difference" if found.p >= 0.05 else "Friedman's test finds differences"
+    p, decided = f"p = {found.p:.2g}", "Friedman's test finds differences"
+    if found.p < 0.001:
+        p = "p < 0.001"
+    if found.p >= 0.05:
+        decided = "Friedman's test finds no difference"
     caption = (
-        f"Mean rank over {of}. {decided} ({p}); bars join rows that Nemenyi's critical difference of "
-        f"{found.difference:.2f} ranks at 0.05 does not tell apart."
+        f"Mean rank over {of}. {decided} ({p}). Bars join rows that differ by less than Nemenyi's critical "
+        f"difference, {found.difference:.2f} ranks at 0.05."
     )
     return pictured(chart, caption)
 
 
 def _signed(results: SuiteResults, label: str, column: ColumnEntry) -> Mapping[int, float]:
-    """Values by seed, larger is better."""
-    sign = 1.0 if column.higher_is_better else -1.0
-    return {seed: sign * value for seed, value in (results.samples(label, column.name) or {}).items()}
+    """Return values by seed, larger is better."""
+    return {seed: column.sign * value for seed, value in (results.samples(label, column.name) or {}).items()}
 
 
 def _means(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> dict[str, float]:
-    """A block of one data set: mean place of a row's mean over the columns that the same runs fill."""
+    """Return the block of one data set: each row's mean place over the columns of the same runs."""
     taken = [{label: _signed(results, label, column) for label in labels} for column in group]
     return _placed([{label: sum(v.values()) / len(v) for label, v in column.items()} for column in taken])
 
 
 def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> list[dict[str, float]]:
-    """A block of every seed that all rows have."""
+    """Return a block for each seed that all rows have."""
     taken = [{label: _signed(results, label, column) for label in labels} for column in group]
     common = set.intersection(*(set(values) for column in taken for values in column.values()))
     return [_placed([{n: values[seed] for n, values in column.items()} for column in taken]) for seed in sorted(common)]
 
 
 def _placed(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Values of one column as they are. Of several the mean number of rows that a row beats, ties half."""
+    """Return the values of one column, or over several columns how many rows each row beats (ties count half)."""
     if len(columns) == 1:
         return dict(columns[0])
     return {

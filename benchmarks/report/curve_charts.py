@@ -21,7 +21,7 @@ from dipole.benchmarks.report.chart import (
     tip,
     unless_chosen,
 )
-from dipole.benchmarks.report.table import Cell, ReportTable
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
 from dipole.core.utils.text import counted
 
 MARKERS = 10
@@ -54,7 +54,6 @@ class LineChart(Chart):
     from_zero: bool = False
     is_log: bool = False
     is_log_y: bool = False
-    is_steps: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -67,7 +66,7 @@ class LineChart(Chart):
             known = [value for value in line.y if isfinite(value)]
             if known:
                 ends.append(f"{line.label} ends at {known[-1]:.4g}")
-        return "; ".join(ends[:NAMED]) + "."
+        return ", ".join(ends[:NAMED]) + "."
 
     @property
     def _has_band(self) -> bool:
@@ -84,26 +83,30 @@ class LineChart(Chart):
             values = sorted({x for line in self.lines for x in line.x})
             x_axis |= {"values": values, "format": "~g", "labelOverlap": True}
         x = alt.X("x:Q", title=self.x_label, scale=alt.Scale(**x_scale), axis=alt.Axis(**x_axis))
-        y_scale = alt.Scale(type="log") if self.is_log_y else alt.Scale(zero=self.from_zero)
+        y_scale = alt.Scale(zero=self.from_zero)
+        if self.is_log_y:
+            y_scale = alt.Scale(type="log")
 
         def y(field: str) -> Any:
             return alt.Y(f"{field}:Q", title=self.y_label, scale=y_scale, axis=alt.Axis(tickCount=6))
 
-        step = {"interpolate": "step-after"} if self.is_steps else {}
         shown = unless_chosen(1.0, 0.12)
         base, layers = alt.Chart(), []
         tips = [tip("series", " "), tip("x", self.x_label, ".6~g"), tip("y", self.y_label, ".5~g")]
         if self._has_band:
-            few = len(self.lines) <= MOST_BANDS
-            opacity = alt.OpacityValue(0.15) if few else unless_chosen(0.15, 0.0, empty=False)
-            layers.append(base.mark_area(**step).encode(y=y("low"), y2="high", opacity=opacity))
+            opacity = alt.OpacityValue(0.15)
+            if len(self.lines) > MOST_BANDS:
+                opacity = unless_chosen(0.15, 0.0, empty=False)
+            layers.append(base.mark_area().encode(y=y("low"), y2="high", opacity=opacity))
             tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
-        layers.append(base.mark_line(strokeWidth=2, **step).encode(y=y("y"), strokeDash=dash, opacity=shown))
+        layers.append(base.mark_line(strokeWidth=2).encode(y=y("y"), strokeDash=dash, opacity=shown))
         marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
         marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
         layers.append(marker.add_params(chosen()).properties(name="series"))
-        width, height = NARROW if self.is_narrow else (WIDTH, HEIGHT)
-        chart = layered(layers, width, height).encode(x=x, color=colour)
+        size = (WIDTH, HEIGHT)
+        if self.is_narrow:
+            size = NARROW
+        chart = layered(layers, *size).encode(x=x, color=colour)
         return chart, {"rows": self._rows()}
 
     def _rows(self) -> Rows:
@@ -127,11 +130,15 @@ class LineChart(Chart):
         for line in self.lines:
             for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
                 cells = [Cell(line.label), cell_of(x), cell_of(y)]
-                if self._has_band:
-                    cells += [cell_of(None if of is None else of[i]) for of in (line.low, line.high)]
+                if line.low is not None and line.high is not None:
+                    cells += [cell_of(line.low[i]), cell_of(line.high[i])]
+                elif self._has_band:
+                    cells += [EMPTY, EMPTY]
                 rows.append(cells)
-        band = ["low", "high"] if self._has_band else []
-        return self._table(["series", self.x_label, self.y_label, *band], rows)
+        head = ["series", self.x_label, self.y_label, "low", "high"]
+        if not self._has_band:
+            del head[3:]
+        return self._table(head, rows)
 
 
 @dataclass(frozen=True)
@@ -276,7 +283,9 @@ def scatter_chart(title: str, x_label: str, y_label: str, groups: Sequence[Dots]
     for group in groups:
         points = [(x, y) for x, y in zip(group.x, group.y, strict=True) if isfinite(x) and isfinite(y)]
         kept.append(Dots(group.label, [x for x, _ in points], [y for _, y in points]))
-    return ScatterChart(title, x_label, y_label, kept) if any(group.x for group in kept) else None
+    if not any(group.x for group in kept):
+        return None
+    return ScatterChart(title, x_label, y_label, kept)
 
 
 def doubles(x: Sequence[float]) -> bool:

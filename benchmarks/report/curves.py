@@ -16,19 +16,14 @@ MOST_POINTS = 160
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity of one run: values at steps.
-
-    Args:
-        steps: done when each value was measured, rising.
-        values: as many.
-    """
+    """One quantity of one run: values at rising steps."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
 
 
 def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
-    """Curves of the named quantities. Damaged lines and values that are no numbers are left out."""
+    """Read the curves of the named quantities, without damaged lines and values that are no numbers."""
     wanted = list(names)
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     marks = [json.dumps(name).encode() for name in wanted]
@@ -39,8 +34,7 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
             line = parse_json(raw)
         except ValueError:
             continue
-        step = line.get("step") if isinstance(line, dict) else None
-        if not _is_number(step):
+        if not isinstance(line, dict) or not _is_number(step := line.get("step")):
             continue
         for name in wanted:
             value = line.get(name)
@@ -50,7 +44,7 @@ def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, up to where it cannot be read, none if there is none."""
+    """Yield the lines of a file up to the first that cannot be read."""
     with suppress(ReceivedError):
         yield from read_lines(path)
 
@@ -62,5 +56,5 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Curve:
     every = -(-len(points) // MOST_POINTS)
-    kept = [p for i, p in enumerate(points) if i % every == 0 or i == len(points) - 1] if points else []
+    kept = [p for i, p in enumerate(points) if i % every == 0 or i == len(points) - 1]
     return Curve(tuple(step for step, _ in kept), tuple(value for _, value in kept))

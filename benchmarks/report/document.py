@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.gather import gather, places_of
-from dipole.benchmarks.report import charts, findings, overview, searches, tables
+from dipole.benchmarks.report import charts, claim_tables, findings, overview, searches, tables
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def findings(self) -> list[str]:
-        """The first lines: what was found in every suite, or of many suites how much was, and where."""
+        """The first lines: the findings of each suite, or a summary of many suites."""
         found = [f"{s.title}: {' '.join(s.findings)}" for s in self.sections if s.findings and not self.summary]
         return [line for line in (self.summary, *found, self.machines) if line]
 
@@ -53,10 +53,7 @@ class Report:
 
 
 def make_report(runs: Path | Sequence[Path]) -> Report:
-    """Collect records, fill the suites, and lay out the sections: ranking first, suites, other runs, problems.
-
-    `runs` are folders of runs and results files, one or several.
-    """
+    """Return the report of one or several folders of runs and results files: suites, other runs and problems."""
     places = places_of(runs)
     gathered = gather(places)
     collection, beside, damaged = gathered.collection, gathered.beside, gathered.problems
@@ -65,10 +62,10 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     sections = [_suite(suite, beside, suites) for suite in suites]
     many = len(suites) > overview.FEW
     if many:
-        sections.insert(0, Section("overview", "Overview", "Every suite in a line", (), overview.tables(suites), {}))
+        sections.insert(0, Section("overview", "Overview", "One line for each suite", (), overview.tables(suites), {}))
     if (coverage := tables.coverage_table(suites)) is not None:
-        found = (coverage, tables.every_claim_table(suites))
-        sections.append(Section("published", "The papers", "What was printed, and what was run here", (), found, {}))
+        found = (coverage, claim_tables.every_claim_table(suites))
+        sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
     read = [read_summaries(place) for place in places if place.is_dir()]
     searched, unreadable = [each for found, _ in read for each in found], [each for _, odd in read for each in odd]
     sections += [_search(each, collection) for each in searched]
@@ -79,13 +76,12 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
         listed = tables.other_runs_table(others, beside).without_empty_columns()
         groups = _by_task(others)
         compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
-        subtitle = f"{len(others)} runs of dipole train" if len(others) != 1 else "one run of dipole train"
+        subtitle = f"{counted(len(others), 'run')} of dipole train"
         drawn, said = charts.other_runs(groups, beside), findings.of_others(groups)
         sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
     damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
     if (problems := tables.problems_table(collection, damaged)) is not None:
-        count = len(problems.rows)
-        subtitle = f"{count} {'entry' if count == 1 else 'entries'} of the runs folder"
+        subtitle = f"{counted(len(problems.rows), 'entry', 'entries')} of the runs folder"
         sections.append(Section("problems", "Problems", subtitle, (), (problems,), {}))
     return Report(
         "dipole report",
@@ -107,7 +103,7 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
     optional = (
         tables.aggregate_table(results),
-        tables.claims_table(results, others),
+        claim_tables.claims_table(results, others),
         tables.cells_table(results),
         tables.diagnostics_table(results),
     )
@@ -130,20 +126,21 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
 
 
 def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs that may be compared: of one domain on one part of one data set or task."""
+    """Group comparable runs: one domain, and the same part of the same data set or task."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.status == "done":
-            name = record.data.get("name")
-            part = "" if record.evaluated_on == "test" else f", {record.evaluated_on} part"
-            found.setdefault(f"{record.domain}, {name}{part}" if name else f"{record.domain}{part}", []).append(record)
+            task = ", ".join(filter(None, (record.domain, record.data.get("name"))))
+            if record.evaluated_on != "test":
+                task += f", {record.evaluated_on} part"
+            found.setdefault(task, []).append(record)
     return found
 
 
 def _search(search: SearchSummary, collection: Collection) -> Section:
     shown = searches.search_tables(search, collection.done)
-    slices = searches.slices(search)
-    drawn = {"Slices": slices} if slices else {}
+    drawn = {"Slices": searches.slices(search)}
+    drawn = {name: found for name, found in drawn.items() if found}
     title = f"Search: {search.name}"
     return Section(f"search-{search.name}", title, searches.spent(search), searches.notes(search), shown, drawn)
 
@@ -154,8 +151,10 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     if manifest.note:
         yield manifest.note
     if manifest.protocol:
-        what = "the paper's" if table else "the papers'"
-        yield f"Our protocol is not {what}; levels are not to be compared. " + "; ".join(results.protocol_notes) + "."
+        what = "the papers'"
+        if table:
+            what = "the paper's"
+        yield f"Our protocol is not {what}. Do not compare levels. {'. '.join(results.protocol_notes)}."
     yield from results.empty_columns
     if table is not None:
         yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
 from dipole.benchmarks.manifest import ColumnEntry, RowEntry
+from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
@@ -16,26 +17,24 @@ from dipole.core.utils.text import are, counted
 
 NAMED = 3
 ONE_POINT = 0.01
-"""Mean distance D = (1 - cos) / 2 of the embeddings of a run, below which they lie at one point for all purposes."""
+"""Embeddings with a mean distance D = (1 - cos) / 2 below this are practically one point."""
 
 
 def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list[str]:
-    """One sentence each on the differences from the base, the printed numbers and the paper's claims.
-
-    Missing runs come first.
-    """
-    done, asked = sum(r.status == "done" for r in results.records.values()), len(results.jobs)
-    missing = [f"{asked - done} of {counted(asked, 'run')} {are(asked - done)} missing."] if done < asked else []
-    return [*missing, *of_differences(results), *_with_printed(results), *_of_claims(results, others)]
+    """Return sentences on missing runs, differences from the base, the printed numbers and the paper's claims."""
+    said, asked = [], len(results.jobs)
+    if missing := asked - sum(r.status == "done" for r in results.records.values()):
+        said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing.")
+    return [*said, *of_differences(results), *_with_printed(results), *_of_claims(results, others)]
 
 
 def of_differences(results: SuiteResults) -> list[str]:
-    """One sentence each on the differences from the base and, of a study, on the gains over all columns."""
+    """Return sentences on the differences from the base and on a study's gains over all columns."""
     return [*_against_base(results), *_over_columns(results)]
 
 
 def tested(results: SuiteResults) -> list[CellResult]:
-    """Cells whose difference from the base is tested: of two seeds or more."""
+    """Return the cells whose difference from the base is tested, those with two seeds or more."""
     return [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
 
 
@@ -45,10 +44,7 @@ def decided(results: SuiteResults) -> list[CellResult]:
 
 
 def of_learning(results: SuiteResults) -> list[str]:
-    """Return warnings: runs whose embeddings lie at one point, and runs that are not above the untrained encoder.
-
-    The second where the suite measured the untrained encoder too.
-    """
+    """Return warnings: runs whose embeddings lie at one point, and runs not above a measured untrained encoder."""
     trained = [r for r in results.records.values() if r.status == "done" and r.objective != "none"]
     at_a_point = {r.hash for r in trained if (d := r.diagnostics.get("mean_distance")) is not None and d < ONE_POINT}
     said = []
@@ -57,8 +53,7 @@ def of_learning(results: SuiteResults) -> list[str]:
         named = [f"{count} of {row}" for row, count in sorted(of_rows.items(), key=lambda each: -each[1])]
         said.append(
             f"{len(at_a_point)} of {counted(len(trained), 'run')} ended with all embeddings near one point (mean "
-            f"distance below {ONE_POINT:g}): {', '.join(named[:NAMED])}{' and others' if len(named) > NAMED else ''}. "
-            "Their numbers say little about the objectives."
+            f"distance below {ONE_POINT:g}): {first_of(named, NAMED)}. Their numbers say little about the objectives."
         )
     for column in results.manifest.columns:
         gains = [gain for row in results.rows for gain in _over_untrained(results, row, column)]
@@ -72,8 +67,7 @@ def _over_untrained(results: SuiteResults, row: RowEntry, column: ColumnEntry) -
     pairs = [
         (r.results.get(metric), r.results.get(f"untrained/{metric}")) for r in results.runs_of(row.label, column.name)
     ]
-    sign = 1 if column.higher_is_better else -1
-    return [sign * (ours - start) for ours, start in pairs if ours is not None and start is not None]
+    return [column.sign * (ours - start) for ours, start in pairs if ours is not None and start is not None]
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -91,11 +85,12 @@ def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
         ahead = fmean(top) - fmean(next_)
         said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(ahead)} above {second}"
         if min(len(top), len(next_)) < 2:
-            found.append(f"{said}; one run each is no test.")
+            found.append(f"{said}. One run each allows no test.")
             continue
         test = welch(fmean(top), stdev(top), len(top), fmean(next_), stdev(next_), len(next_))
-        is_told = isfinite(test.p) and test.p < LEVEL and ahead > 0 and stdev([*top, *next_]) > 0
-        verdict = "a difference" if is_told else "no difference that can be decided"
+        verdict = "not significant"
+        if isfinite(test.p) and test.p < LEVEL and ahead > 0 and stdev([*top, *next_]) > 0:
+            verdict = "significant"
         found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {counted(len(next_), 'run')}).")
     return found
 
@@ -110,43 +105,40 @@ def of_machines(records: Iterable[RunRecord]) -> str:
             versions.setdefault(name, set()).add(version)
     if not devices:
         return ""
-    several = len(devices) > 1
-    where = ", ".join(f"{name}: {counted(n, 'run')}" if several else name for name, n in devices.most_common(NAMED))
-    more = f" and {len(devices) - NAMED} more" if len(devices) > NAMED else ""
-    used = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items(), key=_dipole))
-    return f"Measured on {where}{more}; with {used}." if used else f"Measured on {where}{more}."
-
-
-def _dipole(item: tuple[str, set[str]]) -> tuple[bool, str]:
-    return item[0] != "dipole", item[0]
+    names = list(devices)
+    if len(devices) > 1:
+        names = [f"{name}: {counted(n, 'run')}" for name, n in devices.most_common()]
+    parts = [f"Measured on {first_of(names, NAMED)}"]
+    if versions:
+        ordered = sorted(versions, key=lambda name: (name != "dipole", name))
+        parts.append("with " + ", ".join(f"{name} {' and '.join(sorted(versions[name]))}" for name in ordered))
+    return ", ".join(parts) + "."
 
 
 def _against_base(results: SuiteResults) -> list[str]:
     among, found = tested(results), decided(results)
     if not among:
-        has_base = any(c.against_base is not None for c in results.cells)
-        return ["One seed each: no difference can be tested; two would give intervals."] if has_base else []
+        if any(c.against_base is not None for c in results.cells):
+            return ["One seed each allows no test. Two seeds would give intervals."]
+        return []
     bases = list(dict.fromkeys(c.row.base for c in among))
-    several = len(bases) > 1
-    base = "their bases" if several else bases[0]
+    base, own_base, several = bases[0], bases[0], len(bases) > 1
+    if several:
+        base, own_base = "their bases", "its base"
     if found:
         named = [_leads(c, several) for c in sorted(found, key=lambda c: -abs(_relative(c)))]
-        count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} decided"
-        return [f"{count}: {_first(named)}."]
+        count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} significant"
+        return [f"{count}: {first_of(named, NAMED)}."]
     best = max(among, key=_lead)
-    count = f"No difference of the {len(among)} from {base} can be decided"
+    count = f"None of the {len(among)} differences from {base} is significant"
     if len(among) == 1:
-        count = f"The difference from {base} cannot be decided"
+        count = f"The difference from {base} is not significant"
     if _lead(best) <= 0:
-        return [f"{count}; no row leads {'its own' if several else base}."]
-    seeds = f", {best.seeds_needed} seeds would show it" if best.seeds_needed else ""
-    return [f"{count}; {_leads(best, several)}{seeds}."]
-
-
-def _first(names: Sequence[str], separator: str = ", ") -> str:
-    """The first of several findings, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return separator.join(names[:NAMED]) + more
+        return [f"{count}. No row leads {own_base}."]
+    said = f"{count}. The largest: {_leads(best, several)}"
+    if best.seeds_needed:
+        said += f", {best.seeds_needed} seeds would show it"
+    return [f"{said}."]
 
 
 def _over_columns(results: SuiteResults) -> list[str]:
@@ -158,36 +150,36 @@ def _over_columns(results: SuiteResults) -> list[str]:
     named = []
     for label, gain in sorted(gains, key=lambda each: each[1].p):
         if tests * gain.p < LEVEL:
-            verb = "gains" if gain.value > 0 else "loses"
-            interval = f"{number(100 * gain.low)} to {number(100 * gain.high)}"
+            verb, interval = "loses", f"{number(100 * gain.low)} to {number(100 * gain.high)}"
+            if gain.value > 0:
+                verb = "gains"
             named.append(f"{label} {verb} {number(100 * abs(gain.value))} % ({interval})")
     if not named:
         return []
-    return [f"Over all columns together, in units of the mean of {results.base}: {_first(named)}."]
+    return [f"Over all columns together, in units of the mean of {results.base}: {first_of(named, NAMED)}."]
 
 
 def _lead(cell: CellResult) -> float:
-    """By which share of its mean a cell is better than the base: columns have units of their own."""
-    return _relative(cell) if cell.column.higher_is_better else -_relative(cell)
+    """By which share of its mean a cell is better than the base. Shares make columns comparable."""
+    return cell.column.sign * _relative(cell)
 
 
 def _relative(cell: CellResult) -> float:
-    level = abs(cell.summary.mean) if cell.summary else 0.0
-    return _difference(cell) / (level or 1.0)
-
-
-def _difference(cell: CellResult) -> float:
-    return cell.against_base.difference if cell.against_base is not None else 0.0
+    assert cell.against_base is not None
+    assert cell.summary is not None
+    return cell.against_base.difference / (abs(cell.summary.mean) or 1.0)
 
 
 def _leads(cell: CellResult, names_base: bool = False) -> str:
-    words = [cell.row.label, "leads" if _lead(cell) > 0 else "trails"]
+    assert cell.against_base is not None
+    verb, base = "trails", ""
+    if _lead(cell) > 0:
+        verb = "leads"
     if names_base:
-        words.append(str(cell.row.base))
-    words += ["by", number(abs(_difference(cell)))]
-    if cell.column.unit:
-        words.append("points" if cell.column.unit == "%" else cell.column.unit)
-    return " ".join([*words, f"({cell.column.name})"])
+        base = str(cell.row.base)
+    unit = cell.column.unit.replace("%", "points")
+    words = [cell.row.label, verb, base, "by", number(abs(cell.against_base.difference)), unit, f"({cell.column.name})"]
+    return " ".join(filter(None, words))
 
 
 def _with_printed(results: SuiteResults) -> Sequence[str]:
@@ -205,8 +197,11 @@ def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequenc
     if not found:
         return []
     counts = Counter(each.verdict_alone for each in found)
-    claims = "claim" if len(found) == 1 else f"{len(found)} claims"
-    protocol = "" if all(each.is_paper_protocol for each in found) else f" ({NOT_COMPARED} than its own)"
+    claims, protocol = "claim", ""
+    if len(found) > 1:
+        claims = f"{len(found)} claims"
+    if not all(each.is_paper_protocol for each in found):
+        protocol = f" ({NOT_COMPARED} than its own)"
     summary = (
         f"Of the paper's {claims} on it{protocol}: {counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, "
         f"{counts[UNDECIDED]} undecided"
@@ -215,4 +210,6 @@ def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequenc
     for each in found:
         if each.verdict_alone in (AGREES, DIFFERS):
             named.append(f"{each.ours.claim.id} {each.verdict_alone}, {each.why}")
-    return [f"{summary}: {_first(named, '; ')}." if named else f"{summary}."]
+    if named:
+        summary += f": {first_of(named, NAMED)}"
+    return [f"{summary}."]

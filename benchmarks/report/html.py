@@ -17,10 +17,10 @@ from dipole.core.utils.version import __version__
 
 
 def to_html(report: Report) -> str:
-    """One file without any reference to another: styles, script and pictures are inside.
+    """Return the report as one HTML file that needs no other file.
 
-    The first pictures of a kind are there as SVG, which needs no script. The spec beside each is what Vega draws under
-    the pointer, and, of those beyond, when they are unfolded.
+    The first pictures of a kind are SVG and need no script. Vega draws their specs when the pointer is over them, and
+    draws the other pictures when they are unfolded.
 
     Raises:
         ConfigError: Jinja or, if there is something to draw, Vega-Altair is not installed.
@@ -59,7 +59,7 @@ def to_html(report: Report) -> str:
 
 
 def _drawn(picture: Picture, is_now: bool) -> str:
-    """A chart as SVG, and its spec in a template, which browsers neither show nor run. The spec alone if not now."""
+    """Return a chart as SVG if it is drawn now, and its spec in a template element."""
     spec = picture.chart.spec
     name = escape(picture.chart.description, quote=True)
     packed = {**spec, "datasets": {key: _packed(rows) for key, rows in spec["datasets"].items()}}
@@ -67,12 +67,14 @@ def _drawn(picture: Picture, is_now: bool) -> str:
     for char in "<>&":
         data = data.replace(char, f"\\u{ord(char):04x}")
     label = f'role="img" aria-label="{name}"'
-    svg = drawing.to_svg(spec).replace("<svg ", f"<svg {label} ", 1) if is_now else ""
-    return f'<div class="drawn"{"" if is_now else " " + label}>{svg}</div><template>{data}</template>'
+    drawn = f'<div class="drawn" {label}></div>'
+    if is_now:
+        drawn = f'<div class="drawn">{drawing.to_svg(spec).replace("<svg ", f"<svg {label} ", 1)}</div>'
+    return f"{drawn}<template>{data}</template>"
 
 
 def _packed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows as columns, with repeated texts as places in a list, which charts.js unpacks."""
+    """Return rows as columns with repeated texts as indices. charts.js unpacks them."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

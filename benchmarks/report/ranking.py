@@ -1,6 +1,6 @@
 """Objectives ranked over tasks: mean rank, wins and losses against a base, probability of improvement, gain."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean
@@ -16,15 +16,9 @@ LEVEL = 0.05
 class Rank:
     """One objective over several tasks. Without runs of all of them it has no rank.
 
-    Args:
-        label: of the row.
-        tasks: how many it has runs of.
-        mean_rank: 1 is best, or nan if it is not ranked.
-        better: tasks on which it is better than the base beyond chance.
-        worse: tasks on which it is worse.
-        improvement: probability that a run beats a run of the base, or None if there is no base or no rank.
-        gain: over the base, in units of its mean, or None likewise.
-        missing: tasks without runs.
+    `mean_rank` is 1 at best, and nan without a rank. `better` and `worse` count tasks with a significant difference
+    from the base. `improvement` is the probability that a run beats a run of the base, and `gain` is in units of the
+    base's mean. `missing` are the tasks without runs.
     """
 
     label: str
@@ -40,7 +34,7 @@ class Rank:
 def rank_objectives(
     tasks: Tasks,
     base: str | None,
-    lower_is_better: Iterable[str] = (),
+    lower_is_better: Collection[str] = (),
     runs: Mapping[str, Hashable] | None = None,
     decided: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Rank]:
@@ -50,14 +44,13 @@ def rank_objectives(
         tasks: task -> objective -> value by seed.
         base: the objective the others are compared with.
         lower_is_better: tasks whose values are costs. They enter with the sign turned.
-        runs: a name for each task. Those of one name are measured on the same runs. Default: all are.
-        decided: of each objective its significant differences from the base, larger is better, where they are known.
+        runs: a name for each task. Tasks of one name are measured on the same runs. Default: all are.
+        decided: significant differences from the base of each objective, larger is better, if they are known.
     """
-    turned = set(lower_is_better)
-    signed = {
-        task: {label: {s: -v if task in turned else v for s, v in by.items()} for label, by in rows.items() if by}
-        for task, rows in tasks.items()
-    }
+    signed: dict[str, dict[str, Samples]] = {}
+    for task, rows in tasks.items():
+        sign = -1 if task in lower_is_better else 1
+        signed[task] = {label: {seed: sign * v for seed, v in by.items()} for label, by in rows.items() if by}
     labels = list(dict.fromkeys(label for rows in signed.values() for label in rows))
     missing = {label: tuple(task for task, rows in signed.items() if label not in rows) for label in labels}
     ranks: dict[str, list[float]] = {label: [] for label in labels if not missing[label]}
@@ -66,23 +59,27 @@ def rank_objectives(
         for label, mean in means.items():
             above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
             ranks[label].append(above + (level + 1) / 2)
-    decided = _decided(signed, base) if decided is None else decided
+    if decided is None:
+        decided = _decided(signed, base)
     found = []
     for label in labels:
         better, worse = (sum(sign * gap > 0 for gap in decided.get(label, ())) for sign in (1, -1))
-        count, rank = len(signed) - len(missing[label]), fmean(ranks[label]) if label in ranks else nan
-        over = _over(label, base, signed, runs) if label in ranks else (None, None)
-        found.append(Rank(label, count, rank, better, worse, *over, missing[label]))
+        rank, improvement, gain = nan, None, None
+        if label in ranks:
+            rank = fmean(ranks[label])
+            improvement, gain = _over(label, base, signed, runs)
+        count = len(signed) - len(missing[label])
+        found.append(Rank(label, count, rank, better, worse, improvement, gain, missing[label]))
     return sorted(found, key=lambda r: (isnan(r.mean_rank), r.mean_rank, r.label))
 
 
 def level_of(mean: float) -> float:
-    """A mean to six digits: results come from single precision, in which more would tell equal ones apart."""
+    """Round a mean to six digits: results are in single precision, so further digits differ by noise."""
     return float(f"{mean:.6g}")
 
 
 def _decided(tasks: Tasks, base: str | None) -> dict[str, list[float]]:
-    """Differences from the base that are significant among all of all objectives and tasks (Holm), by objective."""
+    """Return the significant differences from the base by objective (Holm over all objectives and tasks)."""
     places = [
         (label, difference(rows[base], values))
         for rows in tasks.values()
@@ -100,11 +97,13 @@ def _decided(tasks: Tasks, base: str | None) -> dict[str, list[float]]:
 def _over(
     label: str, base: str | None, tasks: Tasks, runs: Mapping[str, Hashable] | None
 ) -> tuple[Interval | None, Interval | None]:
-    """Probability of improvement and gain of an objective over the base, on all tasks."""
+    """Return probability of improvement and gain of an objective over the base, on all tasks."""
     if base is None or label == base or any(base not in rows for rows in tasks.values()):
         return None, None
     ours, theirs = [rows[label] for rows in tasks.values()], [rows[base] for rows in tasks.values()]
-    names = None if runs is None else [runs[task] for task in tasks]
+    names = None
+    if runs is not None:
+        names = [runs[task] for task in tasks]
     beats = probability_of_improvement(ours, theirs, runs=names)
     # Without a level there is no unit to count a gain in.
     if not all(fmean(side.values()) for side in theirs):

@@ -20,30 +20,33 @@ from dipole.core.utils.errors import nearest
 
 
 def measure(record: RunRecord, metric: str) -> float | None:
-    """A number of a record by name: a result, `diag/...` a diagnostic, `cost/...` what the run took."""
+    """Return a number of a record by name: a result, a diagnostic (`diag/...`) or a cost (`cost/...`)."""
     kind, _, name = metric.partition("/")
     if kind == "diag":
         return record.diagnostics.get(name)
-    return _cost(record).get(name) if kind == "cost" else record.results.get(metric)
+    if kind == "cost":
+        return _cost(record).get(name)
+    return record.results.get(metric)
 
 
 def metrics(record: RunRecord) -> list[str]:
-    """Every name that `measure` knows for a record."""
+    """Return every name that `measure` knows for a record."""
     return [*record.results, *(f"diag/{name}" for name in record.diagnostics), *(f"cost/{n}" for n in _cost(record))]
 
 
 def _cost(record: RunRecord) -> dict[str, float | None]:
-    return {
+    found: dict[str, float | None] = {
         "wall_seconds": record.wall_seconds,
-        "seconds_per_step": _seconds(record) / record.steps if record.steps else None,
-        "peak_memory_bytes": float(record.peak_memory_bytes),
-        "peak_device_bytes": None if record.peak_device_bytes is None else float(record.peak_device_bytes),
+        "seconds_per_step": None,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "peak_device_bytes": record.peak_device_bytes,
     }
-
-
-def _seconds(record: RunRecord) -> float:
-    """Of the steps alone. Of the whole run where its record is of a version that did not part them."""
-    return record.wall_seconds if record.training_seconds is None else record.training_seconds
+    seconds = record.training_seconds
+    if seconds is None:  # studies do not time training by itself
+        seconds = record.wall_seconds
+    if record.steps:
+        found["seconds_per_step"] = seconds / record.steps
+    return found
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,13 @@ class CellResult:
         column: what was measured.
         samples: values by seed.
         wanted: runs that the suite asks for.
-        summary: of the sample, or None without one.
-        against_base: the test against the base row, or None if there is none.
-        p_holm: its p-value among all of the suite, or nan without a test.
-        comparison: beside the printed cell, or None if nothing is printed or run.
-        printed: the printed cell, or None if there is none.
-        has_failed: whether a run of it has failed.
-        family: tests of the suite.
+        summary: mean, standard deviation and interval, or None without a sample.
+        against_base: the test against the base row, or None.
+        p_holm: its p-value among all tests of the suite, or nan.
+        comparison: with the printed cell, or None if nothing is printed or run.
+        printed: the printed cell, or None.
+        has_failed: whether one of its runs has failed.
+        family: number of tests in the suite.
     """
 
     row: RowEntry
@@ -78,10 +81,7 @@ class CellResult:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Seeds of each side that would show the difference found here with 80 % power, if it and its spread are real.
-
-        To be shown among the suite's `family` of tests it has to pass the first step of Holm's.
-        """
+        """Seeds of each side that would show this difference with 80 % power, at the first step of Holm's test."""
         test = self.against_base
         if test is None or not test.spread > 0:
             return None
@@ -93,11 +93,7 @@ class CellResult:
 class Claimed:
     """A claim on the printed numbers and on ours.
 
-    Args:
-        printed: on the printed numbers.
-        ours: on ours.
-        is_paper_protocol: whether ours were made by the paper's protocol.
-        p_holm: of our numbers among all claims that the suite can test.
+    `p_holm` is the p-value of our numbers, corrected over all claims that the suite can test.
     """
 
     printed: Outcome
@@ -112,7 +108,7 @@ class Claimed:
 
     @property
     def verdict(self) -> str:
-        """The same, naming another protocol wherever it stands."""
+        """The verdict on our numbers, and whether they are by another protocol."""
         if self.is_paper_protocol or self.verdict_alone in (NO_DATA, NO_TEST):
             return self.verdict_alone
         return f"{self.verdict_alone} ({NOT_COMPARED})"
@@ -124,17 +120,12 @@ class Claimed:
 
 
 def curves_on(records: Iterable[RunRecord]) -> str:
-    """The part that the learning curves of runs are of."""
+    """Return the part of the data on which runs measured their learning curves."""
     return " and ".join(sorted({record.curves_on or record.evaluated_on for record in records})) or "test"
 
 
 class SuiteResults:
-    """A suite's cells filled from records. Also the grid on which a paper's claims are evaluated.
-
-    Args:
-        manifest: the suite as it was expanded.
-        records: of finished runs, by hash.
-    """
+    """A suite's cells filled from records by hash. It is the grid on which a paper's claims are evaluated."""
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
         self.manifest = manifest
@@ -144,7 +135,7 @@ class SuiteResults:
         by_row = {r.label: r for r in manifest.rows}
         self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-        # By the suites whose tables they are read on. A report asks for each in several places.
+        # A report asks for the claims of a suite in several places.
         self._claimed: dict[tuple[SuiteResults, ...], list[Claimed]] = {}
         for job in manifest.jobs:
             record = self.records.get(job.hash)
@@ -158,70 +149,58 @@ class SuiteResults:
 
     @property
     def table(self) -> published.PrintedTable | None:
-        """The printed table that the suite makes again, or None if there is none."""
+        """The printed table that the suite reproduces, or None."""
         return published.tables().get(self.manifest.published or "")
 
     @property
     def rows(self) -> Sequence[RowEntry]:
-        """Its rows, in their order."""
+        """The rows in order."""
         return self.manifest.rows
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of its columns, in their order."""
+        """The names of the columns in order."""
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Return the label of a row, or None without a single match.
-
-        Args:
-            name: label of the row, or its part before " / ".
-        """
+        """Return the label of the only row with this label or method, or None."""
         labels = [row.label for row in self.rows]
         if name in labels:
             return name
         fits = [label for label in labels if label.partition(" / ")[0] == name]
-        return fits[0] if len(fits) == 1 else None
+        if len(fits) == 1:
+            return fits[0]
+        return None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """A number of a cell over its seeds, or None if nothing was run.
+        """Return a number of a cell over its seeds, or None if nothing was run.
 
-        Args:
-            row: a label, or a method that one row alone has.
-            column: its name.
-            kind: "mean", "std" (n - 1, or None for one seed), or "drop", the loss against the balanced column or group.
+        `row` is a label, or a method with one row. `kind` is "mean", "std" (n - 1, None for one seed), or "drop", the
+        loss against the balanced column or group.
         """
         if kind == "std":
-            samples = self.samples(row, column)
-            return summarize(list(samples.values())).std if samples and len(samples) > 1 else None
-        samples = self.samples(row, column, kind)
-        return fmean(samples.values()) if samples else None
+            samples = self.samples(row, column) or {}
+            if len(samples) < 2:
+                return None
+            return summarize(list(samples.values())).std
+        samples = self.samples(row, column, kind) or {}
+        if not samples:
+            return None
+        return fmean(samples.values())
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
-        """Values by seed, or None if nothing was run.
-
-        Args:
-            row: as of `value`.
-            column: as of `value`.
-            kind: "mean", the values. "drop", the loss against the balanced column or group of the same seed. Of "std"
-                there are none.
-        """
+        """Return values by seed, or None if nothing was run. Arguments as of `value`, "std" has no samples."""
         if kind == "std":
             return None
-        label = self.find(row)
-        found = self._samples.get((label, column)) if label is not None else None
-        if found is None or kind == "mean" or label is None:
+        label = self.find(row) or ""
+        found = self._samples.get((label, column))
+        if found is None or kind == "mean":
             return found
         balanced = self._samples.get(_balanced(label, column), {})
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Return the finished runs of a cell, by seed, or [] without one.
-
-        Args:
-            row: label of the row.
-            column: name of the column.
-        """
+        """Return the finished runs of a cell in the order of their seeds."""
         hashes = self._cells.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
@@ -236,10 +215,10 @@ class SuiteResults:
 
     @cached_property
     def cells(self) -> list[CellResult]:
-        """Every cell, row by row: our numbers, the test against the base, and the printed number beside them."""
+        """All cells row by row: our numbers, the test against the base, and the printed number."""
         places = [(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells]
         tests = [self._against_base(row, column) for row, column in places]
-        p_values = [test.p_t if test else nan for test in tests]
+        p_values = [getattr(test, "p_t", nan) for test in tests]
         family = max(1, sum(map(isfinite, p_values)))
         beside = among([self._beside_printed(*place) for place in places])
         return [
@@ -248,12 +227,7 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """Return a cell, or None if it does not exist.
-
-        Args:
-            row: label of the row.
-            column: name of the column.
-        """
+        """Return a cell by names, or None."""
         return self._index.get((row, column))
 
     @cached_property
@@ -261,14 +235,7 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
-        """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table.
-
-        Args:
-            others: results of suites whose tables the claims may need too.
-
-        Raises:
-            DataError: if a claim has no test of the requested kind.
-        """
+        """Return the claims about this suite's table, on the printed numbers and on ours."""
         if self.table is None:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
@@ -290,7 +257,7 @@ class SuiteResults:
         return [Claimed(*each) for each in zip(printed, ours, is_paper, adjusted, strict=True)]
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
-        """Column -> row -> values by seed."""
+        """Return column -> row -> values by seed."""
         return {
             column: {row.label: found for row in self.rows if (found := self.samples(row.label, column))}
             for column in self.columns
@@ -302,35 +269,33 @@ class SuiteResults:
         return next((row.base for row in self.rows if row.base), None)
 
     def ranks(self) -> list[Rank]:
-        """The rows ranked over the columns, best mean rank first. Those that lack a column last, without a rank."""
+        """Return the rows ranked over the columns, best mean rank first. Rows without all columns have no rank."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         tasks = {name: rows for name, rows in self.tasks().items() if rows}
         decided: dict[str, list[float]] = defaultdict(list)
         for cell in self.cells:
             if cell.against_base is not None and cell.p_holm < LEVEL:
-                sign = 1 if cell.column.higher_is_better else -1
-                decided[cell.row.label].append(sign * cell.against_base.difference)
+                decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
         return rank_objectives(tasks, self.base, costs, self.run_groups, decided)
 
     @cached_property
     def run_groups(self) -> Mapping[str, str]:
-        """Column -> the first column that is measured on the same runs, or on runs of columns that are."""
+        """Column -> the first column of its group. Columns that share runs are one group."""
         first = {column: column for column in self.columns}
         for job in self.jobs:
             for one, other in pairwise(dict.fromkeys(cell.column for cell in job.cells)):
-                if first[one] != first[other]:
-                    gone, kept = first[other], first[one]
-                    first = {column: kept if name == gone else name for column, name in first.items()}
+                gone, kept = first[other], first[one]
+                first |= {column: kept for column, name in first.items() if name == gone}
         return first
 
     @property
     def curves_on(self) -> str:
-        """The part that learning curves are of."""
+        """The part of the data on which learning curves were measured."""
         return curves_on(record for record in self.records.values() if record.status == "done")
 
     @property
     def empty_columns(self) -> list[str]:
-        """A line per column without a number in any finished run: a misspelled name, or a probe that was left out."""
+        """A line for each column without numbers: a misspelled name, or a probe that was not run."""
         lines = []
         for column in self.manifest.columns:
             finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
@@ -345,9 +310,8 @@ class SuiteResults:
 
     @property
     def protocol_notes(self) -> list[str]:
-        """Differences from the protocol of the paper, a sentence each."""
-        paper = self.table.protocol if self.table else {}
-        return protocol_differences(paper, self.manifest.protocol)
+        """Differences from the protocol of the paper."""
+        return protocol_differences(getattr(self.table, "protocol", {}), self.manifest.protocol)
 
     def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
         ours, base = self._samples.get((row.label, column.name)), self._samples.get((row.base or "", column.name))
@@ -356,22 +320,27 @@ class SuiteResults:
         return difference(base, ours, resolution=self._resolution(row, column, [*ours.values(), *base.values()]))
 
     def _resolution(self, row: RowEntry, column: ColumnEntry, values: Sequence[float]) -> float | None:
-        """Smallest step of a column: 1 / n of n test points where values are such shares, else 0.01 of percentages."""
-        record = next(iter(self.runs_of(row.label, column.name)), None)
-        sizes = record.data.get("sizes") if record is not None else None
-        points = sizes.get("test") if isinstance(sizes, Mapping) else None
+        """Return the smallest step of a column: 1 / n for accuracies on n test points, else 0.01 for percentages."""
+        points = None
+        for record in self.runs_of(row.label, column.name)[:1]:
+            sizes = record.data.get("sizes")
+            if isinstance(sizes, Mapping):
+                points = sizes.get("test")
         if isinstance(points, int) and points > 0 and column.metric_of(row).rpartition("/")[2] == "accuracy":
             counts = [value / column.factor * points for value in values]
             if all(abs(count - round(count)) < 1e-6 for count in counts):
                 return abs(column.factor) / points
-        return 0.01 if column.unit == "%" else None
+        if column.unit == "%":
+            return 0.01
+        return None
 
     def _printed(self, row: RowEntry, column: ColumnEntry) -> published.PrintedCell | None:
-        found = self.table.find(row.label) if self.table else None
-        return found.cells.get(column.name) if found else None
+        if self.table is None or (found := self.table.find(row.label)) is None:
+            return None
+        return found.cells.get(column.name)
 
     def _beside_printed(self, row: RowEntry, column: ColumnEntry) -> Comparison | None:
-        """A cell beside the printed one, as the only comparison."""
+        """Compare a cell with the printed one, without correction for several comparisons."""
         samples, printed = self._samples.get((row.label, column.name)), self._printed(row, column)
         if self.table is None or printed is None or not samples:
             return None
@@ -388,16 +357,20 @@ class SuiteResults:
         comparison: Comparison | None,
     ) -> CellResult:
         samples = self._samples.get((row.label, column.name), {})
-        summary, printed = summarize(list(samples.values())) if samples else None, self._printed(row, column)
+        summary, printed = None, self._printed(row, column)
+        if samples:
+            summary = summarize(list(samples.values()))
         hashes = self._cells[row.label, column.name].values()
         failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
         return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed, family)
 
 
 def _balanced(row: str, column: str) -> tuple[str, str]:
-    """The cell of balanced data that a drop is measured from: CACR Table 2 has it as a column, Table 4 as a group."""
+    """Return the cell of balanced data: CACR Table 2 has it as a column, Table 4 as a group."""
     kind, slash, rest = column.partition("/")
     if slash and kind in ("linear", "exponential"):
         return row, f"regular/{rest}"
     method, separator, _ = row.partition(" / ")
-    return (f"{method} / ImageNet-1K" if separator else row), column
+    if separator:
+        row = f"{method} / ImageNet-1K"
+    return row, column

@@ -16,6 +16,7 @@ from dipole.benchmarks.report.chart import (
     broken,
     cell_of,
     chosen,
+    first_of,
     layered,
     rounded,
     row_step,
@@ -27,7 +28,7 @@ from dipole.benchmarks.report.chart import (
     wrapped,
     wrapped_rows,
 )
-from dipole.benchmarks.report.table import Cell, ReportTable, number
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, is_number, number
 from dipole.core.utils.text import counted
 
 MANY_RUNS = 12
@@ -66,8 +67,7 @@ class IntervalChart(Chart):
     @property
     def shown(self) -> str:
         rows = [f"{(row.label + ' ' + row.source).strip()} {row.value:.4g}" for row in self.rows if isfinite(row.value)]
-        more = f"; and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-        return "; ".join(rows[:NAMED]) + more + "."
+        return first_of(rows, NAMED) + "."
 
     def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
@@ -83,12 +83,16 @@ class IntervalChart(Chart):
             marker = {"shape": shape}
             shared |= {"color": colour, "yOffset": alt.YOffset("series:N", sort=sources)}
             shared["opacity"] = unless_chosen(1.0, 0.12)
-        scale = alt.Scale(type="log") if self.is_log else alt.Scale(zero=False)
+        scale = alt.Scale(zero=False)
+        if self.is_log:
+            scale = alt.Scale(type="log")
 
         def x(field: str = "x") -> Any:
             return alt.X(f"{field}:Q", title=self.x_label, scale=scale)
 
-        tips = [tip("label", " "), *([tip("series", "of")] if has_sources else [])]
+        tips = [tip("label", " ")]
+        if has_sources:
+            tips.append(tip("series", "of"))
         tips += [tip("x", self.x_label, ".5~g"), tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         base = alt.Chart()
         span = base.mark_rule(strokeWidth=3, opacity=0.55).transform_filter("isValid(datum.low)")
@@ -107,17 +111,18 @@ class IntervalChart(Chart):
             layers.insert(0, line.mark_rule(color=SOFT, strokeWidth=1.5).encode(x=x()))
         if has_sources:
             layers[-1] = layers[-1].add_params(chosen()).properties(name="series")
-        step = max(row_step(labels), 11 + 13 * len(sources))
-        height = alt.Step(step, **({"for": "position"} if has_sources else {}))
+        height = alt.Step(max(row_step(labels), 11 + 13 * len(sources)))
+        if has_sources:
+            height["for"] = "position"
         return layered(layers, width_beside(labels), height), data
 
     @staticmethod
     def _draw_runs(shared: dict[str, Any], x: Any, has_many: bool) -> Any:
         alt = altair()
-        style = {"size": 22, "strokeWidth": 1.2, "opacity": 0.9}
+        style, colour = {"size": 22, "strokeWidth": 1.2, "opacity": 0.9}, TEXT
         if has_many:
-            style = {"size": 10, "strokeWidth": 0.9, "opacity": 0.45}
-        shared = shared | {"color": alt.ColorValue(SOFT if has_many else TEXT)}
+            style, colour = {"size": 10, "strokeWidth": 0.9, "opacity": 0.45}, SOFT
+        shared = shared | {"color": alt.ColorValue(colour)}
         mark = alt.Chart(alt.NamedData("dots")).mark_point(filled=False, **style)
         return mark.encode(**shared, x=x, tooltip=[tip("x", "one run", ".5~g")])
 
@@ -138,39 +143,33 @@ class IntervalChart(Chart):
     def numbers(self) -> ReportTable:
         rows = []
         for row in self.rows:
-            runs = cell_of(len(row.runs)) if row.runs else Cell("")
+            runs = count_cell(len(row.runs) or None)
             rows.append([Cell(row.label), Cell(row.source), *map(cell_of, (row.value, row.low, row.high)), runs])
         head = ["row", "of", self.x_label, "low", "high", "n"]
         return self._table(head, rows).without_empty_columns()
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """One row of a rank chart: a mean rank, 1 the best."""
-
-    label: str
-    rank: float
-
-
-@dataclass(frozen=True)
 class RankChart(Chart):
-    """Mean ranks, best first. Bars join the rows (first, last) whose ranks differ by less than `difference`."""
+    """Mean ranks of rows (label, rank), best first.
 
-    rows: Sequence[Ranked]
+    Bars join the rows (first, last) whose ranks differ by less than `difference`.
+    """
+
+    rows: Sequence[tuple[str, float]]
     groups: Sequence[tuple[int, int]]
     difference: float
 
     @property
     def shown(self) -> str:
-        rows = "; ".join(f"{row.label} {row.rank:.3g}" for row in self.rows)
-        names = [row.label for row in self.rows]
-        joined = "; ".join(f"{names[a]} to {names[b]}" for a, b in self.groups)
-        return f"{rows}. Critical difference {self.difference:.3g}; not told apart: {joined or 'none'}."
+        rows = ", ".join(f"{label} {rank:.3g}" for label, rank in self.rows)
+        names = [label for label, _ in self.rows]
+        joined = ", ".join(f"{names[a]} to {names[b]}" for a, b in self.groups)
+        return f"{rows}. Critical difference {self.difference:.3g}. Not significant: {joined or 'none'}."
 
     def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
-        labels = [row.label for row in self.rows]
-        ranks = [row.rank for row in self.rows]
+        labels, ranks = [label for label, _ in self.rows], [rank for _, rank in self.rows]
         # The bars stand to the right of the worst rank, at equal distances.
         room = 0.06 * max(max(ranks) - min(ranks), 0.5)
         bars = [
@@ -178,7 +177,7 @@ class RankChart(Chart):
              "group": f"{labels[a]} to {labels[b]}"}
             for i, (a, b) in enumerate(self.groups)
         ]  # fmt: skip
-        rows = [{"label": row.label, "x": round(row.rank, 3)} for row in self.rows]
+        rows = [{"label": label, "x": round(rank, 3)} for label, rank in self.rows]
         scale = alt.Scale(domain=[min(ranks) - room, max(ranks) + (len(bars) + 1.5) * room], nice=False, zero=False)
         x = alt.X("x:Q", title=self.x_label, scale=scale, axis=alt.Axis(tickMinStep=0.5))
         axis = alt.Axis(grid=True, gridDash=[1, 4], **wrapped_rows(labels))
@@ -188,12 +187,14 @@ class RankChart(Chart):
             x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=[tip("label", " "), tip("x", "mean rank", ".3~g")]
         )
         bar = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
-        bar = bar.encode(x=x, y=y, y2="end", color=alt.ColorValue(COLOURS[1]), tooltip=[tip("group", "not told apart")])
+        bar = bar.encode(
+            x=x, y=y, y2="end", color=alt.ColorValue(COLOURS[1]), tooltip=[tip("group", "not significant")]
+        )
         chart = layered([point, bar], width_beside(labels), alt.Step(row_step(labels)))
         return chart, {"rows": rows, "bars": bars}
 
     def numbers(self) -> ReportTable:
-        return self._table(["row", self.x_label], [(Cell(row.label), cell_of(row.rank)) for row in self.rows])
+        return self._table(["row", self.x_label], [(Cell(label), cell_of(rank)) for label, rank in self.rows])
 
 
 @dataclass(frozen=True)
@@ -217,13 +218,13 @@ class HeatMap(Chart):
     @property
     def shown(self) -> str:
         rows, columns = {tile.row for tile in self.tiles}, {tile.column for tile in self.tiles}
-        return f"{counted(len(rows), 'row')} by {counted(len(columns), 'column')}; colour: {self.value_label}."
+        return f"{counted(len(rows), 'row')} by {counted(len(columns), 'column')}. Colour: {self.value_label}."
 
     def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         values = rounded([tile.value for tile in self.tiles])
         has_text = any(tile.text for tile in self.tiles)
-        rows = []
+        rows: Rows = []
         for tile, value in zip(self.tiles, values, strict=True):
             rows.append({"row": tile.row, "column": tile.column, "value": value})
             if has_text:
@@ -231,12 +232,15 @@ class HeatMap(Chart):
         labels = list(dict.fromkeys(tile.row for tile in self.tiles))
         names = _in_order(list(dict.fromkeys(tile.column for tile in self.tiles)))
         room = max(200, min(width_beside(labels), TILE / 2 * len(names))) / len(names)
-        step = TILE if has_text else room
+        step, width = room, round(room * len(names))
+        if has_text:
+            step, width = TILE, alt.Step(TILE)
         x = alt.X("column:N", title=self.x_label or None, sort=names, axis=self._x_axis(names, step))
         y = alt.Y("row:N", title=self.y_label or None, sort=None, axis=alt.Axis(**wrapped_rows(labels)))
         colours, is_dark = self._colours([value for value in values if value is not None])
-        lines = broken(self.value_label) if len(self.value_label) > 60 else [self.value_label]
-        title = lines if len(lines) > 1 else self.value_label
+        title: str | list[str] = self.value_label
+        if len(title) > 60:
+            title = broken(self.value_label)
         legend = alt.Legend(title=title, titleLimit=0, gradientLength=180, direction="horizontal")
         value_tip = tip("value", self.value_label, ".4~g")
         layers = [alt.Chart().mark_rect().encode(color=alt.Color("value:Q", scale=colours, legend=legend))]
@@ -245,7 +249,6 @@ class HeatMap(Chart):
             ink = alt.ColorValue("#101418", condition={"test": is_dark, "value": "#ffffff"})
             layers.append(alt.Chart().mark_text(fontSize=11).encode(text=alt.Text("text:N"), color=ink))
         tips = [tip("row", self.y_label or "row"), tip("column", self.x_label or "column"), value_tip]
-        width = alt.Step(TILE) if has_text else round(step * len(names))
         chart = layered(layers, width, alt.Step(row_step(labels) - 2))
         return chart.encode(x=x, y=y, tooltip=tips), {"rows": rows}
 
@@ -253,7 +256,7 @@ class HeatMap(Chart):
     def _x_axis(names: Sequence[str], step: float) -> Any:
         """Numbers may be left out where they have no room, names may not: they are tilted."""
         given = wrapped(names)
-        if names and _is_number(names[0]):
+        if names and is_number(names[0]):
             given["values"] = sparse(names, step)
         elif max(map(len, names)) * LETTER_WIDTH > step:
             return altair().Axis(labelAngle=-40, labelOverlap=False, **given)
@@ -278,8 +281,9 @@ class HeatMap(Chart):
         for label, tiles in by_row.items():
             cells = [Cell(label)]
             for column in columns:
-                found = tiles.get(column)
-                cells.append(Cell(found.text or number(found.value), found.value) if found else Cell(""))
+                cells.append(EMPTY)
+                if found := tiles.get(column):
+                    cells[-1] = Cell(found.text or number(found.value), found.value)
             rows.append(cells)
         return self._table([self.y_label or "row", *columns], rows)
 
@@ -300,7 +304,9 @@ def heat_map(
 ) -> HeatMap | None:
     """Return the finite tiles of rows by columns, or None if there are none."""
     kept = [tile for tile in tiles if isfinite(tile.value)]
-    return HeatMap(title, x_label, y_label, kept, value_label, middle) if kept else None
+    if not kept:
+        return None
+    return HeatMap(title, x_label, y_label, kept, value_label, middle)
 
 
 def _in_order(names: list[str]) -> list[str]:
@@ -309,10 +315,3 @@ def _in_order(names: list[str]) -> list[str]:
         return sorted(names, key=float)
     except ValueError:
         return names
-
-
-def _is_number(name: str) -> bool:
-    try:
-        return isfinite(float(name))
-    except ValueError:
-        return False

@@ -1,7 +1,5 @@
 """The files of a run other than its record: curves and points. They are in the run's folder or in a results file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,26 +13,11 @@ from dipole.core.utils.received import read_json
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The places of the files of each run.
-
-    Args:
-        folders: folder of a run by its name.
-        kept: a run of a results file by its name.
-        folder: the folder of all other runs.
-    """
+    """Where each run's files are: its own folder, a results file (`kept`), or below `folder` for all other runs."""
 
     folders: Mapping[str, Path] = field(default_factory=dict)
     kept: Mapping[str, StoredRun] = field(default_factory=dict)
     folder: Path = Path("runs")
-
-    @classmethod
-    def of(cls, runs: Path | RunFiles) -> RunFiles:
-        """Return the files of a folder of runs.
-
-        Args:
-            runs: the folder, or its `RunFiles`, which are returned unchanged.
-        """
-        return runs if isinstance(runs, RunFiles) else cls(folder=runs)
 
     def place(self, run: str) -> Path:
         """Return the folder of a run. It need not exist.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dipole.benchmarks.report.curve_charts import Dots, ScatterChart
 from dipole.benchmarks.report.picture import Picture
-from dipole.benchmarks.report.table import Cell, ReportTable
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def search_tables(search: SearchSummary, records: Mapping[str, RunRecord]) -> list[ReportTable]:
-    """The winner on both parts, what mattered, and every trial."""
+    """Return the winner on both parts, the importance of the keys, and every trial."""
     found = [_winner(search, records)]
     if search.importance:
         rows = [(Cell(key), Cell(f"{100 * share:.0f}", share)) for key, share in search.importance.items()]
-        note = "The share of what tells the best trials from the others that a key explains (PED-ANOVA)."
+        note = "How much each key separates the best trials from the others (PED-ANOVA)."
         head = ("key", "share (%)")
         found.append(ReportTable(f"{search.name}-importance", "What mattered", head, rows, note, frozenset({"key"})))
     return [*found, _trials(search)]
 
 
 def spent(search: SearchSummary) -> str:
-    """How many trials there were, and how they ended."""
+    """Return how many trials there were, and how they ended."""
     ended = ", ".join(f"{count} {state}" for state, count in search.spent.items())
     trials = counted(len(search.trials), "trial")
     return f"{search.recipe}: {trials} ({ended or 'none begun'}), compared by {search.metric}"
@@ -37,9 +37,9 @@ def spent(search: SearchSummary) -> str:
 def notes(search: SearchSummary) -> list[str]:
     """Return what the numbers mean."""
     return [
-        "Trials are measured on a validation part of the training data. The winner's value there is the largest of "
-        "many and so too good; its seeds on the test part, which no trial has seen, are the result.",
-        f"Space: {'; '.join(search.space)}.",
+        "Trials are measured on a validation part of the training data. The winner's value there is the best of many "
+        "and so too optimistic. The result is its seeds on the test part, which no trial has seen.",
+        f"Space: {', '.join(search.space)}.",
     ]
 
 
@@ -52,9 +52,10 @@ def _winner(search: SearchSummary, records: Mapping[str, RunRecord]) -> ReportTa
         value = Cell(_number(best.value), best.value)
         rows.append((Cell("validation"), value, Cell(f"trial {best.number}"), _values(best)))
     if tested:
-        spread = f"+- {stdev(tested):.3g}" if len(tested) > 1 else ""
-        many = f"{len(tested)} seeds" if len(tested) > 1 else "one seed"
-        rows.append((Cell("test"), Cell(_number(fmean(tested)), fmean(tested), spread), Cell(many), Cell("")))
+        spread, many = "", "one seed"
+        if len(tested) > 1:
+            spread, many = f"+- {stdev(tested):.3g}", f"{len(tested)} seeds"
+        rows.append((Cell("test"), Cell(_number(fmean(tested)), fmean(tested), spread), Cell(many), EMPTY))
     return ReportTable(f"{search.name}-winner", "The winner", ("part", search.metric, "of", "values"), rows)
 
 
@@ -80,18 +81,24 @@ def _values(trial: TrialLine) -> Cell:
 
 
 def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if value is None:
+        return ""
+    return str(value)
 
 
 def slices(search: SearchSummary) -> list[Picture]:
-    """The metric over each key that is a number, and over trials as they were begun."""
+    """Draw the metric over each numeric key, and over the trials in order."""
     done = [trial for trial in search.trials if trial.value is not None]
     found = []
     for text in search.space:
         key, _, how = text.partition("=")
         points = [(float(t.values[key]), float(t.value or 0.0)) for t in done if _is_number(t.values.get(key))]
         if len({x for x, _ in points}) > 1:
-            label = key if not how.startswith("log") else f"{key} (searched in its logarithm)"
+            label = key
+            if how.startswith("log"):
+                label += " (searched in its logarithm)"
             found.append(_dots(f"{search.metric} over {key}", label, search.metric, points))
     if len(done) > 1:
         points = [(float(trial.number), float(trial.value or 0.0)) for trial in done]

@@ -3,22 +3,37 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: text, a smaller second line, the value it sorts by, its emphasis.
-
-    `link` is the section of the report that it leads to.
-    """
+    """One cell: text, the value it sorts by, a note below it, its emphasis, and the section that it links to."""
 
     text: str
     sort: float | str | None = None
     sub: str = ""
     mark: str = ""
     link: str = ""
+
+
+EMPTY = Cell("")
+
+
+def number_cell(value: float | None, note: str = "") -> Cell:
+    """Return a number with about four digits, or an empty cell if it is missing or not finite."""
+    if value is None or not isfinite(value):
+        return EMPTY
+    return Cell(number(value), value, note)
+
+
+def count_cell(value: int | None) -> Cell:
+    """Return an integer, or an empty cell if it is missing."""
+    if value is None:
+        return EMPTY
+    return Cell(str(value), value)
 
 
 @dataclass(frozen=True)
@@ -35,42 +50,45 @@ class ReportTable:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: those that have a number somewhere and, if none is missing, no other text."""
+        """Which columns hold only numbers, apart from missing and failed cells."""
         columns = [[row[i] for row in self.rows if row[i].text] for i in range(len(self.head))]
         kinds = [[type(cell.sort) for cell in column if cell.mark not in ("open", "bad")] for column in columns]
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
 
     def without_empty_columns(self) -> "ReportTable":
-        """This table less the columns that say nothing."""
+        """Return the table without empty columns."""
         kept = [i for i in range(len(self.head)) if any(row[i].text or row[i].sub for row in self.rows)]
         rows = [tuple(row[i] for i in kept) for row in self.rows]
-        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows) if rows else self
+        if not rows:
+            return self
+        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows)
 
 
 def to_csv(table: ReportTable) -> str:
-    """Comma-separated values. A text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Return comma-separated values. Texts that a spreadsheet would run as a formula start with an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    subs = [any(row[i].sub for row in table.rows) for i in range(len(table.head))]
-    head = [[name, f"{name}: note"] if has else [name] for name, has in zip(table.head, subs, strict=True)]
-    writer.writerow([_inert(name) for pair in head for name in pair])
-    for row in table.rows:
-        cells = [[c.text, c.sub] if has else [c.text] for c, has in zip(row, subs, strict=True)]
-        writer.writerow([_inert(text) for pair in cells for text in pair])
+    has_note = [any(row[i].sub for row in table.rows) for i in range(len(table.head))]
+    head = [Cell(name, sub=f"{name}: note") for name in table.head]
+    for row in (head, *table.rows):
+        texts = []
+        for cell, is_noted in zip(row, has_note, strict=True):
+            texts.append(_inert(cell.text))
+            if is_noted:
+                texts.append(_inert(cell.sub))
+        writer.writerow(texts)
     return out.getvalue()
 
 
 def to_markdown(table: ReportTable) -> str:
-    """A table that GitHub renders. Markup inside texts is escaped."""
+    """Return a table for GitHub. Markup inside texts is escaped."""
     lines = [f"### {plain(table.title)}", ""]
     if table.note:
         lines += [plain(table.note), ""]
     lines.append("| " + " | ".join(map(plain, table.head)) + " |")
     lines.append("|" + " --- |" * len(table.head))
     for row in table.rows:
-        texts = [f"{plain(c.text)} ({plain(c.sub)})" if c.sub else plain(c.text) for c in row]
-        shown = [f"**{text}**" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
-        lines.append("| " + " | ".join(shown) + " |")
+        lines.append("| " + " | ".join(_marked(cell, plain, "**{}**") for cell in row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -81,10 +99,18 @@ def to_latex(table: ReportTable) -> str:
     lines = [*(f"% {text}" for text in said), rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
     lines += [" & ".join(map(_latex, table.head)) + r" \\", r"\midrule"]
     for row in table.rows:
-        texts = [f"{_latex(c.text)} ({_latex(c.sub)})" if c.sub else _latex(c.text) for c in row]
-        shown = [rf"\textbf{{{text}}}" if cell.mark == "best" else text for text, cell in zip(texts, row, strict=True)]
-        lines.append(" & ".join(shown) + r" \\")
+        lines.append(" & ".join(_marked(cell, _latex, r"\textbf{{{}}}") for cell in row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _marked(cell: Cell, escaped: Callable[[str], str], best: str) -> str:
+    """Return text and note of a cell, with the format `best` if it is the best of its column."""
+    text = escaped(cell.text)
+    if cell.sub:
+        text += f" ({escaped(cell.sub)})"
+    if cell.mark == "best":
+        return best.format(text)
+    return text
 
 
 LATEX = str.maketrans(
@@ -99,7 +125,7 @@ def _latex(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """A number for people: about four digits."""
+    """Format a number with about four digits."""
     size = abs(value)
     if size >= 1e6:
         return f"{value:.2e}"
@@ -109,14 +135,26 @@ def number(value: float) -> str:
         return f"{value:.1f}"
     if size >= 1:
         return f"{value:.2f}"
-    return f"{value:.3f}" if size >= 0.001 or value == 0 else f"{value:.2g}"
+    if size >= 0.001 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:.2g}"
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a finite number."""
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _inert(text: str) -> str:
     is_formula = text[:1] in ("\t", "\r", "\n") or text.lstrip()[:1] in ("=", "+", "-", "@")
     # Python's writer does not quote a lone carriage return, and readers take it for the end of a row.
     plain = text.replace("\r", " ")
-    return f"'{plain}" if is_formula and text and not NUMBERS.fullmatch(text) else plain
+    if is_formula and not NUMBERS.fullmatch(text):
+        return f"'{plain}"
+    return plain
 
 
 # "-1.5", "-1.5 to 2e-05", "-1.5 \N{PLUS-MINUS SIGN} 0.2": a sign, but no formula.
@@ -128,5 +166,5 @@ MARKUP = str.maketrans({char: f"&#{ord(char)};" if char in "<>&|" else f"\\{char
 
 
 def plain(text: str) -> str:
-    """A text for Markdown, without markup of its own and on one line."""
+    """Escape a text for Markdown and put it on one line."""
     return " ".join(text.split()).translate(MARKUP)

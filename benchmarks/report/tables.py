@@ -4,36 +4,33 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, nan
 from statistics import fmean
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
-from dipole.benchmarks.report.claim_tables import claims_table as claims_table
-from dipole.benchmarks.report.claim_tables import every_claim_table as every_claim_table
-from dipole.benchmarks.report.claim_tables import short_claims_table as short_claims_table
+from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles
-from dipole.benchmarks.report.table import Cell, ReportTable, number
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number, number_cell
 from dipole.benchmarks.run_records import Collection, Problem
 from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement, summarize
 from dipole.core.record import RunRecord
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted
 
-EMPTY = Cell("")
 CELL_HEAD = (
     "method", "measurement", "n", "mean", "std", "low", "high",
     "printed", "printed std", "printed n", "difference", "diff. low", "diff. high", "verdict",
     "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "seeds for 80 %",
 )  # fmt: skip
 CELL_NOTE = (
-    "Intervals are 95 %. Gain, paired t-test and Wilcoxon: against the base row on common seeds; Holm over all "
-    "tests of the suite; effect is Cohen's d of the pairs; the last column: seeds a side that would show a gain of "
-    "this size among as many tests. A verdict beside a printed number holds among all of them (Holm), its interval "
-    "is that of one."
+    "Intervals are 95 %. Gain, paired t-test and Wilcoxon test compare a row with the base row on common seeds. Holm's "
+    "correction is over all tests of the suite. The effect is Cohen's d of the pairs. The last column is the number of "
+    "seeds per side that would show a gain of this size among as many tests. Verdicts on printed numbers are corrected "
+    "over all of them (Holm), their intervals are not."
 )
 DIAGNOSTICS = (
     "mean_distance", "margin_occupancy", "min_max_ratio", "rank", "effective_rank", "alignment", "uniformity",
@@ -45,9 +42,9 @@ RUN_NOTE = (
     "replace it."
 )
 RANKING_NOTE = (
-    "Rank 1 is best; better and worse count tasks with a significant difference from the base (paired t-test on "
+    "Rank 1 is best. Better and worse count the tasks with a significant difference from the base (paired t-test on "
     "common seeds, Holm over all objectives and tasks, 0.05). P(improvement): a run beats a run of the base, mean "
-    "over tasks. Gain: in units of the base's mean, mean over the middle tasks. Both with 95 % intervals, in which "
+    "over tasks. Gain: in units of the base's mean, mean over the middle tasks. Both have 95 % intervals, in which "
     "columns of the same runs count once. Methods with missing runs are not ranked."
 )
 
@@ -60,15 +57,16 @@ def results_table(results: SuiteResults) -> ReportTable:
     for row in results.rows:
         cells = [Cell(row.label), Cell(row.objective)] if has_objective else [Cell(row.label)]
         for column in results.columns:
-            found = results.cell(row.label, column)
-            cells.append(EMPTY if found is None else _result(found, row.label in best[column]))
+            cells.append(EMPTY)
+            if (found := results.cell(row.label, column)) is not None:
+                cells[-1] = _result(found, row.label in best[column])
         rows.append(tuple(cells))
-    note = "Mean and standard deviation over seeds, n of the seeds asked for; best mean of a column in bold."
+    note = "Mean and standard deviation over n seeds. The best mean of a column is bold."
     if results.table is not None:
-        note += " Below it the printed number."
+        note += " The printed number is below ours."
     note += of_parts(results.records.values())
-    names = ("method", "objective") if has_objective else ("objective",)
-    head = (*names, *(column.label for column in results.manifest.columns))
+    head: tuple[str, ...] = ("method", "objective") if has_objective else ("objective",)
+    head = (*head, *(column.label for column in results.manifest.columns))
     return ReportTable(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
 
 
@@ -78,7 +76,7 @@ def of_parts(records: Iterable[RunRecord]) -> str:
     if not parts or set(parts) == {"test"}:
         return ""
     of = " and ".join(f"{part} ({counted(count, 'run')})" for part, count in sorted(parts.items()))
-    return f" Measured on the {'part' if len(parts) == 1 else 'parts'} {of}."
+    return f" Measured on: {of}."
 
 
 def cells_table(results: SuiteResults) -> ReportTable:
@@ -88,26 +86,20 @@ def cells_table(results: SuiteResults) -> ReportTable:
 
 
 def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
-    n, ours, printed, compared, gain = (
-        Cell("0", 0),
-        _numbers(*[None] * 4),
-        _numbers(None, None),
-        [EMPTY] * 4,
-        [EMPTY] * 4,
-    )
-    trials, ranks = EMPTY, [EMPTY] * 2
+    n, ours, printed, trials, compared = Cell("0", 0), [EMPTY] * 4, [EMPTY] * 2, EMPTY, [EMPTY] * 4
+    gain, ranks = [EMPTY] * 4, [EMPTY] * 2
     if (s := cell.summary) is not None:
-        n, ours = _count(s.n), _numbers(s.mean, s.std, s.low, s.high)
+        n, ours = count_cell(s.n), _numbers(s.mean, s.std, s.low, s.high)
     if cell.printed is not None:
         printed = _numbers(cell.printed.mean, cell.printed.std)
-        trials = _count(results.table.trials if results.table else None)
+        trials = count_cell(getattr(results.table, "trials", None))
     if (c := cell.comparison) is not None:
-        verdict = Cell(c.verdict, sub=c.basis, mark=_mark(c.verdict))
+        verdict = Cell(c.verdict, sub=c.basis, mark=mark_of(c.verdict))
         compared = [*_numbers(c.difference, c.low, c.high), verdict]
     if (t := cell.against_base) is not None:
         gain, ranks = _numbers(t.difference, t.low, t.high, t.p_t), _numbers(t.p_wilcoxon, t.effect)
     names = Cell(cell.row.label), Cell(cell.column.name)
-    against = Cell(cell.row.base or ""), *gain, *_numbers(cell.p_holm), *ranks, _count(cell.seeds_needed)
+    against = Cell(cell.row.base or ""), *gain, *_numbers(cell.p_holm), *ranks, count_cell(cell.seeds_needed)
     return (*names, n, *ours, *printed, trials, *compared, *against)
 
 
@@ -115,15 +107,14 @@ def beside_table(results: SuiteResults) -> ReportTable:
     """Return ours, theirs, the interval of the difference, and the verdict, for the terminal."""
     rows = []
     for cell in results.cells:
-        difference, interval, verdict = EMPTY, "", ""
+        difference, interval, verdict, seeds = EMPTY, "", "", ""
         if (c := cell.comparison) is not None:
-            (difference,) = _numbers(c.difference)
-            verdict = c.verdict
+            difference, verdict = number_cell(c.difference), c.verdict
             if isfinite(c.low):
                 interval = f"{number(c.low)} to {number(c.high)}"
-        seeds = f"n = {cell.summary.n}" if cell.summary else ""
-        ours = Cell(_result(cell, False).text, sub=seeds)
-        printed = Cell(_printed(cell.printed) or "-")
+        if cell.summary:
+            seeds = f"n = {cell.summary.n}"
+        ours, printed = Cell(_result(cell, False).text, sub=seeds), Cell(_printed(cell.printed) or "-")
         names = Cell(cell.row.label), Cell(cell.column.name)
         rows.append((*names, ours, printed, difference, Cell(interval), Cell(verdict)))
     head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
@@ -141,13 +132,13 @@ def coverage_table(suites: Sequence[SuiteResults]) -> ReportTable | None:
     rows = []
     for table in published.tables().values():
         printed = sum(cell.mean is not None for row in table.rows for cell in row.cells.values())
-        about = Cell(table.id), Cell(f"{table.paper_table} ({table.paper})", sub=table.caption), _count(printed)
+        about = Cell(table.id), Cell(f"{table.paper_table} ({table.paper})", sub=table.caption), count_cell(printed)
         if table.id not in by_table:
-            rows.append((*about, Cell("no runs here", mark="open"), *[_count(0)] * 5))
+            rows.append((*about, Cell("no runs here", mark="open"), *[count_cell(0)] * 5))
         for suite in by_table.get(table.id, ()):
             verdicts = [cell.comparison.verdict for cell in suite.cells if cell.comparison]
-            counts = [_count(verdicts.count(name)) for name in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
-            rows.append((*about, Cell(suite.manifest.name), _count(len(verdicts)), *counts))
+            counts = [count_cell(verdicts.count(name)) for name in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
+            rows.append((*about, Cell(suite.manifest.name), count_cell(len(verdicts)), *counts))
     head = ("table", "paper", "printed numbers", "suite", "compared", "agree", "differ", "undecided", "other protocol")
     return ReportTable("published", "Every printed table", head, rows, "Counts of cells that have runs in this folder.")
 
@@ -171,7 +162,7 @@ def aggregate_table(results: SuiteResults) -> ReportTable | None:
         rows.append((Cell(row.label), tasks, middle, Cell(row.base or ""), beats))
     if not rows:
         return None
-    note = "All runs of all tasks together, with 95 % intervals; columns of the same runs count once."
+    note = "All runs of all tasks together, with 95 % intervals. Columns of the same runs count once."
     head = ("method", "tasks", "interquartile mean of the score", "base", "P(improvement)")
     return ReportTable(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
 
@@ -188,7 +179,7 @@ def diagnostics_table(results: SuiteResults) -> ReportTable | None:
             seen.add(key)
             values = [_known(record.diagnostics.get(name) for record in records) for name in DIAGNOSTICS]
             if any(values):
-                means = [_numbers(fmean(each))[0] if each else EMPTY for each in values]
+                means = [number_cell(fmean(each or [nan])) for each in values]
                 rows.append((Cell(row.label), Cell(column), *means))
     if not rows:
         return None
@@ -241,13 +232,12 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
     names = list(dict.fromkeys(known))
     rows = []
     for objective, runs in by.items():
-        cells = [Cell(objective), _count(len(runs))]
+        cells = [Cell(objective), count_cell(len(runs))]
         for name in names:
-            values = _known(run.results.get(name) for run in runs)
-            cells.append(_mean_and_spread(values) if values else EMPTY)
+            cells.append(_mean_and_spread(_known(run.results.get(name) for run in runs)))
         rows.append(tuple(cells))
     slug = re.sub(r"[^a-z0-9]+", "-", task.lower()).strip("-")
-    note = "Mean and standard deviation over the runs of one objective, whatever else differs between them."
+    note = "Mean and standard deviation over all runs of one objective, also if other settings differ."
     head = ("objective", "runs", *names)
     return ReportTable(f"comparison-{slug}", f"Comparison: {task}", head, rows, note, frozenset({"objective"}))
 
@@ -259,7 +249,7 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
         label, rank = Cell(r.label), Cell(f"{r.mean_rank:.2f}", r.mean_rank)
         if r.missing:
             label, rank = Cell(r.label, sub=f"not ranked: no runs of {', '.join(r.missing)}"), EMPTY
-        counts = [_count(n) for n in (r.tasks, r.better, r.worse)]
+        counts = [count_cell(n) for n in (r.tasks, r.better, r.worse)]
         rows.append((label, rank, *counts, _interval(r.improvement), _interval(r.gain, 100.0)))
     head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)")
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
@@ -271,57 +261,63 @@ def problems_table(collection: Collection, more: Iterable[Problem] = ()) -> Repo
     if not found:
         return None
     rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]
-    note = "These were left as they are and count nowhere in this report."
+    note = "The report ignores these files."
     return ReportTable("problems", "Not readable as records", ("file", "problem"), rows, note)
 
 
 def _run_cells(name: str, seed: int, record: RunRecord | None) -> tuple[Cell, ...]:
     if record is None:
         return (Cell(name), Cell(str(seed), seed), Cell("missing", mark="open"), *[EMPTY] * 5)
-    state = Cell(record.status, sub=record.error or "", mark="" if record.status == "done" else "bad")
-    gpu = EMPTY
+    state, gpu = Cell(record.status, sub=record.error or "", mark="bad"), EMPTY
+    if record.status == "done":
+        state = Cell("done")
     if record.peak_device_bytes is not None:
         gpu = Cell(f"{record.peak_device_bytes / 2**20:.0f}", record.peak_device_bytes)
-    return (
-        Cell(name),
-        _count(seed),
-        state,
-        _count(record.steps),
-        Cell(duration(record.wall_seconds), record.wall_seconds),
-        Cell(f"{record.peak_memory_bytes / 2**20:.0f}", record.peak_memory_bytes),
-        gpu,
-        Cell(record.hardware.device_name, sub=record.hardware.device),
-    )
+    time = Cell(duration(record.wall_seconds), record.wall_seconds)
+    memory = Cell(f"{record.peak_memory_bytes / 2**20:.0f}", record.peak_memory_bytes)
+    device = Cell(record.hardware.device_name, sub=record.hardware.device)
+    return Cell(name), count_cell(seed), state, count_cell(record.steps), time, memory, gpu, device
 
 
 def _result(cell: CellResult, is_best: bool) -> Cell:
     printed = _printed(cell.printed)
+    if printed:
+        printed = f"printed {printed}"
+    if cell.summary is None and cell.has_failed:
+        return Cell("failed", None, printed, "bad")
     if cell.summary is None:
-        sub = f"printed {printed}" if printed else ""
-        return Cell("failed", None, sub, "bad") if cell.has_failed else Cell("missing", None, sub, "open")
-    mean, spread, sub = number(cell.summary.mean), "", f"n = {cell.summary.n}"
+        return Cell("missing", None, printed, "open")
+    mean, spread, sub, mark = number(cell.summary.mean), "", f"n = {cell.summary.n}", ""
     if cell.summary.n > 1:
         decimals = len(mean.partition(".")[2])
         spread = f" \N{PLUS-MINUS SIGN} {cell.summary.std:.{decimals}f}"
     if cell.wanted != cell.summary.n:
         sub += f" of {cell.wanted}"
     if printed:
-        sub += f"; printed {printed}"
+        sub += f", {printed}"
     if cell.comparison is not None and cell.comparison.verdict != UNDECIDED:
         sub += f", {cell.comparison.verdict}"
-    return Cell(f"{mean}{spread}", cell.summary.mean, sub, "best" if is_best else "")
+    if is_best:
+        mark = "best"
+    return Cell(f"{mean}{spread}", cell.summary.mean, sub, mark)
 
 
 def _printed(cell: PrintedCell | None) -> str:
     if cell is None or cell.mean is None:
         return ""
-    return f"{cell.mean:g}" if cell.std is None else f"{cell.mean:g} \N{PLUS-MINUS SIGN} {cell.std:g}"
+    if cell.std is None:
+        return f"{cell.mean:g}"
+    return f"{cell.mean:g} \N{PLUS-MINUS SIGN} {cell.std:g}"
 
 
 def _mean_and_spread(values: Sequence[float]) -> Cell:
+    if not values:
+        return EMPTY
     summary = summarize(values)
-    spread = f"\N{PLUS-MINUS SIGN} {number(summary.std)}" if summary.n > 1 else ""
-    return Cell(number(summary.mean), summary.mean, spread)
+    spread = ""
+    if summary.n > 1:
+        spread = f"\N{PLUS-MINUS SIGN} {number(summary.std)}"
+    return number_cell(summary.mean, spread)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -329,11 +325,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _numbers(*values: float | None) -> list[Cell]:
-    return [EMPTY if v is None or not isfinite(v) else Cell(number(v), v) for v in values]
-
-
-def _count(value: int | None) -> Cell:
-    return EMPTY if value is None else Cell(str(value), value)
+    return [number_cell(value) for value in values]
 
 
 def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
@@ -342,20 +334,15 @@ def _interval(found: Interval | None, factor: float = 1.0) -> Cell:
     shown = found.needs
     if isfinite(found.low) and isfinite(found.high):
         shown = f"{number(factor * found.low)} to {number(factor * found.high)}"
-    return Cell(number(factor * found.value), factor * found.value, shown)
+    return number_cell(factor * found.value, shown)
 
 
 def _best(results: SuiteResults, column: str) -> set[str]:
     cells = [c for row in results.rows if (c := results.cell(row.label, column)) and c.summary]
     if len(cells) < 2:
         return set()
-    sign = 1 if cells[0].column.higher_is_better else -1
-    levels = {c.row.label: sign * level_of(c.summary.mean) for c in cells if c.summary}
+    levels = {c.row.label: c.column.sign * level_of(c.summary.mean) for c in cells if c.summary}
     return {label for label, level in levels.items() if level == max(levels.values())}
-
-
-def _mark(verdict: str) -> str:
-    return {AGREES: "good", DIFFERS: "bad"}.get(verdict, "open")
 
 
 def _printable(text: str) -> str:

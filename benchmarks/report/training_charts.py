@@ -45,7 +45,9 @@ class Group:
     name: str
 
     def title(self, kind: str) -> str:
-        return f"{self.name}: {kind}" if self.name else kind
+        if self.name:
+            return f"{self.name}: {kind}"
+        return kind
 
 
 def groups_of(results: SuiteResults) -> list[Group]:
@@ -65,7 +67,9 @@ def groups_of(results: SuiteResults) -> list[Group]:
 def _common_name(columns: Sequence[ColumnEntry]) -> str:
     """Return what all columns have before the colon ("digits: k-means", "digits: kNN": digits), or the first name."""
     starts = {column.name.partition(":")[0] for column in columns}
-    return starts.pop() if len(starts) == 1 else columns[0].name
+    if len(starts) == 1:
+        return starts.pop()
+    return columns[0].name
 
 
 def models_of(results: SuiteResults, group: Group) -> dict[str, str]:
@@ -106,12 +110,16 @@ def training_pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[P
 def drawn_names(manifest: Manifest) -> set[str]:
     """Return every quantity of metrics.jsonl of which a suite's pictures show a curve."""
     found = {name for row in manifest.rows for name in _names(row, manifest.columns).values()}
-    return found if "curves" in manifest.show else found - {LOSS}
+    if "curves" not in manifest.show:
+        found.remove(LOSS)
+    return found
 
 
 def logged_name(metric: str) -> str:
     """Return the name that a metric of the record has in metrics.jsonl."""
-    return metric if metric.startswith("diag/") else f"eval/{metric}"
+    if metric.startswith("diag/"):
+        return metric
+    return f"eval/{metric}"
 
 
 def _names(row: RowEntry, columns: Iterable[ColumnEntry]) -> dict[str, str]:
@@ -176,7 +184,8 @@ def lines_or_map(
     if len(lines) <= MOST_LINES:
         return pictured(line_chart(title, x_label, y_label, lines, from_zero), caption)
     steps = sorted({x for line in lines for x in line.x})
-    shown, note = ends(lines, lambda line: line.y[-1] if line.y and isfinite(line.y[-1]) else 0.0, "rows")
+    last = {line.label: [y for y in line.y[-1:] if isfinite(y)] or [0.0] for line in lines}
+    shown, note = ends(lines, lambda line: last[line.label][0], "rows")
     kept = sorted({*steps[:: -(-len(steps) // MOST_STEPS)], steps[-1]})
     tiles = []
     for step in kept:
@@ -224,13 +233,16 @@ def _paths(group: Group, curves: Curves) -> list[Picture]:
 def _losses(results: SuiteResults, group: Group, curves: Curves) -> list[Picture]:
     """The losses of a suite's models. Of many models: the base and the best by the group's first column."""
     column = group.columns[0]
-    sign = -1 if column.higher_is_better else 1
 
     def place(model: tuple[str, str]) -> tuple[bool, float]:
         value = results.value(model[0], column.name)
-        return model[0] != results.base, inf if value is None else sign * value
+        if value is None:
+            return model[0] != results.base, inf
+        return model[0] != results.base, -column.sign * value
 
-    base = "the base and " if results.base else ""
+    base = ""
+    if results.base:
+        base = "the base and "
     ordered = [name for _, name in sorted(models_of(results, group).items(), key=place)]
     return loss_pictures(group.title, curves, ordered, f"{base}the best by the first column of its runs")
 
@@ -241,9 +253,7 @@ def loss_pictures(title_of: Callable[[str], str], curves: Curves, ordered: Seque
     kept = set([name for name in ordered if name in lines][:MOST_LINES])
     note = "Each on its own axis: levels of different objectives are not comparable."
     if len(lines) > len(kept):
-        note += (
-            f" {len(kept)} of {counted(len(lines), 'model')}: {chosen}. Every loss stands in metrics.jsonl of its run."
-        )
+        note += f" {len(kept)} of {counted(len(lines), 'model')}: {chosen}. The metrics.jsonl of each run has its loss."
     found = []
     for label, line in lines.items():
         if label in kept:
@@ -275,7 +285,7 @@ def _entropy(results: SuiteResults, group: Group, curves: Curves) -> list[Pictur
         longest = max(maxima, key=lambda line: len(line.x))
         lines.append(Line("maximum (uniform weights)", longest.x, longest.y, is_reference=True))
     title = group.title("entropy of the negatives' weights")
-    caption = f"{title}, on a training batch; higher means that the negatives are used more evenly."
+    caption = f"{title}, on a training batch. Higher means that the negatives are used more evenly."
     return lines_or_map(title, "training step", "conditional entropy (nats)", lines, caption)
 
 

@@ -16,13 +16,13 @@ from dipole.core.utils.files import atomic_write, why
 
 
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
-    """Write what folders of runs and results files hold: report.html, report.md, or a folder with a file of everything.
+    """Write the report of folders of runs and results files as .html, as .md, or as a folder with all formats.
 
-    In a folder each table is a .csv and a .tex, claims are .json as well. Each chart, under charts/ or in the folder
-    `figures`, an .svg, a .pdf, a Vega-Lite spec and a .tex of its numbers.
+    A folder holds each table as .csv and .tex, claims also as .json. Charts are in charts/ or in the folder `figures`,
+    each as .svg, .pdf, Vega-Lite spec and a .tex of its numbers.
 
     Raises:
-        ConfigError: the output's name says none of these, or there is no run, and the file has a report already.
+        ConfigError: the output is no .html, .md or folder, or there is no run and the output already has a report.
         RecordError: it cannot be written.
     """
     check_output(output)
@@ -43,7 +43,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         texts |= _figures(report, figures)
     if report.facts["runs"] == "0" and (there := next((path for path in texts if path.is_file()), None)):
         raise ConfigError(
-            f"there is no run to report, so {there} is left as it is: name a folder of runs, or another -o."
+            f"there is no run to report, so {there} was not replaced. Name a folder of runs, or another -o."
         )
     for path, text in texts.items():
         try:
@@ -74,7 +74,7 @@ def _figures(report: Report, folder: Path) -> dict[Path, str | bytes]:
 
 
 def named_charts(report: Report) -> dict[str, Chart]:
-    """Every chart by a name for its file: section, title, and a number where both are taken."""
+    """Return charts by file name: section and title, numbered if several are the same."""
     found: dict[str, Chart] = {}
     for section in report.sections:
         for picture in (one for pictures in section.pictures.values() for one in pictures):
@@ -87,7 +87,7 @@ def named_charts(report: Report) -> dict[str, Chart]:
 
 
 def to_markdown(report: Report) -> str:
-    """The tables alone, for a repository or an issue."""
+    """Return the tables alone, for a repository or an issue."""
     facts = ", ".join(f"{name}: {plain(value)}" for name, value in report.facts.items())
     lines = [f"# {report.title}", "", *(f"- {plain(line)}" for line in report.findings), "", facts, ""]
     for section in report.sections:

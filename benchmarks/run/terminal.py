@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dipole.benchmarks.plan import Plan
-from dipole.benchmarks.report import tables
+from dipole.benchmarks.report import claim_tables, tables
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
@@ -105,7 +105,7 @@ def print_results(console: Console, results: SuiteResults) -> None:
     shown = [tables.results_table(results)]
     if results.table is not None:
         shown = [tables.beside_table(results)]
-        if claims := tables.short_claims_table(results):
+        if claims := claim_tables.short_claims_table(results):
             shown.append(claims)
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")

@@ -21,7 +21,8 @@ from dipole.benchmarks.report.curve_charts import (
 )
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.row_charts import Estimate, HeatMap, RankChart, Ranked, Tile, heat_map, interval_chart
+from dipole.benchmarks.report.row_charts import Estimate, HeatMap, RankChart, Tile, heat_map, interval_chart
+from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.run_records import read_records
@@ -37,7 +38,7 @@ ONE_OF_EACH = [
     scatter_chart("scatter", "x", "y", [Dots("p", [0, 3], [0, 1]), Dots("q", [1], [nan])]),
     interval_chart("intervals", "x", [Estimate("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
     interval_chart("forest", "x", [Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
-    RankChart("ranks", "mean rank", "", [Ranked("a", 1.2), Ranked("b", 1.8)], [(0, 1)], 0.9),
+    RankChart("ranks", "mean rank", "", [("a", 1.2), ("b", 1.8)], [(0, 1)], 0.9),
     heat_map("map", "x", "y", [Tile("r", "c", 1.0, "1.0"), Tile("r", "d", -1.0, "-1")], "v", 0.0),
     heat_map("levels", "x", "y", [Tile("r", "c", 1.0), Tile("q", "c", 2.0)], "v"),
 ]
@@ -172,7 +173,7 @@ def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
 def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
     rows = [(f"m{i}", f"m{i}", None) for i in range(picture.MOST_LINES + 2)]
     written = runs_folder.suite("many", rows, [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
-    found = charts.pictures(results(runs_folder, written), runs_folder.path)
+    found = charts.pictures(results(runs_folder, written), RunFiles(folder=runs_folder.path))
     loss = found["Training loss"][0].chart
     logged = [
         json.loads(x) for x in (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").read_text().splitlines()
@@ -187,7 +188,7 @@ def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
 
 def test_histograms_that_are_compared_have_one_scale(runs_folder):
     written = runs_folder.suite("h", [("a", "a", None), ("b", "b", None)], [("v", "vision")], lambda r, c, s: 0.5)
-    found = charts.pictures(results(runs_folder, written), runs_folder.path)["Distance histograms"]
+    found = charts.pictures(results(runs_folder, written), RunFiles(folder=runs_folder.path))["Distance histograms"]
     assert len({picture.chart.top for picture in found}) == 1
     assert found[0].chart.top == max(h for p in found for s in p.chart.series for h in s.heights)
 
@@ -227,7 +228,7 @@ def test_the_first_lines_say_what_was_found_and_where(runs_folder):
     (cell,) = SuiteResults(*_only(runs_folder)).cells[1:]
     assert cell.against_base.difference == pytest.approx(0.5)
     assert study == (
-        "Study: The difference from infonce cannot be decided; hcl leads by 0.500 points (a), "
+        "Study: The difference from infonce is not significant. The largest: hcl leads by 0.500 points (a), "
         f"{cell.seeds_needed} seeds would show it."
     )
     assert machines == "Measured on Test processor (Linux x86_64); with dipole 0.1.0."
@@ -238,7 +239,7 @@ def test_differences_that_hold_are_named_with_their_side(runs_folder):
     rows = [("base", "base", None), ("up", "up", "base"), ("down", "down", "base")]
     runs_folder.suite("s", rows, [("a", "vision")], lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
     (line, _) = make_report(runs_folder.path).findings
-    assert "2 of 2 differences from base are decided: " in line
+    assert "2 of 2 differences from base are significant: " in line
     assert "up leads by 20.10 points (a)" in line
     assert "down trails by 9.90 points (a)" in line
 
@@ -336,7 +337,7 @@ def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
 def test_old_records_are_drawn(tmp_path, runs_folder):
     run = runs_folder.record()
     record = read_record(runs_folder.path / run / "record.json")
-    assert charts.other_runs({"vision": [record]}, runs_folder.path)["Training loss"]
+    assert charts.other_runs({"vision": [record]}, RunFiles(folder=runs_folder.path))["Training loss"]
 
 
 def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_grow_by_factors(runs_folder):

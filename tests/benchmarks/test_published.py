@@ -25,20 +25,19 @@ def test_every_table_and_figure_is_there():
 
 
 def test_known_cells():
-    catch = table("lmcl-table5").row("LMCL(CURL+DP)").cells["Catch"]
+    catch = table("lmcl-table5").find("LMCL(CURL+DP)").cells["Catch"]
     assert (catch.mean, catch.std) == (842, 27)
     assert table("lmcl-table5").trials == 3
     assert table("lmcl-table4").trials is None
     assert table("cacr-table4").value("MoCoV2 / WebVision v1", "top1") == pytest.approx(
-        table("cacr-table4").row("MoCoV2", "WebVision v1").cells["top1"].mean
+        table("cacr-table4").find("MoCoV2 / WebVision v1").cells["top1"].mean
     )
 
 
 def test_unknown_table_names_the_nearest():
     with pytest.raises(DataError, match="lmcl-table4"):
         table("lmcl-tabel4")
-    with pytest.raises(DataError, match="no single row"):
-        table("lmcl-table5").row("SAC")
+    assert table("lmcl-table5").find("SAC") is None
 
 
 def test_exchanged_columns_are_said():
@@ -111,7 +110,6 @@ def test_verdicts_of_a_cell():
     assert compare(printed, None, summarize([70.1, 70.9, 70.0, 70.4]), "accuracy %", True).verdict == DIFFERS
     open_one = compare(printed, None, summarize([70.0, 78.0, 74.0]), "accuracy %", True)
     assert open_one.verdict == UNDECIDED
-    assert open_one.seeds > 100
     assert open_one.low < open_one.difference < open_one.high
 
 
@@ -151,7 +149,7 @@ def test_margins():
 @pytest.mark.parametrize("level", [75.4, 78.0])
 def test_the_same_value_for_every_seed_is_no_spread_to_judge_by(level):
     found = compare(PrintedCell(75.0), None, summarize([level] * 3), "accuracy %", True)
-    assert (found.verdict, found.seeds) == (UNDECIDED, None)
+    assert found.verdict == UNDECIDED
     assert isnan(found.low)
     # With a printed spread there is one.
     assert compare(PrintedCell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS
@@ -171,7 +169,7 @@ def test_verdicts_beside_printed_numbers_are_one_family():
     assert (kept[0].verdict, kept[-1]) == (DIFFERS, None)
     lost = among([alone[0], *[alone[1]] * most])
     assert lost[0].verdict == UNDECIDED
-    assert "alone it differs" in lost[0].basis
+    assert ", differs alone (p = " in lost[0].basis
 
 
 def _welch_error(ours, std, n):

@@ -20,6 +20,7 @@ from dipole.benchmarks.report.curves import Curve, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
 from dipole.benchmarks.report.training_charts import mean_line
 from dipole.benchmarks.report.write import write_report
@@ -348,7 +349,7 @@ def test_an_empty_folder_gives_a_report_that_says_so(tmp_path):
 def test_a_report_of_nothing_replaces_none(output, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "report.html").write_text("of yesterday")
-    with pytest.raises(ConfigError, match=r"there is no run to report, so .*report\.html is left as it is"):
+    with pytest.raises(ConfigError, match=r"there is no run to report, so .*report\.html was not replaced"):
         write_report(tmp_path / "runs", tmp_path / output)
     assert (tmp_path / "report.html").read_text() == "of yesterday"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.html"]
@@ -414,17 +415,17 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
 
     written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
     results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), read_records(runs_folder.path).records)
-    assert "EncodedBatch points" not in pictures(results, runs_folder.path)  # nothing to draw, and no failure
+    assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
     folder = runs_folder.path / written.jobs[0].hash
     corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
     (folder / "points.json").write_text(json.dumps(corners))
-    (picture,) = pictures(results, runs_folder.path)["EncodedBatch points"]
+    (picture,) = pictures(results, RunFiles(folder=runs_folder.path))["Embedded points"]
     first, second = picture.chart.groups
     assert (first.label, first.x, first.y) == ("class 1", [0, 1], [0, 0])
     assert (second.label, second.x, second.y) == ("class 2", [1, 0], [1, 1])
     assert (picture.chart.x_label, picture.chart.y_label) == ("first coordinate", "second coordinate")
     (folder / "points.json").write_text('{"x": [1], "y": []}')
-    assert "EncodedBatch points" not in pictures(results, runs_folder.path)
+    assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
 
 
 def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
@@ -432,7 +433,9 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
 
     columns = [(f"{data}/k={k}", "vision") for data in ("a", "b") for k in (1, 2, 4)]
     written = runs_folder.suite("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
-    found = pictures(SuiteResults(written, read_records(runs_folder.path).records), runs_folder.path)["Measurements"]
+    found = pictures(SuiteResults(written, read_records(runs_folder.path).records), RunFiles(folder=runs_folder.path))[
+        "Measurements"
+    ]
     assert len(found) == 2
     assert [picture.caption.partition(":")[0] for picture in found] == ["a", "b"]
     for picture in found:
@@ -462,12 +465,12 @@ def test_a_single_measurement_is_no_curve(runs_folder):
 
     written = runs_folder.suite("short", [("m", "infonce", None)], [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
     results = SuiteResults(written, read_records(runs_folder.path).records)
-    assert "Conditional entropy" in pictures(results, runs_folder.path)
+    assert "Conditional entropy" in pictures(results, RunFiles(folder=runs_folder.path))
     line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
     (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert "Conditional entropy" not in pictures(results, runs_folder.path)
+    assert "Conditional entropy" not in pictures(results, RunFiles(folder=runs_folder.path))
     asked = SuiteResults(written.model_copy(update={"show": ["entropy"]}), read_records(runs_folder.path).records)
-    assert "Conditional entropy" in pictures(asked, runs_folder.path)
+    assert "Conditional entropy" in pictures(asked, RunFiles(folder=runs_folder.path))
 
 
 @pytest.mark.slow

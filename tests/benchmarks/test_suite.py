@@ -11,6 +11,7 @@ from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.run.terminal import print_plan, print_results, reporter
 from dipole.benchmarks.run.work import work_of
@@ -346,7 +347,7 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
     assert found.cell("neighbours", "accuracy").against_base.difference == pytest.approx(-10.5)
     (line,) = make_plan(sized, jobs, records, 2, None).seeds
     assert line.std == pytest.approx((0.5 / 2) ** 0.5)  # variances 0.5 and 0
-    (histogram,) = pictures(found, tmp_path / "runs")["Distance histograms"]  # one model, one picture
+    (histogram,) = pictures(found, RunFiles(folder=tmp_path / "runs"))["Distance histograms"]  # one model, one picture
     assert histogram.caption == "linear, neighbours (test embeddings)"
 
 
@@ -360,7 +361,7 @@ def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(t
     for job in jobs:
         run = runs_folder.record(histogram=Histogram(**told), results={"next@10": 0.5})
         records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
-    shown = pictures(SuiteResults(manifest(sized, jobs), records), tmp_path)["Distance histograms"]
+    shown = pictures(SuiteResults(manifest(sized, jobs), records), RunFiles(folder=tmp_path))["Distance histograms"]
     assert [picture.caption for picture in shown] == [
         f"{row.label} (held-out anchors and candidates)" for row in sized.rows
     ]
@@ -369,7 +370,7 @@ def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(t
         assert densities == {"correct (positives)": [1.5, 0.5], "incorrect (negatives)": [0.25, 1.75]}
     # Records from before they were counted show nothing.
     older = {name: record.model_copy(update={"histogram": None}) for name, record in records.items()}
-    assert "Distance histograms" not in pictures(SuiteResults(manifest(sized, jobs), older), tmp_path)
+    assert "Distance histograms" not in pictures(SuiteResults(manifest(sized, jobs), older), RunFiles(folder=tmp_path))
 
 
 def test_a_row_may_have_another_recipe_and_objective_at_one_scale(suite_file):
