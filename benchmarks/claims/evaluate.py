@@ -111,7 +111,7 @@ class Outcome:
             if not text.startswith(each.part.kind):
                 text = f"{each.part.kind}: {text}"
             words.append(text)
-        return ", ".join(dict.fromkeys(words))
+        return "; ".join(dict.fromkeys(words))
 
     @property
     def deciding(self) -> Item | None:

@@ -124,7 +124,7 @@ def to_json(table: ReportTable) -> str:
 
 
 def _reads(claim: published.Claim) -> str:
-    return ". ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
+    return "; ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
 
 
 def _printed(outcome: Outcome) -> Cell:

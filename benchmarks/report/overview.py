@@ -38,7 +38,7 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
         "Significant differences from the suite's base (Holm over all tests of the suite), and verdicts of our numbers "
         "on the paper's claims."
     )
-    head = ("suite", "runs", "significant differences", "largest", "claims agree", "claims differ", "claims undecided")
+    head = ("suite", "runs", "significant differences", "finding", "claims agree", "claims differ", "claims undecided")
     return ReportTable("overview", "Every suite", head, rows, note)
 
 
