@@ -135,7 +135,7 @@ def _against_base(results: SuiteResults) -> list[str]:
         count = f"The difference from {base} is not significant"
     if _lead(best) <= 0:
         return [f"{count}. No row leads {own_base}."]
-    said = f"{count}. The largest: {_leads(best, several)}"
+    said = f"{count}. The largest: {_leads(best, several)}" if len(among) > 1 else f"{count}: {_leads(best, several)}"
     if best.seeds_needed:
         said += f", {best.seeds_needed} seeds would show it"
     return [f"{said}."]

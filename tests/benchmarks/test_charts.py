@@ -228,10 +228,10 @@ def test_the_first_lines_say_what_was_found_and_where(runs_folder):
     (cell,) = SuiteResults(*_only(runs_folder)).cells[1:]
     assert cell.against_base.difference == pytest.approx(0.5)
     assert study == (
-        "Study: The difference from infonce is not significant. The largest: hcl leads by 0.500 points (a), "
+        "Study: The difference from infonce is not significant: hcl leads by 0.500 points (a), "
         f"{cell.seeds_needed} seeds would show it."
     )
-    assert machines == "Measured on Test processor (Linux x86_64); with dipole 0.1.0."
+    assert machines == "Measured on Test processor (Linux x86_64), with dipole 0.1.0."
 
 
 def test_differences_that_hold_are_named_with_their_side(runs_folder):

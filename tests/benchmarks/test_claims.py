@@ -392,7 +392,7 @@ def test_kind_bound_estimate_p_and_verdict_stand_in_every_format(reported, tmp_p
     assert row["p (Holm)"] < 0.05
     assert "4.98 (4.9" in row["estimate"]
     assert row["printed numbers"] == "3 of 3"
-    assert row["printed numbers: note"] == "no spread is printed: not tested"
+    assert row["printed numbers: note"] == "not tested, because no spread is printed"
     assert rows["cacr-c15"]["verdict on ours"] == rows["cacr-c17"]["verdict on ours"] == AGREES
     with (tmp_path / "out" / "cacr-table9-small-claims.csv").open() as lines:
         (line,) = [line for line in csv.DictReader(lines) if line["claim"] == "cacr-c16"]
