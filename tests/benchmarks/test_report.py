@@ -15,7 +15,7 @@ import pytest
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.report import findings, tables
+from dipole.benchmarks.report import claim_tables, findings, tables
 from dipole.benchmarks.report.curves import Curve, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
@@ -216,7 +216,7 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = SuiteResults(manifest, read_records(runs_folder.path).records)
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
-    every = {row[0].text: row for row in tables.every_claim_table([found]).rows}
+    every = {row[0].text: row for row in claim_tables.every_claim_table([found]).rows}
     assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
     assert every["cacr-c12"][-2].text == "12 of 12"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
