@@ -17,7 +17,13 @@ class _Part(BaseModel):
 
 
 class CellEntry(_Part):
-    """A cell with one seed: label of its row, name of its column, and the seed."""
+    """One cell with one seed, which a job gives a number for.
+
+    Attributes:
+        row: label of its row.
+        column: name of its column.
+        seed: of the run.
+    """
 
     row: str
     column: str
@@ -25,7 +31,14 @@ class CellEntry(_Part):
 
 
 class JobEntry(_Part):
-    """One run of a suite: the name of its folder, its command, its number of processes, and the cells it fills."""
+    """One run of a suite, and the cells that it fills.
+
+    Attributes:
+        hash: of the run, the name of its folder.
+        command: what is executed, word by word.
+        processes: how many it takes.
+        cells: those it gives numbers for, one at least.
+    """
 
     hash: str
     command: list[str]
@@ -90,18 +103,23 @@ class ColumnEntry(_Part):
 
 
 class Manifest(_Part):
-    """One expanded suite at one scale. New fields need a default.
+    """One suite at one scale as it was expanded. Fields are only ever added, with a default.
 
     Attributes:
-        suite, scale: their names.
+        schema_version: of this description.
+        suite: name of the suite.
+        scale: name of the scale.
         title: a line.
         kind: "table", "figure" or "study".
-        published: id of the printed table that it repeats, or None.
-        protocol: the differences from the paper's protocol, by name.
-        x_label, y_label: of the axes, for figures.
-        show: the figures of the report.
+        published: id of the printed table that it makes again, or None if there is none.
+        protocol: what is done otherwise than the paper says, by name.
+        x_label: of the horizontal axis, for figures.
+        y_label: of the vertical axis.
+        show: what the report draws of it.
         note: a remark for the report.
-        rows, columns, jobs: in their order.
+        rows: in their order.
+        columns: in their order.
+        jobs: every run.
     """
 
     schema_version: Literal[1] = 1

@@ -14,7 +14,12 @@ BENCH = ".bench"
 
 @dataclass(frozen=True)
 class Problem:
-    """A path that is not a readable record, and what is wrong. It is reported and left unchanged."""
+    """A path in the runs folder that is not a readable record. It is reported and left unchanged.
+
+    Args:
+        path: where it lies.
+        message: what is wrong.
+    """
 
     path: Path
     message: str
@@ -22,7 +27,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Collection:
-    """The records of a runs folder by run hash, and the problems of the folder."""
+    """The records of a runs folder, and the problems met on the way.
+
+    Args:
+        folder: the runs folder.
+        records: by run hash.
+        problems: what is no readable record.
+    """
 
     folder: Path
     records: dict[str, RunRecord] = field(default_factory=dict)

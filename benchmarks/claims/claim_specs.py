@@ -114,7 +114,11 @@ class Part(Settings):
         return low - margin, high + margin
 
     def at_least(self, n: int) -> int:
-        """Return how many of n comparisons have to be as claimed."""
+        """Return how many of `n` comparisons have to be as claimed.
+
+        Args:
+            n: number of comparisons.
+        """
         if not self.spec.is_counted:
             return n
         if self.least is not None:

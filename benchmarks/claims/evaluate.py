@@ -95,7 +95,11 @@ class Outcome:
         return self.verdict_at(self.p)
 
     def verdict_at(self, p: float) -> str:
-        """Return the verdict at p, the two-sided p-value of the claim among several claims."""
+        """Return the verdict of the claim at a p-value.
+
+        Args:
+            p: two-sided p-value of the claim, corrected for several claims.
+        """
         if not self.claim.tests:
             return NO_TEST
         if not self.items:

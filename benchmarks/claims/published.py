@@ -34,7 +34,15 @@ class PrintedCell:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row of a printed table: cells by column. `group` is the part of the table if methods come several times."""
+    """A row of a printed table.
+
+    Args:
+        method: as the paper calls it.
+        group: the part of the table, if methods come several times, or None.
+        objective: its text, if dipole has it, or None.
+        cells: by column.
+        note: a caution on the row.
+    """
 
     method: str
     group: str | None
@@ -54,10 +62,15 @@ class PrintedTable:
         id: its name, such as "cacr-table2".
         paper: "arora", "lmcl", "cacr", "cllr", or that of another package.
         paper_table: its number there, such as "Table 2".
+        caption: its caption.
         domain: "vision", "text", "rl", "synthetic" or "cost".
         metric: what the numbers are, with their unit.
+        higher_is_better: of all columns.
         protocol: what the paper says of how they were made, by name.
+        columns: names, in their order.
+        rows: in their order.
         issues: cautions a reader needs.
+        reconstructed: what could not be read off the page as it stands: what was read, the value taken, and why.
     """
 
     id: str
@@ -129,7 +142,15 @@ class PrintedTable:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a paper, and what it plots in words. We read no values off plots."""
+    """A figure: what is plotted, without values.
+
+    Args:
+        id: its name.
+        paper: as of `PrintedTable`.
+        plotted: what is plotted, in words.
+        settings: what the paper says of how, by name.
+        claims: ids of the claims that it shows.
+    """
 
     id: str
     paper: str
@@ -169,7 +190,12 @@ class Claim:
 
 
 def row_label(method: str, group: str | None = None) -> str:
-    """Return the label of a row: the method, or "METHOD / GROUP"."""
+    """Return the label of a row: the method, or "METHOD / GROUP".
+
+    Args:
+        method: name of the method.
+        group: group of the row, or None.
+    """
     if group:
         return f"{method} / {group}"
     return method

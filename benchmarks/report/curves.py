@@ -16,7 +16,12 @@ MOST_POINTS = 160
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity of one run: values at rising steps."""
+    """One quantity of one run: values at steps.
+
+    Args:
+        steps: done when each value was measured, rising.
+        values: as many.
+    """
 
     steps: tuple[float, ...]
     values: tuple[float, ...]

@@ -16,9 +16,15 @@ LEVEL = 0.05
 class Rank:
     """One objective over several tasks. Without runs of all of them it has no rank.
 
-    `mean_rank` is 1 at best, and nan without a rank. `better` and `worse` count tasks with a significant difference
-    from the base. `improvement` is the probability that a run beats a run of the base, and `gain` is in units of the
-    base's mean. `missing` are the tasks without runs.
+    Args:
+        label: of the row.
+        tasks: how many it has runs of.
+        mean_rank: 1 is best, or nan if it is not ranked.
+        better: tasks on which it is better than the base beyond chance.
+        worse: tasks on which it is worse.
+        improvement: probability that a run beats a run of the base, or None if there is no base or no rank.
+        gain: over the base, in units of its mean, or None likewise.
+        missing: tasks without runs.
     """
 
     label: str

@@ -93,7 +93,11 @@ class CellResult:
 class Claimed:
     """A claim on the printed numbers and on ours.
 
-    `p_holm` is the p-value of our numbers, corrected over all claims that the suite can test.
+    Args:
+        printed: on the printed numbers.
+        ours: on ours.
+        is_paper_protocol: whether ours were made by the paper's protocol.
+        p_holm: of our numbers among all claims that the suite can test.
     """
 
     printed: Outcome
@@ -125,7 +129,12 @@ def curves_on(records: Iterable[RunRecord]) -> str:
 
 
 class SuiteResults:
-    """A suite's cells filled from records by hash. It is the grid on which a paper's claims are evaluated."""
+    """A suite's cells filled from records. Also the grid on which a paper's claims are evaluated.
+
+    Args:
+        manifest: the suite as it was expanded.
+        records: of finished runs, by hash.
+    """
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
         self.manifest = manifest
@@ -163,7 +172,11 @@ class SuiteResults:
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Return the label of the only row with this label or method, or None."""
+        """Return the label of a row, or None without a single match.
+
+        Args:
+            name: label of the row, or its part before " / ".
+        """
         labels = [row.label for row in self.rows]
         if name in labels:
             return name
@@ -173,10 +186,12 @@ class SuiteResults:
         return None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """Return a number of a cell over its seeds, or None if nothing was run.
+        """A number of a cell over its seeds, or None if nothing was run.
 
-        `row` is a label, or a method with one row. `kind` is "mean", "std" (n - 1, None for one seed), or "drop", the
-        loss against the balanced column or group.
+        Args:
+            row: a label, or a method that one row alone has.
+            column: its name.
+            kind: "mean", "std" (n - 1, or None for one seed), or "drop", the loss against the balanced column or group.
         """
         if kind == "std":
             samples = self.samples(row, column) or {}
@@ -189,7 +204,14 @@ class SuiteResults:
         return fmean(samples.values())
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
-        """Return values by seed, or None if nothing was run. Arguments as of `value`, "std" has no samples."""
+        """Values by seed, or None if nothing was run.
+
+        Args:
+            row: as of `value`.
+            column: as of `value`.
+            kind: "mean", the values. "drop", the loss against the balanced column or group of the same seed. Of "std"
+                there are none.
+        """
         if kind == "std":
             return None
         label = self.find(row) or ""
@@ -200,7 +222,12 @@ class SuiteResults:
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Return the finished runs of a cell in the order of their seeds."""
+        """Return the finished runs of a cell, by seed, or [] without one.
+
+        Args:
+            row: label of the row.
+            column: name of the column.
+        """
         hashes = self._cells.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
@@ -227,7 +254,12 @@ class SuiteResults:
         ]
 
     def cell(self, row: str, column: str) -> CellResult | None:
-        """Return a cell by names, or None."""
+        """Return a cell, or None if it does not exist.
+
+        Args:
+            row: label of the row.
+            column: name of the column.
+        """
         return self._index.get((row, column))
 
     @cached_property
@@ -235,7 +267,14 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
-        """Return the claims about this suite's table, on the printed numbers and on ours."""
+        """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table.
+
+        Args:
+            others: results of suites whose tables the claims may need too.
+
+        Raises:
+            DataError: if a claim has no test of the requested kind.
+        """
         if self.table is None:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]

@@ -13,7 +13,13 @@ from dipole.core.utils.received import read_json
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where each run's files are: its own folder, a results file (`kept`), or below `folder` for all other runs."""
+    """The places of the files of each run.
+
+    Args:
+        folders: folder of a run by its name.
+        kept: a run of a results file by its name.
+        folder: the folder of all other runs.
+    """
 
     folders: Mapping[str, Path] = field(default_factory=dict)
     kept: Mapping[str, StoredRun] = field(default_factory=dict)

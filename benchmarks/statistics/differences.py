@@ -150,18 +150,18 @@ def paired(
     confidence: float = CONFIDENCE,
     resolution: float | None = None,
 ) -> PairedTest:
-    """Run the paired t-test and the Wilcoxon signed-rank test of `other` against `base` on their common seeds.
+    """Paired t-test and Wilcoxon signed-rank test of `other` against `base` on the seeds that both have.
 
-    With fewer than two common seeds the p-values are nan. If the difference is the same for every seed, there is no
-    spread: the p-value of the t-test and the effect size are nan, and there is no interval. A coarse metric gives such
-    differences by chance, and scipy.stats.ttest_rel answers p = 0. If all differences are 0, p is 1.
+    Fewer than two common seeds decide nothing: the p-values are nan. So it is with the t-test and the effect size where
+    the difference is the same for every seed, which a coarse metric gives by chance: there is no spread to judge it by
+    (scipy.stats.ttest_rel answers p = 0), and no interval. No difference at all has p = 1.
 
     Args:
         base: values by seed.
         other: values by seed.
         confidence: of the interval, in (0, 1).
-        resolution: smallest step of the metric, such as 1 / n for n test points. Differences are rounded to it before
-            they are ranked, so that equal ones are ties. Default: the rounding error of floating point.
+        resolution: smallest step of the metric, such as 1 / n of n test points. Differences are rounded to it before
+            they are ranked, so that equal ones are ties. Default: what floating point adds.
 
     Raises:
         DataError: a value is not finite.
@@ -241,7 +241,7 @@ def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[floa
 def welch(
     mean_a: float, std_a: float, n_a: int, mean_b: float, std_b: float, n_b: int, confidence: float = CONFIDENCE
 ) -> WelchTest:
-    """Run Welch's t-test on two printed triples of mean, standard deviation and n >= 2.
+    """Welch's t-test from two triples of mean, standard deviation and n >= 2, as tables print them.
 
     Without any spread there is no interval, and p is 1 for equal means and nan for others.
 

@@ -280,9 +280,7 @@ SOMEWHERE = tutorials.Site.of("https://host/docs/", "https://github.com/owner/re
 
 def test_page_shows_outputs_and_alt_text() -> None:
     page = tutorials.page(Path("1-a.py"), CELLS, NOWHERE)
-    assert page.startswith(
-        "# A title\n\nAbout.\n\n[Download it as a notebook](1-a.ipynb){ download }. What stands here"
-    )
+    assert page.startswith("# A title\n\nAbout.\n\n[Download it as a notebook](1-a.ipynb){ download }. This page shows")
     assert '??? note "Install"\n\n    ```python\n    import install\n    ```' in page
     assert "```text\n1\n```\n\n![A line.](1-a-3-1.svg)" in page
     assert "[core](../core.md#a)" in page
