@@ -67,7 +67,9 @@ class TextAdapter(Adapter):
             self._restore(Artifacts(self.kept))
             return
         _check_measured(config)
-        tokens = None if config.tokenizer == "words" else load_tokens(config.tokenizer)
+        tokens = None
+        if config.tokenizer != "words":
+            tokens = load_tokens(config.tokenizer)
         self.data = load_data(config, tokens, self._max_length, self.rank)
         self.tokens = self.data.tokens
         self.data.check(self.batch_size, self.validation, is_loud=self.rank == 0)
@@ -121,7 +123,9 @@ class TextAdapter(Adapter):
 
     @property
     def table(self) -> PairTable | None:
-        return self.data.table if isinstance(self.data, TableData) else None
+        if isinstance(self.data, TableData):
+            return self.data.table
+        return None
 
     @cached_property
     def train_rows(self) -> np.ndarray:
@@ -133,7 +137,10 @@ class TextAdapter(Adapter):
     def held_rows(self) -> np.ndarray:
         """Rows of the part that is evaluated."""
         if self._probes is not None:
-            return self._probes.rows["test"] if self._probes.held_out else self._probes.rows["test"][:0]
+            rows = self._probes.rows["test"]
+            if not self._probes.held_out:
+                rows = rows[:0]
+            return rows
         if self.part not in self._held:
             self._held[self.part] = self.data.split(self.part, self.validation)[1]
         return self._held[self.part]
@@ -160,7 +167,9 @@ class TextAdapter(Adapter):
     @cached_property
     def positions(self) -> int | None:
         """Most tokens that the transformer can read. None: no limit."""
-        return positions_of(self.config) if self._artifacts is None else limit_of(self.module)
+        if self._artifacts is not None:
+            return limit_of(self.module)
+        return positions_of(self.config)
 
     @property
     def _max_length(self) -> int:
@@ -177,7 +186,9 @@ class TextAdapter(Adapter):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
         batches = self._batches(epoch, start)
-        return prefetched(batches, self.device) if self.device.type == "cuda" else batches
+        if self.device.type == "cuda":
+            return prefetched(batches, self.device)
+        return batches
 
     def _batches(self, epoch: int, start: int) -> Iterator[TextBatch]:
         rows_of, mine = self.pairs.rows_of(epoch), self._share()
@@ -195,7 +206,7 @@ class TextAdapter(Adapter):
         return self.pairs.embed(self.module, batch)
 
     def encoders(self) -> list[nn.Module]:
-        return [side for side in (self.module.f, self.module.g) if side is not None]
+        return [*self.module.sides()]
 
     def remarks(self) -> Sequence[str]:
         found: Sequence[str] = getattr(self.module.f, "remarks", ())  # those of g are the same
@@ -212,24 +223,28 @@ class TextAdapter(Adapter):
         c = self.config
         model, tokens = evaluated(self.module), self.tokens
         if c.expand:
-            vectors = c.vectors if self._artifacts is None else self._artifacts.vectors
+            vectors = c.vectors
+            if self._artifacts is not None:
+                vectors = self._artifacts.vectors
             assert vectors is not None  # the configuration has checked it
             model, tokens = expanded(model, tokens, vectors)
-        limit = min(512, limit_of(model) or 512) if c.encoder == "transformer" else None
-        transform = None if objective is None else objective.transform
-        return SentenceEncoder(model, tokens, c.normalize, limit, transform)
+        limit = None
+        if c.encoder == "transformer":
+            limit = min(512, limit_of(model) or 512)
+        return SentenceEncoder(model, tokens, c.normalize, limit, getattr(objective, "transform", None))
 
     def _probe_rows(self, split: str) -> np.ndarray:
         if self._probes is not None:
             return self._probes.rows[split]
-        rows = self.held_rows if split == "test" and len(self.held_rows) else self.train_rows
+        rows = self.train_rows
+        if split == "test" and len(self.held_rows):
+            rows = self.held_rows
         if split == "train" and len(rows) > PROBED:
             rows = np.sort(self.seed.numpy("probe", "rows").permutation(rows)[:PROBED])
         return rows[:PROBED]
 
     def _probe(self, objective: Any = None) -> evaluation.Probe:
-        transform = None if objective is None else objective.transform
-        encoder = SentenceEncoder(self.module, self.tokens, transform=transform)
+        encoder = SentenceEncoder(self.module, self.tokens, transform=getattr(objective, "transform", None))
 
         def sides(rows: np.ndarray) -> tuple[Tensor, Tensor]:
             both = encoder.encode_ids(self.sentences.ids(rows), BATCH_TOKENS).to(self._measures)
@@ -340,7 +355,9 @@ def _width(config: TextSettings) -> int:
     """Return the width of encoders that are built for the largest vocabulary of the settings."""
     words = config.vocabulary_size + 1
     with torch.device("meta"):
-        fixed = None if config.channels == "trained" else nn.Embedding(words, GLOVE)
+        fixed = None
+        if config.channels != "trained":
+            fixed = nn.Embedding(words, GLOVE)
         return build_model(config, words, fixed).width
 
 

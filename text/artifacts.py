@@ -80,7 +80,9 @@ def save_artifacts(
     fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
     tail = next((part for part in module.modules() if isinstance(part, Pooled)), None)
-    behind = None if tail is None else {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
+    behind = None
+    if tail is not None:
+        behind = {"pooling": list(tail.pooling), "layers": list(tail.described_layers)}
     text = json.dumps({"data": settings, "fixed": fixed, "behind": behind, **values}, indent=1)
     (folder / "text.json").write_text(text + "\n")
     small = probes.reduced()
@@ -128,14 +130,18 @@ class Artifacts:
         head = config.head
         config = config.model_copy(update={"head": "none"})  # it is added on top of the layers behind
         width = self.values["fixed"]
-        blank = None if width is None else nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
+        blank = None
+        if width is not None:
+            blank = nn.Embedding.from_pretrained(torch.zeros(len(self.tokens), width))
         model = build_model(config, len(self.tokens), blank)
         behind = self.values["behind"]
 
         def finish(side: encoders.Part) -> encoders.Part:
-            return with_head(Pooled(side, tuple(behind["pooling"]), behind["layers"]) if behind else side, head)
+            if behind:
+                side = Pooled(side, tuple(behind["pooling"]), behind["layers"])
+            return with_head(side, head)
 
-        return encoders.SentenceModel(finish(model.f), None if model.g is None else finish(model.g), model.dropout)
+        return encoders.SentenceModel(*map(finish, model.sides()), dropout=model.dropout)
 
     @property
     def vectors(self) -> str:

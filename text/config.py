@@ -154,7 +154,9 @@ class TextSettings(Settings):
         found = super().determining()
         if self.transformer and (content := Source(self.transformer, "", self.weights).content):
             found["transformer"] = content  # what lies there, wherever it lies
-        return found | {"blocks_version": 2} if self.pairs == "blocks" else found
+        if self.pairs == "blocks":
+            found["blocks_version"] = 2
+        return found
 
     @model_validator(mode="after")
     def _fits(self) -> "TextSettings":

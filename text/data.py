@@ -92,7 +92,9 @@ class RunningText(Data):
         config = self.config
         if config.pairs != "window":
             return
-        part: EvaluatedPart = "validation" if validation else "test"
+        part: EvaluatedPart = "test"
+        if validation:
+            part = "validation"
         train_rows, held_rows = self.split(part, validation)
         if not self.sentences.has_neighbours(train_rows):
             documents = counted(len(self.sentences.starts) - 1, "document")
@@ -125,7 +127,9 @@ class TableData(Data):
         rows = np.arange(len(self.table))
         end = len(rows) - int(self.config.held_out * len(rows))
         trained = max(0, end - int(validation * len(rows)))
-        return rows[:trained], rows[trained:end] if part == "validation" else rows[end:]
+        if part == "validation":
+            return rows[:trained], rows[trained:end]
+        return rows[:trained], rows[end:]
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), np.int64)

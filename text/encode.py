@@ -11,7 +11,6 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
 from dipole.text.batching import by_tokens, pad
 from dipole.text.encoders import Batch, SentenceModel
-from dipole.text.scaling import halves_normalised
 from dipole.text.vocabulary import Tokens
 
 Normalize = Literal["halves", "unit", "none"]
@@ -90,7 +89,9 @@ class SentenceEncoder:
         if len(place) < len(rows):
             found = found[torch.tensor(rows)]
         found = self._normalised(found, normalize or self.normalize)
-        return found if output == "torch" else found.cpu().numpy()
+        if output == "torch":
+            return found
+        return found.cpu().numpy()
 
     @torch.inference_mode()
     def encode_ids(
@@ -126,13 +127,26 @@ class SentenceEncoder:
         if self.transform is None:
             return self.model.represent(batch).float()
         f, g = (self.transform(side.float()) for side in self.model(batch))
-        return f if self.model.g is None else torch.cat([f, g], 1)
+        if self.model.g is None:
+            return f
+        return torch.cat([f, g], 1)
 
     def _normalised(self, vectors: Tensor, how: Normalize) -> Tensor:
         if how == "none" or not len(vectors):
             return vectors
-        halves = self.model.halves if how == "halves" else 1
+        halves = 1
+        if how == "halves":
+            halves = self.model.halves
         return torch.from_numpy(halves_normalised(vectors.cpu().numpy(), halves)).to(vectors.device)
+
+
+def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
+    """Scale each of `halves` equal parts of every row to unit length (a zero part stays zero)."""
+    if features.shape[1] % halves:
+        raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
+    parts = features.reshape(len(features), halves, -1)
+    norms = np.linalg.norm(parts, axis=2, keepdims=True)
+    return (parts / np.where(norms > 0, norms, 1)).reshape(features.shape)
 
 
 class Combined:
@@ -162,4 +176,6 @@ class Combined:
             DataError: as there.
         """
         parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
-        return torch.cat(parts, -1) if options.get("output") == "torch" else np.concatenate(parts, -1)
+        if options.get("output") == "torch":
+            return torch.cat(parts, -1)
+        return np.concatenate(parts, -1)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.class_tasks import class_tasks
+from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.evaluation.probes import knn_probe
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.utils.seeding import Seeds
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData
-from dipole.text.find_positives import find_positives
-from dipole.text.neighbours import nearest_sentences, neighbour_histogram, next_sentence
+from dipole.text.retrieval import find_positives, nearest_sentences, next_sentence
 from dipole.text.sentences import Sentences
 from dipole.text.vocabulary import Tokens
 
@@ -63,12 +63,19 @@ def text_results(probe: Probe) -> dict[str, float]:
     rows = probe.test
     document = probe.document(rows)
     f, g = probe.sides(rows)
-    shown = neighbour_histogram(f[:PAIRED], g[:PAIRED], document[:PAIRED])
-    values = {"edges": shown.edges, "correct": shown.correct, "incorrect": shown.incorrect}
-    text = json.dumps({name: [round(float(v), 6) for v in value] for name, value in values.items()})
-    (probe.workdir / "neighbour_distances.json").write_text(text + "\n")
+    _write_distances(probe, Pairs.from_window(f[:PAIRED], g[:PAIRED], document[:PAIRED].to(f.device)))
     _write_nearest(probe, rows, torch.cat([f, g], 1))
     return next_sentence(f, g, document) | _document_of_neighbours(probe, f)
+
+
+def _write_distances(probe: Probe, pairs: Pairs) -> None:
+    """Write the shares of the distances D = (1 - cos) / 2 of neighbours and of all other sentences (LMCL, Fig. 5)."""
+    found = pair_histogram(pairs)
+    values = {"edges": found.edges}
+    for name, counts in (("correct", found.correct), ("incorrect", found.incorrect)):
+        values[name] = counts / counts.sum().clamp_min(1)
+    text = json.dumps({name: [round(float(v), 6) for v in value.numpy()] for name, value in values.items()})
+    (probe.workdir / "neighbour_distances.json").write_text(text + "\n")
 
 
 def _document_of_neighbours(probe: Probe, f: Tensor) -> dict[str, float]:

@@ -27,15 +27,24 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
 
     def side() -> encoders.Part:
         if c.encoder == "transformer":
-            return with_dropout(transformer(), c.dropout) if c.rows_drop and c.dropout else transformer()
-        tables = [fixed] if fixed is not None else []
+            part = transformer()
+            if c.rows_drop and c.dropout:
+                with_dropout(part, c.dropout)
+            return part
+        tables = []
+        if fixed is not None:
+            tables.append(fixed)
         if c.channels != "fixed":
             tables.append(encoders.trained_table(words, c.word_size))
-        parts: list[encoders.Part] = [
-            encoders.BagOfWords(table) if c.encoder == "bow" else encoders.word_gru(table, c.hidden_size, c.direction)
-            for table in tables
-        ]
-        return parts[0] if len(parts) == 1 else encoders.Channels(parts)
+        parts = [of_words(table) for table in tables]
+        if len(parts) == 1:
+            return parts[0]
+        return encoders.Channels(parts)
+
+    def of_words(table: nn.Embedding) -> encoders.Part:
+        if c.encoder == "bow":
+            return encoders.BagOfWords(table)
+        return encoders.word_gru(table, c.hidden_size, c.direction)
 
     def transformer() -> encoders.Transformer:
         if c.transformer is not None:
@@ -44,14 +53,17 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
             )
         return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
 
-    # All members of a block are encoded by one encoder, as in Arora et al.
-    single = c.sides == 1 or c.pairs == "blocks"
-    # A mask for each row is drawn for the rows of all ranks, by the adapter.
-    sides = [with_head(with_modules(side(), c.transformer, c.pooling), c.head) for _ in range(1 if single else 2)]
-    return encoders.SentenceModel(sides[0], None if single else sides[1], 0.0 if c.rows_drop else c.dropout)
+    f = with_head(with_modules(side(), c.transformer, c.pooling), c.head)
+    g = None
+    if c.sides == 2 and c.pairs != "blocks":  # one encoder reads all members of a block, as in Arora et al.
+        g = with_head(with_modules(side(), c.transformer, c.pooling), c.head)
+    dropout = c.dropout
+    if c.rows_drop:  # the adapter draws a mask for each row, for the rows of all ranks
+        dropout = 0.0
+    return encoders.SentenceModel(f, g, dropout=dropout)
 
 
-def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transformer:
+def with_dropout(part: encoders.Transformer, rate: float) -> None:
     """Set one rate for all dropout of a transformer: its layers, and the numbers in its attention."""
     for module in part.model.modules():
         if isinstance(module, nn.Dropout):
@@ -63,7 +75,6 @@ def with_dropout(part: encoders.Transformer, rate: float) -> encoders.Transforme
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout"):
         if isinstance(getattr(config, name, None), float):
             setattr(config, name, rate)
-    return part
 
 
 def limit_of(model: nn.Module) -> int | None:
@@ -86,9 +97,13 @@ def _positions(model: Any) -> int | None:
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             # RoBERTa and its kind count from the position after that of padding.
-            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+            if module.padding_idx is None:
+                return module.num_embeddings
+            return module.num_embeddings - (module.padding_idx + 1)
     found = getattr(model.config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
+    if isinstance(found, int) and found > 0:
+        return found
+    return None
 
 
 def never_differs(model: encoders.SentenceModel, batch: encoders.Batch) -> bool:

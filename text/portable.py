@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
@@ -23,7 +23,9 @@ AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
 
 def last(part: Part) -> Part:
     """Return the encoder below a learned projection."""
-    return part.part if isinstance(part, Projected) else part
+    if isinstance(part, Projected):
+        return part.part
+    return part
 
 
 def parts_scaled(encoder: SentenceEncoder, model: SentenceModel) -> int:
@@ -58,9 +60,10 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenize
         "unk_token": ("<unk>", "[UNK]"), "pad_token": ("[PAD]", "<pad>", "<unk>"),
         "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": ("[MASK]", "<mask>"),
     }.items()}  # fmt: skip
-    special = {name: token for name, token in found.items() if token is not None}
-    limit = {"model_max_length": max_length} if max_length is not None else {}
-    return PreTrainedTokenizerFast(tokenizer_object=tokens.tokenizer, padding_side="right", **special, **limit)
+    special: dict[str, Any] = {name: token for name, token in found.items() if token is not None}
+    if max_length is not None:
+        special["model_max_length"] = max_length
+    return PreTrainedTokenizerFast(tokenizer_object=tokens.tokenizer, padding_side="right", **special)
 
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:
@@ -73,5 +76,5 @@ def projected(encoder: SentenceEncoder) -> SentenceModel:
         matrix = encoder.transform(unit)  # rows: images of the unit vectors
     if torch.equal(matrix, unit):
         return model
-    g = None if model.g is None else Projected(model.g, matrix)
-    return SentenceModel(Projected(model.f, matrix), g, model.dropout).eval()
+    sides = [Projected(side, matrix) for side in model.sides()]
+    return SentenceModel(*sides, dropout=model.dropout).eval()

@@ -25,11 +25,9 @@ PATTERN = (
 
 def _configure(tokenizer: Tokenizer, lower: bool) -> Tokenizer:
     # An empty sentence is read as a full stop, as in SentEval's examples.
-    parts = [
-        normalizers.NFC(),
-        normalizers.Replace(Regex(r"^\s*$"), "."),
-        *([normalizers.Lowercase()] if lower else []),
-    ]
+    parts = [normalizers.NFC(), normalizers.Replace(Regex(r"^\s*$"), ".")]
+    if lower:
+        parts.append(normalizers.Lowercase())
     tokenizer.normalizer = normalizers.Sequence(parts)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
     return tokenizer
@@ -106,11 +104,10 @@ class Tokens:
         found = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
         if max_length is not None:
             # A subword tokenizer closes a sentence with a mark ([SEP]), which is never cut off.
-            closed = not self.words_only and bool(self.tokenizer.num_special_tokens_to_add(False))
-            found = [
-                ids if len(ids) <= max_length else ids[: max_length - 1] + ids[-1:] if closed else ids[:max_length]
-                for ids in found
-            ]
+            closing = int(not self.words_only and self.tokenizer.num_special_tokens_to_add(False) > 0)
+            for place, ids in enumerate(found):
+                if len(ids) > max_length:
+                    found[place] = ids[: max_length - closing] + ids[len(ids) - closing :]
         return [ids or [self.empty] for ids in found]
 
     def words(self) -> list[str]:
@@ -174,7 +171,9 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
         raise DataError(f"word vectors {path} cannot be read: {error.strerror}") from error
     if not words and wanted is None:
         raise DataError(f"{path} holds no word vectors")
-    return words, np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
+    if not rows:
+        return [], np.zeros((0, width), dtype=np.float32)
+    return words, np.stack(rows)
 
 
 def expand(

@@ -36,9 +36,8 @@ from dipole.benchmarks.speed.timing import Results, interleaved
 from dipole.text import encoders
 from dipole.text.batching import make_batch, pad
 from dipole.text.corpus import read_documents
-from dipole.text.encode import SentenceEncoder
+from dipole.text.encode import SentenceEncoder, halves_normalised
 from dipole.text.encoders import Batch
-from dipole.text.scaling import halves_normalised
 from dipole.text.sentences import Sentences, encode_documents
 from dipole.text.senteval import protocols
 from dipole.text.senteval.probe import classify, pair_features

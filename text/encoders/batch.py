@@ -16,7 +16,9 @@ class Chunk:
 
     def mask(self) -> Tensor:
         """True on tokens, (b, T)."""
-        lengths = self.lengths.to(self.ids.device) if self.sent is None else self.sent
+        lengths = self.sent
+        if lengths is None:
+            lengths = self.lengths.to(self.ids.device)
         return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
 
     def pin_memory(self) -> "Chunk":
@@ -30,8 +32,10 @@ class Chunk:
 
     def split(self, size: int) -> "list[Chunk]":
         """Consecutive sentences, `size` at a time, as wide as they were."""
-        sent = [None] * -(-len(self) // size) if self.sent is None else self.sent.split(size)
-        return [Chunk(*part) for part in zip(self.ids.split(size), self.lengths.split(size), sent, strict=True)]
+        if self.sent is None:
+            return [Chunk(*part) for part in zip(self.ids.split(size), self.lengths.split(size), strict=True)]
+        columns = (self.ids, self.lengths, self.sent)
+        return [Chunk(*part) for part in zip(*(column.split(size) for column in columns), strict=True)]
 
 
 @dataclass(frozen=True)

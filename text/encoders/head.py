@@ -30,7 +30,9 @@ class Headed(Part):
 
     def forward(self, chunk: Chunk) -> Tensor:
         found: Tensor = self.part(chunk)
-        return torch.tanh(self.linear(found)) if self.training or self.stays else found
+        if self.training or self.stays:
+            return torch.tanh(self.linear(found))
+        return found
 
     def evaluated(self) -> Part:
         """The encoder as it is in evaluation, of parts that sentence-transformers has too."""
@@ -53,13 +55,14 @@ class Headed(Part):
 
 def with_head(part: Part, head: Literal["none", "mlp", "mlp_only_train"]) -> Part:
     """The encoder under a head with new weights; itself where there is none."""
-    return part if head == "none" else Headed(part, head == "mlp")
+    if head == "none":
+        return part
+    return Headed(part, stays=head == "mlp")
 
 
 def evaluated(model: SentenceModel) -> SentenceModel:
     """The model as it is evaluated and exported; itself where it has no head."""
     if not isinstance(model.f, Headed):
         return model
-    f, g = (side.evaluated() if isinstance(side, Headed) else side for side in (model.f, model.g))
-    assert f is not None
-    return SentenceModel(f, g, model.dropout).train(model.training)
+    sides: Any = model.sides()
+    return SentenceModel(*(side.evaluated() for side in sides), dropout=model.dropout).train(model.training)

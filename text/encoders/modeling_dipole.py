@@ -43,7 +43,9 @@ class DipoleSentenceModel(PreTrainedModel):
 
     def __init__(self, config: DipoleSentenceConfig) -> None:
         super().__init__(config)
-        self.encoder: Any = from_architecture(config.architecture) if config.architecture else nn.Identity()
+        self.encoder: Any = nn.Identity()
+        if config.architecture:
+            self.encoder = from_architecture(config.architecture)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -52,9 +54,14 @@ class DipoleSentenceModel(PreTrainedModel):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **ignored: Any) -> BaseModelOutput:
         """Encode padded token ids (B, T)."""
         ids = input_ids
-        lengths = torch.full((len(ids),), ids.shape[1]) if attention_mask is None else attention_mask.sum(1).cpu()
+        if attention_mask is None:
+            attention_mask = torch.ones_like(ids)
+        lengths = attention_mask.sum(1).cpu()
         if not ids.shape[1] or bool((lengths == 0).any()):
-            ids = nn.functional.pad(ids, (0, 1)) if not ids.shape[1] else ids.clone()
+            if ids.shape[1]:
+                ids = ids.clone()
+            else:
+                ids = nn.functional.pad(ids, (0, 1))
             ids[(lengths == 0).to(ids.device), 0] = self.config.empty
             lengths = lengths.clamp_min(1)
         lengths, falling = lengths.sort(descending=True, stable=True)

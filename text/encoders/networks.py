@@ -95,11 +95,12 @@ class Transformer(Part):
     def forward(self, chunk: Chunk) -> Tensor:
         mask = chunk.mask()
         # A chunk without padding needs no mask, and attention without one is faster.
-        full = bool(chunk.lengths[-1] == chunk.ids.shape[1])
-        attended = None if full else mask.long()
-        if not full and mask.device.type != "cpu" and self.model.config._attn_implementation == "sdpa":
-            # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
-            attended = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+        attended = None
+        if int(chunk.lengths[-1]) < chunk.ids.shape[1]:
+            attended = mask.long()
+            if mask.device.type != "cpu" and self.model.config._attn_implementation == "sdpa":
+                # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
+                attended = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
         hidden = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
@@ -138,21 +139,22 @@ class SentenceModel(nn.Module):
     f: Part
     g: Part | None
 
-    def __init__(self, f: Part, g: Part | None, dropout: float = 0.0) -> None:
+    def __init__(self, f: Part, g: Part | None = None, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.f, self.g, self.dropout = f, g, dropout
         self.width = f.width
-        self.output_width = f.width + (g.width if g is not None else 0)
+        self.halves = len(self.sides())  # equal parts of `represent` that the authors scale to unit length one by one
+        self.output_width = sum(side.width for side in self.sides())
 
-    @property
-    def halves(self) -> int:
-        """Equal parts of `represent` that the authors scale to unit length one by one."""
-        return 1 if self.g is None else 2
+    def sides(self) -> list[Part]:
+        """Return the encoders, f and g or f alone."""
+        return [side for side in (self.f, self.g) if side is not None]
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Embeddings (B, d) of the sentences by f and by g, in the order of the batch."""
-        f = torch.cat([self.f(chunk) for chunk in batch.chunks])[batch.order]
-        g = f if self.g is None else torch.cat([self.g(chunk) for chunk in batch.chunks])[batch.order]
+        f = g = torch.cat([self.f(chunk) for chunk in batch.chunks])[batch.order]
+        if self.g is not None:
+            g = torch.cat([self.g(chunk) for chunk in batch.chunks])[batch.order]
         if self.training and self.dropout:
             # As in the authors' code: one mask of the width for the whole batch and both sides, without rescaling.
             kept = torch.rand(1, self.width, device=f.device) >= self.dropout
@@ -162,7 +164,9 @@ class SentenceModel(nn.Module):
     def represent(self, batch: Batch) -> Tensor:
         """[f(s); g(s)], (B, output_width): what is evaluated and exported."""
         f, g = self(batch)
-        return f if self.g is None else torch.cat([f, g], 1)
+        if self.g is None:
+            return f
+        return torch.cat([f, g], 1)
 
 
 def architecture(module: nn.Module) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def architecture(module: nn.Module) -> dict[str, Any]:
 
     match module:
         case SentenceModel():
-            sides = [architecture(side) for side in (module.f, module.g) if side is not None]
+            sides = [architecture(side) for side in module.sides()]
             return {"kind": "sentence", "sides": sides, "dropout": module.dropout}
         case WordGRU():
             return {"kind": "gru", "units": module.units, "direction": module.direction, **_shape(module.table)}
@@ -199,8 +203,7 @@ def from_architecture(a: dict[str, Any]) -> Any:
     """Build an encoder, with weights to be loaded, from what `architecture` returned."""
     match a["kind"]:
         case "sentence":
-            sides = [from_architecture(side) for side in a["sides"]]
-            return SentenceModel(sides[0], sides[1] if len(sides) > 1 else None, a["dropout"])
+            return SentenceModel(*map(from_architecture, a["sides"]), dropout=a["dropout"])
         case "gru":
             return WordGRU(nn.Embedding(a["words"], a["size"]), a["units"], a["direction"])
         case "bow":

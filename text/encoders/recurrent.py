@@ -104,8 +104,11 @@ class _GRU(torch.autograd.Function):
         to_input, to_state = found[:, : 3 * units], found[:, units:]
         order = torch.arange(3 * units).roll(-units)  # n, r, z to r, z, n
         sums = found.sum(0)
+        to_words = None
+        if ctx.needs_input_grad[0]:
+            to_words = torch.mm(to_input, w_ih[order.roll(2 * units)])
         return (
-            torch.mm(to_input, w_ih[order.roll(2 * units)]) if ctx.needs_input_grad[0] else None,
+            to_words,
             None,
             None,
             None,

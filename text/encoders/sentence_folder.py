@@ -37,8 +37,7 @@ def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
     Raises:
         ConfigError: a module that is not known, a file that is missing, or a pooling that the folder contradicts.
     """
-    listed = None if source is None else _file(source, "modules.json")
-    if source is None or listed is None:
+    if source is None or (listed := _file(source, "modules.json")) is None:
         return part
     told = json.loads(listed.read_text(encoding="utf-8"))
     modules = [(each["type"].rpartition(".")[2], each["path"]) for each in told]
@@ -72,19 +71,24 @@ def _file(source: str, name: str) -> Path | None:
     """A file of a folder, or of a name on the Hub; None where there is none."""
     path = Path(source)
     if path.exists():
-        return path / name if (path / name).is_file() else None
+        if (path / name).is_file():
+            return path / name
+        return None
     from transformers.utils import cached_file
 
     try:
         found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except OSError:
         return None
-    return None if found is None else Path(found)
+    if found is None:
+        return None
+    return Path(found)
 
 
 def _config(source: str, path: str) -> dict[str, Any]:
-    found = _file(source, f"{path}/config.json")
-    config: dict[str, Any] = {} if found is None else json.loads(found.read_text(encoding="utf-8"))
+    config: dict[str, Any] = {}
+    if (found := _file(source, f"{path}/config.json")) is not None:
+        config = json.loads(found.read_text(encoding="utf-8"))
     inputs = {config.get("module_input_name"), config.get("module_output_name")} - {None, "sentence_embedding"}
     if inputs or config.get("include_prompt") is False:
         raise ConfigError(f"text.transformer = {source!r}: {path} reads or leaves out what is no whole sentence.")
@@ -94,10 +98,10 @@ def _config(source: str, path: str) -> dict[str, Any]:
 def _modes(config: dict[str, Any]) -> tuple[str, ...]:
     given = config.get("pooling_mode")
     if given is None:
-        return tuple(mode for mode, old in zip(POOLING, _LEGACY, strict=True) if config.get(f"pooling_mode_{old}")) or (
-            "mean",
-        )
-    return (given,) if isinstance(given, str) else tuple(given)
+        given = [mode for mode, old in zip(POOLING, _LEGACY, strict=True) if config.get(f"pooling_mode_{old}")]
+    if isinstance(given, str):
+        return (given,)
+    return tuple(given) or ("mean",)
 
 
 def _weights(source: str, path: str) -> dict[str, Tensor]:

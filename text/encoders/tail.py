@@ -39,14 +39,18 @@ class Dense(nn.Module):
         super().__init__()
         self.linear = nn.Linear(size, out, bias=bias)
         self.activation = getattr(nn, activation)()
-        self.residual = nn.Linear(size, out, bias=False) if residual and size != out else None
+        self.residual = None
+        if residual and size != out:
+            self.residual = nn.Linear(size, out, bias=False)
         self.adds = residual
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.activation(self.linear(x))
         if not self.adds:
             return found
-        return found + (x if self.residual is None else self.residual(x))
+        if self.residual is None:
+            return found + x
+        return found + self.residual(x)
 
 
 class Unit(nn.Module):
@@ -87,8 +91,9 @@ class Pooled(Part):
         self.part: Any = part
         self.pooling, self.described_layers = tuple(pooling), [dict(each) for each in layers]
         self.layers = nn.Sequential(*map(layer, layers))
-        outs = [each["out"] for each in layers if "out" in each]
-        self.width = int(outs[-1]) if outs else part.width * len(self.pooling)
+        self.width = part.width * len(self.pooling)
+        for each in layers:
+            self.width = int(each.get("out", self.width))
 
     def forward(self, chunk: Chunk) -> Tensor:
         mask = chunk.mask()

@@ -27,7 +27,7 @@ class PaddedSentences(nn.Module):
 
     def __init__(self, model: SentenceModel, halves: int, empty: int) -> None:
         super().__init__()
-        self.sides = nn.ModuleList(_padded(side) for side in (model.f, model.g) if side is not None)
+        self.sides = nn.ModuleList(map(_padded, model.sides()))
         self.halves, self.empty = halves, empty
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -84,13 +84,18 @@ class _Recurrent(nn.Module):
         backwards = ids.gather(1, (end - torch.arange(ids.shape[1])).clamp_min(0))
         states = []
         for gru, turned in zip(self.grus, self.turned, strict=True):
-            found, _ = gru(self.table(backwards if turned else ids))  # (B, T, H)
+            order = ids
+            if turned:
+                order = backwards
+            found, _ = gru(self.table(order))  # (B, T, H)
             states.append(found.gather(1, end[..., None].expand(-1, -1, found.shape[2]))[:, 0])
         return torch.cat(states, 1)
 
 
 def _directions(gru: Any) -> tuple[str, ...]:
-    return ("", "_reverse") if gru.bidirectional else ("",)
+    if gru.bidirectional:
+        return ("", "_reverse")
+    return ("",)
 
 
 def _one_way(gru: Any, suffix: str) -> nn.GRU:

@@ -34,7 +34,9 @@ PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding 
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Call `export_sentence_transformer` and write dipole's model card."""
     export_sentence_transformer(encoder, folder)
-    trust = ", trust_remote_code=True" if any(folder.glob("*.py")) else ""
+    trust = ""
+    if any(folder.glob("*.py")):
+        trust = ", trust_remote_code=True"
     usage = f"""
 from sentence_transformers import SentenceTransformer
 
@@ -98,7 +100,9 @@ def _closed(tokens: Tokens) -> bool:
 def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
     end = last(model.f)
     assert isinstance(end, Transformer | Pooled)  # the caller has looked
-    inner: Any = end.part if isinstance(end, Pooled) else end
+    inner: Any = end
+    if isinstance(end, Pooled):
+        inner = end.part
     modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=end.pooling)]
     if isinstance(end, Pooled):
         modules += [_layer(library, own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]
@@ -106,7 +110,9 @@ def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: 
         dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
         modules.append(dense)
-    return modules if encoder.normalize == "none" else [*modules, library.Normalize()]
+    if encoder.normalize != "none":
+        modules.append(library.Normalize())
+    return modules
 
 
 def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Module:
@@ -119,7 +125,9 @@ def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Mo
         module = library.LayerNorm(a["size"])
         module.norm.load_state_dict(own.state_dict())
         return module
-    residual = {"use_residual": True} if a["residual"] else {}
+    residual = {}
+    if a["residual"]:  # older versions do not know the argument
+        residual["use_residual"] = True
     activation = getattr(nn, a["activation"])()
     module = library.Dense(a["size"], a["out"], bias=a["bias"], activation_function=activation, **residual)
     module.load_state_dict(own.state_dict())
@@ -131,8 +139,10 @@ def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.M
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
         fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
-        limit = {"max_seq_length": encoder.max_length} if encoder.max_length else {}
-        module: nn.Module = library.Transformer(holder, **limit)
+        options = {}
+        if encoder.max_length:
+            options["max_seq_length"] = encoder.max_length
+        module: nn.Module = library.Transformer(holder, **options)
         return module
 
 
@@ -142,12 +152,14 @@ def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None
     tokens = encoder.tokens
     if not whole or not tokens.words_only or _closed(tokens) or not tokens.tokenizer.encode(BLANK).ids:
         return None
-    return _side_by_side([model.f] if model.g is None else [model.f, model.g])
+    return _side_by_side(model.sides())
 
 
 def _side_by_side(parts: list[Part]) -> Tensor | None:
-    tables = [_rows(part) for part in parts]
-    return None if any(table is None for table in tables) else torch.cat(tables, 1)  # type: ignore[arg-type]
+    tables = [table for part in parts if (table := _rows(part)) is not None]
+    if len(tables) < len(parts):
+        return None
+    return torch.cat(tables, 1)
 
 
 def _rows(part: Part) -> Tensor | None:
@@ -157,6 +169,6 @@ def _rows(part: Part) -> Tensor | None:
         case Channels():
             return _side_by_side([*part.parts])
         case Projected():
-            rows = _rows(part.part)
-            return None if rows is None else rows @ part.matrix
+            if (rows := _rows(part.part)) is not None:
+                return rows @ part.matrix
     return None

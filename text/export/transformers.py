@@ -35,15 +35,18 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """
     model = projected(encoder)
     is_plain = model.g is None and isinstance(model.f, Transformer)
-    saved: Any = model.f.model if isinstance(model.f, Transformer) and is_plain else with_code(encoder, model)
-    saved.save_pretrained(folder)
-    if is_plain:  # such a model has no place of its own for it
+    if is_plain:
+        part: Any = model.f
+        part.model.save_pretrained(folder)
+        # Such a model has no place of its own for the pooling.
         told = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {POOLED: pooling_of(encoder)}
         (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
-    if not is_plain:
+        wanted = encoder.encode(PADDED, normalize="none")
+    else:
+        with_code(encoder, model).save_pretrained(folder)
         write_code(folder)
-    wanted = encoder.encode(PADDED, normalize="none" if is_plain else None)
+        wanted = encoder.encode(PADDED)
+    fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     off = float(np.abs(_vectors(encoder, folder, is_plain) - wanted).max())
     if not off < CLOSE:
         raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
@@ -53,7 +56,9 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
 def pooling_of(encoder: SentenceEncoder) -> str:
     """How a plain transformer's hidden states become a vector."""
     part = encoder.model.f
-    return part.pooling if isinstance(part, Transformer) else "cls"
+    if isinstance(part, Transformer):
+        return part.pooling
+    return "cls"
 
 
 @torch.no_grad()
@@ -70,7 +75,11 @@ def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarr
 
 
 def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
-    trust = "" if is_plain else ", trust_remote_code=True"
+    trust, note = ", trust_remote_code=True", ""
+    if is_plain:
+        trust = ""
+        if encoder.normalize != "none":
+            note = f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
     how = "states[:, 0]"
     if is_plain and pooling_of(encoder) == "mean":
         how = '(states * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)'
@@ -82,9 +91,4 @@ batch = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors=
 states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
 vectors = {how}
 """
-    note = (
-        f"The run scales its vectors: {encoder.normalize!r} (whole ones to unit length)."
-        if is_plain and encoder.normalize != "none"
-        else ""
-    )
     return Card("A sentence encoder.", usage, TASK, "transformers", ("feature-extraction",), note)

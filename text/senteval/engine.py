@@ -99,9 +99,8 @@ class SE:
         self.results: Any = None
 
     def _protocol(self) -> str:
-        given = self.params.usepytorch
-        implied = None if given is None else "senteval-torch" if given else "senteval-sklearn"
-        named = self.params.protocol
+        given, named = self.params.usepytorch, self.params.protocol
+        implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
         if named and implied and named != implied:
             raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other; give one of them")
         return check_protocol(named or implied or "fast")
@@ -174,13 +173,15 @@ class SE:
 def _kept_rows(path: Path, count: int) -> np.ndarray | None:
     """Load the rows of a cache. Return None, or raise, if they are missing or damaged."""
     rows: np.ndarray = np.load(path, allow_pickle=False)
-    return rows if rows.ndim == 2 and len(rows) == count else None
+    if rows.ndim == 2 and len(rows) == count:
+        return rows
+    return None
 
 
 def _check(params: Params) -> None:
     """Raise OptionError for misspelt or wrong parameters."""
     for name in params:
-        near = get_close_matches(name, KNOWN, n=1, cutoff=0.8) if isinstance(name, str) else []
+        near = get_close_matches(str(name), KNOWN, n=1, cutoff=0.8)
         if near and name not in KNOWN:
             raise OptionError(f"params has no {name!r}. Did you mean {near[0]!r}?")
     if not params.task_path or not isinstance(params.task_path, str | Path):
@@ -203,9 +204,10 @@ def _check_cache(params: Params) -> None:
         Path(params.cache).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=params.cache):
             pass
-    except (OSError, ValueError) as error:
-        said = why(error) if isinstance(error, OSError) else str(error)
-        raise OptionError(f"cache: the folder {str(params.cache)[:200]} cannot be written: {said}") from None
+    except OSError as error:
+        raise OptionError(f"cache: the folder {str(params.cache)[:200]} cannot be written: {why(error)}") from None
+    except ValueError as error:  # a path with a null character
+        raise OptionError(f"cache: the folder {str(params.cache)[:200]!r} cannot be written: {error}") from None
 
 
 def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:

@@ -45,8 +45,10 @@ def check_device(device: torch.device | str) -> torch.device:
 def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
     """Return a whole number in its range, or raise OptionError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least or value > (most or value):
-        allowed = f"a whole number from {least} {'up' if most is None else f'to {most}'}"
-        raise OptionError(f"{name} must be {allowed}, got {str(value)[:60]!r}")
+        upper = "up"
+        if most is not None:
+            upper = f"to {most}"
+        raise OptionError(f"{name} must be a whole number from {least} {upper}, got {str(value)[:60]!r}")
     return int(value)
 
 

@@ -101,7 +101,9 @@ def relatedness_result(
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
     """Return the cosine of two vectors, and 0 if one is zero (SentEval returns NaN)."""
     norm = np.linalg.norm(left) * np.linalg.norm(right)
-    return float(np.dot(left, right) / norm) if norm > 0 else 0.0
+    if norm == 0:
+        return 0.0
+    return float(np.dot(left, right) / norm)
 
 
 def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Sequence[float]]) -> dict[str, Any]:

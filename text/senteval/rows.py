@@ -27,25 +27,29 @@ def as_rows(value: Any, count: int, where: str) -> np.ndarray:
             f"{where}: the vectors of {counted(count, 'sentence')} are no array of numbers ({said})"
         ) from None
     if found.dtype.kind not in "fiub":
-        kind = "text" if found.dtype.kind in "US" else f"values of type {type(value).__name__} ({found.dtype})"
+        kind = f"values of type {type(value).__name__} ({found.dtype})"
+        if found.dtype.kind in "US":
+            kind = "text"
         raise DataError(f"{where}: the encoder returned {kind} for {counted(count, 'sentence')}, not numbers (n, d)")
     if found.ndim != 2 or len(found) != count or not found.shape[1]:
         raise DataError(
             f"{where}: the encoder returned an array {found.shape} for {counted(count, 'sentence')}, not one vector "
             "each (n, d)"
         )
+    if found.dtype in (np.float32, np.float64):
+        return found
     # Whole numbers of few bits would wrap in |u - v| and u * v, and half floats overflow.
-    return found if found.dtype in (np.float32, np.float64) else found.astype(_wide(found.dtype))
-
-
-def _wide(dtype: np.dtype) -> type:
-    return np.float32 if dtype.kind == "b" or dtype.itemsize <= 2 else np.float64
+    if found.dtype.itemsize <= 2:
+        return found.astype(np.float32)
+    return found.astype(np.float64)
 
 
 def _array(value: Any) -> np.ndarray:
     if isinstance(value, Tensor):
         value = value.detach().to_dense().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        if value.dtype == torch.bfloat16:
+            value = value.float()
+        return value.numpy()
     if isinstance(value, list | tuple) and any(isinstance(each, Tensor) for each in value):
         return np.stack([_array(each) for each in value])
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import f1_score
 
 from dipole.core.evaluation.logistic import LARGEST
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.progress import Progress
-from dipole.text.scaling import halves_normalised
+from dipole.text.encode import halves_normalised
 from dipole.text.senteval.probe import Probe, classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
@@ -72,7 +73,9 @@ def score(
             sides = [matrix(side) for side in split.sentences]
             if settings.protocol == "skip-thoughts":
                 sides = [halves_normalised(side, halves) for side in sides]
-            return pair_features(*sides) if task.pairs else sides[0]
+            if task.pairs:
+                return pair_features(*sides)
+            return sides[0]
 
         x = {name: features(split) for name, split in splits.items()}
         if task.kind == "relatedness":
@@ -93,7 +96,7 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     first, last = parts[0], parts[-1]
     values: dict[str, Any] = {"devacc": probe.dev, "acc": probe.test}
     if task.f1:
-        values["f1"] = round(100 * _f1(probe.truth, probe.predicted), 2)
+        values["f1"] = round(100 * f1_score(probe.truth, probe.predicted, zero_division=0), 2)
     dev = splits.get("dev", first)
     result = Result({**values, "ndev": len(dev), "ntest": len(last)})
     counts = np.bincount(np.asarray(last.labels, dtype=np.int64))
@@ -102,11 +105,6 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     result.majority = round(100 * float(counts.max() / counts.sum()), 2)
     result.standard_error = float(np.sqrt(probe.test * (100 - probe.test) / len(last)))
     return result
-
-
-def _f1(truth: np.ndarray, predicted: np.ndarray) -> float:
-    hits = float(((truth == 1) & (predicted == 1)).sum())
-    return 2 * hits / max(1.0, float((truth == 1).sum() + (predicted == 1).sum()))
 
 
 def _score_sts(task: Task, matrix: Callable, similarity: Callable) -> Result:
@@ -137,9 +135,11 @@ def describe(name: str, result: Mapping[str, Any]) -> str:
         result: its `Result`, or SentEval's own dictionary.
     """
     if "acc" in result:
-        f1 = f"  F1 {result['f1']:.2f}" if "f1" in result else ""
-        spread = f" +- {result.standard_error:.2f}" if isinstance(result, Result) else ""
-        majority = f"  majority {result.majority:.2f}" if isinstance(result, Result) else ""
+        f1 = spread = majority = ""
+        if "f1" in result:
+            f1 = f"  F1 {result['f1']:.2f}"
+        if isinstance(result, Result):
+            spread, majority = f" +- {result.standard_error:.2f}", f"  majority {result.majority:.2f}"
         return f"{name:<6} acc {result['acc']:.2f}{spread}{f1}  dev {result['devacc']:.2f}{majority}"
     if "mse" in result:
         return f"{name}  Pearson {result['pearson']:.4f}  Spearman {result['spearman']:.4f}  MSE {result['mse']:.4f}"
@@ -162,7 +162,8 @@ def numbers_of(task: str, result: Result) -> dict[str, float]:
     """
     if "acc" in result:
         found = {"accuracy": result["acc"] / 100, "dev": result["devacc"] / 100}
-        found |= {"f1": result["f1"] / 100} if "f1" in result else {}
+        if "f1" in result:
+            found["f1"] = result["f1"] / 100
     elif "mse" in result:
         found = {measure: result[measure] for measure in MEASURES} | {"dev/pearson": result["devpearson"]}
     elif "dev" in result:

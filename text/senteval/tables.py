@@ -26,8 +26,12 @@ def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
 
 
 def _cells(columns: list[str], cells: Any) -> dict[str, float | None]:
-    values = list(cells.values()) if isinstance(cells, dict) else cells
-    return {"MRPC" if column == "MSRP" else column: cell["mean"] for column, cell in zip(columns, values, strict=True)}
+    if isinstance(cells, dict):
+        cells = cells.values()
+    found = {column: cell["mean"] for column, cell in zip(columns, cells, strict=True)}
+    if "MSRP" in found:
+        found["MRPC"] = found.pop("MSRP")
+    return found
 
 
 def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], tables: tuple[str, ...] = PUBLISHED) -> str:
@@ -93,7 +97,9 @@ def written_tables(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     sts = any(task in found for task, _ in STS_COLUMNS.values())
     if not sts or any(task in found for task in SIX_TASKS):
         tables["senteval.txt"] = six_task_table({"this run": found})
-    return tables | ({"sts.txt": sts_table({"this run": found})} if sts else {})
+    if sts:
+        tables["sts.txt"] = sts_table({"this run": found})
+    return tables
 
 
 def _line(name: str, columns: list[str], values: Mapping[str, float | None], source: str = "") -> str:

@@ -53,12 +53,11 @@ class Task:
     splits: dict[str, Split]
     classes: int = 0
     pairs: bool = False
-    f1: bool = False  # F1 of class 1 is reported too, and under "skip-thoughts" chooses the regularisation
-    linear: bool = False  # SentEval allows its classifier no hidden units here, whatever `nhid` says
-    changed: tuple[str, ...] = ()  # what was said of files that are not the known ones
-    # What the skip-thoughts scripts do with the task:
-    drops_empty: bool = False  # empty sentences are left out
-    shuffled: Literal["rows", "folds"] | None = None  # a "holdout" task: shuffled before its inner folds are cut
+    f1: bool = False
+    linear: bool = False
+    changed: tuple[str, ...] = ()
+    drops_empty: bool = False
+    shuffled: Literal["rows", "folds"] | None = None
 
     def samples(self) -> list[Sentence]:
         """Every sentence, in the order in which SentEval hands them to `prepare`."""

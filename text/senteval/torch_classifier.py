@@ -105,7 +105,8 @@ class Fitted:
         """Predicted labels (N,) of the model with this weight decay."""
         hidden = features
         for depth, (weight, bias) in enumerate(self.layers):
-            hidden = torch.sigmoid(hidden) if depth else hidden
+            if depth:
+                hidden = torch.sigmoid(hidden)
             hidden = hidden @ weight[decay] + bias[decay]
         return hidden.argmax(-1).cpu().numpy()
 
@@ -152,7 +153,9 @@ class _Group:
         device = features.device
         self.features = torch.cat([features, torch.ones(len(features), 1, device=device)], 1)
         self.labels, self.settings = labels, settings
-        self.widths = [features.shape[1], *([settings.nhid] if settings.nhid else []), classes]
+        self.widths = [features.shape[1], classes]
+        if settings.nhid:
+            self.widths.insert(1, settings.nhid)
         self.stream = np.random.RandomState(seed)
         rows, self.dev = [], []
         shuffled = None
@@ -210,7 +213,9 @@ class _Group:
         """Logits (F, B, R, K) of features (F, B, d + 1)."""
         hidden = torch.bmm(rows, layers[0].flatten(2)).view(*rows.shape[:2], *layers[0].shape[2:])
         if len(layers) > 1:
-            hidden = torch.sigmoid(hidden if mask is None else hidden * mask[:, None])
+            if mask is not None:
+                hidden = hidden * mask[:, None]
+            hidden = torch.sigmoid(hidden)
             hidden = (hidden.transpose(1, 2) @ layers[1] + layers[2][:, :, None]).transpose(1, 2)
         return hidden
 
@@ -252,14 +257,13 @@ class _Group:
             if len(keep) < len(alive):
                 alive = [alive[position] for position in keep]
                 self._shrink(keep)
-        first, *rest = self._unpack(models)
+        first, *output = self._unpack(models)
         first = first.transpose(1, 2)  # (F, R, 1 + in, out)
-        return [
-            Fitted(
-                best[f].numpy(), [(first[f, :, :-1], first[f, :, -1]), *([(rest[0][f], rest[1][f])] if rest else [])]
-            )
-            for f in range(folds)
-        ]
+        found = [Fitted(best[f].numpy(), [(first[f, :, :-1], first[f, :, -1])]) for f in range(folds)]
+        if output:
+            for fitted, weight, bias in zip(found, *output, strict=True):
+                fitted.layers.append((weight, bias))
+        return found
 
     def _pass(self) -> None:
         """One pass over the training rows, in the batches of SentEval."""
@@ -295,10 +299,10 @@ class _Group:
         """Take finished folds out of the parameters and out of the optimizer's state."""
         flat = self.flat.detach()[keep]
         state = self.optimizer.state.pop(self.flat, {})
-        self.optimizer.state[flat] = {
-            key: value[keep] if isinstance(value, Tensor) and value.shape == self.flat.shape else value
-            for key, value in state.items()
-        }
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == self.flat.shape:
+                state[key] = value[keep]
+        self.optimizer.state[flat] = state
         self.optimizer.param_groups[0]["params"] = [flat]
         self.flat, self.decay, self.train = flat, self.decay[keep], self.train[keep]
 
