@@ -38,8 +38,9 @@ def by_tokens(lengths: Sequence[int] | np.ndarray, budget: int, most: int = 1024
     """Yield groups of indices, shortest sentences first, each within `budget` padded tokens (at least one sentence)."""
     rising = np.argsort(np.asarray(lengths), kind="stable")
     start = 0
-    for end in range(1, len(rising) + 1):
-        after = int(lengths[rising[end]]) if end < len(rising) else 0
-        if end == len(rising) or (end - start + 1) * after > budget or end - start >= most:
+    for end in range(1, len(rising)):
+        if (end - start + 1) * int(lengths[rising[end]]) > budget or end - start >= most:
             yield rising[start:end]
             start = end
+    if len(rising):
+        yield rising[start:]

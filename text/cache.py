@@ -107,7 +107,9 @@ def _content(config: TextSettings) -> list[str]:
         return ["hub", config.split, hub_version(config.corpus.removeprefix("hub:"), READER)]
     files = _files(config)
     kinds = ["".join(file.suffixes[-2:]).lower() for file in files]
-    split = config.split if is_saved(Path(config.corpus)) else ""
+    split = ""
+    if is_saved(Path(config.corpus)):
+        split = config.split
     with _readable(config):
         return [content_of(files), config.encoding, split, *kinds]
 
@@ -173,7 +175,9 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     """Return the values of a complete folder. Return None, or raise, if it is incomplete or damaged."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
     intact = all(sum_of(folder / name) == told for name, told in index["files"].items())
-    return index if intact else None
+    if not intact:
+        return None
+    return index
 
 
 # Progress --------------------------------------------------------------------------------------------------------
@@ -185,7 +189,9 @@ def reading_progress(config: TextSettings, mute: bool) -> Iterator[Told]:
     progress = Progress(mute=mute or not _is_large(config))
     files = _files(config)
     is_packed = any(file.name.lower().endswith((".gz", ".parquet", ".arrow")) for file in files)
-    total = 0 if is_packed else sum(file.stat().st_size for file in files)
+    total = 0
+    if not is_packed:
+        total = sum(file.stat().st_size for file in files)
     read = 0
     last_note = time.monotonic()
     if total:

@@ -36,8 +36,12 @@ def wiki3029(parser: argparse.ArgumentParser) -> Runner:
 
 
 def _wiki3029(arguments: argparse.Namespace) -> int:
+    from dipole.text.corpus import Unit
     from dipole.text.wiki3029 import build
 
+    unit: Unit = "documents"
+    if arguments.lines:
+        unit = "sentences"
     built = build(
         arguments.source,
         arguments.out,
@@ -45,7 +49,7 @@ def _wiki3029(arguments: argparse.Namespace) -> int:
         sentences=arguments.sentences,
         words=arguments.words,
         seed=arguments.seed,
-        unit="sentences" if arguments.lines else "documents",
+        unit=unit,
         encoding=arguments.encoding,
     )
     if arguments.json:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective, entry_of
 from dipole.core.objectives.objective import objective as build_objective
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
 from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
 from dipole.core.utils.distributed import all_sum, alone, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
-from dipole.text.loss_columns import related_columns
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query"]
 
@@ -165,24 +166,7 @@ class ContrastiveLoss(nn.Module):
             PairsError: columns or labels that the objective cannot be evaluated on, or another width than a term's
                 parameters.
         """
-        self._check_width(embeddings[0].shape[1])
-        embedded = related_columns(embeddings, labels, self.directions)
-        with nullcontext() if self.gather_across_devices else alone():
-            return self._value(embedded, labels)
-
-    def _value(self, embedded: EncodedBatch, labels: Tensor | None) -> Tensor:
-        try:
-            loss: Tensor = self.objective(embedded).loss
-        except PairsError as error:
-            if "needs labels" not in str(error) or labels is not None:
-                raise
-            raise PairsError(
-                f"{self.objective} needs labels: give the data set a column 'label' of class numbers."
-            ) from None
-        return loss
-
-    def _check_width(self, width: int) -> None:
-        """Embeddings must be as wide as the objective's parameters are."""
+        width = embeddings[0].shape[1]
         try:
             self.objective.build(width)
         except PairsError as error:
@@ -190,6 +174,20 @@ class ContrastiveLoss(nn.Module):
                 f"embeddings are {width} wide, but a term has parameters of another width: {error} Under "
                 "MatryoshkaLoss leave such a term out, or take matryoshka_dims=[the model's width] alone."
             ) from None
+        embedded = related_columns(embeddings, labels, self.directions)
+        ranks: AbstractContextManager[None] = alone()
+        if self.gather_across_devices:
+            ranks = nullcontext()
+        try:
+            with ranks:
+                loss: Tensor = self.objective(embedded).loss
+        except PairsError as error:
+            if "needs labels" not in str(error) or labels is not None:
+                raise
+            raise PairsError(
+                f"{self.objective} needs labels: give the data set a column 'label' of class numbers."
+            ) from None
+        return loss
 
     # Called by sentence-transformers -------------------------------------------------------------------------------
 
@@ -282,7 +280,9 @@ def width_of(model: SentenceTransformer) -> int:
     """Width of the embeddings in training, which `truncate_dim` does not cut."""
     with model.truncate_embeddings(None):
         width = model.get_embedding_dimension()
-        return int(width) if width is not None else len(model.encode("a", show_progress_bar=False))
+        if width is None:
+            width = len(model.encode("a", show_progress_bar=False))
+        return int(width)
 
 
 def mean_over_ranks(gradient: Tensor) -> Tensor:
@@ -310,3 +310,51 @@ def _check_directions(directions: Sequence[str], partition_mode: str) -> None:
     wanted = MODES[frozenset(directions)]
     if partition_mode != wanted:
         raise OptionError(f"directions={tuple(directions)} need partition_mode={wanted!r}, got {partition_mode!r}.")
+
+
+def related_columns(
+    embeddings: Sequence[Tensor], labels: Tensor | None, directions: Sequence[str] = ("query_to_doc",)
+) -> EncodedBatch:
+    """Pair the columns of a batch.
+
+    Args:
+        embeddings: of each column, (B, d).
+        labels: (B,) class numbers. Floating-point labels are ignored if there are two columns or more.
+        directions: as in `ContrastiveLoss`.
+
+    Raises:
+        PairsError: a single column without classes, columns of different lengths or widths.
+    """
+    batch = len(embeddings[0])
+    if labels is not None and (labels.shape != (batch,) or labels.is_floating_point()):
+        labels = None
+    if len({each.shape for each in embeddings}) != 1:
+        raise PairsError(
+            f"columns must be alike, (B, d) each, got {', '.join(str(tuple(e.shape)) for e in embeddings)}."
+        )
+    if len(embeddings) == 1 and labels is None:
+        raise PairsError(
+            "one column of text and no labels: an objective needs (anchor, positive), (anchor, positive, negative_1, "
+            "...), or one column and a column 'label' of class numbers. For two dropout masks of each sentence give "
+            "its column twice."
+        )
+    rows = {f"column{number}": each for number, each in enumerate(embeddings)} | {"labels": labels}
+    if len(embeddings) == 1:
+        return EncodedBatch(rows, _of_classes)
+    return EncodedBatch(rows, partial(_of_columns, count=len(embeddings), directions=frozenset(directions)))
+
+
+def _of_classes(rows: dict[str, Tensor]) -> Pairs:
+    return Pairs.from_labels(rows["column0"], rows["labels"])
+
+
+def _of_columns(rows: dict[str, Tensor], count: int, directions: frozenset[str]) -> Pairs | tuple[Pairs, ...]:
+    anchor, positive = rows["column0"], rows["column1"]
+    hard = [rows[f"column{number}"] for number in range(2, count)]
+    classes = rows.get("labels")
+    pairs = Pairs.from_columns(anchor, positive, hard, classes)
+    if "query_to_query" in directions:
+        pairs = pairs.with_intra_batch()
+    if "doc_to_query" in directions:
+        return pairs, Pairs.from_columns(positive, anchor, labels=classes)
+    return pairs

@@ -228,8 +228,11 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
     name = name.rpartition(".")[0] or file.name
     text = characters(file, encoding, ALLOWED)
     is_lines = unit == "sentences"
+    parts = stretches(text)
+    if is_lines:
+        parts = _whole_lines(text, file)
     starts = True
-    for part in _whole_lines(text, file) if is_lines else stretches(text):
+    for part in parts:
         yield Piece(name, starts, part, is_lines)
         starts = False
     if starts:
@@ -265,7 +268,9 @@ def _row_pieces(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None)
     if unit == "documents":
         for number, (where, row) in enumerate(rows, 1):
             value = cell_text(row, where, column)
-            name = str(row.get("id", number)) if isinstance(row, dict) else str(number)
+            name = str(number)
+            if isinstance(row, dict):
+                name = str(row.get("id", number))
             if isinstance(value, str):
                 yield Piece(name, True, value)
             else:
@@ -276,7 +281,9 @@ def _row_pieces(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None)
     number = 0
     for number, (where, row) in enumerate(rows, 1):
         value = cell_text(row, where, column)
-        waiting += [value] if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = [value]
+        waiting += value
         if of_document + len(waiting) >= LONGEST_DOCUMENT or len(waiting) >= ROWS_TOGETHER:
             yield Piece(str(number), not of_document, as_lines(waiting), is_lines=True)
             of_document += len(waiting)
@@ -352,8 +359,9 @@ def pydoc_documents() -> Iterator[Document]:
     for name in sorted(topics):
         lines = []
         for line in topics[name].splitlines():
-            is_code = line.startswith("      ") or re.search(r"::=|>>>|^\s*\.\.\.|^[*=~-]+\s*$", line)
-            lines.append("" if is_code else re.sub(r"[`*|]+", "", line))
+            if line.startswith("      ") or re.search(r"::=|>>>|^\s*\.\.\.|^[*=~-]+\s*$", line):
+                line = ""  # code
+            lines.append(re.sub(r"[`*|]+", "", line))
         text = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", "\n".join(lines))
         sentences = [s for s in split_sentences(text) if len(re.findall(r"[A-Za-z]{2,}", s)) >= 3]
         if len(sentences) >= 5:

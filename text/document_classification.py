@@ -33,20 +33,25 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     seen: dict[str, int] = {}
     for part, rows in _labelled_rows(source):
         for number, row in enumerate(rows, 1):
-            where = f"{source}, split {part}, row {number}" if part else f"{source}, row {number}"
-            if not isinstance(row, dict) or row.get("label") is None:
-                has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-                raise DataError(f"{where}: no column 'label'; it has {has}.")
+            where = f"{source}, row {number}"
+            if part:
+                where = f"{source}, split {part}, row {number}"
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: no column 'label'; it has {type(row).__name__}.")
+            if row.get("label") is None:
+                raise DataError(f"{where}: no column 'label'; it has {', '.join(map(str, row))}.")
             split = part or row.get("split")
             if split not in ("train", "test", None):
                 raise DataError(f"{where}: split must be train or test, got {split!r}.")
             label = str(row["label"])
             seen[label] = seen.get(label, 0) + 1
             value = cell_text(row, where, column)
-            sentences = split_sentences(value) if isinstance(value, str) else as_lines(value).split("\n")
-            sentences = [sentence for sentence in sentences if sentence]
+            if isinstance(value, str):
+                sentences = split_sentences(value)
+            else:
+                sentences = [sentence for sentence in as_lines(value).split("\n") if sentence]
+            is_test = split == "test" or (split is None and seen[label] % 5 == 0)
             if sentences:
-                is_test = seen[label] % 5 == 0 if split is None else split == "test"
                 yield Document(str(row.get("id", number)), sentences), label, is_test
 
 

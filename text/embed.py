@@ -6,7 +6,7 @@ import gzip
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from dipole.core.train.inference import Embedder, Inputs, check_features
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.rows import ROWS, Asker, Located, located_rows
 from dipole.text.corpus import TEXT
-from dipole.text.encode import Normalize, SentenceEncoder
+from dipole.text.encode import SentenceEncoder
 
 FEATURES = ("encoder", "embedding")
 COLUMNS = ("sentence", "text", "content")
@@ -43,7 +43,9 @@ class SentenceEmbedder(Embedder):
         return read_sentences(source, column)
 
     def vectors(self, rows: list[Any]) -> Tensor:
-        scaling: Normalize | None = "none" if self.features == "embedding" else None
+        scaling = self.encoder.normalize
+        if self.features == "embedding":
+            scaling = "none"
         return self.encoder.encode(rows, output="torch", normalize=scaling).float().cpu()
 
 
@@ -85,15 +87,22 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
 
 
 def _lines(source: str) -> Iterator[str]:
-    opener = gzip.open if source.lower().endswith(".gz") else open
     try:
-        with sys.stdin if source == STDIN else opener(source, "rt", encoding="utf-8-sig", newline="") as file:
+        with _opened(source) as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except (UnicodeDecodeError, EOFError) as error:
         raise DataError(f"{source} is no text in UTF-8: {error}") from error
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
+
+
+def _opened(source: str) -> TextIO:
+    if source == STDIN:
+        return sys.stdin
+    if source.lower().endswith(".gz"):
+        return cast(TextIO, gzip.open(source, "rt", encoding="utf-8-sig", newline=""))
+    return open(source, encoding="utf-8-sig", newline="")
 
 
 def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, str]]:
@@ -106,7 +115,9 @@ def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, s
             raise DataError(f"{where}: expected an object with a column of text, got {type(row).__name__}.")
         name = column or next((each for each in COLUMNS if each in row), None)
         if name not in row:
-            missing = repr(column) if column else ", ".join(COLUMNS)
+            missing = ", ".join(COLUMNS)
+            if column:
+                missing = repr(column)
             raise DataError(f"{where}: no column {missing}; it has {', '.join(map(str, row))}. Set --column.")
         if not isinstance(row[name], str):
             raise DataError(f"{where}: the column {name!r} holds {type(row[name]).__name__}, not text.")
@@ -114,4 +125,7 @@ def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, s
             has_ids = row.get("id") is not None
         if has_ids and row.get("id") is None:
             raise DataError(f"{where}: it has no id, the rows before it have.")
-        yield (str(row["id"]) if has_ids else number), row[name]
+        if has_ids:
+            yield str(row["id"]), row[name]
+        else:
+            yield number, row[name]

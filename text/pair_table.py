@@ -177,7 +177,9 @@ def _opened(folder: Path, counts: Counts, known: dict[str, str]) -> PairTable:
 
 def _text_writer(to: Any) -> Any:
     datasets = READER.package("datasets")
-    target = {"path": str(to)} if isinstance(to, Path) else {"stream": to}
+    target = {"stream": to}
+    if isinstance(to, Path):
+        target = {"path": str(to)}
     features = datasets.Features({"text": datasets.Value("string")})
     return datasets.arrow_writer.ArrowWriter(features=features, **target)
 

@@ -31,7 +31,9 @@ def bookcorpus_files() -> tuple[RemoteFile, ...]:
     for each in info.siblings or ():
         if each.rfilename.endswith(".parquet"):
             url = hf_hub_url(BOOKCORPUS, each.rfilename, repo_type="dataset", revision=PARQUET)
-            checksum = None if each.lfs is None else f"sha256:{each.lfs.sha256}"
+            checksum = None
+            if each.lfs is not None:
+                checksum = f"sha256:{each.lfs.sha256}"
             files.append(RemoteFile(url, each.size, checksum, each.rfilename))
     if not files:
         raise DataError(f"the Hub has no parquet files of {BOOKCORPUS} at {PARQUET}.")

@@ -108,7 +108,7 @@ def _read(
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}")
         if not names:
-            names = tuple(columns) if columns is not None else _usual(row, where)
+            names = tuple(columns or _usual(row, where))
             _check_present(names, row, where)
         anchor, positives, *negatives = (_texts(row.get(name), name, where) for name in names)
         if len(anchor) > 1:
@@ -162,9 +162,10 @@ def _check_present(columns: Sequence[str], row: dict[str, Any], where: str) -> N
 
 def _texts(cell: Any, name: str, where: str) -> list[str]:
     """Return the texts of a cell, with single blanks. A missing cell has none."""
-    listed = cell if isinstance(cell, list | tuple) else [cell]
     found = []
-    for each in listed:
+    if not isinstance(cell, list | tuple):
+        cell = [cell]
+    for each in cell:
         if each is None or (isinstance(each, float) and each != each):
             continue
         if not isinstance(each, str):

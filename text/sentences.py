@@ -95,7 +95,7 @@ class Sentences:
         """Copy some sentences."""
         lengths = self.offsets[rows + 1] - self.offsets[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        tokens = np.concatenate(self.ids(rows)) if len(rows) else self.tokens[:0]
+        tokens = np.concatenate([self.tokens[:0], *self.ids(rows)])
         return Sentences(np.asarray(tokens), offsets, np.asarray(self.document[rows]))
 
 
@@ -297,12 +297,15 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
     )
     blocks = datasets.Dataset.from_list(rows)
     name = f"{number:05d}"
+    workers = None  # this process
+    if processes > 1 and len(rows) > 1:
+        workers = processes
     options = {
         "features": features,
         "remove_columns": blocks.column_names,
         "cache_file_name": str(folder / f"{name}.arrow"),
         "new_fingerprint": f"{folder.parent.name}-{name}",
-        "num_proc": processes if processes > 1 and len(rows) > 1 else None,
+        "num_proc": workers,
         "writer_batch_size": 4,  # rows of some megabytes
     }
     with _quiet(datasets):
@@ -415,7 +418,9 @@ def _write(folder: Path, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarr
     known: dict[str, Any] = {"longest": longest, "unknown": unknown}
     known["fingerprint"] = _mapped(folder, {}).fingerprint
     files = [f"{name}.bin" for name in ARRAYS]
-    write_index(folder, known, [*files, TOKENIZER] if owns_tokenizer else files)
+    if owns_tokenizer:
+        files.append(TOKENIZER)
+    write_index(folder, known, files)
 
 
 def _load(folder: Path, tokens: Tokens | None) -> tuple[Tokens, Sentences] | None:

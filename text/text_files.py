@@ -60,8 +60,10 @@ def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
                 _check(data, file, encoding, allowed, first=not position)
                 pending = len(decode.getstate()[0])
                 text = lines.decode(data)
-                first, position = position == 0, position + len(data)
-                yield text.removeprefix("\ufeff") if first else text  # a byte-order mark is no word
+                if position == 0:
+                    text = text.removeprefix("\ufeff")  # a byte-order mark is no word
+                position += len(data)
+                yield text
             pending, data = len(decode.getstate()[0]), b""
             yield lines.decode(b"", final=True)
     except UnicodeDecodeError as error:
@@ -80,13 +82,17 @@ def check_text(file: Path, encoding: str, allowed: str) -> None:
 
 
 def _opened(file: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(file)) if file.name.lower().endswith(".gz") else open(file, "rb")
+    if file.name.lower().endswith(".gz"):
+        return cast(BinaryIO, gzip.open(file))
+    return open(file, "rb")
 
 
 def _check(data: bytes, file: Path, encoding: str, allowed: str, *, first: bool) -> None:
     if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         return
-    kind = "binary data" if _strange(data) > STRAY * READ else None
+    kind = None
+    if _strange(data) > STRAY * READ:
+        kind = "binary data"
     if first:
         wide = next((name for mark, name in MARKS.items() if data.startswith(mark)), None)
         if wide is not None:

@@ -76,7 +76,9 @@ def build(
             number = int.from_bytes(own[:16], "big")
             if len(kept) < articles or number > kept[0][0]:
                 drawn = random.Random(int.from_bytes(own, "big")).sample(usable, sentences)
-                (heapq.heappush if len(kept) < articles else heapq.heapreplace)(kept, (number, document.name, drawn))
+                heapq.heappush(kept, (number, document.name, drawn))
+                if len(kept) > articles:
+                    heapq.heappop(kept)
         if time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
             print(f"{counted(read, 'article')} read, {long_enough} long enough", file=sys.stderr, flush=True)
@@ -94,7 +96,9 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
     """The articles of a source one by one, files of a folder in order of their names."""
     if not source.exists():
         raise DataError(f"nothing is at {source}. Give a MediaWiki dump, a file of articles, or a folder of them.")
-    files = [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file() and _is_visible(p))
+    files = [source]
+    if source.is_dir():
+        files = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
     if not files:
         raise DataError(
             f"the folder {source} holds no file. Give a MediaWiki dump, a file of articles, or a folder of them."
@@ -103,23 +107,24 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         if is_dump(file):
             yield from (Document(title, split_sentences(text)) for title, text in pages(file))
             continue
-        is_text = not file.name.lower().endswith(JSON + CSV + PARQUET)
-        for document in documents_of(file, unit if is_text else "documents", None, encoding):
-            # A text file is an article, wherever in the folder it is. Rows of several files can have the same number.
-            inside = file.relative_to(source).as_posix() if file != source else file.name
-            yield Document(inside if is_text else f"{inside}: {document.name}", document.sentences)
-
-
-def _is_visible(path: Path) -> bool:
-    return not path.name.startswith(".")
+        inside = file.name
+        if file != source:
+            inside = file.relative_to(source).as_posix()
+        if file.name.lower().endswith(JSON + CSV + PARQUET):  # rows of several files can have the same number
+            for document in documents_of(file, "documents", None, encoding):
+                yield Document(f"{inside}: {document.name}", document.sentences)
+        else:
+            for document in documents_of(file, unit, None, encoding):
+                yield Document(inside, document.sentences)
 
 
 def _write(out: Path, rows: list[tuple[str, list[str]]]) -> None:
     text = "".join(json.dumps({"id": name, "sentences": drawn}, ensure_ascii=False) + "\n" for name, drawn in rows)
     data = text.encode()
+    if out.name.endswith(".gz"):
+        data = gzip.compress(data, mtime=0)  # without a date the same articles are the same file
     try:
         with replacing(out) as temporary:
-            # Without a date the same articles are the same file.
-            temporary.write_bytes(gzip.compress(data, mtime=0) if out.name.endswith(".gz") else data)
+            temporary.write_bytes(data)
     except OSError as error:
         raise DataError(f"cannot write {out}: {why(error)}") from error

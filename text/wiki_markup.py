@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from xml.etree import ElementTree
 
 from dipole.core.utils.errors import DataError
@@ -46,9 +46,9 @@ def pages(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".bz2":
-        return bz2.open(path)
-    return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+    openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
+    found: IO[bytes] = openers.get(path.suffix, open)(path, "rb")
+    return found
 
 
 def _articles(file: IO[bytes]) -> Iterator[tuple[str, str]]:
@@ -92,8 +92,9 @@ def prose(text: str, namespaces: frozenset[str] | set[str] = NAMESPACES) -> str:
 
     def words_of(link: re.Match[str]) -> str:
         target, *shown = link[1].split("|")
-        if target.partition(":")[0].strip().lower() in namespaces and ":" in target.strip().lstrip(":"):
-            return "" if not target.lstrip().startswith(":") else (shown or [target])[-1]
+        namespace, colon, _ = target.strip().partition(":")  # empty if it starts with ":", as a link in the text does
+        if colon and namespace.strip().lower() in namespaces:
+            return ""
         return (shown or [target])[-1]
 
     text = _innermost_first(r"\[\[([^\[\]]*)\]\]", words_of, text)

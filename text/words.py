@@ -44,7 +44,9 @@ def _words(sentences: Sequence[str], lower: bool) -> list[str]:
     joined = "\n".join(sentences) + "\n"
     is_plain = UNKNOWN not in joined and joined.count("\n") == len(sentences) and all(map(str.strip, sentences))
     if is_plain and _plain().fullmatch(joined):
-        return WORD_OR_END.findall(joined.lower() if lower else joined)
+        if lower:
+            joined = joined.lower()
+        return WORD_OR_END.findall(joined)
     if len(sentences) > 1:
         half = len(sentences) // 2
         return _words(sentences[:half], lower) + _words(sentences[half:], lower)

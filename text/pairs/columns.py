@@ -56,20 +56,22 @@ class Columns(PairKind):
         own = rows[mine]
         hard = self.table.negatives[own, :most]
         ids = np.concatenate([self.table.positive[own], hard[hard >= 0]])
-        absent = np.flatnonzero(~present[:, :most].T.ravel()) + len(rows)
         setting = self.setting
+        absent = None
+        if not present[:, :most].all():
+            absent = setting.send(np.flatnonzero(~present[:, :most].T.ravel()) + len(rows))
         return Partners(
             setting.send_batch(setting.data.sentences.ids(ids)),
             setting.send(np.flatnonzero(hard >= 0)),
             most,
-            setting.send(absent) if len(absent) else None,
+            absent,
         )
 
     def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
         assert partners is not None  # `batch` makes them
         anchor = _vectors(model.f, batch.batch)
-        others = _vectors(model.f if model.g is None else model.g, partners.batch)
+        others = _vectors(model.sides()[-1], partners.batch)
         count, most, width = len(anchor), partners.most, others.shape[1]
         hard = others.new_zeros(count * most, width).index_copy(0, partners.place, others[count:])
         vectors = [anchor, others[:count], *hard.view(count, most, width).unbind(1)]
@@ -81,7 +83,9 @@ class Columns(PairKind):
 
     @staticmethod
     def example(config: TextSettings, count: int, dim: int) -> Pairs:
-        hard = 1 if config.columns is None else len(config.columns) - 2
+        hard = 1
+        if config.columns is not None:
+            hard = len(config.columns) - 2
         rows = {name: torch.randn(count, dim) for name in ("anchor", "positive")}
         rows["index"] = torch.arange(count)
         if hard:
@@ -100,7 +104,8 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     Args:
         absent: (E,) places c B + b where row b has no text in column c. The positives are column 0.
     """
-    ignored = None if absent is None else absent.expand(len(rows["anchor"]), -1)
+    if absent is not None:
+        absent = absent.expand(len(rows["anchor"]), -1)
     return Pairs.from_columns(
-        rows["anchor"], rows["positive"], rows.get("negatives"), index=rows["index"], ignored=ignored
+        rows["anchor"], rows["positive"], rows.get("negatives"), index=rows["index"], ignored=absent
     )

@@ -39,10 +39,12 @@ class TaskFiles:
 
     def text(self, relative: str, encoding: str) -> str:
         path = self.root / relative
+        raw = None
         try:
-            raw = path.read_bytes() if S_ISREG(path.stat().st_mode) else None
+            if S_ISREG(path.stat().st_mode):
+                raw = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raw = None
+            pass
         except OSError as error:
             raise DataError(f"{self.task}: {path} cannot be read ({error.strerror}); look at its permissions") from None
         if raw is None:

@@ -61,5 +61,7 @@ class Task:
 
     def samples(self) -> list[Sentence]:
         """Every sentence, in the order in which SentEval hands them to `prepare`."""
-        splits = [split.sorted() if self.kind == "sts" else split for split in self.splits.values()]
+        splits = list(self.splits.values())
+        if self.kind == "sts":
+            splits = [split.sorted() for split in splits]
         return [sentence for split in splits for side in split.sentences for sentence in side]

@@ -37,4 +37,6 @@ def read(name: str, files: TaskFiles) -> Task:
         splits[split] = Split([left, right], labels)
     if name.endswith("-cosine"):
         return Task(name, "sts", splits, pairs=True)
-    return Task(name, "split" if entailment else "relatedness", splits, classes=3 if entailment else 5, pairs=True)
+    if entailment:
+        return Task(name, "split", splits, classes=3, pairs=True)
+    return Task(name, "relatedness", splits, classes=5, pairs=True)

@@ -7,22 +7,20 @@ NAMES = ("SST2", "SST5")
 
 
 def read(name: str, files: TaskFiles) -> Task:
-    fine = name == "SST5"
-    sizes = (8544, 1101, 2210) if fine else (67349, 872, 1821)
+    folder, classes, sizes = "binary", 2, (67349, 872, 1821)
+    if name == "SST5":
+        folder, classes, sizes = "fine", 5, (8544, 1101, 2210)
     splits = {}
     for split, expected in zip(("train", "dev", "test"), sizes, strict=True):
-        relative = f"downstream/SST/{'fine' if fine else 'binary'}/sentiment-{split}"
+        relative = f"downstream/SST/{folder}/sentiment-{split}"
         sentences, labels = [], []
         for number, line in enumerate(files.lines(relative), 1):
-            label, _, text = line.strip().partition(" ") if fine else reversed_partition(line.strip())
-            labels.append(files.label(relative, number, label, 5 if fine else 2))
+            if classes == 5:
+                label, _, text = line.strip().partition(" ")
+            else:
+                text, label, *_ = [*line.strip().split("\t"), ""]
+            labels.append(files.label(relative, number, label, classes))
             sentences.append(text.split())
         files.expect(relative, len(labels), expected)
         splits[split] = Split([sentences], labels)
-    return Task(name, "split", splits, classes=5 if fine else 2)
-
-
-def reversed_partition(line: str) -> tuple[str, str, str]:
-    """Split 'sentence TAB label' into label, tab, sentence."""
-    text, tab, label = line.partition("\t")
-    return label.split("\t")[0], tab, text
+    return Task(name, "split", splits, classes=classes)
