@@ -151,7 +151,7 @@ class Manifest(_Part):
 
     @property
     def is_paper_protocol(self) -> bool:
-        """Whether it repeats a printed table by the paper's protocol."""
+        """Return whether it repeats a printed table by the paper's protocol."""
         return self.published is not None and not self.protocol
 
 

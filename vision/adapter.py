@@ -123,7 +123,7 @@ class VisionAdapter(Adapter):
 
     @cached_property
     def parts(self) -> Parts:
-        """The images of training, and the validation part if there is one; those of a model in use are read lazily."""
+        """The training images, and the validation part if there is one. A model in use reads them lazily."""
         return kind_of(self.config).load(self.config, self.seed, self.validation)
 
     @cached_property

@@ -85,7 +85,7 @@ def attempt(read: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
     try:
         return use(read())
     except DataError:
-        raise  # concerns the whole set, not this image
+        raise  # concerns the data set, not this image
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, ...
         # Remove memory addresses: they change from run to run.
         return re.sub(r"\s*:?\s*<[^>]* at 0x[^>]*>", "", str(error)) or type(error).__name__
@@ -153,7 +153,7 @@ class Encoded:
 
     @property
     def is_forward(self) -> bool:
-        """Whether images can only be read one after another."""
+        """Return whether images can only be read one after another."""
         return self.stream is not None and self.stream.forward
 
     def __len__(self) -> int:

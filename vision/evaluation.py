@@ -54,7 +54,7 @@ class Evaluation:
 
     @property
     def has_classes(self) -> bool:
-        """Whether there are labels for probes. Pairs of a table need none."""
+        """Return whether there are labels for probes. Pairs of a table need none."""
         return self.config.pairs != "columns" or self.parts.train.labels is not None
 
     def results(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:

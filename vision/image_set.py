@@ -75,7 +75,7 @@ class ImageSet:
 
     @property
     def all_labelled(self) -> bool:
-        """Whether every image has a label."""
+        """Return whether every image has a label."""
         return self.labels is not None and bool((self.labels >= 0).all())
 
     def take(self, index: Tensor | Sequence[int]) -> Self:

@@ -70,7 +70,7 @@ class PrintedTable:
         columns: names, in their order.
         rows: in their order.
         issues: cautions a reader needs.
-        reconstructed: what could not be read off the page as it stands: what was read, the value taken, and why.
+        reconstructed: values that the page does not give directly: the printed text, the value used, and the reason.
     """
 
     id: str

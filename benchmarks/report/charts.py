@@ -246,9 +246,9 @@ def _two_way(results: SuiteResults) -> list[Picture]:
 
 
 def _columns(results: SuiteResults) -> list[Picture]:
-    """A figure whose x axis are the columns: one line per row, at the numbers in the columns' names.
+    """Draw one line per row over the columns, at the numbers in the columns' names.
 
-    Columns of different data, by what stands before the slash ("digits/blocks=2"), are pictures of their own.
+    Each data set has its own picture. A column's data set comes before the slash ("digits/blocks=2").
     """
     found = []
     for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):

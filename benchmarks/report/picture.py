@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart and its caption. `note` stands once above all pictures of a kind."""
+    """A chart and its caption. `note` is shown once above all pictures of a kind."""
 
     chart: Chart
     caption: str

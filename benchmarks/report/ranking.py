@@ -44,7 +44,7 @@ def rank_objectives(
     runs: Mapping[str, Hashable] | None = None,
     decided: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Rank]:
-    """Rank objectives over tasks, best mean rank first. Those that lack a task last, without a rank.
+    """Rank objectives over tasks, best mean rank first. Objectives without results on a task come last, unranked.
 
     Args:
         tasks: task -> objective -> value by seed.

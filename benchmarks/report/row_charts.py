@@ -170,7 +170,7 @@ class RankChart(Chart):
     def draw(self) -> tuple[Any, dict[str, Rows]]:
         alt = altair()
         labels, ranks = [label for label, _ in self.rows], [rank for _, rank in self.rows]
-        # The bars stand to the right of the worst rank, at equal distances.
+        # Bars are drawn to the right of the worst rank, at equal distances.
         room = 0.06 * max(max(ranks) - min(ranks), 0.5)
         bars = [
             {"x": max(ranks) + (i + 1.5) * room, "label": labels[a], "end": labels[b],

@@ -41,7 +41,7 @@ def _drawn(table: ReportTable, chosen: Sequence[int], title: str) -> Table:
     for i in chosen:
         most = WIDEST if i else WIDEST_NAME
         if table.numeric[i]:
-            # Numbers are as wide as they are. The words of their name stand below each other.
+            # A column is as wide as its longest number. Its name is wrapped.
             most = max(WORD, *(len(text) for row in table.rows for text in (row[i].text, row[i].sub)))
         justify = "right" if table.numeric[i] else "left"
         found.add_column(escape(table.head[i]), justify=justify, overflow="fold", max_width=most)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.files import atomic_write
 
-STEPS = 3  # that are timed in each batch; the first of all is not
+STEPS = 3  # timed steps of each batch, after an untimed first step
 PLAYED = 40  # agent steps of random actions
 PLAIN = ("train.warmup=0", "train.schedule=constant", "train.milestones=", "train.epochs=", "train.steps=8")
 DIGITS = (

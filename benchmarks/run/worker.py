@@ -138,7 +138,7 @@ def follow(parent: int) -> None:
     def watch() -> None:
         while lives():
             time.sleep(1.0)
-        # The trainer answers the signal with a checkpoint. What does not answer within the time is ended.
+        # The trainer answers the signal with a checkpoint. Trainers that do not answer in time are ended.
         _end()
         time.sleep(GRACE)
         os._exit(128 + signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 Values are (..., T, S): tasks, and seeds of each, or nan if a task has no such run, at the same places in every repeat.
 `runs` names for each task whose runs it measures: the columns of the same runs have one name, and a seed of them is one
-draw, not several. What an estimate owes to a draw is summed over its columns before variances are.
+draw, not several. A draw's contribution is summed over its columns before variances are added.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -67,7 +67,7 @@ def _of_pairs_else_apart(
     base: Array,
     runs: Sequence[Hashable],
 ) -> Estimate:
-    """A formula on pairs. Where all pairs of a task differ by the same, on the sides taken apart."""
+    """Apply a formula to pairs. If all pairs of a task have the same difference, apply it to both sides separately."""
     found = formula(ours, base, runs, True)
     both = _present_in_tasks(ours) & _present_in_tasks(base)  # (T, S)
     same = np.zeros(found.value.shape, dtype=bool)

@@ -111,7 +111,7 @@ PROBE = ("vision.probe.baselines=false", "vision.probe.features=embedding", 'vis
 
 
 def data_sets(data: Path | None, runs: Path) -> dict[str, DataSet]:
-    """Return the data sets by name. Those with files need the folder `data`."""
+    """Return the data sets by name. Data sets with files need the folder `data`."""
     digits = (*PROBE, "train.batch_size=64", "train.epochs=60", "train.checkpoint_every=60")
     found = {"digits": DataSet("digits-simclr", "linear/accuracy", digits, DIGITS)}
     if data is None:

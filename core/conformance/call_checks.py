@@ -94,7 +94,7 @@ def ignores_order(subject: Subject) -> str:
     leaves = VIEWS.leaves()
     count = len(leaves["a"])
     result = subject.result(subject.make(), VIEWS, leaves)
-    # A rotation and an exchange generate all orders; who is whose positive by place may survive either alone.
+    # A rotation and an exchange generate all orders. A loss that pairs rows by place may pass one of them.
     rotated = torch.arange(count).roll(-1)
     exchanged = torch.cat([torch.tensor([1, 0]), torch.arange(2, count)])
     for order in (rotated, exchanged, torch.randperm(count, generator=torch.Generator().manual_seed(5))):
@@ -216,7 +216,7 @@ def _compiled(subject: Subject, backend: str) -> str:
     def loss(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
         return subject.call(instance, layout, leaves)
 
-    logging.disable(logging.WARNING)  # graph breaks are announced; they are no faults
+    logging.disable(logging.WARNING)  # graph breaks are logged, but are not faults
     try:
         compiled = subject.result(instance, VIEWS, leaves, torch.compile(loss, backend=backend))
     finally:

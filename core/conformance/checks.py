@@ -1,4 +1,4 @@
-"""What all checks share: the table of checks, their outcomes, and comparisons with a tolerance."""
+"""Shared parts of all checks: their table, their outcomes, and comparisons with a tolerance."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ROWS, COLUMNS = 8, 16  # of the batches for low precision
 
 
 class Failed(AssertionError):  # noqa: N818
-    """A check found a fault; the message says which.
+    """A check found the fault that the message names.
 
     Args:
         message: what is wrong.
-        explains: names of checks that cannot but fail for the same cause.
+        explains: names of checks that must fail for the same cause.
     """
 
     def __init__(self, message: str, explains: tuple[str, ...] = ()) -> None:
@@ -34,12 +34,12 @@ class Failed(AssertionError):  # noqa: N818
 
 
 class Skipped(Exception):  # noqa: N818
-    """A check does not apply; the message says why."""
+    """A check does not apply, for the reason in the message."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A named check; its first docstring line says what it demands."""
+    """A named check. The first line of its docstring is its requirement."""
 
     name: str
     run: Callable[[Subject], str]

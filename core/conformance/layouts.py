@@ -60,7 +60,7 @@ def two_views(count: int, width: int = WIDTH) -> Layout:
 
 
 def in_order(order: Tensor, width: int = WIDTH) -> Layout:
-    """Two views of instances in another order; neighbours of the first order are of one class, of five in all."""
+    """Return two views of instances in another order. Neighbours in the first order share one of five classes."""
     shape = len(order), width
     labels = (order // 2) % 5
     return Layout("views", {"a": shape, "b": shape}, lambda a, b: Pairs.from_views([a, b], labels))

@@ -20,9 +20,9 @@ class CheckResult:
         subject: name of what was checked.
         check: name of the check.
         outcome: "ok", "FAIL", or "-" where it does not apply.
-        detail: what was found.
-        seconds: it took.
-        cause: of a failure, the check whose finding explains it, its own where none does; else "".
+        detail: the finding.
+        seconds: duration of the check.
+        cause: for a failure, the check that explains it, by default this check. Otherwise "".
     """
 
     subject: str

@@ -30,7 +30,7 @@ class Result:
 
     Args:
         value: ().
-        gradients: by the name of a leaf or parameter, (...) as it is; None where no gradient arrived.
+        gradients: by the name of a leaf or parameter, with its shape (...). None if it got no gradient.
     """
 
     value: Tensor
@@ -52,14 +52,14 @@ class Subject:
         name: shown in the report.
         build: returns a fresh instance; keyword arguments override options.
         call: (instance, layout, leaves) -> scalar tensor.
-        truth: like `call`, by loops that share nothing with the instance; None if no reference is known. Options
+        truth: like `call`, by independent loops. None if there is no reference. Options
             that were overridden when the instance was built come as keyword arguments.
         temperature: True if `build` accepts a temperature, which some checks lower.
         takes_pairs: True for dipole's objectives, False for what is called as loss(a, b).
         layouts: the batches it can be called on.
-        read: builds an instance from the text that str() gives; None if it has no spelling.
+        read: builds an instance from the text of str(). None if it cannot be written as text.
         detached: whether it stops a gradient on purpose, or which rows get none (`Objective.detached`).
-        stateful: whether its value depends on earlier calls; it is set back after each.
+        stateful: whether its value depends on earlier calls. The state is reset after each call.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Subject:
             instance = self.build(**lowered)
             if self.takes_pairs:
                 instance.build(layout.width)
-                # Parameters start at special points (identity matrices); a check wants them anywhere.
+                # Parameters start at special points (identity matrices). Checks need general ones.
                 with torch.no_grad():
                     for parameter in instance.parameters():
                         parameter.add_(torch.randn_like(parameter), alpha=0.2)
@@ -115,10 +115,10 @@ class Subject:
             instance: what `make` gave.
             layout: the batch.
             leaves: by name, as `Layout.leaves` draws them.
-            loss: another loss, called alike; None: `call`.
+            loss: another loss with the same arguments. None: `call`.
 
         Raises:
-            TypeError: it is no scalar tensor.
+            TypeError: the loss is not a scalar tensor.
         """
         with warnings.catch_warnings(), self.set_back(instance):
             warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ def declared(*owners: Any) -> tuple[bool | tuple[str, ...], bool]:
 
 
 def parameters_of(instance: Any) -> dict[str, Tensor]:
-    """Return trainable parameters by name; {} for a plain callable."""
+    """Return trainable parameters by name. {} for a plain callable."""
     return dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
 
 

@@ -306,7 +306,7 @@ class _Solver:
         return total, spread / (len(self.x) * self.columns)
 
     def _inverse_diagonal(self, weights: Tensor, masks: Tensor, c: float) -> Tensor:
-        """Return 1 / diagonal of the Hessian (K, 1, D) at the mean weights; the problems differ little in it."""
+        """Return 1 / diagonal of the Hessian (K, 1, D) at the mean weights. It differs little between problems."""
         diagonal = self.x.new_zeros(self.columns, self.x.shape[1])
         for rows, decision in self._decisions(weights.mean(1, keepdim=True)):
             p = _probabilities(decision)[:, 0]
@@ -344,7 +344,7 @@ def row_pieces(rows: int, columns: int, device: torch.device) -> Iterator[slice]
 
 
 def _eigenvectors(x: Tensor) -> Tensor | None:
-    """Return the eigenvectors (d, D) of X^T X that span the rows; None if there are too many to pay."""
+    """Return the eigenvectors (d, D) of X^T X that span the rows. None if they are too many to save time."""
     rows, width = x.shape
     if min(rows, width) > ROTATED_BELOW:
         return None

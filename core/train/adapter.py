@@ -86,21 +86,21 @@ class Adapter(ABC):
         train_fields: the keys of [train] that have an effect. None means all. Setting another one is an error.
         precisions: the possible values of train.precision. None means all.
         validates: whether it can evaluate a validation part (`Context`).
-        sets_aside: whether a validation part is taken from what would be trained on otherwise.
+        sets_aside: whether the validation part is taken from the training data.
         objective_optional: whether `objective = "none"` is allowed (a control without contrast).
         export_formats: what `dipole export RUN --to FORMAT` can write.
         data_fields: the keys of its table with paths of data. `dipole eval RUN --set` may change them.
         built_from_data: whether the module is only valid together with its data, as word embeddings are with the
             vocabulary. A run then does not continue on changed data.
-        module: everything that is trained except the objective. The run saves its weights. Build it on the CPU: the
+        module: all trained networks, without the objective. The run saves its weights. Build it on the CPU: the
             trainer seeds the global generators with the `model` stream before the constructor runs and moves the module
             to `device` afterwards. Parameters with requires_grad=False (a momentum encoder) stay as they are.
         compiles: whether the domain's own table asks for compiling.
         embedding_dim: width d of the anchors that `embed` returns.
-        part: what `evaluate`, `features("test")` and `held_out_pairs` are of, "test" or "validation"; at first
-            "validation" where a share is set aside. The trainer sets it: the test part is not read before it is that.
-        reported: the part that the run's results are of.
-        steps_per_epoch: number of batches that `batches(epoch)` yields on this rank (the same on every rank); 1 where
+        part: the part that `evaluate`, `features("test")` and `held_out_pairs` use, "test" or "validation". It starts
+            as "validation" if a share is set aside. The trainer sets it, and the test part is not read before that.
+        reported: the part on which the run's results are computed.
+        steps_per_epoch: number of batches that `batches(epoch)` yields on each rank (all ranks yield the same). 1 if
             there are no epochs.
     """
 
@@ -142,10 +142,10 @@ class Adapter(ABC):
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch | None:
-        """The networks of a run as its settings say, for `dipole bench --plan`; None where a domain cannot tell.
+        """Return the networks that the settings describe, for `dipole bench --plan`. None if the domain cannot plan.
 
-        Nothing is read: sizes of data that are not there are those that the settings let one expect. Networks are built
-        on the meta device, on which tensors have a shape and no memory.
+        No data are read: sizes of missing data are estimated from the settings. Networks are built on the meta device,
+        where tensors have a shape but no memory.
 
         Args:
             config: an instance of `config_model`.
@@ -153,7 +153,7 @@ class Adapter(ABC):
             world_size: ranks, >= 1.
 
         Raises:
-            ConfigError: the run could not be built either.
+            ConfigError: a run with these settings cannot be built.
         """
         return None
 
@@ -185,11 +185,11 @@ class Adapter(ABC):
         """
 
     def encoders(self) -> Sequence[nn.Module]:
-        """Return the modules that `embed` calls, with one output row for each input row; by default `module`.
+        """Return the modules that `embed` calls. They give one output row for each input row. Default: `module`.
 
         train.microbatch, train.activation_checkpointing and train.compile apply to them. Their inputs are tensors,
-        containers of tensors, or objects with `len` and `split(size)`. In microbatches only parameters that they hold
-        get a gradient.
+        containers of tensors, or objects with `len` and `split(size)`. With microbatches, only their parameters get a
+        gradient.
         """
         return [self.module]
 
@@ -202,7 +202,7 @@ class Adapter(ABC):
         return ()
 
     def before_step(self) -> None:  # noqa: B027
-        """Change gradients before the optimizer step. They are those of the whole batch, of all ranks."""
+        """Change gradients before the optimizer step. They are gradients of the global batch over all ranks."""
 
     def after_step(self) -> None:  # noqa: B027
         """Update momentum encoders and queues after the optimizer step."""

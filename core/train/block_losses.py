@@ -29,7 +29,7 @@ class BlockShape:
 
     @classmethod
     def of(cls, objective: Composite | None, size: int) -> BlockShape:
-        """That of the first `blocks` term, whose b is `size` and whose k is 1 where it gives none; else (size, 1)."""
+        """Return the shape of the first `blocks` term: b is its `size`, k is 1 by default. Without one: (size, 1)."""
         for _, _, term in objective if isinstance(objective, Composite) else ():
             if isinstance(term, Blocks):
                 return cls(term.b or size, term.k or 1, term.kind)
@@ -40,7 +40,7 @@ class BlockShape:
 def block_losses(
     train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, shape: BlockShape, seed: int = 0
 ) -> dict[str, float]:
-    """L_un and L_sup^mu (Arora et al. 2019) of frozen features, as they are.
+    """Return L_un and L_sup^mu (Arora et al. 2019) of raw frozen features.
 
     `unsupervised` and `unsupervised_train`: Eq. 12 on blocks of test and of training points that are drawn as for
     training (`ClassBlocks`), class collisions among them. `supervised`: for the same test points x and classes, where
@@ -70,7 +70,7 @@ def block_losses(
 
 
 def _of_batches(x: Tensor, y: Tensor, means: Tensor, shape: BlockShape, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Both losses of each point of each batch of blocks; the supervised one where no class collides."""
+    """Return both losses for each point of each batch. The supervised one skips points with a class collision."""
     sampler = ClassBlocks(y.cpu().numpy(), shape.b + 1, None, Seeds(seed))
     epochs = -(-BLOCKS * sampler.size // len(sampler))
     together = max(TOGETHER, shape.k + 1)
@@ -96,5 +96,5 @@ def _of_batches(x: Tensor, y: Tensor, means: Tensor, shape: BlockShape, seed: in
 
 
 def _joined(against: Tensor, shape: BlockShape) -> Tensor:
-    """What the loss of the margins -against (A, k) looks at, (A,)."""
+    """Reduce margins (A, k) with opposite sign to the argument (A,) of the loss."""
     return torch.logsumexp(against, 1) if shape.loss == "logistic" else against.amax(1)

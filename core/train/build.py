@@ -90,7 +90,7 @@ def _build_objective(text: str, width: int | None) -> None:
 @cache
 @torch.no_grad()
 def _relate(text: str, related: Callable[..., Any], arguments: tuple[Hashable, ...]) -> None:
-    # Whether the pairs suffice does not depend on the width. The cost of L or of prototypes does.
+    # A narrow model suffices to check the pairs. At full width, L and prototypes would be slow.
     with torch.random.fork_rng(devices=[]):
         built = objective(text, NARROW)
         built(related(built, NARROW, *arguments))

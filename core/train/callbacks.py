@@ -1,4 +1,4 @@
-"""What happens between the steps of a run: metrics, notes on terms, evaluation, checkpoints, the record.
+"""Callbacks between the steps of a run: metrics, notes on terms, evaluation, checkpoints, the record.
 
 A callback is a plain class. `Run.advance` calls `on_step` of each after every update, in the order of `Run.callbacks`.
 """
@@ -49,11 +49,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        """Restore from a whole checkpoint."""
+        """Restore from a complete checkpoint."""
 
 
 def crossed(run: Any, previous: int, every: int) -> bool:
-    """Whether a multiple of `every` lies between two steps."""
+    """Return whether a multiple of `every` lies between two steps."""
     return bool(run.step // every > previous // every)
 
 
@@ -246,7 +246,7 @@ class Evaluation(Callback):
         return found
 
     def finish(self, run: Any) -> None:
-        """Go back to the best weights if they are others, and measure what is reported (rank 0)."""
+        """Restore the best weights if they are older, and compute the reported results (rank 0)."""
         pair_values = None if self._pair_values is None else self._pair_values[1]
         goes_back = self.best.step is not None and self.best.step != run.step
         if goes_back:

@@ -23,14 +23,15 @@ SHOWN_WIDTH = 8  # terms are looked up, and nothing is computed with them
 
 @dataclass(frozen=True)
 class Card:
-    """A domain's description of an exported folder.
+    """Description of an exported folder, for its model card.
 
     Args:
         what: a sentence on the model.
         usage: Python that uses it, with FOLDER for the folder.
-        pipeline: the Hub's task, such as "image-feature-extraction"; library: that loads it; tags: further ones.
-        notes: what else there is to know, as paragraphs.
-        measured: what the head names as results first, in the form that the Hub's readers of such models expect.
+        pipeline: the Hub's task, such as "image-feature-extraction". library: name of the library that loads it.
+            tags: further tags.
+        notes: further information, as paragraphs.
+        measured: the first results of the card's header, in the format that the Hub expects for such models.
     """
 
     what: str

@@ -34,7 +34,7 @@ _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 
 
 class _HashingFile:
-    """Passes bytes on and remembers their hash."""
+    """Pass bytes on and hash them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -50,8 +50,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write the state after `step` steps and drop all but the newest two.
 
     Raises:
-        CheckpointError: the disk refused, or there is something in it that is no data; earlier checkpoints are
-            untouched.
+        CheckpointError: the disk cannot be written, or the state holds something that cannot be saved. Earlier
+            checkpoints are untouched.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,10 +132,10 @@ def starting_state(
         folder: the run's checkpoints.
         run_id: of the run.
         resume: "auto" takes the newest readable one, "never" none, a path that one.
-        warn: is told what is wrong with those that are passed over.
+        warn: called with the problem of each skipped checkpoint.
 
     Raises:
-        CheckpointError: the path is no readable checkpoint, or one of another run.
+        CheckpointError: the path is not a readable checkpoint, or belongs to another run.
     """
     if resume == "never":
         return None
@@ -182,7 +182,7 @@ def fitting() -> Iterator[None]:
 
 
 def _check(state: Mapping[str, Any]) -> None:
-    """ValueError for a state whose own parts are not of their kinds; what modules hold they check themselves."""
+    """Raise ValueError if a part of the state has the wrong type. Modules check their own states."""
     for name, is_right in PARTS.items():
         if not is_right(state[name]):
             raise ValueError(f"{name!r} is not what a run writes: {shortened(repr(state[name]), 80)}")
@@ -232,16 +232,17 @@ _ALIGNED = 8  # bytes, as safetensors' own writer does
 
 
 class Sink(Protocol):
-    """What is written to."""
+    """A target for `write_state`, such as a file."""
 
     def write(self, data: bytes | memoryview, /) -> int: ...
 
 
 def write_state(sink: Sink, state: Any) -> None:
-    """Write nested values (core/utils/plain_values.py); tensors that are one tensor are written once.
+    """Write nested values (core/utils/plain_values.py). A tensor that occurs several times is written once.
 
     Raises:
-        CheckpointError: something in it is neither data nor a tensor that safetensors know. OSError: the disk refused.
+        CheckpointError: a value is neither plain data nor a tensor that safetensors supports. OSError: the disk cannot
+            be written.
     """
     tensors: list[Tensor] = []
     known: dict[Any, int] = {}
@@ -277,7 +278,7 @@ def write_state(sink: Sink, state: Any) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """Read what `write_state` wrote; an error of safetensors' or Python's where it is damaged."""
+    """Read a file of `write_state`. A damaged file raises an error of safetensors or Python."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -286,7 +287,7 @@ def read_state(path: Path) -> Any:
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """The tensors of an open file, each read once: copies, as the file is mapped and may go."""
+    """Tensors of an open file, each read once. They are copies, as the mapped file may be deleted."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

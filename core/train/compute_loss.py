@@ -26,13 +26,13 @@ Relate = Callable[[Any, Tensor | None], "Pairs | EncodedBatch | tuple[Pairs, ...
 
 
 class ComputeLoss:
-    """A `compute_loss_func`; `compute_loss` makes one.
+    """A `compute_loss_func`. Build it with `compute_loss`.
 
     Args:
         objective: the built objective.
         embeddings: names of the model's outputs. None: the known names.
         pairs: a function instead of names, or None.
-        model: that holds the objective, or None if nothing of it is trained.
+        model: holds the objective. None if the objective has no parameters.
         accumulation: batches of an optimizer step, >= 1.
     """
 
@@ -120,24 +120,24 @@ def compute_loss(
     dim: int | None = None,
     gradient_accumulation_steps: int = 1,
 ) -> ComputeLoss:
-    """A `compute_loss_func` for transformers' Trainer.
+    """Return a `compute_loss_func` for transformers' Trainer.
 
         trainer = Trainer(model, args, train_dataset=..., compute_loss_func=dipole.compute_loss("infonce + 0.1*dp"))
 
-    The value is that of the rows of all ranks. The trainer adds up the batches of an optimizer step and expects each to
-    be divided by `num_items_in_batch`, the labels of all of them: a batch counts by its share of labels but -100,
-    so that equal batches are averaged. Without labels nothing is counted: say `gradient_accumulation_steps`.
+    The loss is computed over the rows of all ranks. The trainer adds up the batches of an optimizer step. It expects
+    each to be divided by `num_items_in_batch`, the number of their labels. Each batch is weighted by its share of the
+    labels other than -100, so equal batches are averaged. Without labels, pass `gradient_accumulation_steps`.
 
     Args:
         objective: its text, an Objective or a Composite.
-        embeddings: names of the model's outputs (B, d). Two are found in each other, both ways; one needs labels; more
-            are views of an instance. By default text_embeds and image_embeds (CLIP), query_embeds and document_embeds,
-            embeddings, pooler_output, or the tensor that the model returns.
+        embeddings: names of the model's outputs (B, d). Two outputs are contrasted in both directions. One output needs
+            labels. More than two are views of an instance. By default text_embeds and image_embeds (CLIP), query_embeds
+            and document_embeds, embeddings, pooler_output, or the tensor that the model returns.
         pairs: instead of names, a function from outputs and labels to Pairs.
-        model: needed where the objective has parameters or steps of its own: it gets the objective as its part
-            `objective`, which the trainer optimises and saves with it.
+        model: needed if the objective has parameters or steps of its own. The objective becomes its submodule
+            `objective`, so the trainer optimises and saves both.
         dim: width of the embeddings, >= 1, needed with `model` for terms that have parameters of that width.
-        gradient_accumulation_steps: what the trainer's argument of that name says, >= 1; used where nothing is counted.
+        gradient_accumulation_steps: the trainer's argument of that name, >= 1. Only used without labels.
 
     Returns:
         A function (outputs, labels=None, num_items_in_batch=None) -> loss, ().

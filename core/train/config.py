@@ -1,4 +1,4 @@
-"""The tables of a recipe as strict, frozen models: the base of every table, [train], and the whole."""
+"""The tables of a recipe as strict, frozen models: the base of every table, [train], and the recipe itself."""
 
 from __future__ import annotations
 

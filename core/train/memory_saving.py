@@ -142,7 +142,7 @@ def _pieces(module: nn.Module, deep: bool = True) -> list[nn.Module]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Whether it is made of other modules; a reparametrised layer is not."""
+    """Return whether a module consists of other modules. A reparametrised layer does not."""
     return any(name != "parametrizations" for name, _ in module.named_children())
 
 
@@ -176,7 +176,7 @@ def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forwar
 
 
 def _cut(layers: nn.Sequential) -> list[_Piece]:
-    """A chain of n layers as about sqrt(n) pieces; a layer that works in place stays with the one before it."""
+    """Split a chain of n layers into about sqrt(n) pieces. An in-place layer stays with the layer before it."""
     flat = list(_flat(layers))
     size = math.isqrt(len(flat) - 1) + 1
     free = [place for place, layer in enumerate(flat) if not getattr(layer, "inplace", False)]
@@ -209,7 +209,7 @@ class _Piece(nn.Module):
 
 
 def compiler_problem(device: torch.device) -> str:
-    """Return in one line why torch.compile fails on a device; empty if it works."""
+    """Return in one line why torch.compile fails on a device. Empty if it works."""
     try:
         torch.compile(torch.square, fullgraph=True)(torch.ones(2, device=device))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of numbers per logged step, append-only; and the sums behind a line."""
+"""Write metrics.jsonl, one line of numbers per logged step, and average the values behind a line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Meter:
         self._counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Add one step's values; scalar tensors without a graph, or numbers."""
+        """Add one step's values: scalar tensors without a graph, or numbers."""
         for name, value in values.items():
             if name in self._sums:
                 self._sums[name] = self._sums[name] + value
@@ -35,7 +35,7 @@ class Meter:
                 self._counts[name] = 1
 
     def take(self) -> dict[str, float]:
-        """Return the means and start anew; this waits for the device."""
+        """Return the means and reset. This waits for the device."""
         names = list(self._sums)
         tensors = [name for name in names if isinstance(self._sums[name], Tensor)]
         read = (
@@ -58,7 +58,7 @@ class Meter:
 
 
 class MetricsFile:
-    """Appends JSON lines; each is on its way to the disk before `write` returns."""
+    """Append JSON lines. Each line is flushed before `write` returns."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Open for appending after cutting the file back to `keep_bytes` (what a checkpoint had seen)."""
@@ -71,7 +71,7 @@ class MetricsFile:
             raise TrainingError(f"cannot write {path}: {why(error)}") from error
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Append one line; numbers that JSON cannot hold become null."""
+        """Append one line. Numbers that JSON cannot represent become null."""
         clean = {
             key: None if isinstance(value, float) and not math.isfinite(value) else _short(value)
             for key, value in values.items()
@@ -95,10 +95,10 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics.jsonl; a last line cut off by a crash is left out, and so is any other that is no object of JSON.
+    """Read a metrics.jsonl. Lines that are not JSON objects are skipped, such as a last line cut off by a crash.
 
     Raises:
-        DataError: it is no regular file, or has a line of megabytes.
+        DataError: it is not a regular file, or a line has megabytes.
     """
     lines = []
     for raw in read_lines(path):

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def save_kept(folder: Path, adapter: Adapter) -> None:
-    """Write what a domain needs besides weights into a folder, as a whole or not at all; none where it needs nothing.
+    """Write the files that a domain needs besides weights into a folder, atomically. No folder if it needs none.
 
     Raises:
-        CheckpointError: the disk refused.
+        CheckpointError: the disk cannot be written.
     """
     if not keeps(type(adapter)):
         return
@@ -38,7 +38,7 @@ def save_kept(folder: Path, adapter: Adapter) -> None:
 
 
 def keeps(adapter: type[Adapter]) -> bool:
-    """Whether a domain needs anything besides weights and configuration."""
+    """Return whether a domain needs files besides weights and configuration."""
     from dipole.core.train.adapter import Adapter
 
     return adapter.keep is not Adapter.keep
@@ -48,7 +48,7 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
     """Write both files, each atomically. Tied weights are stored once and stay tied (`save_model`).
 
     Raises:
-        CheckpointError: the disk refused.
+        CheckpointError: the disk cannot be written.
     """
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"

@@ -18,7 +18,7 @@ from dipole.core.utils.transfer import AsyncHostCopy
 
 
 def checks_late(device: torch.device, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> bool:
-    """Whether the host checks the loss one step later, so that the device never waits for it.
+    """Return whether the host checks the loss one step later, so that the device never waits for it.
 
     The optimizer must be able to skip a step by itself. Loss scaling (float16) checks every step at once.
     """
@@ -89,9 +89,9 @@ def explain_not_finite(step: int, outcome: Outcome, related: GlobalPairs, object
 
 
 def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
-    """Whether only the loss scale may have made a gradient not finite (float16). The step is then skipped.
+    """Return whether the loss scale alone can explain a nonfinite gradient (float16). The step is then skipped.
 
-    The scale is halved each time. Below 1 it was not the scale.
+    The scale is halved each time. Below a scale of 1 there must be another cause.
     """
     return scaler.is_enabled() and math.isfinite(float(loss.detach())) and scaler.get_scale() >= 1
 

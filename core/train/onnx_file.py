@@ -36,17 +36,16 @@ def write_onnx(
     free: Mapping[str, Sequence[str]],
     others: Sequence[Mapping[str, Tensor]],
 ) -> None:
-    """Write `FILE` into a folder; onnxruntime must give the module's output, named `OUTPUT`, for every input tried.
+    """Write `FILE` into a folder and check it: onnxruntime must reproduce the module's output, named `OUTPUT`.
 
     Args:
-        module: in eval mode on the CPU, of named tensors to one tensor.
+        module: maps named tensors to one tensor. In eval mode, on the CPU.
         example: name -> tensor of every input, at least two long wherever it is free.
         free: name of every input -> names of its leading axes that are not fixed, such as ("batch", "length").
-        others: further inputs to try, of other sizes along the free axes.
+        others: further inputs to check, with other sizes along the free axes.
 
     Raises:
-        ConfigError: the packages are missing. TrainingError: the module cannot be written as ONNX, or the file computes
-            something else.
+        ConfigError: packages are missing. TrainingError: the module cannot be written as ONNX, or the outputs differ.
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
@@ -67,7 +66,7 @@ def write_onnx(
 
 @torch.no_grad()
 def _off(path: Path, module: nn.Module, tried: Sequence[Mapping[str, Tensor]]) -> float:
-    """Largest difference of a file's output, in terms of the module's largest number where that is above 1."""
+    """Return the largest difference of a file's output, divided by the module's largest output if above 1."""
     found = []
     for inputs in tried:
         wanted = module(**inputs)
@@ -96,7 +95,7 @@ def _write(path: Path, module: nn.Module, example: Mapping[str, Tensor], free: M
 def _write_traced(
     path: Path, module: nn.Module, example: Mapping[str, Tensor], free: Mapping[str, Mapping[int, str]]
 ) -> None:
-    """By a trace of the example: `torch.export` cannot follow every shape, or holds one still that should be free."""
+    """Export by tracing the example, as `torch.export` fails on some shapes or fixes an axis that should be free."""
     with _quiet():
         torch.onnx.export(
             module,
@@ -110,14 +109,14 @@ def _write_traced(
 
 
 def _root(error: BaseException) -> BaseException:
-    """What an error came from in the end; the exporter's own say how to report it."""
+    """Return the root cause of an error. The exporter's own errors only say how to report them."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The output of a file for one batch, on the CPU."""
+    """Return the output of a file for one batch, on the CPU."""
     from onnxruntime import InferenceSession
 
     session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -126,7 +125,7 @@ def run_onnx(path: Path, inputs: Mapping[str, Tensor]) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter tells its developers."""
+    """Silence logs and warnings of the exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

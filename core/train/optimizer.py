@@ -17,8 +17,8 @@ from dipole.core.utils.errors import ConfigError
 def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: int) -> float:
     """Return the rate of update `step` (from 0) of `total`.
 
-    Warm-up rises linearly and reaches the peak with its last update; cosine then falls to 0 at `total`
-    (Loshchilov & Hutter 2017, Eq. 5, one period); step multiplies by `decay` at each milestone.
+    Warm-up rises linearly and reaches the peak with its last update. "cosine" then falls to 0 at `total`
+    (Loshchilov & Hutter 2017, Eq. 5, one period). "step" multiplies by `decay` at each milestone.
     """
     peak = config.learning_rate
     warmup = config.in_steps(config.warmup, steps_per_epoch)

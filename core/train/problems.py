@@ -62,7 +62,7 @@ def _table_at(location: Sequence[str], model: type[BaseModel]) -> type[BaseModel
     for key in location:
         field = model.model_fields.get(key)
         if field is None:
-            # A discriminator's tag stands in the path of a tagged union; it names no field.
+            # The path through a tagged union contains the discriminator's tag, which is not a field.
             continue
         options = [field.annotation, *get_args(field.annotation)]
         tables = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]

@@ -24,13 +24,13 @@ def check_push(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload a folder as a model repository, made where there is none, and return its address.
+    """Upload a folder as a model repository and return its address. The repository is created if missing.
 
     Args:
-        folder: what is uploaded. repo: OWNER/NAME, or NAME of the own account. private: of a new repository.
+        folder: the folder to upload. repo: OWNER/NAME, or NAME in your account. private: for a new repository.
 
     Raises:
-        TrainingError: the Hub cannot be reached, or refuses; the folder stays.
+        TrainingError: the Hub cannot be reached, or refuses. The folder is kept.
     """
     from huggingface_hub import HfApi
 

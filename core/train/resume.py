@@ -1,8 +1,7 @@
-"""The state of a run between two steps: what a checkpoint holds, and how a run continues from it.
+"""Save the state of a run between two steps, and continue a run from a checkpoint.
 
-Another number of ranks may continue a checkpoint. Data and views are drawn for the global batch, and the loss is that
-of the global batch, so weights, optimizer and queues mean the same to any number of ranks. What a rank draws, keeps or
-averages for itself does not.
+Another number of ranks may continue a checkpoint. Data, views and the loss belong to the global batch, so weights,
+optimizer and queues fit any number of ranks. State that a rank draws, keeps or averages for itself does not.
 """
 
 from __future__ import annotations
@@ -103,11 +102,11 @@ def first_start(run: Any) -> str | None:
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
-    """Return why another number of ranks cannot continue; empty if it can.
+    """Return why another number of ranks cannot continue. Empty if it can.
 
     Args:
         ranks: what each rank saved: "drew" (whether it drew from the global generators), "adapter".
-        module: what is trained.
+        module: the trained module.
         synchronized: whether batch norm sees the rows of all ranks.
     """
     if any(rank["drew"] for rank in ranks):
@@ -120,7 +119,7 @@ def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synch
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal: tensors, numbers, strings, lists and dicts."""
+    """Return whether two states of tensors, numbers, strings, lists and dicts are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
     if isinstance(a, dict) and isinstance(b, dict):

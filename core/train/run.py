@@ -75,7 +75,7 @@ def train(
         CheckpointError: a checkpoint is missing, damaged or of another run.
         ConfigError: a device, a tracker, a setting or `resume` is not possible here.
         DataError: the data set is missing or damaged.
-        RecordError: the record that is there cannot be read.
+        RecordError: the existing record cannot be read.
     """
     if not isinstance(resume, Path) and resume not in ("auto", "never"):
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all updates are made."""
+        """Return whether all updates are done."""
         return self.step >= self.total_steps
 
     def run(self) -> RunRecord:

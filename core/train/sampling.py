@@ -44,17 +44,17 @@ class ClassBlocks:
 
     @cached_property
     def members(self) -> list[np.ndarray]:
-        """Rows of each class that has enough of them."""
+        """Return the rows of each class that has enough of them."""
         order = np.argsort(self.labels, kind="stable")
         starts = np.unique(self.labels[order], return_index=True)[1][1:]
         return [rows for rows in np.split(order, starts) if len(rows) >= self.size]
 
     def __len__(self) -> int:
-        """Rows of an epoch: as many blocks as there are different ones."""
+        """Return the number of rows of an epoch, in as many blocks as are distinct."""
         return self.size * sum(self.count or len(rows) // self.size for rows in self.members)
 
     def rows(self, epoch: int) -> np.ndarray:
-        """(len(self),) rows of an epoch, block after block."""
+        """Return the (len(self),) rows of an epoch, block after block."""
         blocks = len(self) // self.size
         draw = self.seed.numpy("data", "blocks", epoch)
         owner = draw.integers(len(self.members), size=blocks)
@@ -72,12 +72,12 @@ class ClassBlocks:
 
 
 def _blocks(members: np.ndarray, size: int, count: int, draw: np.random.Generator) -> np.ndarray:
-    """(count, size) blocks of a class; its rows are used up before any is used again."""
+    """Return (count, size) blocks of a class. No row repeats before all rows are used."""
     filled = len(members) // size
     rounds = [draw.permutation(members)[: filled * size] for _ in range(-(-count // filled))]
     return np.concatenate([members[:0], *rounds]).reshape(-1, size)[:count]
 
 
 def _rounds(blocks: int, count: int, draw: np.random.Generator) -> np.ndarray:
-    """(count,) numbers below `blocks`, each used once before any is used again."""
+    """Return (count,) numbers below `blocks`. No number repeats before all are used."""
     return np.concatenate([np.arange(0), *(draw.permutation(blocks) for _ in range(-(-count // blocks)))])[:count]

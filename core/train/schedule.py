@@ -1,13 +1,13 @@
-"""Weights and options of terms that change with the step: the entries of [train.schedule] other than the rate's.
+"""Schedule weights and options of terms: all entries of [train.schedule] but the learning rate.
 
     [train.schedule]
-    learning_rate = "cosine"                         # what `schedule = "cosine"` says
+    learning_rate = "cosine"                         # same as `schedule = "cosine"`
     "dp.weight" = "linear(0, 0.1, end=10)"           # from 0 to 0.1 over the first ten epochs, then 0.1
     "infonce.temperature" = "cosine(0.5, 0.07)"      # over the whole run
     "dp.delta_pos" = [[0, 0.1], [20, 0.1], [40, 0.3]]  # straight lines between points [when, value]
 
-Times are in the unit of [train]: epochs, or steps. An option can be scheduled if its objective keeps it as an attribute
-of its own name and computes nothing from it beforehand.
+Times are in the unit of [train]: epochs, or steps. An option can be scheduled if its objective stores it as an
+attribute of the same name and precomputes nothing from it.
 """
 
 from __future__ import annotations

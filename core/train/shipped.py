@@ -1,6 +1,6 @@
 """Files that come with an installed package: recipes, suites, published tables.
 
-A package names a folder of its own by an entry point; nothing of the package is imported:
+A package names its folder by an entry point. The package is not imported:
 
     [project.entry-points."dipole.recipes"]
     mine = "my_package:recipes"
@@ -16,9 +16,9 @@ from dipole.core.utils.plugins import PluginError, points
 
 
 def shipped(kind: str, pattern: str = "*.toml") -> dict[str, Path]:
-    """Return the files of a kind (recipes, suites, published) by name, which is the file's without its suffix.
+    """Return the files of a kind (recipes, suites, published) by name, the file name without suffix.
 
-    Of two packages with a file of one name, the first keeps it; dipole comes first.
+    If two packages have a file of the same name, the first one wins. dipole comes first.
     """
     return _search(kind, pattern)[0]
 
@@ -29,7 +29,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def broken_folders(kind: str) -> list[PluginError]:
-    """Declared folders of a kind that are not there, or whose files have the names of others."""
+    """Return an error for each declared folder of a kind that is missing or repeats a file name."""
     return _search(kind, "*")[1]
 
 

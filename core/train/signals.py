@@ -19,11 +19,11 @@ HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1
 
 
 class RunInterruptedError(TrainingError):
-    """A signal ended the run after a complete step; the checkpoint is saved.
+    """A signal ended the run after a complete step. The checkpoint is saved.
 
     Args:
         message: what was saved, and how to go on.
-        signum: the signal; `exit_code` is `REQUEUE` for all but SIGINT.
+        signum: the signal. `exit_code` is `REQUEUE` for all but SIGINT.
     """
 
     def __init__(self, message: str, signum: int = signal.SIGINT) -> None:

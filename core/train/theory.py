@@ -49,7 +49,8 @@ def theory_of_run(
         choices: options of the theorems.
         device: as `load_run`.
         split: "train" or "test" features of the domain.
-        labels: "given", the domain's; "blocks:N", N rows in a row are a class; or a file: .npy, or a label per line.
+        labels: "given" for the domain's labels; "blocks:N" for classes of N consecutive rows; or a file, .npy or one
+            label per line.
         form: features as they are ("raw"), on the unit sphere ("unit"), or as the objective sees them ("auto": on the
             sphere where every similarity is a cosine).
         scale: features times this, > 0.
@@ -136,7 +137,7 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
 
 
 def _classes(names: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Integers as they are (below 0: no label); anything else by its place among the different names, NaN as none."""
+    """Return integers unchanged (below 0: no label). Number other labels in order of their names, NaN as no label."""
     if names.dtype.kind not in "fiub":
         try:
             names = np.asarray([int(name) for name in names.tolist()])

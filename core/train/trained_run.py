@@ -101,7 +101,7 @@ def evaluate_run(
         results=found.results,
         versions=library_versions(),
         notes=found.remarks,
-        # A domain may report numbers at the end of training that only a training batch gives; those are not compared.
+        # Some numbers at the end of training come from a training batch. They are not compared.
         agrees=all(
             name in record.results and _same(value, record.results[name]) for name, value in found.results.items()
         ),

@@ -30,9 +30,9 @@ class RemoteFile:
 
     Attributes:
         url: its address.
-        size: in bytes; None if unknown.
-        checksum: "md5:..." or "sha256:..." as published by its authors; None if unknown.
-        name: path inside the local folder; by default the end of the URL.
+        size: in bytes. None if unknown.
+        checksum: "md5:..." or "sha256:..." as published by its authors. None if unknown.
+        name: path inside the local folder. Default: the end of the URL.
     """
 
     url: str
@@ -52,8 +52,8 @@ def fetch(file: RemoteFile, folder: Path, progress: Progress = lambda done, tota
     An interrupted download is resumed. The file gets its name when it is complete and checked.
 
     Raises:
-        DataError: the server cannot be reached or refuses; size or checksum differ from the published ones (the file is
-            renamed to *.wrong); or the disk cannot be written.
+        DataError: the server cannot be reached or refuses, the disk cannot be written, or size or checksum differ from
+            the published ones. Then the file is renamed to *.wrong.
     """
     path = folder / file.path
     try:
@@ -120,7 +120,7 @@ def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
         raise
     with answer:
         if answer.status != 206:
-            done = 0  # the server sends the whole file
+            done = 0  # the server sends the full file
         length = answer.headers.get("Content-Length")
         total = done + int(length) if length is not None else size
         with open(part, "ab" if done else "wb") as file:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_drawing(extra: str = "vision") -> None:
-    """Raise ConfigError if matplotlib is missing; call it before long work.
+    """Raise ConfigError if matplotlib is missing. Call this before long work.
 
     extra: installs matplotlib.
     """
@@ -20,7 +20,7 @@ def check_drawing(extra: str = "vision") -> None:
 
 
 def new_figure(width: float, height: float, extra: str = "vision") -> "Figure":
-    """Return an empty figure; width and height are in inches."""
+    """Return an empty figure. Width and height are in inches."""
     check_drawing(extra)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,7 +1,7 @@
-"""Which part of a network learns: a backbone as a whole, its first layers, or everything.
+"""Freeze a backbone, or only its first layers.
 
-What is frozen has no gradient, so that no optimizer keeps state for it or decays it, and stays in evaluation mode:
-batch norm keeps the statistics it came with, dropout and stochastic depth are off.
+Frozen parameters have no gradient, so optimizers keep no state for them and do not decay them. Frozen modules stay in
+evaluation mode: batch norm keeps its pretrained statistics, dropout and stochastic depth are off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Freeze = Literal["none", "backbone"] | int
 
 
 class Layers(NamedTuple):
-    """A network as a chain: its layers (or stages) in order, and what stands before the first of them.
+    """A network as a chain: its layers (or stages) in order, and the modules before the first layer.
 
     blocks: the layers; before: modules that embed; loose: parameters that belong to no such module (class tokens,
     positions).
@@ -36,11 +36,12 @@ def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
 
     Args:
         model: the network.
-        how: "none"; "backbone", all of it; or how many of its first layers or stages, and what embeds before them.
-        setting: what the number is called in a recipe.
+        how: "none"; "backbone" for the full network; or the number of first layers or stages to freeze. The modules
+            before the first layer are frozen with them.
+        setting: name of this setting in a recipe, for messages.
 
     Raises:
-        ConfigError: there are not so many layers.
+        ConfigError: the network has fewer layers.
     """
     if how == "backbone":
         fix(model)
@@ -77,10 +78,10 @@ _stays.__name__ = "train"  # under this name a bound method is pickled
 def fix_unused(model: nn.Module, features: Tensor) -> list[str]:
     """Freeze the parameters that features do not depend on and return their names.
 
-    A gradient that never comes is an error where several ranks wait for it; a head that is not read has none.
+    An unused head gets no gradient. With several ranks a missing gradient is an error, so the head must be frozen.
 
     Args:
-        features: what `model` gave, with its graph.
+        features: output of `model`, with its graph.
     """
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     if not named or not features.requires_grad:
@@ -100,9 +101,9 @@ def fix_batch_norm(model: nn.Module) -> None:
 
 
 def layers(model: nn.Module) -> Layers:
-    """The layers of a network: of all lists of modules the one that holds most of it, the outermost of equals.
+    """Return the layers of a network: the module list with most parameters, on a tie the outermost one.
 
-    Stages that stand beside each other under numbered names (layer1, layer2, ...) are a list as well.
+    Stages with numbered names (layer1, layer2, ...) count as a list.
     """
     best, size = None, 0
     for path, blocks in _lists(model, ()):
@@ -126,7 +127,7 @@ def layers(model: nn.Module) -> Layers:
 
 
 def _lists(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[nn.Module]]]:
-    """(names on the way to the first layer, layers) of every list of modules below one, outer lists first."""
+    """Yield (names on the way to the first layer, layers) of every module list below a module, outer lists first."""
     children = list(module.named_children())
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         yield path, [child for _, child in children if _has_weights(child)]

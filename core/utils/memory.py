@@ -12,7 +12,7 @@ UNKNOWN = 1 << 62
 
 
 def available(device: torch.device) -> int:
-    """Return the free bytes of a device; UNKNOWN for the meta device and where there is no way to ask."""
+    """Return the free bytes of a device. UNKNOWN for the meta device and for devices that do not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_memory() if device.type == "cpu" else UNKNOWN

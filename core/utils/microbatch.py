@@ -120,7 +120,7 @@ class RngAndBuffers:
 
 
 class _Autocast:
-    """The autocast settings at the time of construction; entering `replay` applies them again.
+    """Record the autocast settings at construction. Entering `replay` applies them again.
 
     Casts are not cached: a cast made without a graph would cut the gradient of the second pass.
     """

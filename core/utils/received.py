@@ -50,7 +50,7 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
 
 
 def read_start(path: Path, count: int) -> bytes:
-    """Return the first bytes of a regular file of any size; ReceivedError as in `read_bytes`."""
+    """Return the first bytes of a regular file of any size. Raise ReceivedError as in `read_bytes`."""
     with _opened(path) as file:
         try:
             return file.read(count)
@@ -59,7 +59,7 @@ def read_start(path: Path, count: int) -> bytes:
 
 
 def read_end(path: Path, count: int) -> bytes:
-    """Return the last bytes of a regular file of any size; ReceivedError as in `read_bytes`."""
+    """Return the last bytes of a regular file of any size. Raise ReceivedError as in `read_bytes`."""
     with _opened(path) as file:
         try:
             file.seek(max(0, os.fstat(file.fileno()).st_size - count))
@@ -69,7 +69,7 @@ def read_end(path: Path, count: int) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST) -> str:
-    """Return the content of a regular UTF-8 file; ReceivedError as in `read_bytes`."""
+    """Return the content of a regular UTF-8 file. Raise ReceivedError as in `read_bytes`."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
@@ -77,7 +77,7 @@ def read_text(path: Path, most: int = LARGEST) -> str:
 
 
 def read_json(path: Path, most: int = LARGEST) -> Any:
-    """Return the value of a JSON file; ReceivedError if it is damaged."""
+    """Return the value of a JSON file. Raise ReceivedError if it is damaged."""
     text = read_text(path, most)
     try:
         return parse_json(text)
@@ -86,7 +86,7 @@ def read_json(path: Path, most: int = LARGEST) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file; ReceivedError if it is damaged."""
+    """Return the tables of a TOML file. Raise ReceivedError if it is damaged."""
     content = read_bytes(path, LARGEST_TOML)
     try:
         return parse_toml(content.decode())

@@ -124,7 +124,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what `rng_state` returned; GPU states are skipped where the number of GPUs differs."""
+    """Restore the result of `rng_state`. GPU states are skipped if the number of GPUs differs."""
     import numpy as np
     import torch
 

@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function as `torch.compiler.disable` gives it, once a process has loaded what compiles.
+    """Return the function wrapped by `torch.compiler.disable`, once a process has loaded the compiler.
 
-    torch.compiler.disable loads it at once, as long as torch itself takes: every command would wait for it, and those
-    that say what is wrong with a command line never compile.
+    torch.compiler.disable loads the compiler at once, which takes as long as importing torch. Most commands never
+    compile and should not wait for it.
 
     Args:
-        function: any; its own frames and all that it calls are run as written.
+        function: any function. Neither it nor the functions that it calls are compiled.
     """
     left_alone: list[Callable[P, T]] = []
 

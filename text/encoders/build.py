@@ -20,11 +20,11 @@ def trained_table(words: int, width: int) -> nn.Embedding:
 
 
 def fixed_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
-    """Pretrained word vectors that are not learned.
+    """Frozen pretrained word vectors.
 
     Args:
-        vectors: (V, d), row 0 the unknown word. known: (V,) bool, the words that have a vector; the others and the
-            unknown word share one vector, uniform in [0, 1) as in the authors' code.
+        vectors: (V, d), row 0 the unknown word. known: (V,) bool, the words with a vector. All others share the vector
+            of the unknown word, uniform in [0, 1) as in the authors' code.
     """
     rows = vectors.clone()
     rows[~known] = torch.rand(vectors.shape[1])
@@ -32,7 +32,7 @@ def fixed_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
 
 
 def word_gru(table: nn.Embedding, width: int, direction: Direction) -> WordGRU:
-    """A GRU over word embeddings, see `WordGRU`; raises ConfigError for a width that cannot be halved."""
+    """Return a GRU over word embeddings, see `WordGRU`. Raise ConfigError for a width that cannot be halved."""
     try:
         return WordGRU(table, width, direction)
     except ValueError as error:
@@ -48,16 +48,16 @@ def build_transformer(
     lora: LoraTable | None = None,
     weights: Weights | None = None,
 ) -> Transformer:
-    """Make a transformer of a checkpoint folder, a name on the Hub or a config file.
+    """Build a transformer from a checkpoint folder, a name on the Hub or a config file.
 
     Args:
-        source: where it comes from; without weights there (a config file), or with weights "random", it starts anew.
+        source: folder, name or file. A config file, or weights = "random", gives random weights.
         pooling: over its tokens.
-        vocabulary: tokens that it has to know; a configuration's is enlarged to it.
+        vocabulary: minimum number of tokens. The vocabulary of a config file is enlarged to it.
         freeze, lora, weights: as [text] has them.
 
     Raises:
-        ConfigError: it cannot be loaded, reads no text, or its vocabulary is smaller; or a setting does not fit it.
+        ConfigError: the model cannot be loaded, reads no text, has a smaller vocabulary, or contradicts a setting.
     """
     place = Source(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)

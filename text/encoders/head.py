@@ -16,7 +16,7 @@ class Headed(Part):
 
     Args:
         part: the encoder.
-        stays: whether the head is there in evaluation too, as supervised SimCSE has it; unsupervised drops it.
+        stays: whether evaluation keeps the head. Supervised SimCSE keeps it, unsupervised SimCSE drops it.
     """
 
     described: Mapping[str, Any] | None = None  # as of a `Transformer`
@@ -54,14 +54,14 @@ class Headed(Part):
 
 
 def with_head(part: Part, head: Literal["none", "mlp", "mlp_only_train"]) -> Part:
-    """The encoder under a head with new weights; itself where there is none."""
+    """Return the encoder with a newly initialised head, or unchanged without a head."""
     if head == "none":
         return part
     return Headed(part, stays=head == "mlp")
 
 
 def evaluated(model: SentenceModel) -> SentenceModel:
-    """The model as it is evaluated and exported; itself where it has no head."""
+    """Return the model for evaluation and export, without its head unless the head stays."""
     if not isinstance(model.f, Headed):
         return model
     sides: Any = model.sides()

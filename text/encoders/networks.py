@@ -24,11 +24,11 @@ class Part(nn.Module):
 
 
 class WordGRU(Part):
-    """Final state of a GRU over word embeddings; "bi" joins two of half the width, "combine" is uni beside bi.
+    """Final state of a GRU over word embeddings. "bi" joins two of half the width, "combine" joins uni and bi.
 
-    As in the Quick-Thought code (`s2v_model.py`) but for the cell: TensorFlow's GRU applies the reset gate before the
-    recurrent product and starts with gate bias 1, PyTorch's after it and with uniform biases. Weights cannot be
-    exchanged.
+    It follows the Quick-Thought code (`s2v_model.py`) except for the cell. TensorFlow's GRU applies the reset gate
+    before the recurrent product and starts with gate bias 1. PyTorch's GRU applies it afterwards and starts with
+    uniform biases. Weights cannot be exchanged.
 
     Args:
         table: word embeddings, shared with other encoders if they hold the same module.
@@ -84,7 +84,7 @@ class Transformer(Part):
 
     model: Any  # its attributes are transformers' own
     described: Mapping[str, Any] | None = None  # where its weights come from, for the record
-    remarks: Sequence[str] = ()  # and what a user is told of them
+    remarks: Sequence[str] = ()  # notes on them for the user
 
     def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Projected(Part):
 
 
 class SentenceModel(nn.Module):
-    """f and g, without shared weights but for fixed word vectors; g is None where one encoder does both."""
+    """f and g, which share no weights except fixed word vectors. g is None if one encoder does both."""
 
     f: Part
     g: Part | None
@@ -162,7 +162,7 @@ class SentenceModel(nn.Module):
         return f, g
 
     def represent(self, batch: Batch) -> Tensor:
-        """[f(s); g(s)], (B, output_width): what is evaluated and exported."""
+        """Return [f(s), g(s)], (B, output_width), for evaluation and export."""
         f, g = self(batch)
         if self.g is None:
             return f
@@ -170,7 +170,7 @@ class SentenceModel(nn.Module):
 
 
 def architecture(module: nn.Module) -> dict[str, Any]:
-    """Describe an encoder so that `from_architecture` builds one of the same shape; JSON values only."""
+    """Return JSON values from which `from_architecture` builds an encoder of the same shape."""
     from .tail import Pooled
 
     match module:

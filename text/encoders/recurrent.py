@@ -1,7 +1,7 @@
-"""A GRU over packed sentences on the CPU: nothing is computed for padding, and each weight gradient is one product.
+"""A GRU over packed sentences on the CPU. Padding costs nothing, and each weight gradient is one product.
 
 PyTorch's own GRU adds up the gradient of the recurrent weights step by step, one matrix for every position of the
-sentence; over short sentences these additions cost more than the padding that packing saves.
+sentence. For short sentences these additions cost more than the padding that packing saves.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def final_states(words: Tensor, sizes: list[int], gru: torch.nn.GRU) -> Tensor:
-    """Last states (B, directions * H) of a one-layer `torch.nn.GRU`, as it computes them itself.
+    """Return the last states (B, directions * H) of a one-layer `torch.nn.GRU`, equal to its own result.
 
     Args:
         words: (N, E) packed by position, longest sentence first (`pack_padded_sequence(...).data`).
@@ -58,7 +58,7 @@ class _GRU(torch.autograd.Function):
         two = 2 * units
         bias = b_ih.clone()
         bias[:two] += b_hh[:two]
-        gates = torch.addmm(bias, words, w_ih.T)  # (N, 3H): r, z, n; from here on overwritten by their values
+        gates = torch.addmm(bias, words, w_ih.T)  # (N, 3H): r, z, n, later overwritten by their values
         state = words.new_zeros(max(sizes), units)
         before = words.new_zeros(len(words) if keep else 0, units)  # states that each row was computed from
         inner = words.new_empty(len(words) if keep else max(sizes), units)  # W_hn h + b_hn
@@ -82,7 +82,7 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True; what follows would silently count as a constant
+        if torch.is_grad_enabled():  # create_graph=True: the result would silently count as a constant
             raise RuntimeError("the packed GRU has no second derivatives; call backward without create_graph")
         words, w_ih, w_hh, gates, before, inner = ctx.saved_tensors
         units = w_hh.shape[1]

@@ -27,15 +27,15 @@ _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
-    """The encoder with the modules that a folder of sentence-transformers has behind its transformer.
+    """Return the encoder with the modules that follow the transformer in a sentence-transformers folder.
 
     Args:
         part: the transformer, built from the folder.
-        source: folder or Hub name; what is none of sentence-transformers', and None, leave the encoder as it is.
-        pooling: the setting, which such a folder answers itself.
+        source: folder or Hub name. None, or a source of another library, leaves the encoder unchanged.
+        pooling: the pooling setting. Such a folder has its own.
 
     Raises:
-        ConfigError: a module that is not known, a file that is missing, or a pooling that the folder contradicts.
+        ConfigError: a module is unknown, a file is missing, or the folder has another pooling.
     """
     if source is None or (listed := _file(source, "modules.json")) is None:
         return part
@@ -68,7 +68,7 @@ def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
 
 
 def _file(source: str, name: str) -> Path | None:
-    """A file of a folder, or of a name on the Hub; None where there is none."""
+    """Return the path of a file in a folder or a Hub repository. None if it is missing."""
     path = Path(source)
     if path.exists():
         if (path / name).is_file():

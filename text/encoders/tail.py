@@ -33,7 +33,7 @@ def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
 
 
 class Dense(nn.Module):
-    """A linear map with an activation, added to its input where `residual` says so."""
+    """A linear map with an activation, with a residual connection if `residual` is True."""
 
     def __init__(self, size: int, out: int, bias: bool, activation: str, residual: bool = False) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def pooling_of(encoder: SentenceEncoder) -> str:
 
 @torch.no_grad()
 def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
-    """Compute vectors of `PADDED` as the card says. Those of plain models are not scaled."""
+    """Compute vectors of `PADDED` as the model card describes. Vectors of plain models are not scaled."""
     tokenizer = fast_tokenizer(encoder.tokens, encoder.max_length)
     batch = tokenizer(PADDED, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -53,19 +53,20 @@ class SE:
     """SentEval's engine.
 
     Args:
-        params: SentEval's `task_path`, `usepytorch`, `kfold` (>= 2; 5, as there; the literature uses 10), `seed` (0 to
-            2**32 - 1; 1111), `batch_size` (>= 1; 128, of the encoder), `classifier`, `similarity` (of STS, a function
-            of two vectors, (d,)). Besides: `protocol`: one of `PROTOCOLS`, instead of `usepytorch`; `halves`: parts
-            scaled to unit length each under "skip-thoughts" (>= 1; 1; 2 for encoders that concatenate f and g); `cache`
-            and `cache_key`: folder for features and a name that tells this encoder from others; `device`: where
-            classifiers are trained ("cpu"; those of scikit-learn stay there); `check`: False reads task files whose
-            counts differ from the published ones; `progress`: False prints nothing.
+        params: SentEval's parameters and some of dipole's. SentEval has `task_path`, `usepytorch`, `kfold` (>= 2,
+            default 5, while the literature uses 10), `seed` (0 to 2**32 - 1, default 1111), `batch_size` of the encoder
+            (>= 1, default 128), `classifier`, and `similarity` for STS, a function of two vectors (d,).
+            dipole adds: `protocol`, one of `PROTOCOLS`, instead of `usepytorch`. `halves` (>= 1, default 1), the number
+            of parts that "skip-thoughts" scales to unit length. Use 2 for encoders that concatenate f and g. `cache`
+            and `cache_key`, a folder for features and a unique name of this encoder. `device` (default "cpu"), where
+            classifiers are trained, except those of scikit-learn, which stay on the CPU. `check`: False reads task
+            files whose counts differ from the published ones. `progress`: False prints nothing.
         batcher: `batcher(params, sentences)` with token lists (some are empty) gives an array (n, d).
         prepare: `prepare(params, all sentences of the task)`, called once before a task is encoded.
 
     Raises:
-        OptionError: a parameter is wrong; from `eval`, vectors that `halves` does not divide.
-        DataError: from `eval`, as it says.
+        OptionError: a parameter is wrong. `eval` raises it if `halves` does not divide the vectors.
+        DataError: from `eval`, see there.
     """
 
     def __init__(self, params: Mapping[str, Any], batcher: Batcher, prepare: Prepare | None = None) -> None:
@@ -110,17 +111,17 @@ class SE:
     @overload
     def eval(self, name: list[str] | tuple[str, ...]) -> dict[str, Result]: ...
     def eval(self, name: str | list[str] | tuple[str, ...]) -> Result | dict[str, Result]:
-        """Score one task, or several.
+        """Score one or several tasks.
 
         Args:
-            name: as in SentEval (`load_task`); or a list or tuple of names, one at least.
+            name: a name as in SentEval (`load_task`), or a nonempty list or tuple of names.
 
         Returns:
-            A `Result`; of several, by name.
+            A `Result`. For several tasks, a dict by name.
 
         Raises:
-            OptionError: it is neither.
-            DataError: a task is unknown, a file is missing or damaged, or the encoder's vectors are no numbers (n, d).
+            OptionError: `name` is none of these.
+            DataError: a task is unknown, a file is missing or damaged, or the encoder's vectors are not numbers (n, d).
         """
         if not isinstance(name, str):
             tasks = [self._load(each) for each in task_names(name)]  # a missing file shows before hours of encoding
@@ -253,7 +254,7 @@ def evaluate(
         seed: of folds and classifiers, from 0 to 2**32 - 1.
         check: False reads task files whose counts differ from the published ones.
         progress: False prints nothing.
-        device: where classifiers are trained, such as "cuda" or "auto". Those of scikit-learn stay on the CPU.
+        device: where classifiers are trained, such as "cuda" or "auto". Classifiers of scikit-learn stay on the CPU.
 
     Returns:
         A `Result` for each task, by name.

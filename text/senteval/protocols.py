@@ -54,7 +54,7 @@ def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a probe depends on besides features and labels.
+    """Settings of a probe, besides features and labels.
 
     Args:
         protocol: one of `PROTOCOLS`.

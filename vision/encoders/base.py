@@ -70,7 +70,7 @@ class EncoderSettings(Settings):
 
     @property
     def is_hub(self) -> bool:
-        """Whether it is a model of transformers from a folder or the Hub."""
+        """Return whether this is a model of transformers from a folder or the Hub."""
         return self.name.startswith(PREFIX)
 
     @property

@@ -134,7 +134,7 @@ def _beside(path: Path, where: str) -> tuple[str, ...]:
 
 
 def is_picture(file: Path) -> bool:
-    """Whether a file is an image by its suffix, readable or not."""
+    """Return whether a file has the suffix of an image. It may be unreadable."""
     suffix = file.suffix.lower()
     return suffix in SUFFIXES | PICTURES | _known_to_pillow() or (
         (mimetypes.guess_type(file.name)[0] or "").startswith("image/")

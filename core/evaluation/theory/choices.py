@@ -13,7 +13,7 @@ PRIORS = ("measured", "uniform")
 
 @dataclass(frozen=True)
 class Choices:
-    """Options of `dipole theory`. Those after `delta_neg` are constants that no paper gives.
+    """Options of `dipole theory`. The options after `delta_neg` are constants that no paper gives.
 
     Args:
         losses: of Arora's theorems: "hinge", "logistic" or both.

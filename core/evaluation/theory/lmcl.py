@@ -48,7 +48,7 @@ def distance_coverage(embeddings: Tensor) -> float:
 
 
 def separation(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Largest D within a class, smallest between classes (LMCL, Theorem 2, Eq. 7); nan where there is no such pair.
+    """Return the largest D within a class and the smallest between classes (LMCL, Theorem 2, Eq. 7), or nan.
 
     An embedding exists for which the first is at most 1/2 - tau and the second at least 1/2, if C < d: f(x) = e_y.
 

@@ -33,10 +33,10 @@ class Quantity:
     """One number.
 
     Args:
-        name: what it is called.
-        value: of it.
-        about: what it is.
-        error: its standard error, where it was sampled; else 0.
+        name: its name.
+        value: its value.
+        about: its meaning.
+        error: its standard error if it was sampled, else 0.
     """
 
     name: str
@@ -227,7 +227,7 @@ def _classes(labels: Tensor) -> int:
 
 
 def choose(labels: Tensor | None, n: int, choices: Choices) -> Tensor:
-    """Indices of at most `choices.points` points; of few classes where all would be left with a handful each."""
+    """Return at most `choices.points` indices. Use fewer classes if each would keep only a handful of points."""
     generator = torch.Generator().manual_seed(choices.seed)
     rows = torch.arange(n)
     if labels is not None and bool((labels >= 0).any()):
