@@ -1,4 +1,4 @@
-"""Large batches in a small memory for a module of one's own: the encoder sees some rows at a time, the loss all."""
+"""Train your own encoder on large batches with little memory, by encoding in microbatches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dipole.core.utils.microbatch import microbatched, patched_forward
 
 
 class Cached(nn.Module):
-    """An encoder and an objective with the gradient of the whole batch; `cached` makes one.
+    """An encoder and an objective with the gradient of the whole batch. Create it with `cached`.
 
     Args:
         encoder: as in `cached`.
-        objective: a module or a function, no text.
+        objective: a module or a function, not a text.
         microbatch: as in `cached`.
         pairs: as in `cached`.
     """
@@ -40,29 +40,31 @@ class Cached(nn.Module):
         self._pairs = pairs
 
     def embed(self, view: Any) -> Any:
-        """What the encoder makes of all rows of one view, `microbatch` rows at a time, such as (B, d).
+        """Encode all rows of one view, `microbatch` rows at a time.
 
         Args:
-            view: (B, ...), or a mapping, list or tuple of such.
+            view: (B, ...), or a mapping, list or tuple of such tensors.
 
+        Returns:
+            The output of the encoder, such as (B, d).
         Raises:
-            PairsError: what goes in or comes out has no row for each instance.
+            PairsError: an input or output does not have one row per instance.
         """
-        # DistributedDataParallel sees one forward pass and, in the backward pass, each parameter's gradient once.
+        # DistributedDataParallel must see one forward pass and one gradient per parameter.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
         with patched_forward(inner, microbatched(inner, self.microbatch)):
             return self.encoder(view)
 
     def forward(self, *views: Any, **given: Any) -> Tensor:
-        """The loss of a batch, (); `loss.backward()` runs the encoder again, microbatch by microbatch.
+        """Return the loss of a batch, (). `loss.backward()` runs the encoder again, microbatch by microbatch.
 
         Args:
-            views: what the encoder is called with, once for each; a list or tuple alone stands for its elements.
+            views: inputs of the encoder, which is called once for each. You may pass a single list or tuple of views.
             given: passed on to `pairs` (labels, indices).
 
         Raises:
-            PairsError: without `pairs` there is one view or none, something else is given, or the encoder returns no
-                embeddings; or rows that the objective cannot be evaluated on.
+            PairsError: the objective cannot be evaluated on the rows. Without `pairs`, also if there are fewer than two
+                views, if `given` is not empty, or if the encoder does not return embeddings.
         """
         if len(views) == 1 and isinstance(views[0], list | tuple):
             views = tuple(views[0])
@@ -100,29 +102,29 @@ def cached(
         loss = step(view1, view2)       # each (B, ...), B as large as the loss should see
         loss.backward()
 
-    Without dropout the gradient is that of `objective(encoder(view1), encoder(view2))`. With dropout each microbatch
-    draws its own masks, the same in both passes. Embeddings are computed without a graph, the loss gives their
-    gradient, and the encoder runs a second time on each microbatch (Gao et al. 2021, Sec. 3.2).
-    Buffers are updated once; batch norm takes its statistics from a microbatch. Second derivatives are refused.
+    Without dropout the gradient equals that of `objective(encoder(view1), encoder(view2))`. With dropout each
+    microbatch draws its own masks, the same in both passes. The first pass computes embeddings without a graph. The
+    loss gives their gradient, and the encoder runs again on each microbatch (Gao et al. 2021, Sec. 3.2). Buffers are
+    updated once. Batch norm takes its statistics from a microbatch. Second derivatives raise an error.
 
     Args:
         encoder: takes a view, a tensor (B, ...) or a mapping, list or tuple of such, and returns embeddings (B, d).
             It may be wrapped in DistributedDataParallel, or `cached(...)` itself may be.
         objective: from `dipole.objective`, its text, or any function of embeddings that returns a scalar.
         microbatch: rows that the encoder sees at a time, >= 1.
-        pairs: makes of the embeddings what the objective takes, `Pairs` or `EncodedBatch`; default the embeddings
-            themselves, as views.
+        pairs: converts embeddings to `Pairs` or `EncodedBatch`. By default the embeddings are views.
 
     Returns:
-        A module (`Cached`) with the parameters of both: a call gives the loss, (), `embed(view)` embeddings, (B, d).
+        A module (`Cached`) with the parameters of both. A call returns the loss, (). `embed(view)` returns embeddings,
+        (B, d).
 
     Raises:
-        OptionError: an argument is none of these.
-        SpecError: for a wrong text.
-        PairsError: from a call, where rows do not fit.
+        OptionError: an argument has a wrong type or value.
+        SpecError: the text is invalid.
+        PairsError: from a call, if rows do not fit together.
 
-    Source: Gao et al. 2021 (GradCache), who call backward twice; here the second pass is part of the one that the
-    caller starts, so that hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
+    Source: Gao et al. 2021 (GradCache). They call backward twice. Here the second pass is part of the caller's backward
+    pass, so hooks, loss scaling and gradient synchronisation see each parameter's gradient once.
     """
     if not isinstance(encoder, nn.Module):
         raise OptionError(

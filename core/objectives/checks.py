@@ -1,4 +1,4 @@
-"""What embeddings, indices and labels must look like before they are paired; one error for what does not fit."""
+"""Check the shape, dtype and range of embeddings, indices and labels before pairing."""
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -44,14 +44,14 @@ def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
 
 
 def reads_at_once(x: Tensor) -> bool:
-    """Whether a value can be read without waiting: an accelerator would have to finish everything before it."""
+    """Return whether a value can be read without waiting for an accelerator."""
     return x.device.type == "cpu"
 
 
 def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable[[int, int], str]) -> None:
-    """Raise PairsError(problem(smallest, largest)) where integers lie outside low..high.
+    """Raise PairsError(problem(smallest, largest)) if any integer lies outside low..high.
 
-    CUDA does not wait for the answer: the device itself stops with the message of what would be too small.
+    On CUDA the check runs on the device without waiting. The device stops with the message for a value that is too low.
     """
     if not numbers.numel():
         return
@@ -70,7 +70,7 @@ def check_count(name: str, value: Any, low: int) -> None:
 
 
 def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:
-    """What is known of indices without reading them."""
+    """Check the type, shape and device of indices, without reading their values."""
     if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
         got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
         raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
@@ -95,7 +95,7 @@ def check_row_values(labels: Tensor | None, rows: int, name: str = "labels", of:
 
 
 def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:
-    """Classes that decide who is whose positive: integers, one of each row."""
+    """Check that labels are integers, one for each row."""
     whole = isinstance(labels, Tensor) and labels.shape == (rows,) and not labels.is_floating_point()
     if not whole or labels is None or labels.dtype == torch.bool or labels.is_complex():
         got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__

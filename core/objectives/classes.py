@@ -1,4 +1,4 @@
-"""Who shares whose class."""
+"""Find rows of the same class."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,9 @@ from dipole.core.objectives.dense import fits
 
 
 def same_label(labels: Tensor, others: Tensor) -> Tensor:
-    """(A, largest class) indices of the candidates that share each anchor's label, padded with -1.
+    """Return the indices (A, size of the largest class) of candidates with each anchor's label, padded with -1.
 
-    (A, C) on an accelerator, as far as that is cheaper than to wait for the largest class.
+    On an accelerator the width is C if that is cheaper than waiting for the size of the largest class.
 
     Args:
         labels: (A,) of the anchors.
@@ -20,7 +20,7 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
     ordered = others[order]
     first = torch.searchsorted(ordered, labels)
     count = torch.searchsorted(ordered, labels, right=True) - first
-    # Beyond a matrix that is formed as a whole anyway, lists as wide as all candidates would cost more than to wait.
+    # For large matrices, lists as wide as all candidates would cost more than waiting.
     waits = reads_at_once(count) or not fits(len(labels), len(others))
     offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
     place = first.unsqueeze(1) + offsets  # (A, n)

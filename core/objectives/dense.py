@@ -46,7 +46,7 @@ def dense(
         excluded: (A, E) columns that take no part in a row.
         statistics: what to compute, each once.
         counts: (A,) number of columns that take part in each row.
-        bound: largest |x_i . y_j| that can occur; None if unknown.
+        bound: upper bound of |x_i . y_j|. None if unknown.
         padded: -1 may occur in `positives` and `excluded`, or a column may be listed twice.
         full: every row is known to have a column that takes part.
         first: columns before it take part in no row.
@@ -110,7 +110,7 @@ def _below_top(exponent: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _place(values: Tensor, first: int) -> Tensor:
-    """Return the column of each row's largest entry, (A,); -1 for a row without one."""
+    """Return the column of each row's largest entry, (A,), or -1 for a row without entries."""
     if not values.shape[1]:
         return torch.full((len(values),), -1, device=values.device)
     top, place = values.max(1)

@@ -34,7 +34,7 @@ ALIASES = {"tiles": "eager"}
 log = logging.getLogger("dipole")
 
 _requested: list[str] = []
-# Why each kernel that was tried is not used; "" for one that passed its self-check.
+# The self-check result of each kernel: an error, or "" if it passed.
 _verdicts: dict[tuple[object, ...], str] = {}
 _warned: set[torch.device] = set()
 _logged: set[str] = set()
@@ -63,12 +63,12 @@ def similarities(
 
     Args:
         x: (A, d).
-        y: (C, d); the same tensor if `symmetric`.
+        y: (C, d), the same tensor as x if `symmetric`.
         positives: (A, K) columns. Padding (-1) is read as column 0.
-        excluded: (A, E) columns that take no part in a row; -1 pads.
+        excluded: (A, E) columns to leave out of each row, padded with -1.
         statistics: what to compute.
         counts: (A,) number of columns that take part in each row.
-        bound: largest |x_i . y_j| that can occur; None if unknown.
+        bound: upper bound of |x_i . y_j|. None if unknown.
         symmetric: x is y, and j is excluded for i exactly if i is for j.
         padded: -1 may occur in `positives` and `excluded`, or a column may be listed twice.
         full: every row is known to have a column that takes part.
@@ -110,7 +110,7 @@ def row_statistics(
         tile: rows and columns of a tile. If it is given, kernels are not used.
 
     Returns:
-        A tensor (A,) for each statistic; indices for `Extreme`.
+        A tensor (A,) for each statistic. `Extreme` gives indices.
     """
     if first:
         y, excluded = y[first:], excluded - first
@@ -173,7 +173,7 @@ def _in_kernels(
     symmetric: bool,
     embeddings: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, ...] | None:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) by kernels; None if their self-check failed."""
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) from kernels. None if their self-check failed."""
     global _served
     from dipole.core.objectives.kernels.fused import fused
     from dipole.core.objectives.kernels.selfcheck import key_of, verdict
@@ -200,7 +200,7 @@ def _in_kernels(
 
 
 def requested() -> str | None:
-    """Return the engine that `using` or the environment asks for; None to let dipole choose.
+    """Return the engine that `using` or the environment asks for, or None to let dipole choose.
 
     Raises:
         EngineError: the variable names no engine.
@@ -246,7 +246,7 @@ def using(name: str | None) -> Iterator[None]:
 
 
 def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-    """Return why kernels cannot compute on tensors of this device and dtype; an empty string if they can.
+    """Return why kernels cannot compute on tensors of this device and dtype, or an empty string.
 
     Raises:
         EngineError: kernels were asked for, and nothing here can run them.
@@ -294,7 +294,7 @@ def fix_without_gpu() -> str:
 
 
 def unsupported_reason(statistic: AnyStatistic) -> str:
-    """Return why a statistic cannot run in the kernels; an empty string if it can."""
+    """Return why a statistic cannot run in the kernels, or an empty string."""
     name = type(statistic).__name__
     if isinstance(statistic, Extreme):
         return ""
@@ -344,7 +344,7 @@ def outlook(statistics: Iterable[AnyStatistic]) -> str:
 
 
 def triton_version() -> str:
-    """Return the version of Triton; an empty string if it is not installed."""
+    """Return the version of Triton, or an empty string if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:

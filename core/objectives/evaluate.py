@@ -21,14 +21,14 @@ NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ig
 
 
 class Rows:
-    """What `Objective.loss` can ask about the rows of the similarity matrix.
+    """The rows of the similarity matrix, as `Objective.loss` gets them.
 
-    A statistic that `Objective.statistics` names is an attribute, `rows.NAME`, (A,).
+    Each statistic from `Objective.statistics` is an attribute, `rows.NAME`, (A,).
 
     Attributes:
         pairs: this rank's anchors (A, d), and the candidates (C, d) of all ranks.
-        x: (A, h) the anchors as the similarities use them: at length 1 for cosines, a_i^T W for bilinear ones.
-        y: (C, h) the candidates likewise.
+        x: (A, h) projected anchors: unit vectors for cosine, a_i^T W for bilinear.
+        y: (C, h) projected candidates.
         further: the rows of the pairs that `Objective.extra_pairs` returned.
 
     Args:
@@ -37,7 +37,7 @@ class Rows:
         further: rows of other pairs.
 
     Raises:
-        AttributeError: the statistic was not declared; the message lists those that were.
+        AttributeError: the statistic was not declared. The message lists the declared ones.
     """
 
     def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
@@ -53,19 +53,19 @@ class Rows:
             raise AttributeError(f"no row statistic {name!r}; declared: {', '.join(self._values) or 'none'}") from None
 
     def note(self, reason: str) -> None:
-        """Say why the value that `loss` returns is 0 without being learned. `TermValue.note` shows it.
+        """Record why the value of `loss` is 0 without learning. `TermValue.note` shows the reason.
 
-        The terminal and the record of a run repeat a note that every step gave. Make it of sizes: reading a tensor
-        would wait for the device.
+        The terminal and the record of a run show a note that every step gave. Use only sizes in it, because reading a
+        tensor would wait for the device.
 
         Args:
-            reason: the text. "0: " is put before it.
+            reason: the text. It is prefixed with "0: ".
         """
         self.notes.append(f"0: {reason}")
 
     @property
     def count(self) -> Tensor:
-        """(A,) number of negatives of each anchor, in the embeddings' dtype."""
+        """Number of negatives of each anchor, (A,), in the embeddings' dtype."""
         return self.pairs.negative_counts.to(self.x.dtype)
 
     def similarity(self, index: Tensor) -> Tensor:
@@ -77,10 +77,10 @@ class Rows:
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
-        """Mean over the positives of each anchor, (A,); 0 for an anchor whose positives are all padding.
+        """Average over the positives of each anchor, (A,). An anchor without positives gets 0.
 
         Args:
-            values: (A, K), of which padding is left out.
+            values: (A, K). Padding is ignored.
         """
         mask = self.pairs.positive_mask
         if mask is None:
@@ -88,17 +88,17 @@ class Rows:
         return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
 
     def only_positives(self, values: Tensor, fill: float) -> Tensor:
-        """The same values with those of padding replaced by a number, (A, K).
+        """Replace the values at padding by a number. Return (A, K).
 
         Args:
             values: (A, K).
-            fill: what stands for padding, such as inf before a minimum.
+            fill: value at padding, such as inf before a minimum.
         """
         mask = self.pairs.positive_mask
         return values if mask is None else torch.where(mask, values, fill)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the anchors of all ranks that have a positive, (); over all anchors where K = 0.
+        """Average over the anchors of all ranks that have a positive, (). If K = 0, average over all anchors.
 
         Args:
             values: (A,).
@@ -110,7 +110,7 @@ class Rows:
         return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
 
     def mean_over_all(self, values: Tensor) -> Tensor:
-        """Mean over all anchors, of all ranks, ().
+        """Average over all anchors of all ranks, ().
 
         Args:
             values: (A,).
@@ -122,14 +122,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class TermValue:
-    """What one term contributed.
+    """The value of one term.
 
     Args:
         value: (), unweighted.
-        weight: of the term.
-        note: why the value is 0 without being learnt.
-        left_out: (), the number of anchors of all ranks that have no positive, so that the term's mean leaves them out;
-            None where every anchor has one.
+        weight: weight of the term.
+        note: why the value is 0 without learning, or "".
+        left_out: (), number of anchors of all ranks without a positive. The term's mean leaves them out. None if every
+            anchor has one.
     """
 
     value: Tensor
@@ -143,11 +143,11 @@ class TermValue:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an objective returns.
+    """The result of an objective.
 
     Args:
-        loss: () to descend, with gradient: the weighted sum of the terms.
-        terms: what each term has contributed, by name; a name that occurs twice is numbered.
+        loss: (), the weighted sum of the terms, with gradient.
+        terms: value of each term by name. Repeated names are numbered.
     """
 
     loss: Tensor
@@ -155,7 +155,7 @@ class Outcome:
 
 
 class Term(Protocol):
-    """What `evaluate` needs of an objective. `Objective` documents each."""
+    """The interface that `evaluate` needs. `Objective` documents each member."""
 
     needs_negatives: ClassVar[bool]
     positives_are_pairs: ClassVar[bool]
@@ -175,7 +175,7 @@ class Term(Protocol):
 
 
 def has_repulsion(term: Term, pairs: Pairs) -> bool | None:
-    """Return whether any anchor has a negative, or a positive that the term counts as one; None if not known."""
+    """Return whether any anchor has a negative, or a positive that the term counts as one. None if unknown."""
     found = pairs.has_negatives
     if found or not term.positives_are_pairs or pairs.views:
         return found
@@ -219,7 +219,7 @@ def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> O
 
 
 def autocast_enabled(device: str) -> bool:
-    """Return whether operations on this kind of device run in lower precision; False if it has no autocast (meta)."""
+    """Return whether autocast is enabled on this kind of device. False if it has no autocast (meta)."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
@@ -238,8 +238,8 @@ class _Matrix:
         pairs: this rank's anchors.
         x: (A, h) the anchors.
         y: (C, h) the candidates.
-        bound: largest |x_i . y_j| that can occur; None if unknown.
-        embeddings: rows that x and y are multiples of; None if there are none.
+        bound: upper bound of |x_i . y_j|. None if unknown.
+        embeddings: the embeddings that x and y are multiples of. None if there are none.
         wanted: the statistics.
         needed: whether a term uses similarities of it.
     """
@@ -276,7 +276,7 @@ class _Matrix:
 
 def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
     prepared: dict[str, tuple[Pairs, ...]] = {}  # its own pairs and further ones, of all ranks
-    local: dict[int, Pairs] = {}  # the same with this rank's anchors; terms with equal pairs share them
+    local: dict[int, Pairs] = {}  # the same with this rank's anchors, shared by terms with equal pairs
     for name, (_, term) in terms.items():
         several = prepared[name] = term.prepare(pairs), *term.extra_pairs(pairs)
         for each in several[1:]:
@@ -325,7 +325,7 @@ def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
 def _reason_for_zero(term: Term, prepared: Pairs) -> str:
     """Return why a term is 0 on these pairs, or an empty string.
 
-    The pairs are those of all ranks: ranks must agree on whether they go on to the sums over all of them.
+    The pairs are those of all ranks, because all ranks must agree on whether to run the collectives.
     """
     idle = term.idle(prepared)
     if idle:
@@ -336,9 +336,9 @@ def _reason_for_zero(term: Term, prepared: Pairs) -> str:
 
 
 def _share(related: GlobalPairs, pairs: Pairs) -> Pairs:
-    """Return further pairs with this rank's anchors; with all of them if they do not divide into the batch's rows.
+    """Return further pairs with this rank's anchors, or with all anchors if they cannot be split by rows.
 
-    A sum over all ranks then counts each anchor as often, in value and gradient, and a mean stays the same.
+    A sum over ranks then counts each anchor equally often, so a mean stays correct in value and gradient.
     """
     if related.own is None or len(pairs.anchors) % related.total:
         return pairs

@@ -1,4 +1,4 @@
-"""Gather first, pair afterwards: the pairs of all ranks' rows, and which of their anchors are this rank's."""
+"""Gather the rows of all ranks, pair them, and select the anchors of this rank."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Input = EncodedBatch | Pairs | Sequence[Pairs]
 
 @dataclass(frozen=True)
 class GlobalPairs:
-    """Pairs of the global batch, and the rows of it that are this rank's.
+    """The pairs of the global batch and the position of this rank's rows in it.
 
     Args:
-        pairs: one or several, each of all ranks' rows.
-        own: this rank's rows among `total`; None in a single process.
+        pairs: one or several, each over the rows of all ranks.
+        own: this rank's rows among `total`. None in a single process.
         total: rows of the global batch.
     """
 
@@ -35,13 +35,13 @@ class GlobalPairs:
     total: int = 0
 
     def local(self, pairs: Pairs) -> Pairs:
-        """The same pairs with this rank's anchors alone.
+        """Return the pairs with only this rank's anchors.
 
         Args:
-            pairs: of all ranks' rows.
+            pairs: pairs over the rows of all ranks.
 
         Raises:
-            PairsError: their anchors do not divide into the rows of the batch.
+            PairsError: the number of anchors is not a multiple of the rows of the batch.
         """
         if self.own is None:
             return pairs
@@ -55,22 +55,22 @@ class GlobalPairs:
 
     @property
     def local_pairs(self) -> tuple[Pairs, ...]:
-        """All of them, with this rank's anchors alone."""
+        """All pairs, with only this rank's anchors."""
         return tuple(map(self.local, self.pairs))
 
 
 def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
-    """Gather the rows of all ranks and pair them; in a single process just pair them.
+    """Gather the rows of all ranks and pair them. A single process only pairs its rows.
 
-    Pairs that a constructor made of this rank's rows are made again of all ranks' rows. Of pairs whose indices are
-    somebody's own, anchors and candidates are gathered and the indices moved.
+    Pairs from a constructor are built again from the rows of all ranks. For pairs with user-defined indices, the
+    anchors and candidates are gathered and the indices are shifted.
 
     Args:
-        embedded: what this rank gives; every rank must give the same kinds of rows.
+        embedded: the input of this rank. Every rank must give the same kinds of rows.
 
     Raises:
-        PairsError: if the rows do not fit together, on every rank, or on several ranks a constructor's pairs were
-            changed afterwards.
+        PairsError: the rows do not fit together, or pairs from a constructor were changed before gathering. Every rank
+            raises.
     """
     if isinstance(embedded, GlobalPairs):
         return embedded
@@ -86,13 +86,13 @@ def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
 
 @dataclass(frozen=True)
 class _Part:
-    """What this rank gives for one or several Pairs.
+    """The rows of this rank for one or several Pairs.
 
     Args:
-        rows: of its instances.
-        relate: pairs them.
-        apart: rows that are counted for themselves, candidates that are not the anchors.
-        indices: names of the rows that index `apart`, or the instances where there are none.
+        rows: one row per instance.
+        relate: makes pairs from the rows.
+        apart: candidates that are not the anchors. Their number may differ from the number of instances.
+        indices: names of the rows that index `apart`, or the instances if `apart` is empty.
     """
 
     rows: Mapping[str, Tensor]
@@ -106,11 +106,11 @@ class _Part:
         return {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in every}
 
     def of_all(self, sizes: list[int]) -> tuple[Pairs, ...]:
-        """Pairs of the rows of all ranks."""
+        """Gather the rows of all ranks and pair them."""
         lists = [name for name, row in self.rows.items() if _is_list(row)]
         counted = [self.rows[name].shape[1] for name in lists]
         counted += [len(next(iter(self.apart.values())))] if self.apart else []
-        # Lists are as long on every rank, and the rows apart as many as there are.
+        # Index lists are padded to one width. The other rows keep the number that each rank has.
         of_ranks = list(zip(*all_numbers(counted), strict=True)) if counted else []
         widest = dict(zip(lists, map(max, of_ranks), strict=False))
         apart = list(of_ranks[-1]) if self.apart else sizes
@@ -130,10 +130,10 @@ QUEUE_ROWS_READ = 16
 
 
 def _check_queues(pairs: Sequence[Pairs]) -> None:
-    """Raise on every rank where ranks do not hold the same queue, as far as some of its rows tell; a collective.
+    """Raise on every rank if the ranks hold different queues. This is a collective that compares a sample of rows.
 
     Raises:
-        PairsError: with what to do about hard negatives, which are rows of the batch.
+        PairsError: the queues differ. The message explains how to pass hard negatives.
     """
     if not all(reads_at_once(each.anchors) for each in pairs):
         return  # an accelerator would have to wait
@@ -148,7 +148,7 @@ def _check_queues(pairs: Sequence[Pairs]) -> None:
 
 
 def _mark(pairs: Pairs) -> int:
-    """A number that tells some rows of a queue from others; 0 without a queue, and where the queue was gathered."""
+    """Return a checksum of a sample of the queue's rows, or 0 without a queue."""
     if not pairs.known.queue:
         return 0
     runs = pairs.known.candidate_views
@@ -170,7 +170,7 @@ def _paired(relate: Relation, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
 
 
 def _rows(embedded: EncodedBatch) -> dict[str, Tensor]:
-    """What it holds, without what is None."""
+    """Return the rows that are not None, after checking them."""
     if not isinstance(embedded.rows, Mapping):
         raise PairsError(
             "EncodedBatch.rows must be a mapping of names to tensors that have a row for each instance, "
@@ -186,7 +186,10 @@ def _rows(embedded: EncodedBatch) -> dict[str, Tensor]:
 
 
 def _agreed(given: Input) -> tuple[list[_Part], list[int]]:
-    """What this rank gives, and how many rows each rank has; a fault on one rank is an error on all, nobody waits."""
+    """Return the parts of this rank and the number of rows of each rank.
+
+    An error on one rank raises on all ranks, so that no rank waits forever.
+    """
     fault: PairsError | None = None
     parts: list[_Part] = []
     try:
@@ -240,7 +243,7 @@ def _is_list(row: Tensor) -> bool:
 
 
 def _by_hand(pairs: Pairs) -> _Part:
-    """Anchors, their lists and the candidates of every rank; all candidates are taken for the rank's own."""
+    """Return the part for pairs with user-defined indices. Each rank's indices refer to its own candidates."""
     if pairs.layout is not None:
         raise PairsError(
             "Pairs that were changed after a constructor made them are of this rank's rows alone; change them where "

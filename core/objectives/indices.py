@@ -26,7 +26,7 @@ def other_members(blocks: int, size: int, device: torch.device) -> Tensor:
 
 
 def neighbours(document: Tensor, window: int) -> Tensor:
-    """Return (B, 2 window), the rows of the same document at most `window` away; -1 pads at the end."""
+    """Return (B, 2 window), the rows of the same document at most `window` away, padded with -1 at the end."""
     batch = len(document)
     own = torch.arange(batch, device=document.device).unsqueeze(1)
     steps = torch.arange(1, window + 1, device=document.device)
@@ -37,7 +37,7 @@ def neighbours(document: Tensor, window: int) -> Tensor:
 
 
 def other_crops(big: int, every: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the positives (every * batch, big) of SwAV's crops and the own candidate (every * batch, 1); -1 pads.
+    """Return the positives (every * batch, big) and own candidate (every * batch, 1) of SwAV's crops, padded with -1.
 
     The first `big` crops are candidates. A large crop's positives are the next large crops in cyclic order, with
     padding in its own place. A small crop's positives are all large crops.
@@ -52,7 +52,7 @@ def other_crops(big: int, every: int, batch: int, device: torch.device) -> tuple
 
 
 def relative(ignored: Tensor, batch: int, count: int) -> dict[str, Tensor]:
-    """Return indices (B, E) into `count` keys and a queue as (number of the key, rows ahead), which gathering keeps."""
+    """Convert indices (B, E) into `count` keys and a queue to relative ones, which remain valid after gathering."""
     in_keys = ignored < count * batch
     row = torch.arange(batch, device=ignored.device).unsqueeze(1)
     number = torch.where(in_keys, torch.where(ignored < 0, -1, ignored // batch), count)
@@ -63,7 +63,7 @@ def relative(ignored: Tensor, batch: int, count: int) -> dict[str, Tensor]:
 
 
 def absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
-    """Return the same indices in the batch of all ranks."""
+    """Convert the result of `relative` to indices in the batch of all ranks."""
     number, ahead = rows["ignored_key"], rows["ignored_ahead"]
     row = torch.arange(batch, device=number.device).unsqueeze(1)
     return torch.where(number < 0, -1, number * batch + torch.where(number < count, row + ahead, ahead))

@@ -1,9 +1,9 @@
-"""What a constructor of pairs knows about its indices, so that nothing is read back from the device."""
+"""Facts about the indices of pairs, so that values need not be read back from the device."""
 
 from dataclasses import dataclass
 
 NO_VIEW = -1
-"""The view of a candidate that is no view of an instance of the batch, such as a row of a queue."""
+"""The view number of candidates outside the batch, such as the rows of a queue."""
 
 Runs = tuple[tuple[int, int], ...]
 """View and length of each run of rows. Every run goes through the batch once."""
@@ -16,19 +16,19 @@ class PairLayout:
     Args:
         anchor_views: runs of the anchors.
         candidate_views: runs of the candidates.
-        first_negative: candidates before it are positives of some anchor and negatives of none.
+        first_negative: candidates before this index are positives of some anchor and never negatives.
         among: number of anchors, the first ones, that are also candidates.
-        fewest: number of positives that every anchor has (at the end of a document a neighbour may be missing); None
-            if unknown.
+        fewest: number of positives that every anchor has. None if unknown. At the end of a document a neighbour may be
+            missing.
         padded: -1 may occur among positives or ignored candidates, or a candidate may be listed twice.
         mutual: anchors are candidates, and i excludes j exactly if j excludes i.
-        shared: a candidate is a positive of at most this many anchors; None if unknown.
-        queue: number of candidates that are instances of their own: past embeddings or hard negatives. They come after
-            those of the batch.
-        queue_of_keys: the encoder of the keys made the queue; else that of the anchors, or a copy of it.
-        sides: anchors and candidates are two views, each of its own encoder, and an anchor's own side is ignored.
-        by_label: the positives are those of the same class.
-        of_block: number of anchors from each block, block after block; 0 without blocks.
+        shared: a candidate is a positive of at most this many anchors. None if unknown.
+        queue: number of candidates outside the batch: past embeddings or hard negatives. They follow the candidates of
+            the batch.
+        queue_of_keys: the encoder of the keys made the queue. Otherwise the anchors' encoder made it, or a copy of it.
+        sides: anchors and candidates are two views from two encoders, and an anchor's own side is ignored.
+        by_label: positives are rows of the same class.
+        of_block: number of anchors from each block, block after block. 0 without blocks.
         draw: seed of random choices among blocks, the same on every rank.
     """
 

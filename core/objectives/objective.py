@@ -1,4 +1,4 @@
-"""Objectives, their weighted sums, and the way from text to an `nn.Module`."""
+"""Objectives, their weighted sums, and the function that builds them from text."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ from dipole.core.utils.memory import check_fits
 __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
 
 SHARPNESS = 1.0, 2.0
-"""t_pos and t_neg by which pictures and entropies weigh points where no term says how: CACR's defaults."""
+"""Default t_pos and t_neg for the weights of points in plots and entropies, from CACR."""
 SIMILARITIES = (*get_args(Similarity), None)
 
 
@@ -58,34 +58,33 @@ def _checking(init: Callable[..., None]) -> Callable[..., None]:
 class Objective(nn.Module):
     """One term of a loss: a small function of positives and row statistics.
 
-    A subclass sets `similarity`, declares what it needs of each row in `statistics`, and combines the results in
-    `loss`, which returns one value per anchor, (A,), or the finished scalar. Options are the constructor's arguments:
-    their types, ranges (`Annotated[float, Range(above=0)]`) and help texts are read off the signature.
+    A subclass sets `similarity`, declares its row statistics in `statistics`, and combines the results in `loss`, which
+    returns one value per anchor, (A,), or a scalar. The constructor's arguments are the options. Their types, ranges
+    (`Annotated[float, Range(above=0)]`) and help texts come from the signature.
 
     Args:
-        similarity: s_ij of anchor and candidate: "cosine"; "dot", of the embeddings as they are; "bilinear", a_i^T W
-            c_j with a learned W, (d, d), which starts as the identity; None: there is none, and `loss` gets the
-            anchors.
+        similarity: s_ij of anchor and candidate. "cosine"; "dot" without normalization; "bilinear", a_i^T W c_j with a
+            learned W, (d, d), which starts as the identity. With None there is no similarity matrix, and `loss` gets
+            the anchors.
 
     Raises:
-        OptionError: an option is unknown, missing, of the wrong type or out of its range, or there is no such
-            similarity.
+        OptionError: an option is unknown, missing, of the wrong type or out of range, or the similarity is unknown.
     """
 
     needs_negatives: ClassVar[bool] = True
-    """Without negatives its value is 0, with a note. Set False if it has a value for positives alone."""
+    """Return 0 with a note if there are no negatives. Set False if positives alone give a value."""
     positives_are_pairs: ClassVar[bool] = False
-    """It counts positives that are other instances (`Pairs.views` is False) as pairs, as it counts negatives."""
+    """Count positives that are other instances (`Pairs.views` is False) as pairs, like negatives."""
     stateful: ClassVar[bool] = False
-    """Its value depends on earlier calls. The conformance kit then sets it back before each call, and wants the state
+    """The value depends on earlier calls. The conformance kit then resets the state before each call. The state must be
     in `state_dict`."""
     detached: ClassVar[bool | tuple[str, ...]] = False
-    """It stops a gradient on purpose: True for one somewhere inside, or the rows that get none of it, ("candidates",).
-    The rows named are detached for its `reference` too."""
+    """The term stops a gradient on purpose. Set True for an internal stop, or name the rows that get no gradient, such
+    as ("candidates",). The `reference` gets these rows detached as well."""
     given: dict[str, Any]
-    """The options that it was built with, by name."""
+    """The options given to the constructor, by name."""
     similarity: str | None
-    """What s_ij is: "cosine", "dot" or "bilinear", or None where there is no similarity matrix."""
+    """The similarity s_ij: "cosine", "dot", "bilinear", or None without a similarity matrix."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -105,95 +104,94 @@ class Objective(nn.Module):
 
     @classmethod
     def registered_name(cls) -> str:
-        """The name it was registered under, or the class name."""
+        """Return the registered name, or the class name."""
         return registry.name_of(cls) or cls.__name__
 
-    # What a subclass defines.
+    # Hooks that a subclass may define.
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        """The pairs this term looks at; most look at what they are given.
+        """Return the pairs that this term uses. The default returns its input.
 
-        Under several ranks they are those of the global batch, and this rank's anchors are taken afterwards: a term
-        keeps the anchors it is given, in their order, and pads the positives of those it leaves out with -1.
+        With several ranks the input is the global batch, and this rank's anchors are selected afterwards. So keep all
+        anchors in their order. To leave an anchor out, pad its positives with -1.
 
         Args:
             pairs: anchors (A, d) and candidates (C, d) of all ranks.
 
         Returns:
-            `Pairs` of the same A anchors.
+            `Pairs` with the same A anchors.
 
         Raises:
-            PairsError: from a term that cannot work on them (labels missing, too few positives).
+            PairsError: the term cannot use the pairs (labels missing, too few positives).
         """
         return pairs
 
     def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]:
-        """More pairs whose rows it looks at, as `rows.extra_pairs`: the same statistics of other anchors.
+        """Return more pairs. `loss` gets their statistics as `rows.extra_pairs`.
 
-        Like `prepare` it is given those of the global batch; most terms have none.
+        Like `prepare`, it gets the pairs of the global batch. Most terms return ().
 
         Args:
             pairs: as in `prepare`.
 
         Returns:
-            Pairs, one or more; () for none.
+            One or more Pairs, or ().
         """
         return ()
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        """Row statistics over the negatives, by the name `loss` uses."""
+        """Return the row statistics over the negatives, by the name that `loss` uses."""
         return {}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         """Combine similarities of positives and statistics of rows into one value per anchor, (A,), or a scalar, ().
 
-        Anchors are this rank's, candidates all ranks'. A scalar must be the same on every rank, made of `rows.mean` and
-        of `rows.pairs.candidates`, never of the anchors alone.
+        Anchors belong to this rank, candidates to all ranks. A scalar must be the same on every rank. Compute it from
+        `rows.mean` and `rows.pairs.candidates`, never from the anchors alone.
 
         Args:
-            positive: similarities with the positives, (A, K), where padding holds that with candidate 0
-                (`rows.over_positives` and `rows.only_positives` leave it out); where `similarity` is None the anchors,
-                (A, d).
-            rows: what `statistics` asked for, (A,) each, by name, and the pairs.
+            positive: similarities with the positives, (A, K). Padding holds the similarity with candidate 0, which
+                `rows.over_positives` and `rows.only_positives` leave out. If `similarity` is None, the anchors (A, d).
+            rows: the pairs and the statistics from `statistics`, (A,) each, by name.
 
         Returns:
-            (A,), of which the mean over the anchors of all ranks that have a positive is taken, or ().
+            (A,) or (). Values (A,) are averaged over the anchors of all ranks that have a positive.
         """
         raise NotImplementedError
 
     def build(self, dim: int) -> None:
-        """Create parameters for embeddings of width `dim`, once; later calls must be of the same width.
+        """Create parameters for embeddings of width `dim`. Later calls must use the same width.
 
         Args:
             dim: width of the embeddings, >= 1.
 
         Raises:
-            PairsError: they are there already, of another width.
-            OptionError: they would not fit into memory.
+            PairsError: the parameters already exist with another width.
+            OptionError: the parameters would not fit into memory.
         """
         if self.similarity == "bilinear":
             self.materialize("W", (dim, dim), nn.init.eye_)
 
     @property
     def positives_wanted(self) -> int | None:
-        """How many positives of each anchor the term asks for, >= 1; None if it takes what is there."""
+        """Number of positives per anchor that the term needs, >= 1. None if any number will do."""
         return None
 
     def weights(self) -> tuple[float, float]:
-        """Weights of a point: (t_pos, t_neg) >= 0 of e^{t_pos d2} for a positive, e^{-t_neg d2} for a negative.
+        """Return (t_pos, t_neg) >= 0, for weights e^{t_pos d2} of positives and e^{-t_neg d2} of negatives.
 
-        d2 is the squared distance of unit vectors (CACR Eqs. 3, 5); (0, 0), the default, weighs all alike.
+        d2 is the squared distance of unit vectors (CACR Eqs. 3, 5). The default (0, 0) weighs all points equally.
         """
         return 0.0, 0.0
 
     def idle(self, pairs: Pairs) -> str:
-        """Why the pairs of all ranks that it has prepared leave it nothing to learn; empty if they do not.
+        """Return why the term can learn nothing from these pairs, or an empty string.
 
         Args:
-            pairs: those of all ranks that `prepare` gave.
+            pairs: the pairs of all ranks from `prepare`.
 
         Returns:
-            The note of a value 0, or "".
+            The note for a value of 0, or "".
         """
         if self.needs_negatives and has_repulsion(self, pairs) is False:
             return NO_NEGATIVES
@@ -202,19 +200,19 @@ class Objective(nn.Module):
     def after_step(
         self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
     ) -> None:
-        """Called after each optimizer step (proximal steps, what changes with time).
+        """Update the term after each optimizer step (proximal steps, schedules).
 
-        A method without `step` and `total` is called without them.
+        Your method may omit `step` and `total`.
 
         Args:
-            learning_rate: of this step, >= 0.
-            weight: of the term in its sum, >= 0.
-            step: how many steps are done, this one included, >= 1; None where the caller does not say.
-            total: of the whole run; None where nobody knows.
+            learning_rate: learning rate of this step, >= 0.
+            weight: weight of the term in its sum, >= 0.
+            step: number of finished steps, including this one, >= 1. None if unknown.
+            total: number of steps of the whole run. None if unknown.
         """
 
     def transform(self, features: Tensor) -> Tensor:
-        """Features for downstream use, unchanged unless the term learns a projection.
+        """Return features for downstream use. They change only if the term learns a projection.
 
         Args:
             features: (n, d), as wide as the embeddings.
@@ -225,34 +223,34 @@ class Objective(nn.Module):
         return features
 
     def summary(self) -> dict[str, float]:
-        """Numbers of the term itself to log at each evaluation, by name."""
+        """Return numbers of the term to log at each evaluation, by name."""
         return {}
 
     def measure(self, embeddings: Tensor) -> dict[str, float]:
-        """Numbers of the term on test embeddings to log at each evaluation, by name.
+        """Return numbers on test embeddings to log at each evaluation, by name.
 
         Args:
-            embeddings: (n, d), those that the diagnostics look at.
+            embeddings: (n, d), the same embeddings that the diagnostics use.
         """
         return {}
 
     def remarks(self) -> list[str]:
-        """Sentences for the record on the state in which the term has ended, where that is one to know of."""
+        """Return sentences for the record about noteworthy final states of the term."""
         return []
 
-    # What it inherits.
+    # Methods that a subclass inherits.
 
     def materialize(self, name: str, shape: tuple[int, ...], init: Callable[[Tensor], Any]) -> None:
-        """Give a lazily created parameter its shape; later calls must agree with it.
+        """Give a lazy parameter its shape. Later calls must use the same shape.
 
         Args:
-            name: of the attribute that holds an `UninitializedParameter`.
-            shape: what it gets, the width of the embeddings last.
-            init: fills the tensor in place, as the functions of `torch.nn.init` do.
+            name: name of the attribute that holds an `UninitializedParameter`.
+            shape: the shape, with the width of the embeddings last.
+            init: fills the tensor in place, like the functions of `torch.nn.init`.
 
         Raises:
-            PairsError: it has another shape already.
-            OptionError: it would not fit into memory.
+            PairsError: the parameter already has another shape.
+            OptionError: the parameter would not fit into memory.
         """
         parameter = getattr(self, name)
         if isinstance(parameter, UninitializedParameter):
@@ -267,14 +265,14 @@ class Objective(nn.Module):
             )
 
     def project(self, pairs: Pairs) -> tuple[Tensor, Tensor, float | None]:
-        """What the similarities are products of: s_ij = x_i . y_j.
+        """Project anchors and candidates so that s_ij = x_i . y_j.
 
         Args:
             pairs: anchors (A, d) and candidates (C, d).
 
         Returns:
-            x (A, h) and y (C, h), one tensor where anchors and candidates are one, and a bound of |x_i . y_j|, None
-            where there is none.
+            x (A, h), y (C, h) and an upper bound of |x_i . y_j|, or None without a bound. x and y are the same tensor
+            if anchors and candidates are.
         """
         symmetric = pairs.anchors is pairs.candidates
         a = full_precision(pairs.anchors)
@@ -287,47 +285,46 @@ class Objective(nn.Module):
         return a, c, None
 
     def build_for(self, embeddings: Tensor) -> None:
-        """Create parameters that do not exist yet, as wide as the embeddings and on their device.
+        """Create missing parameters with the width and device of the embeddings.
 
         Args:
             embeddings: (A, d).
 
         Raises:
-            PairsError: the parameters are of another width.
+            PairsError: the parameters have another width.
         """
-        held = self._parameters or self._modules  # most have none, and to go through them takes as long as a product
+        held = self._parameters or self._modules  # most terms have none, and iterating over parameters is slow
         lazy = bool(held) and any(isinstance(each, UninitializedParameter) for each in self.parameters())
         self.build(embeddings.shape[1])
         if lazy:
             self.to(embeddings.device)
 
     def projection(self) -> object:
-        """What tells one matrix of similarities from another: terms of equal projections share a sweep.
+        """Return a key of the similarity matrix. Terms with equal keys share one pass.
 
-        Cosine and dot products are the same for all terms; a bilinear W, and whatever a term projects by itself, is its
-        own.
+        Cosine and dot products are shared by all terms. Each bilinear W and each custom projection has its own key.
         """
         return self.similarity if self.keeps_directions else id(self)
 
     @property
     def by_row(self) -> bool:
-        """Whether it projects each row by itself, wherever the row lies."""
+        """Whether the projection of a row depends only on that row."""
         return type(self).project is Objective.project
 
     @property
     def keeps_directions(self) -> bool:
-        """Whether x and y are the embeddings themselves, up to a factor for each row."""
+        """Whether each row of x and y is a multiple of its embedding."""
         return self.by_row and self.similarity != "bilinear"
 
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:
-        """The loss of this term alone, unweighted, (), with gradient.
+        """Return the unweighted loss of this term, (), with gradient.
 
         Args:
             pairs: as in `Composite.forward`.
-            views: likewise.
+            views: as in `Composite.forward`.
 
         Raises:
-            PairsError: as there.
+            PairsError: as in `Composite.forward`.
         """
         outcome: Outcome = Composite([self], [1.0])(pairs, *views)
         return outcome.loss
@@ -336,19 +333,19 @@ class Objective(nn.Module):
         return str(self.term())
 
     def is_base(self) -> bool:
-        """Whether it is a base objective, which needs positives, and no regularizer."""
+        """Return whether this is a base objective, which needs positives, and not a regularizer."""
         return registry.name_of(type(self)) is None or entry_of(self).kind == "objective"
 
     def term(self, weight: float | None = None) -> Term:
-        """This objective as a term of the grammar, with the options that it was given.
+        """Return this objective as a term of the grammar, with its given options.
 
         Args:
-            weight: what is written before it, >= 0; None: nothing is.
+            weight: the weight to write, >= 0. None writes no weight.
         """
         return Term(self.registered_name(), tuple(self.given.items()) if "given" in self.__dict__ else (), weight)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        # A parameter without a shape yet has nothing to save.
+        # A lazy parameter without a shape has nothing to save.
         lazy = {name: p for name, p in self._parameters.items() if isinstance(p, UninitializedParameter)}
         for name in lazy:
             self._parameters[name] = None
@@ -363,16 +360,17 @@ class Objective(nn.Module):
 
 
 class Composite(nn.Module):
-    """A weighted sum of terms, computed in one sweep for all terms of the same similarity.
+    """A weighted sum of terms. Terms with the same similarity share one pass.
 
-    A call, `objective(z1, z2)` or `objective(pairs)`, gives an `Outcome`; see `forward`.
+    A call, `objective(z1, z2)` or `objective(pairs)`, returns an `Outcome`. See `forward`.
 
     Args:
-        terms: objectives and regularizers, one at least.
-        weights: one number for each term; by default the entry's own (1, or the paper's lambda for a regularizer).
+        terms: one or more objectives and regularizers.
+        weights: one number for each term. The default is the registered weight: 1, or the paper's lambda for a
+            regularizer.
 
     Raises:
-        OptionError: there is no term, or another number of weights.
+        OptionError: there is no term, or the number of weights differs from the number of terms.
         SpecError: no weights are given, and the class of a term is not registered.
     """
 
@@ -395,7 +393,7 @@ class Composite(nn.Module):
         return format_terms([term.term(None if weight == 1 and term.is_base() else weight) for _, weight, term in self])
 
     def build(self, dim: int) -> "Composite":
-        """Create all parameters for embeddings of width `dim`; needed before an optimizer if there is any.
+        """Create all parameters for embeddings of width `dim`. Call it before you build the optimizer.
 
         Args:
             dim: width of the embeddings, >= 1.
@@ -404,8 +402,8 @@ class Composite(nn.Module):
             The objective itself.
 
         Raises:
-            PairsError: a term has parameters of another width already.
-            OptionError: `dim` is no whole number >= 1, or the parameters would not fit into memory.
+            PairsError: a term already has parameters of another width.
+            OptionError: `dim` is not an integer >= 1, or the parameters would not fit into memory.
         """
         check_whole("dim", dim)
         for _, _, term in self:
@@ -413,19 +411,19 @@ class Composite(nn.Module):
         return self
 
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Outcome:
-        """Evaluate on what an encoder made of a batch.
+        """Evaluate the objective on the embeddings of a batch.
 
         Args:
-            pairs: an `EncodedBatch`; `Pairs`, or a tuple of them whose losses are averaged; or the first of two or
-                more views, (B, d). Under several ranks each rank gives its own rows.
-            views: the other views, (B, d) each, where `pairs` is one: `objective(z1, z2)`.
+            pairs: an `EncodedBatch`, `Pairs`, a tuple of `Pairs` whose losses are averaged, or the first of two or more
+                views, (B, d). With several ranks each rank gives its own rows.
+            views: the other views, (B, d) each, if `pairs` is a view: `objective(z1, z2)`.
 
         Returns:
-            An `Outcome`: `loss`, (), with gradient, and `terms`, what each has contributed, by name.
+            An `Outcome` with `loss`, (), with gradient, and `terms`, the value of each term by name.
 
         Raises:
-            PairsError: rows that do not fit together, a single view, views beside Pairs, or pairs that cannot carry a
-                term (labels missing, too few positives, another width than a term was built for).
+            PairsError: rows do not fit together, there is a single view, Pairs and views are both given, or a term
+                cannot use the pairs (labels missing, too few positives, a different width).
         """
         if isinstance(pairs, Tensor):
             pairs = Pairs.from_views((pairs, *views))
@@ -439,30 +437,30 @@ class Composite(nn.Module):
 
     @property
     def positives_wanted(self) -> int | None:
-        """The largest number of positives that a term asks for; None if each takes what is there."""
+        """Largest number of positives that a term needs. None if any number will do."""
         return max((term.positives_wanted for _, _, term in self if term.positives_wanted is not None), default=None)
 
     def sharpness(self) -> tuple[float, float]:
-        """(t_pos, t_neg) >= 0 of the first term that weighs points unequally (`Objective.weights`); else (1, 2)."""
+        """Return (t_pos, t_neg) of the first term with unequal weights (`Objective.weights`), or (1, 2)."""
         return next((term.weights() for _, _, term in self if any(term.weights())), SHARPNESS)
 
     def after_step(self, learning_rate: float, step: int | None = None, total: int | None = None) -> None:
-        """Proximal steps of the terms that have one; call it after each optimizer step.
+        """Update all terms. Call it after each optimizer step.
 
         Args:
-            learning_rate: of this step, >= 0.
-            step: how many steps are done, this one included, >= 1; None where the caller does not say.
-            total: of the whole run; None where nobody knows.
+            learning_rate: learning rate of this step, >= 0.
+            step: number of finished steps, including this one, >= 1. None if unknown.
+            total: number of steps of the whole run. None if unknown.
         """
         for _, weight, term in self:
             when = {"step": step, "total": total}
             term.after_step(learning_rate, weight, **{key: when[key] for key in _timed(type(term).after_step)})
 
     def transform(self, features: Tensor) -> Tensor:
-        """Features for downstream use: L Phi(x) where a term learns a projection, else unchanged.
+        """Return features for downstream use: L Phi(x) if a term learns a projection, else unchanged.
 
         Args:
-            features: Phi(x), (n, d), as wide as the embeddings that the terms were built for.
+            features: Phi(x), (n, d), with the width that the terms were built for.
 
         Returns:
             (n, d).
@@ -474,17 +472,17 @@ class Composite(nn.Module):
 
 @functools.cache
 def _timed(after_step: Callable[..., None]) -> tuple[str, ...]:
-    """What an `after_step` wants to know of the time."""
+    """Return which of `step` and `total` an `after_step` accepts."""
     parameters = inspect.signature(after_step).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return tuple(name for name in ("step", "total") if takes_all or name in parameters)
 
 
 def entry_of(term: Objective) -> Entry:
-    """The registry entry of a term's class.
+    """Return the registry entry of a term's class.
 
     Raises:
-        SpecError: if the class is not registered.
+        SpecError: the class is not registered.
     """
     return registry.get(term.registered_name())
 
@@ -493,18 +491,19 @@ def objective(text: str, dim: int | None = None) -> Composite:
     """Build an objective from text such as `infonce(temperature=0.5) + 0.1*dp(delta_pos=0.1, delta_neg=0.5)`.
 
     Args:
-        text: weighted sum of registered names with options; see `dipole list` and `dipole show NAME`.
-        dim: width of the embeddings, >= 1. Needed before an optimizer is built if a term has parameters (bilinear
-            similarity, prototypes, CLLR's L); otherwise they are created at the first call.
+        text: weighted sum of registered names with options. See `dipole list` and `dipole show NAME`.
+        dim: width of the embeddings, >= 1. Give it if you build an optimizer and a term has parameters (bilinear
+            similarity, prototypes, CLLR's L). Without it they are created at the first call.
 
     Returns:
-        A module (`Composite`): `objective(pairs)` or `objective(z1, z2)` gives an `Outcome` with `.loss`, (), and
+        A module (`Composite`). `objective(pairs)` or `objective(z1, z2)` returns an `Outcome` with `.loss`, (), and
         `.terms`.
 
     Raises:
-        SpecError: for anything wrong in the text, with a caret under it, what is allowed and the nearest name.
-        PairsError: a term has an option `dim` of another width than `dim`.
-        OptionError: `dim` is no whole number >= 1, or parameters of that width would not fit into memory.
+        SpecError: the text is invalid. The message has a caret under the error, the allowed values and the nearest
+            name.
+        PairsError: the option `dim` of a term differs from `dim`.
+        OptionError: `dim` is not an integer >= 1, or parameters of that width would not fit into memory.
     """
     terms, weights = [], []
     for term in parse(text):

@@ -1,4 +1,4 @@
-"""Options of a registered entry, read off its constructor: types, defaults, ranges and help live in the signature."""
+"""Read the options of a registered entry from its signature: types, defaults, ranges and help texts."""
 
 import functools
 import inspect
@@ -16,21 +16,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LARGEST = 2**53
-"""Of whole numbers: beyond it they are no longer exact as floats, and no size or count is meant."""
+"""Largest integer option. Larger integers are not exact as floats."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a numeric option, `Annotated[float, Range(above=0)]`; infinity is never inside.
+    """Bounds of a numeric option, as in `Annotated[float, Range(above=0)]`. Infinity is never allowed.
 
-    They may be combined; None is none. An objective that is given a number outside raises an `OptionError` that has
-    them.
+    You may combine bounds. None means no bound. An objective raises `OptionError` for a number outside the bounds.
 
     Args:
-        above: it is greater than this.
-        at_least: it is this or greater.
-        below: it is less than this.
-        at_most: it is this or less.
+        above: the number must be greater than this.
+        at_least: the number must be this or greater.
+        below: the number must be less than this.
+        at_most: the number must be this or less.
     """
 
     above: float | None = None
@@ -53,7 +52,7 @@ class Range:
 
 
 LATER: Final = object()
-"""Marks an option that was added to an entry: runs that leave it to its default keep their names."""
+"""Mark an option that was added later. Runs that use its default keep their names."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,16 @@ class Option:
     """One keyword of an entry.
 
     Args:
-        name: of the keyword.
-        type: in words, such as "float or name".
-        default: its default; `inspect.Parameter.empty` where it is needed.
-        range: bounds and choices, in words.
-        help: what it is.
-        kinds: of bool, int, float and str those that it may be.
-        choices: names that it may be.
-        bounds: of numbers; None where there are none.
-        optional: whether it may be None.
-        later: it came after runs were named without it, and names one where it is given alone.
+        name: the keyword.
+        type: the type in words, such as "float or name".
+        default: the default value. `inspect.Parameter.empty` if the option is required.
+        range: bounds and choices in words.
+        help: the help text.
+        kinds: allowed types among bool, int, float and str.
+        choices: allowed names.
+        bounds: bounds of numbers, or None.
+        optional: whether None is allowed.
+        later: the option was added later. It is part of a run's name only if it is given.
     """
 
     name: str
@@ -82,11 +81,11 @@ class Option:
     choices: tuple[str, ...]
     bounds: Range | None
     optional: bool
-    later: bool = False  # it came after runs were named without it, and names one where it is given alone
+    later: bool = False  # part of a run's name only if it is given
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words."""
+        """The allowed values in words."""
         if self.choices:
             words = "one of " + ", ".join(self.choices)
         if self.kinds:
@@ -98,14 +97,15 @@ class Option:
         return words + (" or none" if self.optional else "")
 
     def check(self, owner: str, value: Any) -> Any:
-        """The value in the option's type.
+        """Return the value converted to the option's type.
 
         Args:
             owner: name of the entry, for messages.
-            value: what was given.
+            value: the given value.
 
         Raises:
-            OptionError: a wrong type, or a value out of its range; it names owner, option and what is allowed.
+            OptionError: the type is wrong or the value is out of range. The message names the owner, the option and
+                the allowed values.
         """
         if value is None or (value == "none" and self.optional and "none" not in self.choices):
             if self.optional:
@@ -142,7 +142,7 @@ def _shown(value: Any) -> str:
 
 
 def _as_float(value: Real) -> float:
-    """An integer too large for a float is nan, which no option takes."""
+    """Convert to float. An integer too large for a float becomes nan, which no option accepts."""
     try:
         return float(value)
     except OverflowError:
@@ -169,7 +169,7 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
-    """Read the options of a constructor or function off its signature."""
+    """Return the options of a constructor or function, read from its signature."""
     hints = get_type_hints(function, include_extras=True)
     options = (
         _option(name, hints.get(name, float), parameter.default)
@@ -187,7 +187,7 @@ def check_whole(name: str, value: Any, low: int = 1) -> None:
 
 
 def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options in their types; raise OptionError for an unknown name or a bad value."""
+    """Return the given options in their types. Raise OptionError for an unknown name or a bad value."""
     by_name = {option.name: option for option in options}
     for name in given:
         if name not in by_name:
@@ -199,7 +199,7 @@ def checked(owner: str, options: tuple[Option, ...], given: Mapping[str, Any]) -
 
 
 def in_range(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the options of a function against its signature at every call, as an objective's constructor does."""
+    """Check the options of a function at every call, as an objective's constructor does."""
     signature, options = inspect.signature(function), options_of(function)
 
     @functools.wraps(function)

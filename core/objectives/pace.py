@@ -1,4 +1,4 @@
-"""How fast the sweep is on this machine, and which engine serves it."""
+"""Measure the speed of the row statistics on this machine, and report the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 128
 
 @dataclass(frozen=True)
 class Pace:
-    """What was found: the engine, what its self-check said, and milliseconds of a pass forward and backward."""
+    """The engine, the result of its self-check, and the milliseconds of one forward and backward pass."""
 
     engine: str
     check: str
@@ -29,10 +29,10 @@ class Pace:
 
 
 def measure() -> Pace:
-    """Sweep one set of rows forward and backward with the engine that serves them, after a warm-up.
+    """Time the row statistics, forward and backward, after a warm-up.
 
     Raises:
-        EngineError: if an engine was asked for that cannot run here.
+        EngineError: the requested engine cannot run here.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     against = engine.reason_against(device)

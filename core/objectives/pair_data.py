@@ -1,4 +1,4 @@
-"""What an objective receives: embeddings, and who is whose positive. The constructors are in `pairs.py`."""
+"""The data of pairs: embeddings with indices of positives and ignored rows. `pairs.py` has the constructors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from dipole.core.utils.errors import PairsError
 
 @dataclass(frozen=True, eq=False)
 class PairData:
-    """The fields of `Pairs`, which documents them, what is read off them, and changed copies."""
+    """The fields of `Pairs`, properties derived from them, and methods that return changed copies."""
 
     anchors: Tensor
     candidates: Tensor
@@ -37,7 +37,7 @@ class PairData:
     index: Tensor | None = None
     candidate_index: Tensor | None = None
     layout: PairLayout | None = field(default=None, repr=False)
-    # The rows that a constructor was given, to pair all ranks' rows alike. A changed copy has none.
+    # The constructor's input rows, to pair the rows of all ranks in the same way. A changed copy has none.
     source: EncodedBatch | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class PairData:
     def _made(
         cls, rows: dict[str, Tensor], relate: Relation, labels: Tensor | None = None, index: Tensor | None = None
     ) -> Self:
-        """Pair the rows, and remember them in case other ranks have more."""
+        """Pair the rows and store them, so that the rows of all ranks can be paired later."""
         first = next(iter(rows.values()))
         for name, values in (("labels", labels), ("index", index)):
             check_row_values(values, len(first), name)
@@ -74,16 +74,16 @@ class PairData:
     # Changed copies ---------------------------------------------------------------------------------------------------
 
     def with_intra_batch(self) -> Self:
-        """Add the anchors to the candidates: the other anchors become negatives (CACR, App. C.2).
+        """Add the anchors to the candidates, so that the other anchors become negatives (CACR, App. C.2).
 
-        Anchors that are candidates already are not added twice, and no anchor repels another row of its own instance.
+        Anchors that are already candidates are not added again. Rows of the same instance are never negatives.
 
         Returns:
-            Pairs of the same anchors; behind the C candidates stand the anchors that were none yet.
+            Pairs with the same anchors. The added anchors follow the C candidates.
         """
         known, count = self.known, len(self.anchors)
         if known.sides:
-            # An anchor itself is the first row of its own side.
+            # The first ignored row of an anchor is the anchor itself.
             ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
             return replace(self, ignored=ignored, layout=replace(known, sides=False))
         fresh = count - known.among
@@ -92,7 +92,7 @@ class PairData:
         runs = known.anchor_views
         batch = runs[0][1]
         row = torch.arange(count, device=self.anchors.device).unsqueeze(1)
-        # Runs go through the batch in the same order: the same place of every run is the same instance.
+        # Runs have the same order, so the same position in every run is the same instance.
         mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
         place = mates - known.among
         added = place + len(self.candidates)
@@ -120,13 +120,14 @@ class PairData:
         )
 
     def within_sides(self) -> tuple[Self, ...]:
-        """Pairs of different instances within each side, where anchors and candidates come from two encoders.
+        """Return pairs of different instances within each side, if anchors and candidates come from two encoders.
 
-        The first has the anchors and positives as they are; its negatives are the other anchors, and the rows of a
-        queue of theirs, which are past embeddings of a copy of the anchors' encoder (Wang & Isola's code for MoCo; CACR
-        App. C.2). The second, where there is no such queue, has the candidates as anchors, which repel each other and
-        are repelled by a queue of their own encoder (the memory bank of the other half in CMC); it has no positives.
-        Where one encoder made both sides they are these pairs alone. To be asked of all ranks' pairs.
+        The first Pairs keep the anchors and positives. The negatives are the other anchors and the rows of the anchors'
+        queue, if there is one. That queue holds past embeddings from a copy of the anchors' encoder (Wang & Isola's
+        code for MoCo, and CACR App. C.2). Without such a queue there are second Pairs, whose anchors are the
+        candidates. They have no positives. Their negatives are the other candidates and the queue of the candidates'
+        encoder (the memory bank of the other half in CMC). If one encoder made both sides, the result is these pairs
+        unchanged. Call it on the pairs of all ranks.
 
         Returns:
             One or two Pairs.
@@ -138,19 +139,19 @@ class PairData:
         runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
         if not runs:
             return (self,)
-        total = sum(length for _, length in runs)  # they stand before all other candidates
+        total = sum(length for _, length in runs)  # they come before all other candidates
         behind = known.queue if known.queue_of_keys else 0
         widened = self.with_intra_batch()
         of_queries = known.queue > behind
         queries = replace(
             widened,
-            views=True,  # neighbours are on the other side: the positives are no pairs of this one
+            views=True,  # neighbours are on the other side, so positives are not pairs within this side
             layout=replace(widened.known, first_negative=total if of_queries else len(widened.candidates) - count),
         )
         paired_rows = self.layout is not None and self.views  # key k of query b is candidate k B + b
         doubles = self.ignored if paired_rows and known.padded else self.ignored[:, :0]
         if doubles.shape[1]:
-            # What is a duplicate of the instance on the other side is one on this side.
+            # A duplicate on the other side is also a duplicate on this side.
             first = len(widened.candidates) - count
             mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + first, -1)
             queries = queries.without(mates)
@@ -182,7 +183,7 @@ class PairData:
         return (queries,) if side.has_negatives is False else (queries, side)
 
     def _direction(self) -> Self:
-        """Of two sides the first as anchors and the second as candidates."""
+        """Return pairs with the first side as anchors and the second side as candidates."""
         batch = self.known.anchor_views[0][1]
         more = self.ignored[:batch, batch:]  # besides its own side
 
@@ -206,16 +207,16 @@ class PairData:
         )
 
     def first_positives(self, count: int) -> Self:
-        """Keep some positives of each anchor, the first ones; the others are ignored, not made negatives.
+        """Keep the first positives of each anchor. The others are ignored and do not become negatives.
 
         Args:
-            count: how many, >= 0.
+            count: number of positives to keep, >= 0.
 
         Returns:
-            Pairs of min(count, K) positives.
+            Pairs with min(count, K) positives.
 
         Raises:
-            PairsError: `count` is no integer >= 0.
+            PairsError: `count` is not an integer >= 0.
         """
         check_count("count", count, 0)
         known = self.known
@@ -228,14 +229,14 @@ class PairData:
         )
 
     def with_positives(self, positives: Tensor) -> Self:
-        """Other positives, told by something else than views; those before become negatives.
+        """Replace the positives by others that are not views. The old positives become negatives.
 
         Args:
-            positives: (A, K) torch.long, indices of candidates, distinct in a row; -1 pads. Their values are not looked
-                at.
+            positives: (A, K) torch.long, indices of candidates, distinct in a row, padded with -1. The values are not
+                checked.
 
         Raises:
-            PairsError: positives of another shape, dtype or device.
+            PairsError: the positives have a wrong shape, dtype or device.
         """
         check_index_shape("positives", positives, self.anchors)
         return replace(
@@ -254,17 +255,17 @@ class PairData:
         )
 
     def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
-        """Drop more candidates, so that they are no negatives.
+        """Ignore more candidates, so that they are not negatives.
 
         Args:
-            ignored: (A, E) torch.long, indices of candidates; -1 pads. Their values are not looked at.
-            distinct: none of them is padding, listed twice or excluded already, which saves counting them.
+            ignored: (A, E) torch.long, indices of candidates, padded with -1. The values are not checked.
+            distinct: promise that no index is padding, listed twice or already excluded. This saves counting them.
 
         Returns:
-            Pairs of the same anchors and candidates.
+            Pairs with the same anchors and candidates.
 
         Raises:
-            PairsError: ignored of another shape, dtype or device.
+            PairsError: `ignored` has a wrong shape, dtype or device.
         """
         check_index_shape("ignored", ignored, self.anchors)
         return replace(
@@ -274,13 +275,16 @@ class PairData:
         )
 
     def narrow(self, own: slice, total: int) -> Self:
-        """The anchors that come from some rows of a batch of `total` rows; the candidates stay.
+        """Keep only the anchors from some rows of a batch of `total` rows. All candidates remain.
 
-        The anchors go through the batch run by run, as in `PairLayout`, with the same number of them for each row.
+        The anchors are ordered run by run, as in `PairLayout`, with the same number of anchors for each row.
 
         Args:
             own: rows of the batch, start and stop.
-            total: rows of the whole batch, which divides the anchors of each run.
+            total: number of rows of the whole batch. It divides the number of anchors in each run.
+
+        Returns:
+            Pairs with fewer anchors and the same candidates.
         """
         known, runs = self.known, self.known.anchor_views
         share = len(self.anchors) // (len(runs) * total)
@@ -301,11 +305,11 @@ class PairData:
             layout=replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False),
         )
 
-    # What is read off them -------------------------------------------------------------------------------------------
+    # Derived properties -----------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> PairLayout:
-        """What is known without reading an index; of indices that are somebody's own, nothing."""
+        """The layout of the indices. User-defined indices get a default layout without special properties."""
         if self.layout is not None:
             return self.layout
         square = self.anchors is self.candidates
@@ -314,36 +318,35 @@ class PairData:
 
     @property
     def mutual(self) -> bool:
-        """Anchors are candidates, and i excludes j exactly if j excludes i: half of the matrix is enough."""
+        """Whether anchors are candidates and exclusion is symmetric. Half of the matrix is then enough."""
         return self.known.mutual
 
     @property
     def first_negative(self) -> int:
-        """Number of candidates, the first ones, that are nobody's negatives."""
+        """Number of leading candidates that are never negatives."""
         return self.known.first_negative
 
     @cached_property
     def view(self) -> Tensor:
-        """(A,) number of the view that each anchor is; for statistics of whole views take `candidate_view`.
+        """(A,) view number of each anchor. For statistics of whole views use `candidate_view`.
 
-        Under several ranks the anchors are one rank's share of a view.
+        With several ranks the anchors are only one rank's share of a view.
         """
         return views_of(self.known.anchor_views, self.anchors.device)
 
     @cached_property
     def candidate_view(self) -> Tensor:
-        """(C,) number of the view that each candidate, of all ranks, is; NO_VIEW (-1) for a queue's.
+        """(C,) view number of each candidate of all ranks, NO_VIEW (-1) for the queue.
 
-        `with_intra_batch` puts anchors that are no candidates among them.
+        `with_intra_batch` adds the anchors that are not yet candidates.
         """
         return views_of(self.known.candidate_views, self.candidates.device)
 
     @cached_property
     def fewest(self) -> int:
-        """Least number of positives of an anchor that has any; 0 where none has.
+        """Smallest number of positives among anchors that have any, or 0 if none has.
 
-        Of `from_window` it is 2 window: anchors at the ends of a document, whose neighbours may be missing, do not
-        count.
+        For `from_window` it is 2 window. Anchors at the ends of a document may have fewer.
         """
         if self.known.fewest is not None:
             return self.known.fewest
@@ -352,17 +355,17 @@ class PairData:
         return int(some.min()) if len(some) else 0
 
     def check_positives(self, count: int, problem: Callable[[int], str]) -> None:
-        """Raise where an anchor that has positives has fewer than asked for.
+        """Raise if an anchor with positives has fewer than `count` of them.
 
-        Anchors of `from_window` at the ends of a document are let through (`fewest`).
+        Anchors of `from_window` at the ends of a document may have fewer (see `fewest`).
 
         Args:
-            count: how many are asked for, >= 1.
-            problem: makes the message of the least number that an anchor has.
+            count: required number of positives, >= 1.
+            problem: makes the message from the smallest number found.
 
         Raises:
-            PairsError: `problem(fewest)`. Of indices that are somebody's own nothing is read back from CUDA: the device
-                stops by itself, later, with a RuntimeError of that message.
+            PairsError: `problem(fewest)`. For user-defined indices on CUDA the device raises a RuntimeError later,
+                because their values are not read back.
         """
         if self.known.fewest is not None or reads_at_once(self.anchors):
             if self.fewest < count:
@@ -373,12 +376,12 @@ class PairData:
 
     @cached_property
     def excluded(self) -> Tensor:
-        """(A, K+E) candidates that are no negatives of the anchor; -1 pads."""
+        """(A, K+E) candidates that are not negatives of the anchor, padded with -1."""
         return torch.cat([self.positives, self.ignored], 1)
 
     @cached_property
     def positive_mask(self) -> Tensor | None:
-        """(A, K) True where `positives` is not padding; None where nothing is padded."""
+        """(A, K) True where `positives` is not padding. None if nothing is padded."""
         return self.positives >= 0 if self.known.padded else None
 
     @cached_property
@@ -398,7 +401,7 @@ class PairData:
 
     @cached_property
     def has_negatives(self) -> bool | None:
-        """True if any anchor has a negative; None if the shapes leave it open and reading would wait for a device."""
+        """Whether any anchor has a negative. None if the answer would need to wait for a device."""
         first = self.first_negative
         free = len(self.candidates) - first
         # Positives lie before the first negative, where there is such a border.
@@ -409,16 +412,16 @@ class PairData:
 
     @cached_property
     def has_positives(self) -> bool | None:
-        """True if any anchor has a positive; None if the shapes leave it open and reading would wait for a device."""
+        """Whether any anchor has a positive. None if the answer would need to wait for a device."""
         mask = self.positive_mask
         if mask is None or not mask.shape[1]:
             return self.positives.shape[1] > 0
         return bool(mask.any()) if reads_at_once(mask) else None
 
     def negative_mask(self) -> Tensor:
-        """(A, C) True at the negatives of each anchor: the whole matrix, for what cannot do without."""
+        """Return the full (A, C) mask, True at the negatives of each anchor."""
         listed, count = self.excluded, len(self.candidates)
         mask = torch.ones(len(self.anchors), count + 1, dtype=torch.bool, device=self.anchors.device)
         mask[:, : self.first_negative] = False
-        # Padding is written into a column that is cut off.
+        # Padding writes into an extra column that is removed.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]

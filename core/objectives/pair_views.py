@@ -40,17 +40,17 @@ class PairsOfViews(PairData):
             views: V >= 2 tensors (B, d) of one shape, dtype and device, row b of each a view of instance b.
             labels: (B,) class of each instance.
             index: (B,) index of each instance in the data set.
-            negatives: "all": every row is an anchor, and all views of the other instances are its negatives,
-                V (B - 1) of them; "queries": the first views alone are anchors, and those of the other instances their
-                negatives, B - 1 of them (CACR Sec. 3.2).
+            negatives: with "all" every row is an anchor, and all V (B - 1) views of the other instances are its
+                negatives. With "queries" only the first views are anchors, and the B - 1 first views of the other
+                instances are negatives (CACR Sec. 3.2).
 
         Returns:
-            Pairs of A = V B anchors, which are the candidates, and K = V - 1 positives; with "queries" of A = B
+            Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "queries", A = B
             anchors, C = V B candidates (the other views, then the first ones) and K = V - 1.
 
         Raises:
-            PairsError: fewer than two views, views that differ in shape, dtype or device, labels or index that are not
-                (B,), or another word for `negatives`.
+            PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
+                (B,), or `negatives` is invalid.
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
@@ -105,27 +105,28 @@ class PairsOfViews(PairData):
 
         Args:
             queries: (B, d), the anchors.
-            keys: (B, d), row b the positive of query b; or (B, K >= 1, d) for K positives each.
-            queue: (Q, d) further negatives, for example the keys of earlier batches; every rank holds the same. Of no
-                rows it is none.
+            keys: (B, d) with row b the positive of query b, or (B, K >= 1, d) for K positives each.
+            queue: (Q, d) further negatives, for example the keys of earlier batches, the same on every rank. An empty
+                queue counts as None.
             intra_batch: add the other queries to the negatives (CACR, App. C.2).
             labels: (B,) class of each query and its keys.
-            ignored: (B, E) candidates that are no negatives (exact duplicates, say): key k of query b is candidate
-                k B + b, the queue follows; -1 pads.
-            batch_negatives: False leaves the keys of the other queries out: negatives are the queue and, with
-                `intra_batch`, the other queries (CACR Algorithm 3; a memory bank).
-            queue_labels: (Q,) class of each row of the queue; without them candidates have no labels where there is a
-                queue.
-            queue_of: whose encoder made the queue: "queries", that of the queries or a copy of it (MoCo), or "keys",
-                another one (the other half's memory bank in CMC). For objectives that look within a side.
+            ignored: (B, E) candidates that are not negatives, such as exact duplicates, padded with -1. Key k of query
+                b is candidate k B + b, and the queue follows.
+            batch_negatives: False leaves the keys of the other queries out. Negatives are then the queue and, with
+                `intra_batch`, the other queries (CACR Algorithm 3, or a memory bank).
+            queue_labels: (Q,) class of each row of the queue. A queue without them leaves all candidates without
+                labels.
+            queue_of: the encoder of the queue. "queries" means the encoder of the queries or a copy of it (MoCo).
+                "keys" means another encoder (the other half's memory bank in CMC). Only objectives that compare rows
+                within a side use it.
             index: (B,) index of each query in the data set.
 
         Returns:
             Pairs of A = B anchors, C = K B + Q candidates (K B + Q + B with `intra_batch`) and K positives.
 
         Raises:
-            PairsError: rows that do not fit the queries in number, width, dtype or device, labels, index or
-                queue_labels of another length, an index in `ignored` out of range, or another word for `queue_of`.
+            PairsError: rows differ from the queries in number, width, dtype or device, labels, index or queue_labels
+                have a wrong length, an index in `ignored` is out of range, or `queue_of` is invalid.
         """
         check_matrix("queries", queries)
         if queue_of not in ("queries", "keys"):
@@ -187,10 +188,10 @@ class PairsOfViews(PairData):
 
     @classmethod
     def both(cls, a: Tensor, b: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> Self:
-        """Two encoders in both directions (CLIP, Radford et al. 2021): a finds its b among all b, and b its a.
+        """Two encoders in both directions (CLIP, Radford et al. 2021): match a with its b, and b with its a.
 
-        Anchors are the rows of both sides, so that a term sees both directions, and its mean runs over both: the
-        symmetric cross entropy of CLIP is `infonce` of them. Rows of an anchor's own side are no negatives.
+        Anchors are the rows of both sides, so a term averages over both directions. `infonce` on these pairs is CLIP's
+        symmetric cross entropy. Rows of an anchor's own side are not negatives.
 
         Args:
             a: (B, d), for example images.
@@ -199,8 +200,8 @@ class PairsOfViews(PairData):
             index: (B,) index of each pair in the data set.
 
         Returns:
-            Pairs of A = C = 2 B rows, those of a first, and K = 1; the B rows of its own side are ignored for each
-            anchor.
+            Pairs of A = C = 2 B rows, with the rows of a first, and K = 1. Each anchor ignores the B rows of its own
+            side.
 
         Raises:
             PairsError: a and b differ in rows, width, dtype or device, or labels or index are not (B,).
@@ -242,30 +243,30 @@ class PairsOfViews(PairData):
         batch_negatives: bool = True,
         ignored: Tensor | None = None,
     ) -> Self:
-        """Columns of a table (anchor, positive, negatives ...): hard negatives beside those of the batch.
+        """Columns of a table (anchor, positive, negatives ...): hard negatives in addition to in-batch negatives.
 
-        Candidates of every anchor are all positives and all hard negatives of the batch, as in sentence-transformers'
-        MultipleNegativesRankingLoss. Under several ranks the hard negatives are rows like the others: they are gathered
-        with gradient, which a queue, held alike by every rank, is not.
+        The candidates of every anchor are all positives and all hard negatives of the batch, as in
+        sentence-transformers' MultipleNegativesRankingLoss. With several ranks the hard negatives are gathered with
+        gradient, unlike a queue, which is the same on every rank.
 
         Args:
             anchor: (B, d), the anchors.
             positive: (B, d), row b the positive of anchor b.
-            negatives: hard negatives: none, (B, d) one of each anchor, (B, n, d) or a sequence of n columns (B, d).
-            labels: (B,) class of each anchor and its positive; those of the hard negatives are unknown.
+            negatives: hard negatives: None, (B, d) for one per anchor, (B, n, d), or a sequence of n columns (B, d).
+            labels: (B,) class of each anchor and its positive. The classes of the hard negatives are unknown.
             index: (B,) index of each anchor in the data set.
-            negatives_of: "batch": the hard negatives of the whole batch repel every anchor; "own": its own ones alone,
-                besides the other anchors' positives.
-            batch_negatives: False leaves the positives of the other anchors out: hard negatives alone repel.
-            ignored: (B, E) candidates that are no negatives (a second copy of the positive, say): candidate
-                c B + b is row b of column c, of which the positives are column 0; -1 pads.
+            negatives_of: "batch" uses the hard negatives of the whole batch for every anchor. "own" uses only the
+                anchor's own hard negatives, in addition to the other anchors' positives.
+            batch_negatives: False leaves the positives of the other anchors out, so only hard negatives count.
+            ignored: (B, E) candidates that are not negatives, such as a copy of the positive, padded with -1. Candidate
+                c B + b is row b of column c. Column 0 holds the positives.
 
         Returns:
             Pairs of A = B anchors, C = (1 + n) B candidates and K = 1.
 
         Raises:
-            PairsError: columns that differ in rows, width, dtype or device, `batch_negatives=False` without negatives,
-                an index in `ignored` out of range, or another word for `negatives_of`.
+            PairsError: columns differ in rows, width, dtype or device, `batch_negatives=False` is given without
+                negatives, an index in `ignored` is out of range, or `negatives_of` is invalid.
         """
         check_matrix("anchor", anchor)
         check_matrix("positive", positive, ("anchor", anchor))
@@ -330,24 +331,24 @@ class PairsOfViews(PairData):
         labels: Tensor | None = None,
         index: Tensor | None = None,
     ) -> Self:
-        """SwAV's multi-crop (Caron et al. 2020): every crop is an anchor, large ones (and a queue) are candidates.
+        """SwAV's multi-crop (Caron et al. 2020): every crop is an anchor, large crops and the queue are candidates.
 
         An anchor's positives are the other large crops of its image.
 
         Args:
             large: V >= 2 tensors (B, d), row b of each a large crop of image b.
             small: further crops, (B, d) each.
-            queue: (Q, d) further candidates, negatives of everybody; every rank holds the same.
-            labels: (B,) class of each image; where there is a queue the candidates have none.
+            queue: (Q, d) further candidates, negatives of every anchor, the same on every rank.
+            labels: (B,) class of each image. With a queue the candidates have no labels.
             index: (B,) index of each image in the data set.
 
         Returns:
-            Pairs of A = (V + S) B anchors for S small crops, C = V B + Q candidates and K = V positives, of which a
-            large crop has one padded with -1.
+            Pairs of A = (V + S) B anchors for S small crops, C = V B + Q candidates and K = V positives. A large crop
+            has V - 1 positives and one entry of padding, -1.
 
         Raises:
-            PairsError: fewer than two large crops, crops or a queue of another shape, dtype or device, or labels or
-                index that are not (B,).
+            PairsError: there are fewer than two large crops, crops or queue differ in shape, dtype or device, or labels
+                or index are not (B,).
         """
         if isinstance(large, Tensor) or len(large) < 2:
             raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
@@ -392,7 +393,7 @@ class PairsOfViews(PairData):
 
 
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:
-    """Hard negatives in any of their forms as (B, n, d)."""
+    """Convert hard negatives in any accepted form to (B, n, d)."""
     batch, width = anchor.shape
     if negatives is None:
         return anchor.new_empty(batch, 0, width)
@@ -410,7 +411,7 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
 
 
 def instances_of(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:
-    """Return (B,), the domain's index of each instance, or its place in the batch."""
+    """Return the index of each instance in the data set, (B,), or its position in the batch."""
     if "index" in rows:
         return rows["index"]
     return torch.arange(count, device=device)

@@ -1,4 +1,4 @@
-"""Pairs: who is an anchor, a candidate, a positive or ignored. This is all that an objective receives."""
+"""Pairs: anchors, candidates, positives and ignored rows. This is the input of every objective."""
 
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -18,7 +18,7 @@ from dipole.core.utils.text import counted
 
 
 class Pairs(PairsOfViews):
-    """Embeddings and their relations, as every objective receives them.
+    """Embeddings with the indices of positives and ignored candidates. This is the input of every objective.
 
     The negatives of anchor i are all candidates that are neither its positives nor ignored for it.
 
@@ -26,22 +26,23 @@ class Pairs(PairsOfViews):
         anchors: (A >= 1, d) raw embeddings of a floating dtype, before normalisation.
         candidates: (C >= 1, d), of the same dtype and device. Pass the same tensor as `anchors` if every view is both
             (SimCLR).
-        positives: (A, K) torch.long, indices into candidates, distinct in a row; -1 pads.
-        ignored: (A, E) torch.long, candidates that are neither positives nor negatives of the anchor; -1 pads.
-        labels: (A,) class of each anchor, for supervised references and diagnostics only; negative if unknown.
+        positives: (A, K) torch.long, indices into candidates, distinct in a row, padded with -1.
+        ignored: (A, E) torch.long, candidates that are neither positives nor negatives of the anchor, padded with -1.
+        labels: (A,) class of each anchor, for supervised references and diagnostics only. Negative if unknown.
         views: True if positives are views of the anchor's own instance, False if they are other instances
-            (neighbouring sentences, members of a block). Those count as pairs of distinct instances.
-        candidate_labels: (C,) class of each candidate; by default `labels` if there are as many anchors.
+            (neighbouring sentences, members of a block). Other instances count as pairs of distinct instances.
+        candidate_labels: (C,) class of each candidate. The default is `labels` if there are as many anchors.
         index: (A,) instance of each anchor: its index in the data set if the domain gives one, else its row in the
             batch of all ranks.
-        candidate_index: (C,) the same of the candidates; -1 for a candidate that is no instance of the batch.
-        layout: what a constructor knows about the indices that it made. With None the indices are checked.
+        candidate_index: (C,) instance of each candidate. -1 for a candidate outside the batch.
+        layout: facts about the indices from a constructor. With None the indices are checked.
 
-    Under several ranks anchors are this rank's. Candidates, with their labels, views and index, are all ranks'.
+    With several ranks the anchors are this rank's. The candidates, with their labels, views and index, are from all
+    ranks.
 
     Raises:
-        PairsError: shapes, devices, dtypes or ranges of indices do not fit; the message names the argument. It is not
-            checked that positives are distinct in a row, nor which numbers labels are.
+        PairsError: shapes, devices, dtypes or ranges of indices do not fit. The message names the argument. Label
+            values, and whether positives are distinct in a row, are not checked.
     """
 
     @classmethod
@@ -55,24 +56,24 @@ class Pairs(PairsOfViews):
     ) -> Self:
         """Supervised contrast (Khosla et al. 2020): all rows of an anchor's class but itself are its positives.
 
-        Every row is an anchor, and the rows of other classes are its negatives. Classes may have any number of rows; a
-        row without a partner in the batch of all ranks has no positive, so that means leave it out
-        (`TermValue.left_out` says how many) while it stays a negative of the others.
+        Every row is an anchor, and the rows of other classes are its negatives. Classes may have any number of rows. A
+        row without another row of its class on any rank has no positive. Means leave such a row out
+        (`TermValue.left_out` counts them), but it remains a negative of the others.
 
         Args:
-            z: (B, d); or V views (B, d) each, whose rows of one instance are positives of each other as well.
-            labels: (B,) integers, the class of each instance; negative where unknown: no other instance is then a
-                positive, and all are negatives.
+            z: (B, d), or V views (B, d) each. Views of one instance are also positives of each other.
+            labels: (B,) integers, the class of each instance. Negative if unknown: all other instances are then
+                negatives.
             index: (B,) index of each instance in the data set.
-            queue: (Q, d) further candidates, for example earlier batches; every rank holds the same.
-            queue_labels: (Q,) their classes: rows of an anchor's class are positives as well.
+            queue: (Q, d) further candidates, for example earlier batches, the same on every rank.
+            queue_labels: (Q,) classes of the queue. Rows of an anchor's class are also positives.
 
         Returns:
-            Pairs of A = V B anchors and C = V B + Q candidates; K is one width for all rows, and -1 pads.
+            Pairs of A = V B anchors and C = V B + Q candidates. Positives are padded with -1 to one width K.
 
         Raises:
-            PairsError: no views, views that differ in shape, dtype or device, labels that are no integers (B,), a queue
-                without queue_labels, or queue_labels without a queue.
+            PairsError: there are no views, views differ in shape, dtype or device, labels are not integers (B,), or
+                only one of queue and queue_labels is given.
         """
         views = [z] if isinstance(z, Tensor) else list(z)
         if not views:
@@ -94,17 +95,17 @@ class Pairs(PairsOfViews):
             points = each[0] if count == 1 else torch.cat(each)  # (VB, d), view-major
             classes = rows["labels"].repeat(count)
             place = torch.arange(batch, device=points.device).repeat(count)
-            # What is of no known class is a class of its own instance.
+            # Each instance of unknown class gets its own class.
             told = torch.where(classes < 0, -1 - place, classes)
             others, candidate_labels = told, classes
             if queue is not None and queue_labels is not None:
                 past = queue_labels.to(points.device)
-                # A number that no row has.
+                # A class number that no row has.
                 others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])
                 candidate_labels = torch.cat([classes, past])
             same = same_label(told, others)
             own = torch.arange(count * batch, device=points.device).unsqueeze(1)
-            # Everybody is of its own class: one entry of each row is padding then.
+            # A row is in its own class, so removing it leaves one entry of padding.
             positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
             instances = instances_of(rows, batch, points.device).repeat(count)
             runs = tuple((number, batch) for number in range(count))
@@ -142,26 +143,26 @@ class Pairs(PairsOfViews):
         labels: Tensor | None = None,
         index: Tensor | None = None,
     ) -> Self:
-        """Quick Thoughts (Logeswaran & Lee 2018): f(sentence) finds g(neighbours) among g of the batch.
+        """Quick Thoughts (Logeswaran & Lee 2018): match f(sentence) with g(neighbours) among g of the batch.
 
         Args:
             f: (B, d) of consecutive sentences, the anchors.
             g: (B, d) of the same sentences by the other encoder, the candidates.
             document: (B,) long, the document of each sentence; neighbours never cross documents.
             window: sentences on each side that are positives, >= 1.
-            self_logit: "drop" leaves the sentence itself out; "zero" keeps it as a negative whose logit is 0, as the
-                authors' code does: one more candidate, the zero vector, whose similarity to everything is 0 (for terms
-                that count pairs it is a pair at distance D = 0.5).
+            self_logit: "drop" leaves the sentence itself out. "zero" keeps it as a negative with logit 0, as in the
+                authors' code, by adding the zero vector as a candidate. Terms that count pairs see it at distance
+                D = 0.5.
             labels: (B,) class of each sentence.
             index: (B,) index of each sentence in the corpus.
 
         Returns:
-            Pairs of A = B anchors, C = B candidates (B + 1 with "zero") and K = 2 window positives; -1 pads at the ends
-            of documents.
+            Pairs of A = B anchors, C = B candidates (B + 1 with "zero") and K = 2 window positives, padded with -1 at
+            the ends of documents.
 
         Raises:
-            PairsError: f, g and document differ in rows, f and g in width, dtype or device, window is no integer >= 1,
-                or another word for `self_logit`.
+            PairsError: f, g and document differ in rows, f and g differ in width, dtype or device, window is not an
+                integer >= 1, or `self_logit` is invalid.
         """
         check_matrix("f", f)
         check_matrix("g", g, ("f", f))
@@ -210,27 +211,27 @@ class Pairs(PairsOfViews):
         index: Tensor | None = None,
         draw: int = 0,
     ) -> Self:
-        """Blocks of similar points (Arora et al., Sec. 6.3): a point finds the rest of its own block.
+        """Blocks of similar points (Arora et al., Sec. 6.3): match a point with the rest of its block.
 
-        A block of b in Eq. 12 is x and its b positives: b + 1 points here.
+        A block of b in Eq. 12 is x and its b positives, so b + 1 points here.
 
         Args:
             x: (n >= 1, b + 1, d), n blocks of 2 points or more.
-            anchors: "first", the first point of each block is x, or "all", each point in turn.
-            candidates: "points", all points; or "means", for each block the mean of its points other than the anchor
-                (only with anchors="first").
+            anchors: "first" takes the first point of each block, "all" takes each point.
+            candidates: "points" takes all points. "means" takes for each block the mean of its points other than the
+                anchor (only with anchors="first").
             labels: (n,) class of each block.
             index: (n,) number of each block in the data set.
-            draw: a whole number: what an objective that takes some of the other blocks draws them by (`blocks(k=4)`),
-                another in every step, the same on every rank.
+            draw: integer seed for objectives that sample other blocks (`blocks(k=4)`). Change it in every step, and use
+                the same on every rank.
 
         Returns:
-            Pairs of A = n anchors (n (b + 1) with "all"), C = n (b + 1) candidates and K = b positives; with "means" C
-            = n and K = 1.
+            Pairs of A = n anchors (n (b + 1) with "all"), C = n (b + 1) candidates and K = b positives. With "means",
+            C = n and K = 1.
 
         Raises:
-            PairsError: x is no floating tensor of this shape, another word for `anchors` or `candidates`, or means with
-                anchors="all".
+            PairsError: x is not a floating tensor of this shape, `anchors` or `candidates` is invalid, or means are
+                combined with anchors="all".
         """
         if not isinstance(x, Tensor) or x.ndim != 3 or not len(x) or x.shape[1] < 2 or not x.is_floating_point():
             raise PairsError(f"x must be floating-point blocks of shape (n >= 1, b + 1 >= 2, d), got {shape_of(x)}.")
@@ -297,7 +298,7 @@ class Pairs(PairsOfViews):
 
     @classmethod
     def of_points(cls, points: Tensor) -> Self:
-        """All points as anchors and candidates without positives: each other point is a negative.
+        """Use all points as anchors and candidates, without positives. Each other point is a negative.
 
         Args:
             points: (n >= 1, d) of a floating dtype.
@@ -306,7 +307,7 @@ class Pairs(PairsOfViews):
             Pairs of A = C = n and K = 0.
 
         Raises:
-            PairsError: points are no such tensor.
+            PairsError: `points` is not such a tensor.
         """
         check_matrix("points", points)
 

@@ -1,7 +1,7 @@
-"""The registry of objectives, regularizers and diagnostics: data about an entry, not code about it.
+"""The registry of objectives, regularizers and diagnostics.
 
-Entries come from three places: the modules beside this one, `@register(...)` in user code, and packages that declare
-the entry-point group `dipole.objectives` (each entry point names a module or class whose import registers).
+Entries come from three places: the packages `losses` and `regularizers`, `@register(...)` in user code, and packages
+that declare the entry-point group `dipole.objectives`. Importing the module of an entry point registers its entries.
 """
 
 import inspect
@@ -36,20 +36,20 @@ _OWN = ("dipole.core.objectives.losses", "dipole.core.objectives.regularizers")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about one registered name; fields as in `Registry.register`.
+    """One registered name with its metadata, as in `Registry.register`.
 
     Args:
-        name: of the entry.
+        name: the registered name.
         target: the class or function.
         kind: "objective", "regularizer" or "diagnostic".
         summary: one sentence.
         formula: the equation in ASCII.
-        source: its paper, and the number of the equation there.
-        cost: what one evaluation costs in time and memory.
-        weight: the weight a term gets when none is written, >= 0.
+        source: the paper and the equation number.
+        cost: time and memory of one evaluation.
+        weight: the default weight of a term, >= 0.
         aliases: other names.
         options: keywords that a text may give.
-        deviations: paper -> what is done otherwise than it says, or decided where it says nothing.
+        deviations: paper -> differences from the paper, and choices where the paper leaves them open.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def package(self) -> str:
-        """The package it comes with: "dipole", name and version of another, or "" for a script's own."""
+        """The package of the entry: "dipole", the name and version of a plug-in, or "" for a user's script."""
         return declared_by(self.target.__module__)
 
     @property
@@ -76,15 +76,15 @@ class Entry:
 
 
 def canonical_name(name: str) -> str:
-    """`Align-Uniform` and `align_uniform` are the same name."""
+    """Return a name in lower case with underscores: `Align-Uniform` becomes `align_uniform`."""
     return name.lower().replace("-", "_")
 
 
 class Registry:
-    """Names to entries; a name is taken once."""
+    """A table from names to entries. Each name can be registered once."""
 
     def __init__(self) -> None:
-        # A plug-in that fails while it is imported leaves nothing behind.
+        # Undo the entries of a plug-in whose import fails.
         self._entries: dict[str, Entry] = undoable(Table(), lambda entry: str(entry.target.__module__))
         self._names: dict[str, str] = undoable(Table())
         self._broken: dict[str, PluginError] = {}
@@ -107,23 +107,24 @@ class Registry:
         """Decorate a class or function to make it known under `name`.
 
         Args:
-            name: what objective strings call it: letters, digits and underscores; upper case and hyphens are read as
-                lower case and underscores.
+            name: the name in objective strings: letters, digits and underscores. Upper case becomes lower case, and
+                hyphens become underscores.
             kind: "objective" (a base loss), "regularizer" (added with a weight) or "diagnostic" (a measurement).
-            summary: one sentence; the first line of the docstring when left out.
+            summary: one sentence. The default is the first line of the docstring.
             formula: the equation in ASCII.
-            source: its paper, and the number of the equation there.
-            cost: what one evaluation costs in time and memory.
-            weight: the weight a term gets when none is written (the paper's lambda for a regularizer), finite and >= 0.
+            source: the paper and the equation number.
+            cost: time and memory of one evaluation.
+            weight: the default weight of a term (the paper's lambda for a regularizer), finite and >= 0.
             aliases: other names for the same entry.
-            deviations: paper -> what is done otherwise than it says, or decided where it says nothing; () for nothing.
+            deviations: paper -> differences from the paper, and choices where the paper leaves them open. Use () for a
+                paper without differences.
 
         Returns:
-            A decorator that gives back what it decorates.
+            A decorator that returns the class or function unchanged.
 
         Raises:
-            RegistryError: from the decorator: a name or alias is no identifier or taken by another class, or `kind` or
-                `weight` is none of these.
+            RegistryError: from the decorator. A name or alias is not an identifier or belongs to another class, or
+                `kind` or `weight` is invalid.
         """
 
         def decorate(target: Target) -> Target:
@@ -170,7 +171,7 @@ class Registry:
         self._names.update(dict.fromkeys((entry.name, *entry.aliases), entry.name))
 
     def _load(self) -> None:
-        """Import everything once; where a module of dipole's own fails, the error is raised, now and at each try."""
+        """Import all entries once. A failure in one of dipole's own modules is raised again at each call."""
         with self._lock:
             if self._state != "empty":
                 return
@@ -190,20 +191,20 @@ class Registry:
                     self._state = "empty"
 
     def _load_plugin(self, point: EntryPoint) -> None:
-        """A broken plug-in takes nothing with it; asking for its name says what happened."""
+        """Load a plug-in and remember its error. `get` reports the error when you ask for its name."""
         try:
             load(point)
         except PluginError as error:
             self._broken[canonical_name(point.name)] = error
 
     def get(self, name: str) -> Entry:
-        """The entry of a name or alias.
+        """Return the entry of a name or alias.
 
         Args:
-            name: in any spelling that `register` reads alike.
+            name: upper case and hyphens are allowed, as in `register`.
 
         Raises:
-            SpecError: there is none; with the nearest name and all names.
+            SpecError: there is no such entry. The message lists the nearest name and all names.
         """
         self._load()
         key = canonical_name(name)
@@ -211,7 +212,7 @@ class Registry:
             return self._entries[self._names[key]]
         if key in self._broken:
             raise SpecError(f"the plug-in {self._broken[key]}")
-        # What may have brought the name comes before a guess at another one.
+        # Report broken plug-ins first: one of them may define this name.
         absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
         absent += [f" Plug-ins are switched off ({SWITCH}=none)."] if switched_off() else []
         known = ", ".join(sorted(self._entries))
@@ -220,7 +221,7 @@ class Registry:
         )
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
-        """The name a class or function was registered under; None if it was not.
+        """Return the registered name of a class or function, or None.
 
         Args:
             target: the class or function itself.
@@ -228,23 +229,23 @@ class Registry:
         return next((entry.name for entry in self._entries.values() if entry.target is target), None)
 
     def entries(self, kind: Kind | None = None) -> list[Entry]:
-        """All entries, or those of one kind, in order of registration.
+        """Return all entries, or those of one kind, in order of registration.
 
         Args:
-            kind: "objective", "regularizer" or "diagnostic"; None: all.
+            kind: "objective", "regularizer" or "diagnostic". None returns all.
         """
         self._load()
         return [entry for entry in self._entries.values() if kind in (None, entry.kind)]
 
     @property
     def broken(self) -> dict[str, PluginError]:
-        """Plug-ins that cannot be used, by the name of their entry point."""
+        """The errors of plug-ins that failed to load, by the name of their entry point."""
         self._load()
         return dict(self._broken)
 
     @contextmanager
     def temporary(self) -> Iterator["Registry"]:
-        """Forget at the end of the block whatever is registered inside it."""
+        """Remove all entries that are registered inside the block when it ends."""
         self._load()
         tables: tuple[dict[str, Any], ...] = (self._entries, self._names)
         before = [(table, dict(table)) for table in tables]

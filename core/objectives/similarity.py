@@ -1,4 +1,4 @@
-"""Similarities as inner products: each maps anchors and candidates to x and y with s_ij = x_i . y_j."""
+"""Similarities as inner products s_ij = x_i . y_j of mapped anchors x and candidates y."""
 
 from typing import Literal
 
@@ -11,34 +11,34 @@ _TINY = 1e-12
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Embeddings in single precision at least: those in float16 or bfloat16 as float32, all others as they are.
+    """Convert float16 and bfloat16 embeddings to float32. Other dtypes stay as they are.
 
     Args:
         x: (...), of any shape.
 
     Returns:
-        (...), the same tensor where nothing changes.
+        (...), the same tensor if nothing changes.
     """
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Rows of unit length, (n, d); a zero row stays zero and gets no gradient instead of an exploding one."""
+    """Scale rows to unit length, (n, d). A zero row stays zero and gets a zero gradient."""
     return x * lengths(x).reciprocal()  # a quotient takes longer in the backward pass
 
 
 def lengths(x: Tensor) -> Tensor:
-    """What rows are divided by to have unit length, (n, 1): infinity for a zero row."""
+    """Return the lengths of rows, (n, 1), with infinity for a zero row."""
     return torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), _TINY, torch.inf)
 
 
 def unnormalized(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
-    """The gradient (n, d) of rows, written over that of the unit vectors they were normalised to, by their lengths."""
+    """Return the gradient (n, d) of rows from that of their unit vectors. It overwrites `grad`."""
     return grad.addcmul_(unit, (grad * unit).sum(-1, keepdim=True), value=-1).div_(length)
 
 
 class _PairedDot(torch.autograd.Function):
-    """x_i . y_p for the listed p only, chunk by chunk, so that (A, K, d) never exists for large K."""
+    """Compute x_i . y_p for the listed p in chunks, so that (A, K, d) never exists for large K."""
 
     CHUNK = 1 << 22  # entries of a gathered chunk
 
@@ -53,7 +53,7 @@ class _PairedDot(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         x, y, index = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody will differentiate once more: nothing may be written in place
+        if torch.is_grad_enabled():  # second derivatives need operations that are not in place
             far = (grad.unsqueeze(2) * x.unsqueeze(1)).flatten(0, 1)
             return (grad.unsqueeze(2) * y[index]).sum(1), torch.zeros_like(y).index_add(0, index.flatten(), far), None
         dx, dy = torch.empty_like(x), torch.zeros_like(y)
@@ -70,6 +70,6 @@ class _PairedDot(torch.autograd.Function):
 
 
 def paired(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-    """Similarities (A, K) of each anchor with the candidates listed for it; padding (-1) is read as candidate 0."""
+    """Return similarities (A, K) of each anchor with its listed candidates. Padding (-1) is read as candidate 0."""
     values: Tensor = _PairedDot.apply(x, y, index.clamp_min(0))  # type: ignore[no-untyped-call]
     return values

@@ -4,7 +4,7 @@
     term  = [ number "*" ] name [ "(" [ option { "," option } ] ")" ]
     option = name "=" ( number | true | false | none | name | 'quoted' | "quoted" )
 
-Text becomes terms and terms become text again; nothing is ever evaluated.
+Parse text to terms and format terms as text. The text is never evaluated as code.
 """
 
 import math
@@ -27,22 +27,22 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 LONGEST, LONGEST_TOKEN = 10_000, 2000
-"""Characters of a text and of one name, number or quoted value: more is no objective."""
+"""Largest number of characters of a text, and of one name, number or quoted value."""
 SHOWN = 150
-"""Characters of a text that an error shows around the place it speaks of."""
+"""Number of characters that an error shows around the error position."""
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
 class Term:
-    """One weighted name with its options; `str` of it is its text.
+    """One weighted name with its options. `str(term)` is its text.
 
     Args:
-        name: as it is registered.
-        options: name and value of each that is given, in their order.
-        weight: what stands before it, >= 0; None where nothing does.
-        start: of it in the text, in characters.
-        end: of it in the text, in characters.
+        name: the registered name.
+        options: name and value of each given option, in order.
+        weight: the written weight, >= 0. None if no weight is written.
+        start: position of its first character in the text.
+        end: position after its last character.
     """
 
     name: str
@@ -169,10 +169,10 @@ class _Reader:
 
 
 def parse(text: str) -> list[Term]:
-    """Read an objective string.
+    """Parse an objective string.
 
     Raises:
-        SpecError: with a caret under the offending character.
+        SpecError: the text is invalid. The message puts a caret under the wrong character.
     """
     if not isinstance(text, str) or not text.strip():
         raise SpecError(f"an objective is text such as 'infonce + 0.1*dp', got {text!r}")
@@ -185,14 +185,14 @@ def format_terms(terms: list[Term]) -> str:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """A name for each term of a sum: its own, and NAME.0, NAME.1, ... of one that stands there more than once."""
+    """Return a unique name for each term of a sum. A repeated name becomes NAME.0, NAME.1 and so on."""
     return [
         name if names.count(name) == 1 else f"{name}.{names[:place].count(name)}" for place, name in enumerate(names)
     ]
 
 
 def option_span(text: str, term: Term, name: str) -> tuple[int, int]:
-    """Where an option of a term stands in the text, for a caret."""
+    """Return the start and end of a term's option in the text, for a caret."""
     match = re.search(rf"\b{re.escape(name)}\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^,)]*)", text[term.start : term.end])
     if match is None:
         return term.start, term.end

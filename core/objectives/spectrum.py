@@ -1,4 +1,4 @@
-"""What the singular values of a matrix say about how many directions it uses."""
+"""Singular values of a matrix, and the number of directions it uses."""
 
 from collections.abc import Callable
 from typing import Annotated, TypeVar
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def converged(decompose: Callable[[Tensor], Result], matrix: Tensor) -> Result:
-    """What a decomposition gives, in double precision where single precision does not converge.
+    """Run a decomposition, and repeat it in double precision if single precision does not converge.
 
     Raises:
-        torch.linalg.LinAlgError: it converges in neither.
+        torch.linalg.LinAlgError: neither precision converges.
     """
     try:
         return decompose(matrix)
@@ -27,9 +27,9 @@ def converged(decompose: Callable[[Tensor], Result], matrix: Tensor) -> Result:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Singular values in falling order, in single precision at least; what is not finite has none that is.
+    """Return singular values in descending order, at least in single precision.
 
-    The decomposition of a matrix with values that are not finite may fail to converge; its answer here is nan.
+    A matrix with values that are not finite gets nan, because its decomposition may fail to converge.
     """
     wide = full_precision(matrix.detach())
     if not bool(wide.isfinite().all()):
@@ -44,15 +44,17 @@ def effective_rank(
 ) -> float:
     """Number of directions in use, exp(-sum_i p_i log p_i) with p_i = sigma_i / sum_j sigma_j.
 
-    Between 1 (one direction) and min(shape) (all alike); 0 for a matrix without any, nan where a value is not finite.
+    The value is between 1 (one direction) and min(shape) (all directions alike). It is 0 if all singular values count
+    as zero, and nan if a value is not finite.
+
     Roy & Vetterli 2007, "The effective rank: a measure of effective dimensionality", Sec. 2.
 
     Args:
         matrix: (m, n) of a floating dtype.
-        tolerance: singular values that are not above it, absolute, count as zero; >= 0.
+        tolerance: absolute threshold, >= 0. Singular values not above it count as zero.
 
     Raises:
-        OptionError: `tolerance` is no number >= 0.
+        OptionError: `tolerance` is not a number >= 0.
         torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
     """
     values = singular_values(matrix).double()
@@ -66,10 +68,12 @@ def effective_rank(
 
 
 def distance_from_identity(matrix: Tensor) -> float:
-    """|| L - c I || / || L || in Frobenius norms, c = tr(L) / H: 0 for a multiple of the identity, at most 1.
+    """Return || L - c I || / || L || in Frobenius norms with c = tr(L) / H.
+
+    The value is 0 for a multiple of the identity and at most 1. It is nan for the zero matrix.
 
     Args:
-        matrix: L, (H, H); nan where it is zero.
+        matrix: L, (H, H).
     """
     wide = full_precision(matrix.detach()).double()
     scaled = torch.eye(len(wide), dtype=wide.dtype, device=wide.device) * wide.diagonal().mean()

@@ -1,4 +1,4 @@
-"""Row statistics: what an objective can ask of each row of the similarity matrix.
+"""Row statistics: functions of each row of the similarity matrix that an objective can use.
 
 A statistic of row i is a function of sums over its negatives, `sum_j f(s_ij)`. This file defines the functions f. The
 engine adds them up. A new statistic is a frozen dataclass with `parts`.
@@ -34,7 +34,7 @@ Parts = Tensor | tuple[Tensor, ...]
 SAFE_EXPONENT = 60.0
 # The maximum of a row without entries. It is finite, so that the difference of two maxima is a number.
 LOWEST = -1e30
-# Below these, exp gives subnormal numbers. They are slow, and beside the 1 of a row's maximum they do not matter.
+# Below these, exp gives subnormal numbers. They are slow, and negligible next to the 1 of a row's maximum.
 SMALLEST_EXPONENT = {
     dtype: float(math.ceil(math.log(torch.finfo(dtype).tiny))) for dtype in (torch.float32, torch.float64)
 }
@@ -56,13 +56,13 @@ class Statistic:
     """
 
     scale: ClassVar[float | None] = None
-    """With a scale, `e` below is e^{scale * s - shift}. The shift is 0 or, where the exponent may be large, the row's
-    maximum. Every part must then be a multiple of e."""
+    """With a scale, `e` below is e^{scale * s - shift}. The shift is 0, or the row's maximum if the exponent may be
+    large. Every part must then be a multiple of e."""
     learned: ClassVar[bool] = False
-    """It holds learned numbers. They are on the device, so nothing reads them, and no kernel supports them."""
+    """The statistic holds learned numbers. No kernel supports them, because reading them would wait for the device."""
     kernel: ClassVar[str | tuple[Any, Any] | None] = None
     """Two `@triton.jit` functions, (value, slope), that compute `parts` and `slopes` in the fused kernels of a GPU. A
-    name stands for functions of dipole's own. With None the statistic runs in tiles. See docs/own-losses.md."""
+    name selects functions that dipole provides. With None the statistic runs in tiles. See docs/own-losses.md."""
 
     @property
     def exact(self) -> "Statistic":
@@ -74,10 +74,10 @@ class Statistic:
 
         Args:
             s: similarities, (...) of any shape. Do not write to it.
-            e: e^{scale * s - shift}, (...) of the same shape; None without a scale.
+            e: e^{scale * s - shift}, (...) of the same shape. None without a scale.
 
         Returns:
-            A tensor of that shape, (...), or a tuple of such.
+            A tensor of that shape, (...), or a tuple of such tensors.
         """
         raise NotImplementedError
 
@@ -89,7 +89,7 @@ class Statistic:
             e: as in `parts`.
 
         Returns:
-            (...), or a tuple of such, like `parts`.
+            (...), or a tuple of such tensors, like `parts`.
         """
         with torch.enable_grad():
             inputs = [t.detach().requires_grad_() for t in (s, e) if t is not None]
@@ -111,7 +111,7 @@ class Statistic:
 
         Args:
             sums: (A,) for each part, with gradient.
-            shift: (A,) that was subtracted in the exponent of e, or a 0.
+            shift: (A,) subtracted in the exponent of e, or 0.
             count: (A,) number of negatives.
         """
         return sums[0]
@@ -144,7 +144,7 @@ def needs_maximum(statistic: Statistic, bound: float | None) -> bool:
 
 @dataclass(frozen=True)
 class LogSumExp(Statistic):
-    """log sum_j e^{scale s_ij}, (A,); -inf for a row without negatives.
+    """log sum_j e^{scale s_ij}, (A,). A row without negatives gives -inf.
 
     Args:
         scale: a finite number, 1 / tau for a temperature tau. For a learned one see `log_sum_exp`.
@@ -167,7 +167,7 @@ class LogSumExp(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class LearnedLogSumExp(Statistic):
-    """log sum_j e^{u s_ij}, (A,), with a gradient of u, the softmax mean of s; -inf without negatives.
+    """log sum_j e^{u s_ij}, (A,), with a gradient of u, the softmax mean of s. A row without negatives gives -inf.
 
     Args:
         u: the learned scale, (), > 0.
@@ -224,7 +224,7 @@ def _value(number: float | Tensor) -> float | Tensor:
 
 @dataclass(frozen=True)
 class SoftmaxMean(Statistic):
-    """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}, (A,); 0 for a row without negatives.
+    """sum_j s_ij e^{scale s_ij} / sum_j e^{scale s_ij}, (A,). A row without negatives gives 0.
 
     Args:
         scale: a finite number.
@@ -247,7 +247,7 @@ class SoftmaxMean(Statistic):
 
 @dataclass(frozen=True)
 class Sum(Statistic):
-    """sum_j s_ij, (A,); 0 for a row without negatives."""
+    """sum_j s_ij, (A,). A row without negatives gives 0."""
 
     kernel: ClassVar[str] = "plain_sum"
 
@@ -279,7 +279,7 @@ class Between(Statistic):
 
 @dataclass(frozen=True)
 class Softplus(Statistic):
-    """sum_j log(1 + e^{slope s_ij + bias}), (A,), the sum of a logistic loss; 0 for a row without negatives.
+    """sum_j log(1 + e^{slope s_ij + bias}), (A,), the sum of a logistic loss. A row without negatives gives 0.
 
     Args:
         slope: a finite number. For learned ones see `softplus_sum`.
@@ -344,11 +344,11 @@ def softplus_sum(slope: float | Tensor, bias: float | Tensor) -> Statistic:
 
 @dataclass(frozen=True)
 class Count(Statistic):
-    """Number of negatives with low < s_ij < high, (A,), in the dtype of the similarities; without gradient.
+    """Number of negatives with low < s_ij < high, (A,), in the dtype of the similarities, without gradient.
 
     Args:
-        low: lower end of the interval, outside it.
-        high: upper end of the interval, outside it.
+        low: lower end of the interval, exclusive.
+        high: upper end of the interval, exclusive.
     """
 
     low: float
@@ -362,7 +362,7 @@ class Count(Statistic):
 
 @dataclass(frozen=True)
 class Extreme:
-    """Index of the negative with the largest (or smallest) similarity, (A,) torch.long; -1 for a row without negatives.
+    """Index of the negative with the largest (or smallest) similarity, (A,) torch.long. -1 without negatives.
 
     An index has no gradient. `rows.similarity(index.unsqueeze(1))` gives the similarity itself, (A, 1), with gradient.
 

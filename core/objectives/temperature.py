@@ -12,7 +12,7 @@ from dipole.core.objectives.similarity import Similarity
 from dipole.core.utils.errors import OptionError
 
 LARGEST_SCALE = 100.0
-"""Where CLIP stops the scale 1/tau: a temperature of 0.01."""
+"""The upper limit of CLIP's scale 1/tau. It is a temperature of 0.01."""
 
 Temperature = Annotated[
     float | Literal["learned"], Range(above=0), "softmax temperature tau; learned: CLIP's logit scale log(1/tau)"
@@ -25,10 +25,10 @@ Init = Annotated[
 def learnable(
     owner: str, name: str, value: float | str, init: float | None, default: float, init_name: str = "init"
 ) -> float | None:
-    """Where a learned number starts; None of one that is not learned.
+    """Return the start value of a learned number, or None if the number is fixed.
 
     Raises:
-        OptionError: if a start is given to a number that is not learned.
+        OptionError: a start value is given for a fixed number.
     """
     if value == "learned":
         return default if init is None else init
@@ -44,16 +44,16 @@ def learnable(
 class Tempered(Objective):
     """An objective whose similarities are divided by a temperature, which may be learned.
 
-    Formula (Radford et al. 2021, Sec. 2.4): tau = e^{-u}, u = `logit_scale`, which each step leaves at most log 100.
+    Formula (Radford et al. 2021, Sec. 2.4): tau = e^{-u} with u = `logit_scale`. Each step clamps u to at most log 100.
 
     Args:
         similarity: as in `Objective`.
         temperature: tau > 0, or "learned".
-        init: tau at the start if it is learned, >= 0.01; by default 0.07.
+        init: start value of a learned tau, >= 0.01. The default is 0.07.
 
     Raises:
-        OptionError: `init` is given without a learned temperature, or an option is out of its range; from setting
-            `temperature`, it is learned.
+        OptionError: `init` is given without a learned temperature, an option is out of its range, or you set
+            `temperature` although it is learned.
     """
 
     first_temperature: ClassVar[float] = 0.07
@@ -67,7 +67,7 @@ class Tempered(Objective):
 
     @property
     def temperature(self) -> float | Tensor:
-        """tau; of a learned one a tensor, (), with gradient."""
+        """Temperature tau. A learned temperature is a tensor, (), with gradient."""
         return self._temperature if self.logit_scale is None else (-self.logit_scale).exp()
 
     @temperature.setter
@@ -94,7 +94,7 @@ class Tempered(Objective):
 
 
 def undecayed(value: float) -> nn.Parameter:
-    """A learned number, (), which weight decay leaves alone: 0 is no better place for it than another."""
+    """Return a learned number, (), without weight decay."""
     parameter = nn.Parameter(torch.tensor(value))
     parameter.undecayed = True  # type: ignore[attr-defined]
     return parameter

@@ -50,7 +50,7 @@ def tiled(
         running: for each, whether its exponent needs a running maximum.
         extremes: the statistics with an index.
         symmetric: x is y, and j is excluded for i exactly if i is for j.
-        side: rows and columns of a tile; by default TILE on a CPU and eight times that on an accelerator.
+        side: rows and columns of a tile. The default is TILE on a CPU and eight times that on an accelerator.
     """
     if side is None:
         side = TILE if x.device.type == "cpu" else 8 * TILE
@@ -80,7 +80,7 @@ class _Tile:
     rows: slice
     columns: slice
     s: Tensor  # (R, T)
-    excluded: Tensor | None  # (R, T) True where an entry takes no part; None where all do
+    excluded: Tensor | None  # (R, T) True at excluded entries, or None if there are none
     sides: tuple[_Side, ...]
     exponentials: dict[float, Tensor] = field(default_factory=dict)
 
@@ -147,7 +147,7 @@ class _Term:
         return [tile.sides]
 
     def exp(self, tile: _Tile, side: _Side, shifts: Tensor) -> Tensor | None:
-        """Return e^{scale s - shift}, (R, T), 0 where excluded; None without a scale."""
+        """Return e^{scale s - shift}, (R, T), 0 where excluded. None without a scale."""
         scale = self.statistic.scale
         if scale is None:
             return None

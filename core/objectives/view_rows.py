@@ -8,7 +8,7 @@ from dipole.core.objectives.similarity import full_precision
 
 
 def rows_of_views(pairs: Pairs) -> list[Tensor]:
-    """Rows (n, d) of every view among the candidates, of all ranks; those of a queue are no view's."""
+    """Return the rows (n, d) of every view among the candidates of all ranks, without the queue."""
     runs = pairs.known.candidate_views
     parts = full_precision(pairs.candidates).split([count for _, count in runs])
     return [rows for (view, _), rows in zip(runs, parts, strict=True) if view != NO_VIEW]

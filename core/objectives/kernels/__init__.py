@@ -1,1 +1,1 @@
-"""The sweep as fused kernels: a statistic's scalar function becomes Triton source, launched for whole matrices."""
+"""Compute row statistics in fused Triton kernels."""

@@ -82,7 +82,7 @@ def count_slope(s, e, numbers):
 
 
 def functions_of(statistic: Statistic) -> tuple[Any, Any]:
-    """Return the value and the slope function of a statistic that has some."""
+    """Return the value and slope functions of a statistic."""
     kernel = statistic.kernel
     if isinstance(kernel, str):
         return globals()[kernel], globals()[f"{kernel}_slope"]

@@ -120,7 +120,7 @@ def _scaled(x: Tensor, raw: Tensor) -> Rows:
 
 
 def numbers_of(statistic: Statistic) -> tuple[float, ...]:
-    """Return what kernel functions get as `numbers`: the scale, if there is one, then the other fields in order."""
+    """Return the argument `numbers` of kernel functions: the scale, if there is one, then the other fields in order."""
     numbers = {each.name: float(getattr(statistic, each.name)) for each in fields(statistic)}  # type: ignore[arg-type]
     if statistic.scale is None:
         return tuple(numbers.values())
@@ -130,7 +130,7 @@ def numbers_of(statistic: Statistic) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of similarities and the statistics wanted of its rows; arguments as of `fused`.
+    """A similarity matrix and the statistics to compute. Arguments as in `fused`.
 
     `lists` are the excluded columns in int32, ascending in each row.
     """
@@ -217,7 +217,7 @@ class Matrix:
         return self.x.values.dtype in HALF
 
     def _splits(self) -> tuple[int, int]:
-        """Return into how many runs the columns are split, so that few rows occupy the device, and columns of each."""
+        """Return the number of column runs and the columns of each. More runs help to occupy the device."""
         anchors, columns = len(self.x.values), len(self.y.values)
         shortest, step, programs = (64, 32, 4) if interpreted() else (SHORTEST, 128, 2 * _processors(self.x.values))
         splits = max(1, min(programs // triton.cdiv(anchors, step), columns // shortest))

@@ -27,7 +27,7 @@ def key_of(
     symmetric: bool,
     embeddings: Embeddings,
 ) -> tuple[object, ...]:
-    """Return what tells one compiled kernel from another. Numbers such as a temperature are arguments of a kernel."""
+    """Return the key of a compiled kernel. Numbers such as a temperature are not part of it."""
     kinds = tuple(type(each) for each in statistics), tuple(running), tuple(extremes), symmetric
     return *kinds, x.device, x.shape[1], _half(embeddings), _listed(excluded), tf32_allowed(), interpreted()
 
@@ -51,7 +51,7 @@ def verdict(
     symmetric: bool,
     embeddings: Embeddings,
 ) -> str:
-    """Return what is wrong with the kernels for a matrix like this, or an empty string. Arguments as of `fused`."""
+    """Return the error of the kernels for a matrix like this, or an empty string. Arguments as in `fused`."""
     try:
         return _compare(x, _listed(excluded), statistics, running, extremes, symmetric, _half(embeddings))
     except Exception as error:

@@ -24,7 +24,7 @@ SIZES = ["A", "C", "width", "steps", "chunk", "start", "end", "stride"]
 
 @triton.jit
 def load_rows(x, rows, size, first, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Load columns first .. first + WIDTH of some rows of x (size, D); 0 outside."""
+    """Load columns first .. first + WIDTH of some rows of x (size, D), with 0 outside."""
     columns = first + tl.arange(0, WIDTH)
     inside = (rows < size)[:, None] & (columns < D)[None, :]
     return tl.load(x + rows.to(tl.int64)[:, None] * D + columns[None, :], mask=inside, other=0.0)
@@ -58,7 +58,7 @@ def similarities(
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return s (BM, BN) of a tile, BK columns of the embeddings at a time; `a` holds the first of the own rows."""
+    """Return s (BM, BN) of a tile, BK embedding columns at a time. `a` holds the first columns of the own rows."""
     s = tl.zeros((BM, BN), tl.float32)
     s = product(a, load_rows(y, other, C, 0, D, BK), s, PRECISION)
     for first in range(BK, D, BK):
