@@ -87,8 +87,8 @@ def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estima
 
     Of T tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired). Without two common
     seeds ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to first order a pair owes
-    (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. Pairs of a task that all differ by the
-    same tell no spread: the sides are then drawn apart, too.
+    (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. If all pairs of a task have the
+    same difference, they show no spread, and the sides are drawn apart too.
     """
     found = _of_pairs_else_apart(_relative_gains, ours, base, runs)
     return Estimate(np.where(np.abs(found.value) > NOISE, found.value, 0.0), found.variance, found.df)

@@ -167,7 +167,7 @@ def _along_a_direction(function: Callable[..., Tensor], inputs: list[Tensor]) ->
 def _against_truth(
     subject: Subject, leaves: Leaves, where: str, limits: tuple[float, float], temperature: float
 ) -> str:
-    """Compare with the float64 truth on the same (rounded) inputs; parameters stay in float32."""
+    """Compare with the float64 reference on the same (rounded) inputs. Parameters stay in float32."""
     layout = two_views(ROWS, COLUMNS)
     true = truth_of(subject, layout, leaves, temperature)
     if not true.finite:

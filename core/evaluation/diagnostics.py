@@ -48,8 +48,8 @@ class Histogram:
     Args:
         edges: (bins + 1,) of the bins, from 0 to 1.
         all: (bins,) of all pairs.
-        same: (bins,) of pairs of one class; None without labels.
-        different: (bins,) of pairs of two classes; None without labels.
+        same: (bins,) of pairs of one class. None without labels.
+        different: (bins,) of pairs of two classes. None without labels.
     """
 
     edges: Tensor
@@ -74,7 +74,7 @@ class PairHistogram:
 
     @property
     def error(self) -> float:
-        """Return the smallest mean error of a threshold at an edge of the bins; nan without positives or negatives."""
+        """Return the smallest mean error of a threshold at an edge of the bins. nan without positives or negatives."""
         near, far = (torch.cat([x.new_zeros(1), x.cumsum(0)]) / x.sum() for x in (self.correct, self.incorrect))
         return float(((1 - near + far) / 2).min())
 
@@ -354,7 +354,7 @@ def min_max_ratio(features: Tensor) -> float:
         features: (n >= 2, H), not normalised; pass L Phi(x) for CLLR.
 
     Returns:
-        The mean over points that no other point coincides with; nan if there are none.
+        The mean over points that no other point coincides with. nan if there are none.
 
     Raises:
         PairsError: features of another shape.
@@ -389,7 +389,7 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
 )
 @in_range
 def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
-    """Return the mean distance of positives on the unit sphere, from 0 to 2^alpha; nan without positives.
+    """Return the mean distance of positives on the unit sphere, from 0 to 2^alpha. nan without positives.
 
     Formula (Wang & Isola 2020, Sec. 4.1): mean_{i, p in P(i)} ||a_i - c_p||^alpha.
 
@@ -420,7 +420,7 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
         t: precision of the potential, > 0.
 
     Returns:
-        From -4 t (farthest apart) to 0 (one point); nan if there are no such pairs.
+        From -4 t (farthest apart) to 0 (one point). nan if there are no such pairs.
 
     Raises:
         PairsError: embeddings of another shape.

@@ -34,9 +34,9 @@ class Unsupervised:
 
     Attributes:
         whole: L_un.
-        different: L_un^!=, of the negatives of other classes, given that there is one.
-        same: L_un^=, of the negatives of the positive's own class, given that there is one.
-        error: standard error of `whole` where block means were drawn; 0 where it is exact.
+        different: L_un^!=, over negatives of other classes, given that there is one.
+        same: L_un^=, over negatives of the positive's class, given that there is one.
+        error: standard error of `whole` if block means were drawn, 0 if it is exact.
     """
 
     whole: float
@@ -88,7 +88,7 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
         points: the classes.
         loss: "hinge" or "logistic" (base 2).
         b: members of a block, >= 1.
-        draws: sets of permutations, >= 1; the standard error comes from their spread.
+        draws: sets of permutations, >= 1. The standard error comes from their spread.
         seed: of the permutations.
 
     Raises:
@@ -196,7 +196,7 @@ def _rows_at_once(b: Tensor) -> int:
 def deviation(points: Latent) -> float:
     """s(f) = E_{c ~ nu} [ sqrt( ||Sigma(f, c)||_2 ) E_{x ~ D_c} ||f(x)|| ], nu(c) ~ rho(c)^2 (Arora et al., Sec. 4.2).
 
-    Sigma is the covariance of f(x) in class c, with divisor n_c; its norm is the largest eigenvalue.
+    Sigma is the covariance of f(x) in class c, with divisor n_c. Its norm is the largest eigenvalue.
 
     Args:
         points: the classes.
@@ -247,8 +247,8 @@ def generalization(
 ) -> float:
     """Gen_M = constant ( R Rad_S(F)/M + R^2 sqrt( log(1/delta)/M ) ) (Arora et al., Theorem 4.1).
 
-    The paper gives the order alone: `constant` is what its O hides, and `rademacher` is Rad_S(F), which no formula
-    gives for a network; both are free.
+    The paper gives only the order. `constant` is the factor in its O, and `rademacher` is Rad_S(F), which has no
+    formula for networks. Choose both.
 
     Args:
         R: bound of ||f||.
@@ -387,7 +387,7 @@ def lemma_5_1(points: Latent, gamma: float, epsilon: float = 0.1) -> float:
         epsilon: as of `margin`.
 
     Raises:
-        OptionError: there is one class alone.
+        OptionError: there is only one class.
     """
     return gamma * mean_classifier_loss(points.scaled(gamma**-0.5), "hinge") + epsilon
 
