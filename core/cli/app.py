@@ -159,7 +159,7 @@ def _load(point: EntryPoint) -> Configure:
     configure = load(point)
     if not callable(configure):
         kind = type(configure).__name__
-        raise PluginError(point, f"it is a {kind}, not a function that adds arguments.")
+        raise PluginError(point, f"it is of type {kind}, not a function that adds arguments.")
     return cast(Configure, configure)
 
 

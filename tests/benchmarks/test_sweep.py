@@ -59,7 +59,7 @@ def test_a_space_is_read_as_it_is_written():
         ("a=uniform(2, 1)", "below the second"),
         ("a=int(1, 2.5)", "whole numbers"),
         ("a=uniform(1, inf)", "needs two numbers"),
-        ("a=choice()", "needs a value"),
+        ("a=choice()", "needs at least one value"),
     ],
 )
 def test_a_space_that_cannot_be_read_is_said(text, said):

@@ -109,7 +109,7 @@ def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFix
     first, second, third = trained["infonce", 0], trained["infonce", 1], trained["infonce", 2]
     code, _, err = dipole(capsys, "rm", first)
     assert code == 2
-    assert "say --yes" in err
+    assert "not interactive: add --yes" in err
     assert first.is_dir()
     code, out, _ = dipole(capsys, "rm", first, "--yes")
     assert (code, out) == (0, f"removed {first}\n")
@@ -159,7 +159,7 @@ def test_what_rm_could_not_remove_is_no_run(
     told = json.loads(out)
     assert (code, told["removed"], [each["run"] for each in told["failed"]]) == (1, [], [str(first), str(second)])
     assert told["failed"][0]["message"] in err
-    assert f"What is left lies in {left}, which no command takes for a run: remove that folder" in err
+    assert f"The rest is in {left}, which commands ignore. Remove that folder later." in err
     assert left.is_dir()
     assert {each["name"] for each in json.loads(dipole(capsys, "list", "runs", "--json")[1])["runs"]} == {
         folder.name for folder in trained.values() if folder not in (first, second)
@@ -209,7 +209,7 @@ def test_rm_touches_nothing_outside_the_folder_of_runs(trained: Folders, capsys:
     link = Path("runs") / "link"
     link.symlink_to(outside.resolve(), target_is_directory=True)
     for name, words in (
-        (outside, "only runs of that folder are removed"),
+        (outside, "is not in runs/. Give its folder of runs with --runs"),
         (link, f"is a link to {outside.resolve()}"),
         (".", "is no run folder: it has no config.toml and no record.json"),
     ):
