@@ -29,20 +29,20 @@ class Rows:
         pairs: this rank's anchors (A, d), and the candidates (C, d) of all ranks.
         x: (A, h) projected anchors: unit vectors for cosine, a_i^T W for bilinear.
         y: (C, h) projected candidates.
-        further: the rows of the pairs that `Objective.extra_pairs` returned.
+        extra_pairs: the rows of the pairs that `Objective.extra_pairs` returned.
 
     Args:
         matrix: the similarities.
         values: (A,) each, by name.
-        further: rows of other pairs.
+        extra_pairs: rows of other pairs.
 
     Raises:
         AttributeError: the statistic was not declared. The message lists the declared ones.
     """
 
-    def __init__(self, matrix: _Matrix, values: dict[str, Tensor], further: tuple[Rows, ...] = ()) -> None:
+    def __init__(self, matrix: _Matrix, values: dict[str, Tensor], extra_pairs: tuple[Rows, ...] = ()) -> None:
         self.pairs, self.x, self.y = matrix.pairs, matrix.x, matrix.y
-        self.extra_pairs = further
+        self.extra_pairs = extra_pairs
         self.notes: list[str] = []
         self._values = values
 
@@ -270,8 +270,8 @@ class _Matrix:
             embeddings=self.embeddings,
         )
 
-    def rows(self, asked: Mapping[str, AnyStatistic], further: tuple[Rows, ...] = ()) -> Rows:
-        return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, further)
+    def rows(self, asked: Mapping[str, AnyStatistic], extra_pairs: tuple[Rows, ...] = ()) -> Rows:
+        return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, extra_pairs)
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:

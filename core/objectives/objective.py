@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate, has_repulsion
 from dipole.core.objectives.gather import GlobalPairs, Input, all_gather_pairs
-from dipole.core.objectives.options import check_whole, checked, options_of
+from dipole.core.objectives.options import check_whole, remember_options
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import Entry, registry
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
@@ -27,32 +27,6 @@ __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue"
 SHARPNESS = 1.0, 2.0
 """Default t_pos and t_neg for the weights of points in plots and entropies, from CACR."""
 SIMILARITIES = (*get_args(Similarity), None)
-
-
-def _checking(init: Callable[..., None]) -> Callable[..., None]:
-    """Check the options of a constructor against its signature and remember what was given."""
-
-    @functools.wraps(init)
-    def wrapped(self: "Objective", /, *args: Any, **kwargs: Any) -> None:
-        owner = type(self).registered_name()
-        signature = inspect.signature(init)
-        options = options_of(init)
-        unknown = {key: value for key, value in kwargs.items() if key == "self" or key not in signature.parameters}
-        checked(owner, options, unknown)  # raises for an unknown name
-        try:
-            given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
-        except TypeError as error:
-            raise OptionError(f"{owner}: {error}. Its options: {', '.join(o.name for o in options)}.") from None
-        given.pop("self")
-        given = checked(owner, options, given)
-        for option in options:
-            if option.default is inspect.Parameter.empty and option.name not in given:
-                raise OptionError(f"{owner} needs the option {option.name!r}: {option.allowed}.")
-        if "given" not in self.__dict__:
-            object.__setattr__(self, "given", given)
-        init(self, **given)
-
-    return wrapped
 
 
 class Objective(nn.Module):
@@ -89,7 +63,7 @@ class Objective(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = remember_options(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, similarity: str | None = None) -> None:
         super().__init__()

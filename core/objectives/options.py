@@ -210,3 +210,29 @@ def in_range(function: Callable[P, R]) -> Callable[P, R]:
         return function(*bound.args, **bound.kwargs)
 
     return wrapped
+
+
+def remember_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Check the options of a constructor against its signature and remember what was given."""
+
+    @functools.wraps(init)
+    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        owner = type(self).registered_name()
+        signature = inspect.signature(init)
+        options = options_of(init)
+        unknown = {key: value for key, value in kwargs.items() if key == "self" or key not in signature.parameters}
+        checked(owner, options, unknown)  # raises for an unknown name
+        try:
+            given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
+        except TypeError as error:
+            raise OptionError(f"{owner}: {error}. Its options: {', '.join(o.name for o in options)}.") from None
+        given.pop("self")
+        given = checked(owner, options, given)
+        for option in options:
+            if option.default is inspect.Parameter.empty and option.name not in given:
+                raise OptionError(f"{owner} needs the option {option.name!r}: {option.allowed}.")
+        if "given" not in self.__dict__:
+            object.__setattr__(self, "given", given)
+        init(self, **given)
+
+    return wrapped

@@ -178,3 +178,29 @@ def test_the_places_that_are_named_exist(page):
     named = set(re.findall(r"`((?:core|vision|text|rl|benchmarks|tests)/[\w./]*)`", text))
     assert len(named) > 12
     assert not [place for place in sorted(named) if not (ROOT / place).exists()]
+
+
+def imports_of(path, modules):
+    """Modules of dipole that a file imports, inside functions and for type checkers included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in modules else node.module)
+    return found & set(modules)
+
+
+def test_there_is_no_import_cycle():
+    modules = {}
+    for folder in ALLOWED:
+        for path in (ROOT / folder).rglob("*.py"):
+            name = ".".join(("dipole", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+            modules[name] = path
+    waiting = {name: imports_of(path, modules) - {name} for name, path in modules.items()}
+    while free := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert not waiting, f"a cycle is among {sorted(waiting)}"
