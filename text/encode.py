@@ -11,6 +11,7 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
 from dipole.text.batching import by_tokens, pad
 from dipole.text.encoders import Batch, SentenceModel
+from dipole.text.scaling import halves_normalised
 from dipole.text.vocabulary import Tokens
 
 Normalize = Literal["halves", "unit", "none"]
@@ -138,26 +139,6 @@ class SentenceEncoder:
         if how == "halves":
             halves = self.model.halves
         return torch.from_numpy(halves_normalised(vectors.cpu().numpy(), halves)).to(vectors.device)
-
-
-def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
-    """Scale each of `halves` equal parts of every row to unit length. A zero part stays zero.
-
-    Args:
-        features: (n, d).
-        halves: number of parts, >= 1. It must divide d.
-
-    Returns:
-        (n, d) scaled features.
-
-    Raises:
-        OptionError: `halves` does not divide d.
-    """
-    if features.shape[1] % halves:
-        raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
-    parts = features.reshape(len(features), halves, -1)
-    norms = np.linalg.norm(parts, axis=2, keepdims=True)
-    return (parts / np.where(norms > 0, norms, 1)).reshape(features.shape)
 
 
 class Combined:

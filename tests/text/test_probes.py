@@ -12,7 +12,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from dipole.core.evaluation.logistic import predictions, solve_subsets
 from dipole.core.utils.errors import OptionError
-from dipole.text.encode import halves_normalised
+from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.probe import classify
 from dipole.text.senteval.protocols import Settings, check_device
 from dipole.text.senteval.task import Split, Task

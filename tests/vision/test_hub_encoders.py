@@ -286,8 +286,8 @@ def test_less_memory_changes_nothing(models, name):
     config = vision(models / name, encoder={"freeze": 1})
     _, whole, buffers = step(config)
     for train in ({"activation_checkpointing": True}, {"microbatch": 4}):
-        if name == "resnet" and "microbatch" in train:
-            continue  # batch norm sees the rows of a microbatch
+        if name in ("resnet", "dinov2") and "microbatch" in train:
+            continue  # batch norm sees one microbatch, and each microbatch drops its own paths
         _, grads, left = step(config, **train)
         for parameter, grad in whole.items():
             assert (grad is None) == (grads[parameter] is None)

@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score
 from dipole.core.evaluation.logistic import LARGEST
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.progress import Progress
-from dipole.text.encode import halves_normalised
+from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.probe import Probe, classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
