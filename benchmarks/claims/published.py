@@ -39,9 +39,7 @@ class PrintedRow:
     Args:
         method: as the paper calls it.
         group: the part of the table, if methods come several times, or None.
-        objective: its text, if dipole has it, or None.
         cells: by column.
-        note: a caution on the row.
     """
 
     method: str
@@ -65,12 +63,10 @@ class PrintedTable:
         caption: its caption.
         domain: "vision", "text", "rl", "synthetic" or "cost".
         metric: what the numbers are, with their unit.
-        higher_is_better: of all columns.
         protocol: what the paper says of how they were made, by name.
         columns: names, in their order.
         rows: in their order.
         issues: cautions a reader needs.
-        reconstructed: values that the page does not give directly: the printed text, the value used, and the reason.
     """
 
     id: str
@@ -148,8 +144,6 @@ class Figure:
         id: its name.
         paper: as of `PrintedTable`.
         plotted: what is plotted, in words.
-        settings: what the paper says of how, by name.
-        claims: ids of the claims that it shows.
     """
 
     id: str
