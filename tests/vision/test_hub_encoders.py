@@ -287,12 +287,23 @@ def test_less_memory_changes_nothing(models, name):
     _, whole, buffers = step(config)
     for train in ({"activation_checkpointing": True}, {"microbatch": 4}):
         if name in ("resnet", "dinov2") and "microbatch" in train:
-            continue  # batch norm sees one microbatch, and each microbatch drops its own paths
+            continue  # batch norm sees one microbatch, and each microbatch drops its own paths (next test)
         _, grads, left = step(config, **train)
         for parameter, grad in whole.items():
             assert (grad is None) == (grads[parameter] is None)
             assert grad is None or torch.allclose(grad, grads[parameter], atol=1e-6), (train, parameter)
         assert all(torch.allclose(buffers[key], left[key]) for key in buffers)
+
+
+def test_microbatches_of_dinov2_without_dropped_paths_change_nothing(models, tmp_path):
+    folder = shutil.copytree(models / "dinov2", tmp_path / "dinov2")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"drop_path_rate": 0.0}))
+    config = vision(folder, encoder={"freeze": 1})
+    whole, parts = step(config)[1], step(config, microbatch=4)[1]
+    for parameter, grad in whole.items():
+        assert (grad is None) == (parts[parameter] is None)
+        assert grad is None or torch.allclose(grad, parts[parameter], atol=1e-6), parameter
 
 
 def test_cmc_needs_the_whole_width(models):
