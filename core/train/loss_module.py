@@ -1,8 +1,13 @@
-"""The forward pass of training as one module: embed a batch, pair the rows of all ranks, compute the objective."""
+"""The forward pass of training as one module: embed a batch, pair the rows of all ranks, compute the objective.
+
+`explain_not_finite` says what is wrong with a loss or gradient that is not finite.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,18 +44,64 @@ class LossModule(nn.Module):
         self._taken: tuple[Outcome, GlobalPairs] | None = None
 
     def forward(self, batch: NoScatter) -> Tensor:
-        with self._autocast(), self._encoding():
+        device, half = self._adapter.device.type, self._half
+        with torch.autocast(device, half, enabled=half is not None), self._encoding():
             related = all_gather_pairs(self._adapter.embed(batch.value))
         # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
         outcome: Outcome = self.objective(related)
         self._taken = outcome, related
         return outcome.loss
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._half is None else torch.autocast(self._adapter.device.type, self._half)
-
     def pop_outcome(self) -> tuple[Outcome, GlobalPairs]:
         """Return the last outcome and its pairs, and keep no reference to their tensors."""
         assert self._taken is not None
         taken, self._taken = self._taken, None
         return taken
+
+
+def explain_not_finite(step: int, outcome: Outcome, related: GlobalPairs, objective: Composite, norm: Tensor) -> str:
+    """Name the term and the place. This runs once, so it may compute."""
+    shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
+    bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
+    if bad:
+        what = f"the loss is not finite in the term{'s' if len(bad) > 1 else ''} {', '.join(map(repr, bad))} ({shown})"
+    elif not math.isfinite(float(outcome.loss.detach())):
+        what = f"the weighted sum of the terms overflows ({shown})"
+    else:
+        culprits = [repr(name) for name in terms_with_bad_gradient(related, objective)]
+        source = f"through the term {' and '.join(culprits)}" if culprits else "inside the encoder"
+        what = f"the gradient norm is {float(norm):g} while the loss is finite ({shown}); it arises {source}"
+    embeddings = list({id(x): x for pairs in related.pairs for x in (pairs.anchors, pairs.candidates)}.values())
+    rows = sum(int((~torch.isfinite(each)).any(1).sum()) for each in embeddings)
+    where = " The embeddings are finite."
+    if rows:
+        where = f" {rows} of {sum(map(len, embeddings))} embeddings are not finite: look at the encoder and the data."
+    return (
+        f"step {step}: {what}.{where} Stopped before the optimizer step; the last checkpoint is intact. "
+        "Try a lower train.learning_rate, train.clip, a higher temperature, train.precision = 32."
+    )
+
+
+def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
+    """Return whether the loss scale alone can explain a nonfinite gradient (float16). The step is then skipped.
+
+    The scale is halved each time. Below a scale of 1 there must be another cause.
+    """
+    return scaler.is_enabled() and math.isfinite(float(loss.detach())) and scaler.get_scale() >= 1
+
+
+def terms_with_bad_gradient(related: GlobalPairs, objective: Composite) -> Iterator[str]:
+    """Yield the names of the terms whose own gradient is not finite."""
+    leaves: dict[int, Tensor] = {}
+
+    def leaf(x: Tensor) -> Tensor:
+        return leaves.setdefault(id(x), x.detach().requires_grad_())
+
+    # One tensor stays one leaf: objectives recognise anchors that are the candidates by identity.
+    pairs = tuple(replace(p, anchors=leaf(p.anchors), candidates=leaf(p.candidates)) for p in related.pairs)
+    for name, _, term in objective:
+        grads = torch.autograd.grad(
+            term(replace(related, pairs=pairs)), [*leaves.values(), *term.parameters()], allow_unused=True
+        )
+        if any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads):
+            yield name

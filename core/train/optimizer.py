@@ -83,22 +83,6 @@ def take_over(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 raise ValueError(f"the optimizer's {name} is not of shape {list(shape)}")
 
 
-def can_skip(optimizer: Optimizer) -> bool:
-    """Return whether the device itself skips a step if the optimizer's `found_inf` is 1."""
-    return isinstance(optimizer, LARS) or bool(optimizer.defaults.get("fused"))
-
-
-def skip_if(optimizer: Optimizer, bad: Tensor) -> None:
-    """Skip the next step if `bad` is true, without reading it on the host. Needs `can_skip`."""
-    if isinstance(optimizer, torch.optim.SGD):
-        for group in optimizer.param_groups:
-            for weight in group["params"] if group["momentum"] else ():
-                # Fused SGD leaves momenta as it found them where its first step is skipped: uninitialised.
-                if optimizer.state[weight].get("momentum_buffer") is None:
-                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # where PyTorch's GradScaler puts it
-
-
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman & Ginsburg 2017, Algorithm 1).
 
@@ -131,7 +115,6 @@ class LARS(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one update."""
         loss = None
-        bad: Tensor | None = getattr(self, "found_inf", None)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -148,7 +131,6 @@ class LARS(Optimizer):
             weight_norms, grad_norms = torch._foreach_norm(weights), torch._foreach_norm(grads)
             for weight, grad, is_matrix, w, g in zip(weights, grads, matrix, weight_norms, grad_norms, strict=True):
                 velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
-                before = velocity if bad is None else velocity.clone()
                 velocity.mul_(group["momentum"])
                 if is_matrix:
                     # A weight or gradient of norm 0 has no direction to scale: plain step.
@@ -156,10 +138,7 @@ class LARS(Optimizer):
                     velocity.add_(grad * (ratio * group["lr"]))
                 else:
                     velocity.add_(grad, alpha=group["lr"])
-                if bad is not None:
-                    torch.where(bad > 0, before, velocity, out=velocity)
-            steps = [self.state[weight]["velocity"] for weight in weights]
-            torch._foreach_sub_(weights, steps if bad is None else torch._foreach_mul(steps, (bad == 0).float()))
+            torch._foreach_sub_(weights, [self.state[weight]["velocity"] for weight in weights])
         return loss
 
 

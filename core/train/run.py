@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +23,9 @@ from dipole.core.train.checkpoint import fitting, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
-from dipole.core.train.loss_module import LossModule, NoScatter
+from dipole.core.train.loss_module import LossModule, NoScatter, explain_not_finite, overflowed
 from dipole.core.train.memory_saving import Encoding, compiler_problem
 from dipole.core.train.model_files import save_kept, save_weights
-from dipole.core.train.nonfinite import FiniteCheck
 from dipole.core.train.optimizer import build_optimizer, learning_rate, take_over
 from dipole.core.train.resume import capture, first_start, restore
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
@@ -189,7 +189,6 @@ class Run:
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_state: dict[str, Any] | None = None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "16-mixed")
-        self._finite: FiniteCheck | None = None
 
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
@@ -315,7 +314,6 @@ class Run:
             adapter, self.objective, Encoding(adapter.encoders(), config, compiles), config.precision
         )
         self._forward = self.processes.wrap(self._loss)
-        self._finite = FiniteCheck(self.device, self.optimizer, self.scaler, self.objective)
 
     def train_step(self, batch: Any) -> None:
         """Make one update.
@@ -329,7 +327,6 @@ class Run:
         """
         assert self.objective is not None
         assert self.optimizer is not None
-        assert self._finite is not None
         optimizer, scaler, adapter, clip = self.optimizer, self.scaler, self.adapter, self.config.train.clip
         rate = learning_rate(self.config.train, self.step, self.total_steps, adapter.steps_per_epoch)
         for group in optimizer.param_groups:
@@ -345,8 +342,9 @@ class Run:
         outcome, rows = self._loss.pop_outcome()
         self.pairs = rows.local_pairs
 
-        self.check_pending()
-        is_finite = self._finite.check(self.step + 1, loss.detach(), norm, outcome, rows)
+        is_finite = math.isfinite(loss.detach() + norm)  # waits for the device, once a step
+        if not is_finite and not overflowed(loss, scaler):
+            raise TrainingError(explain_not_finite(self.step + 1, outcome, rows, self.objective, norm))
         if clip is not None:
             clip_grads_with_norm_(self._parameters, clip, norm, foreach=True)
         if is_finite:
@@ -367,17 +365,6 @@ class Run:
             values["train/skipped"] = float(not is_finite)
         values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
         self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
-
-    def check_pending(self) -> None:
-        """Read the check of the last step, if the host has not read it yet.
-
-        Raises:
-            TrainingError: its loss or gradient was not finite.
-        """
-        bad = None if self._finite is None else self._finite.bad_step()
-        if bad is not None:
-            self.step = bad[0] - 1  # so many updates reached the weights
-            raise TrainingError(bad[1])
 
     def note_terms(self, outcome: Outcome) -> None:
         """Remember the notes of the terms of one step. Call it before `advance`.
@@ -420,7 +407,6 @@ class Run:
         Args:
             values: by name.
         """
-        self.check_pending()
         self.metrics.write(self, values)
 
     def evaluate(self) -> Evaluated | None:
@@ -430,7 +416,6 @@ class Run:
             The results; None on ranks other than 0.
         """
         with self._not_training():
-            self.check_pending()
             return self.evaluation.evaluate(self)
 
     @contextmanager
@@ -462,9 +447,7 @@ class Run:
 
         Raises:
             CheckpointError: the disk refused.
-            TrainingError: the loss or gradient of the last step was not finite.
         """
-        self.check_pending()
         with self._not_training():
             self.checkpoints.save(self, capture(self))
 

@@ -22,27 +22,6 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
-class AsyncHostCopy:
-    """A copy from the device. Reading it waits for this copy only, not for later work."""
-
-    def __init__(self, x: Tensor) -> None:
-        import torch
-
-        self._event: Any = None
-        if x.device.type == "cuda":
-            self._there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x.detach(), non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._there = x.detach().clone()
-
-    def read(self) -> Tensor:
-        """Return the values on the host."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._there.cpu()
-
-
 def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:
     """Return cached numbers with the device and dtype of a tensor. Do not write to the result."""
     return _constant(values, like.dtype, like.device)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.nonfinite import terms_with_bad_gradient
+from dipole.core.train.loss_module import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.seeding import isolated
