@@ -101,11 +101,11 @@ def no_sentence(entry: Entry) -> str | None:
 
 
 def unexplained(entry: Entry) -> str | None:
-    """Require a line in Args for each argument, or a description for each setting."""
+    """Require a line in Args for each argument, or a help text with its annotation."""
     told = explained(entry.doc).keys()
     if inspect.isclass(entry.value) and issubclass(entry.value, BaseModel):
         told |= {name for name, field in entry.value.model_fields.items() if field.description}
-    missing = [name for name in arguments(entry) if name not in told]
+    missing = [name for name, kind in arguments(entry).items() if name not in told and "Annotated[" not in kind]
     return f"Args has no line for {', '.join(missing)}" if missing else None
 
 

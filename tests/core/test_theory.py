@@ -17,7 +17,7 @@ from torch import nn
 
 from dipole.core.cli.commands.theory import configure
 from dipole.core.evaluation.diagnostics import similarity_error
-from dipole.core.evaluation.theory import arora, cllr, counterexamples, lmcl, polynomials
+from dipole.core.evaluation.theory import arora, cllr, expectation, lmcl, pictures
 from dipole.core.evaluation.theory.choices import Choices, RunFacts
 from dipole.core.evaluation.theory.expectation import expected, margin_loss
 from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
@@ -148,15 +148,16 @@ def every_inequality(points: Latent, loss: str, k: int, b: int) -> list[tuple[st
     tau, s = collision(points.prior), arora.deviation(points)
     un, many = arora.unsupervised_loss(points, loss), arora.unsupervised_loss(points, loss, k)
     mean = arora.mean_classifier_loss(points, loss)
-    middle, right = arora.proposition_6_2(arora.block_loss(points, loss, b, draws=2).whole, un.whole, tau)
+    blocks = arora.block_loss(points, loss, b, draws=2)
+    middle, right = (arora.lemma_4_3(loss, 1, each.whole, points.prior) for each in (blocks, un))
     of_k = arora.mean_classifier_loss(points, loss, k)
     return [
-        ("4.3", mean, arora.lemma_4_3(un.whole, tau)),
+        ("4.3", mean, (un.whole - tau) / (1 - tau)),
         ("4.4", un.same, arora.lemma_4_4(loss, s)),
-        ("4.5", mean, arora.theorem_4_5(loss, un.different, s, tau)),
+        ("4.5", mean, arora.theorem_6_1(loss, 1, un.different, s, points.prior)),
         ("6.2, left", mean, middle),
         ("6.2, right", middle, right),
-        ("4.3 of k", of_k, arora.lemma_4_3_of_k(loss, k, many.whole, points.prior)),
+        ("4.3 of k", of_k, arora.lemma_4_3(loss, k, many.whole, points.prior)),
         ("6.1", of_k, arora.theorem_6_1(loss, k, many.different, s, points.prior)),
     ] + (
         [("5.1", un.different, arora.lemma_5_1(points, arora.margin(arora.radius(points), arora.spread(points))))]
@@ -211,9 +212,12 @@ def test_sides_tell_wrong_sides_apart():
     """A bound that is reached, and one that would break if tau were taken for another prior."""
     points = Latent.of(torch.tensor([[1.0], [-1.0]]).double(), torch.tensor([0, 1]))
     un, tau = arora.unsupervised_loss(points), collision(points.prior)
-    assert arora.lemma_4_3(un.whole, tau) == pytest.approx(arora.mean_classifier_loss(points))  # one point per class
+    bound = arora.lemma_4_3("hinge", 1, un.whole, points.prior)
+    assert bound == pytest.approx((un.whole - tau) / (1 - tau)) == arora.mean_classifier_loss(points)
+    gained = arora.theorem_6_1("logistic", 1, 0.5, 2.0, points.prior, gen=0.25)  # Theorem 4.5
+    assert gained == pytest.approx(0.5 + math.sqrt(0.5) / math.log(2) * tau / (1 - tau) * 2 + 0.25 / (1 - tau))
     skewed = Latent.of(torch.tensor([[1.0], [-1.0]]).double(), torch.tensor([0, 1]), torch.tensor([9.0, 1.0]))
-    assert arora.lemma_4_3(arora.unsupervised_loss(skewed).whole, 0.9) < arora.mean_classifier_loss(skewed)
+    assert (arora.unsupervised_loss(skewed).whole - 0.9) / 0.1 < arora.mean_classifier_loss(skewed)
 
 
 def test_trained_classifier_between_the_infimum_and_the_mean():
@@ -256,15 +260,15 @@ def test_polynomials_against_subsets_and_draws():
     p = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     for k in (1, 2, 3):
         wanted = sum(math.prod(s) for s in itertools.combinations(p.tolist(), k))
-        assert float(polynomials.elementary(p, k)) == pytest.approx(wanted)
-        prefixes = polynomials.elementary_prefixes(p.unsqueeze(0), k)[0].tolist()
-        assert prefixes == pytest.approx([float(polynomials.elementary(p[:n], k)) for n in range(1, 5)])
+        assert float(expectation.elementary(p, k)) == pytest.approx(wanted)
+        prefixes = expectation.elementary_prefixes(p.unsqueeze(0), k)[0].tolist()
+        assert prefixes == pytest.approx([float(expectation.elementary(p[:n], k)) for n in range(1, 5)])
         g = torch.rand(1, 4, 2, dtype=torch.float64)
         drawn = sum(
             math.prod(float(p[c]) for c in each) * g[0, sorted(set(each))].prod(0)
             for each in itertools.product(range(4), repeat=k)
         )
-        assert torch.allclose(polynomials.draws(p, g, k)[0], drawn)
+        assert torch.allclose(expectation.over_draws(p, g, k)[0], drawn)
 
 
 @pytest.mark.parametrize("k", [30, 200])
@@ -272,7 +276,7 @@ def test_many_negatives_of_few_classes(k):
     """More negatives than a factorial in integers holds."""
     p, g = torch.tensor([0.7, 0.3], dtype=torch.float64), torch.tensor([[[0.2], [0.9]]], dtype=torch.float64)
     wanted = 0.7**k * 0.2 + 0.3**k * 0.9 + (1 - 0.7**k - 0.3**k) * 0.18
-    assert float(polynomials.draws(p, g, k)) == pytest.approx(wanted, abs=1e-13)
+    assert float(expectation.over_draws(p, g, k)) == pytest.approx(wanted, abs=1e-13)
     for loss in LOSSES:
         assert_hold(small(), loss, k=k)
 
@@ -299,12 +303,11 @@ def test_constants_and_orders():
     uniform = torch.full((10,), 0.1, dtype=torch.float64)
     assert some_collision(uniform, 8) == pytest.approx(1 - 0.9**8)
     assert lmcl.generalization(1, 10, 5.0) == pytest.approx(math.sqrt(2) * 0.5)  # log^2(1) = 0
-    assert cllr.theorem_2(2.0, 8.0, 1.0, 4) == pytest.approx(4.0)
 
 
 def test_figure_1_the_unsupervised_loss_picks_the_wrong_map():
-    for make, mean_is_bad in ((counterexamples.mean_is_bad, True), (counterexamples.high_variance, False)):
-        f1, f0 = make(3.0), counterexamples.nothing(make(3.0))
+    for make, mean_is_bad in ((pictures.mean_is_bad, True), (pictures.high_variance, False)):
+        f1, f0 = make(3.0), make(3.0).scaled(0.0)
         assert arora.unsupervised_loss(f0).whole == 1
         assert arora.unsupervised_loss(f1).whole > 2
         assert trained_loss(f1).loss < 1e-6 < trained_loss(f0).loss
@@ -386,10 +389,10 @@ def test_points_are_chosen_by_class_where_classes_are_many():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Choices(k=0), "k must be 1 or more"),
-        (lambda: Choices(seed=10**20), "seed must be between"),
-        (lambda: Choices(tasks=1), "tasks must be 2 or more"),
-        (lambda: Choices(confidence=1.0), "between 0 and 1"),
+        (lambda: Choices(k=0), "k must be an integer >= 1"),
+        (lambda: Choices(seed=10**20), "seed must be an integer >= 0"),
+        (lambda: Choices(tasks=1), "tasks must be an integer >= 2"),
+        (lambda: Choices(confidence=1.0), "confidence must be a number > 0 and < 1"),
         (lambda: Choices(losses=("softmax",)), "hinge, logistic"),
         (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), "flat"), "measured, uniform"),
         (lambda: Latent.of(torch.zeros(2, 2), torch.tensor([0, 1]), torch.ones(3)), "each of the 2 classes"),
@@ -428,7 +431,7 @@ def test_theorems_name_what_exists():
     for theorem in THEOREMS:
         assert asdict(theorem)["assumption"] or theorem.always, theorem.name
         for function in theorem.functions:
-            path = function if function.startswith("dipole.") else f"dipole.core.evaluation.theory.{function}"
+            path = f"dipole.core.evaluation.{function}"
             module, _, name = path.rpartition(".")
             assert callable(getattr(import_module(module), name)), path
         words = shlex.split(theorem.run)

@@ -62,7 +62,7 @@ def test_other_labels_and_features(run, capsys, tmp_path):
     [
         (["--labels", "blocks:none"], 2, "blocks:N"),
         (["--labels", "absent.txt"], 1, "cannot read labels"),
-        (["--k", "0"], 2, "k must be 1 or more"),
+        (["--k", "0"], 2, "k must be an integer >= 1"),
         (["--delta", "2"], 2, "must be between 0 and 1"),
         (["--delta-pos", "0.7"], 2, "must be below"),
         (["--scale", "0"], 2, "scale must be above 0"),

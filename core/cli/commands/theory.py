@@ -6,15 +6,30 @@ import argparse
 import json
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr
-from dipole.core.utils.text import counted
+from dipole.core.evaluation.theory.choices import LOSSES, Choices
+from dipole.core.evaluation.theory.theorems import THEOREMS
+from dipole.core.objectives.options import Option, options_of
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.text import counted, number, text_table
 
 if TYPE_CHECKING:
     from dipole.core.evaluation.theory.report import Report
+
+FREE = "constants that no paper gives"
+GROUPS = {
+    "data": ("points", "prior", "seed"),
+    "Arora et al.": ("k", "block", "draws", "tasks", "epsilon"),
+    "LMCL": ("delta_pos", "delta_neg", "mu"),
+    FREE: ("constant", "rademacher", "tuples", "gamma_constant", "smoothness", "data_constant"),
+}
+"""Group of the help -> its options in `Choices`."""
+OPTIONS = {option.name: option for option in options_of(Choices)}
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -36,46 +51,42 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw a picture: .svg, .png or .pdf")
     parser.add_argument("--figure1", type=Path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
 
-    data = parser.add_argument_group("data")
-    data.add_argument("--split", choices=("train", "test"), default="test", help="default test")
-    data.add_argument(
-        "--labels", default="given", metavar="HOW", help="given; blocks:N (N consecutive rows are a class); or a file"
-    )
-    data.add_argument(
-        "--features",
-        choices=("auto", "raw", "unit"),
-        default="auto",
-        help="raw, on the unit sphere, or (auto) as the objective's similarity takes them",
-    )
-    data.add_argument("--scale", type=float, default=1.0, help="factor of the features")
-    data.add_argument("--points", type=int, default=1000, help="largest number of points (default 1000)")
-    data.add_argument("--prior", default="measured", help="class prior: measured (default) or uniform")
-    data.add_argument("--seed", type=int, default=0, help="seed of drawn points, tasks and blocks")
-
-    arora = parser.add_argument_group("Arora et al.")
-    arora.add_argument("--loss", choices=("hinge", "logistic", "both"), default="both")
-    arora.add_argument("--k", type=int, default=4, help="negatives of Theorem 6.1 (default 4)")
-    arora.add_argument("--block", type=int, default=5, help="members of a block of Proposition 6.2 (default 5)")
-    arora.add_argument("--draws", type=int, default=4, help="draws of the blocks (default 4)")
-    arora.add_argument("--tasks", type=int, default=50, help="fitted tasks of the trained classifier (default 50)")
-    arora.add_argument("--epsilon", type=float, default=0.1, help="eps of Lemma 5.1 (default 0.1)")
-
-    margins = parser.add_argument_group("LMCL")
-    margins.add_argument("--delta-pos", type=float, help="lower end of the margin (default: the run's, or 0.1)")
-    margins.add_argument("--delta-neg", type=float, help="upper end of the margin (default: the run's, or 0.5)")
-    margins.add_argument("--mu", type=float, help="slack of Theorem 3 (default: half the margin)")
-
-    free = parser.add_argument_group("constants that no paper gives")
-    free.add_argument(
-        "--delta", type=_share, default=0.05, help="bounds hold with probability 1 - delta (default 0.05)"
-    )
-    free.add_argument("--constant", type=float, default=1.0, help="constant in the O of Gen_M (default 1)")
-    free.add_argument("--rademacher", type=float, default=0.0, help="complexity of the class (default 0: left out)")
-    free.add_argument("--tuples", type=int, help="M of Gen_M (default: the number of points)")
-    free.add_argument("--gamma-constant", type=float, help="c' of Lemma 5.1 (default: the one derived in the docs)")
-    free.add_argument("--smoothness", type=float, default=1.0, help="S of CLLR Theorem 2 (default 1)")
-    free.add_argument("--data-constant", type=float, default=1.0, help="C(X) of CLLR Theorem 3 (default 1)")
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        if title == "data":
+            _add_data(group)
+        elif title == "Arora et al.":
+            group.add_argument("--loss", choices=("hinge", "logistic", "both"), default="both")
+        elif title == FREE:
+            about = "bounds hold with probability 1 - delta (default 0.05)"
+            group.add_argument("--delta", type=_share, default=0.05, help=about)
+        for name in names:
+            _add_choice(group, OPTIONS[name])
     return run
+
+
+def _add_data(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--split", choices=("train", "test"), default="test", help="default test")
+    about = "given; blocks:N (N consecutive rows are a class); or a file"
+    group.add_argument("--labels", default="given", metavar="HOW", help=about)
+    about = "raw, on the unit sphere, or (auto) as the objective's similarity takes them"
+    group.add_argument("--features", choices=("auto", "raw", "unit"), default="auto", help=about)
+    group.add_argument("--scale", type=float, default=1.0, help="factor of the features")
+
+
+def _add_choice(group: argparse._ArgumentGroup, option: Option) -> None:
+    """Add an option of `Choices`, which checks its range."""
+    about, kind = option.help, (*option.kinds, str)[0]
+    if option.default is not None:
+        about += f" (default {option.default})"
+    group.add_argument(
+        f"--{option.name.replace('_', '-')}",
+        type=kind,
+        choices=option.choices or None,
+        default=option.default,
+        metavar=kind.__name__.upper(),
+        help=about,
+    )
 
 
 def _share(text: str) -> float:
@@ -86,8 +97,6 @@ def _share(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.utils.errors import ConfigError
-
     if arguments.list:
         return _list(arguments.json)
     if arguments.figure1 is not None:
@@ -109,20 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_name(arguments.picture)
     folder = find_run(arguments.run, arguments.runs)
 
-    from dipole.core.evaluation.theory.choices import LOSSES, Choices
     from dipole.core.train.theory import theory_of_run
 
-    choices = Choices(
-        losses=LOSSES if arguments.loss == "both" else (arguments.loss,),
-        confidence=1 - arguments.delta,
-        **{
-            name: getattr(arguments, name)
-            for name in (
-                "k", "block", "draws", "tasks", "points", "prior", "seed", "epsilon", "mu", "delta_pos", "delta_neg",
-                "constant", "rademacher", "tuples", "gamma_constant", "smoothness", "data_constant",
-            )
-        },
-    )  # fmt: skip
+    losses = tuple(loss for loss in LOSSES if arguments.loss in (loss, "both"))
+    given = {name: getattr(arguments, name) for names in GROUPS.values() for name in names}
+    choices = Choices(losses, confidence=1 - arguments.delta, **given)
     with stdout_to_stderr(arguments.json):
         report = theory_of_run(
             folder,
@@ -152,59 +152,50 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(report: Report) -> str:
-    from dipole.core.utils.text import number
-
-    of = report.chosen_from
-    head = f"{report.points} of {counted(of[0], 'point')}" + (
-        f", {report.classes} of {counted(of[1], 'class', 'classes')}" if of[1] else ", no labels"
-    )
-    values = [number(q.value) + (f" +- {q.error:.2g}" if q.error > 0 else "") for q in report.quantities]
-    name, width = (max(map(len, cells), default=0) for cells in ([q.name for q in report.quantities], values))
-    lines = [f"data {head}", ""]
-    lines += [
-        f"{q.name:<{name}}  {value:>{width}}  {q.about}" for q, value in zip(report.quantities, values, strict=True)
-    ]
-    table = [("inequality", "case", "sides, each at most the next", "holds")]
+    points, classes = report.chosen_from
+    head = f"data {report.points} of {counted(points, 'point')}, "
+    if classes:
+        head += f"{report.classes} of {counted(classes, 'class', 'classes')}"
+    else:
+        head += "no labels"
+    rows = []
+    for q in report.quantities:
+        value = number(q.value)
+        if q.error > 0:
+            value += f" +- {q.error:.2g}"
+        rows.append((q.name, value, q.about))
+    lines = [head, "", text_table(rows, words=(0, 2)), ""]
+    table = [("holds", "inequality", "case", "sides, each at most the next")]
+    assumed = {}
     for each in report.inequalities:
         sides = " <= ".join(f"{label} {number(value)}" for label, value in each.sides)
-        free = ", ".join(f"{key} {value:g}" for key, value in each.free.items())
-        table.append(
-            (
-                f"{each.theorem.paper}, {each.theorem.name}",
-                each.case,
-                sides + (f"  [free: {free}]" if free else ""),
-                ("yes" if each.holds else "no") + ("" if each.theorem.always else " *"),
-            )
-        )
-    widths = [max(len(row[column]) for row in table) for column in range(2)]
-    lines.append("")
-    lines += [f"{row[3]:<6} {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in table]
-    assumed = {each.theorem.key: each.theorem for each in report.inequalities if not each.theorem.always}
+        if each.free:
+            sides += f"  [free: {', '.join(f'{key} {value:g}' for key, value in each.free.items())}]"
+        holds = ("no", "yes")[each.holds]
+        name = f"{each.theorem.paper}, {each.theorem.name}"
+        if not each.theorem.always:
+            holds += " *"
+            assumed[name] = each.theorem.assumption
+        table.append((holds, name, each.case, sides))
+    lines.append(text_table(table, words=range(4)))
     if assumed:
         lines += ["", "* assumptions that are not measured:"]
-        lines += [f"  {theorem.paper}, {theorem.name}: {theorem.assumption}" for theorem in assumed.values()]
+        lines += [f"  {name}: {assumption}" for name, assumption in assumed.items()]
     if report.missing:
+        names = {each.key: f"{each.paper}, {each.name}" for each in THEOREMS}
         lines += ["", "not computed:"]
-        lines += [f"  {_name(key)}: {reason}" for key, reason in report.missing.items()]
+        lines += [f"  {names.get(key, key)}: {reason}" for key, reason in report.missing.items()]
     return "\n".join(lines)
 
 
-def _name(key: str) -> str:
-    from dipole.core.evaluation.theory.theorems import THEOREMS
-
-    return next((f"{each.paper}, {each.name}" for each in THEOREMS if each.key == key), key)
-
-
 def _list(as_json: bool) -> int:
-    from dataclasses import asdict
-
-    from dipole.core.evaluation.theory.theorems import THEOREMS
-
     if as_json:
         print(json.dumps([asdict(theorem) for theorem in THEOREMS], indent=2))
         return 0
     for theorem in THEOREMS:
-        kind = "holds on any features" if theorem.always else f"assumes: {theorem.assumption}"
+        kind = "holds on any features"
+        if not theorem.always:
+            kind = f"assumes: {theorem.assumption}"
         print(f"{theorem.paper}, {theorem.name}\n  {theorem.statement}")
         print(f"  needs {', '.join(theorem.needs) or 'nothing'}; {kind}")
         if theorem.free:

@@ -2,28 +2,30 @@
 
 Everything is a statement about the distribution of the points at hand: D_c is uniform over the points of class c, and
 draws are independent and with replacement (x = x+ included). Under it Lemma 4.3, Lemma 4.4, Theorems 4.5 and 6.1 and
-Proposition 6.2 hold for whatever features they are evaluated on.
+Proposition 6.2 hold for whatever features they are evaluated on. A loss is "hinge" or "logistic" (base 2).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.theory import polynomials
 from dipole.core.evaluation.theory.expectation import (
     Loss,
     Negatives,
+    elementary,
+    elementary_prefixes,
     expected,
     integrate,
     no_margin,
+    over_draws,
     quadrature,
     transform,
 )
 from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
-from dipole.core.objectives.options import Range, in_range
+from dipole.core.objectives.options import in_range
 from dipole.core.objectives.registry import register
 from dipole.core.utils.errors import OptionError
 
@@ -51,30 +53,23 @@ def unsupervised_loss(points: Latent, loss: str = "hinge", k: int = 1) -> Unsupe
     (x, x+) from one class c ~ rho, each x_i^- from a class c_i^- ~ rho of its own. The parts keep the negatives whose
     class differs from c, or equals it, and are means over the draws where there is one (App. B.1); for k = 1
     L_un = tau L_un^= + (1 - tau) L_un^!= (Eq. 8).
-
-    Args:
-        points: the classes.
-        loss: "hinge" or "logistic" (base 2).
-        k: negatives, >= 1.
     """
     return _unsupervised(points, points.scores, points.scores, loss, k)
 
 
 def _unsupervised(points: Latent, plus: Tensor, minus: Tensor, loss: str, k: int) -> Unsupervised:
     """The loss where positives score `plus` and negatives `minus`, both (n, n)."""
-    whole = different = same = 0.0
+    total = torch.zeros(3, dtype=torch.double)
     for rho, span in zip(points.prior.tolist(), points.spans, strict=True):
         inside = torch.zeros_like(points.point_mass)
         inside[span] = points.point_mass[span]
         mass = torch.stack([points.point_mass, points.point_mass - inside, inside])
-        means = expected(loss, plus[span, span], minus[span], mass, k).mean(1).tolist()
-        whole, different, same = (
-            total + rho * mean for total, mean in zip((whole, different, same), means, strict=True)
-        )
+        total += rho * expected(loss, plus[span, span], minus[span], mass, k).mean(1)
+    whole, different, same = total.tolist()
     left = 1 - full_collision(points.prior, k)
-    return Unsupervised(
-        whole, different / left if points.classes > 1 else math.nan, same / some_collision(points.prior, k)
-    )
+    if points.classes == 1:
+        left = math.nan  # there are no other classes
+    return Unsupervised(whole, different / left, same / some_collision(points.prior, k))
 
 
 def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, seed: int = 0) -> Unsupervised:
@@ -82,33 +77,25 @@ def block_loss(points: Latent, loss: str = "hinge", b: int = 2, draws: int = 4, 
 
     A block's further members are those of permutations within each class, drawn anew for each of `draws`: every member
     is uniform over its class and independent of the others, as in the formula, and every pair of members is seen
-    equally often. So the estimate has no bias, and Proposition 6.2 holds for each draw, not on average only.
-
-    Args:
-        points: the classes.
-        loss: "hinge" or "logistic" (base 2).
-        b: members of a block, >= 1.
-        draws: sets of permutations, >= 1. The standard error comes from their spread.
-        seed: of the permutations.
-
-    Raises:
-        OptionError: b or draws are below 1.
+    equally often. So the estimate has no bias, and Proposition 6.2 holds for each draw, not on average only. The
+    standard error comes from the spread of the draws. Raises OptionError for b or draws below 1.
     """
     if b < 1 or draws < 1:
         raise OptionError(f"blocks need b >= 1 and draws >= 1, got {b} and {draws}.", "b")
+    if b == 1:
+        return unsupervised_loss(points, loss)
     generator = torch.Generator().manual_seed(seed)
     found = []
-    for _ in range(draws if b > 1 else 1):
+    for _ in range(draws):
         plus, minus = (_block_scores(points, b, generator) for _ in range(2))
-        found.append(_unsupervised(points, plus, minus, loss, 1))
-    wholes = torch.tensor([each.whole for each in found], dtype=torch.double)
-    error = float(wholes.std() / math.sqrt(len(wholes))) if len(wholes) > 1 else (math.nan if b > 1 else 0.0)
-    return Unsupervised(
-        float(wholes.mean()),
-        sum(each.different for each in found) / len(found),
-        sum(each.same for each in found) / len(found),
-        error,
-    )
+        each = _unsupervised(points, plus, minus, loss, 1)
+        found.append((each.whole, each.different, each.same))
+    values = torch.tensor(found, dtype=torch.double)
+    error = math.nan
+    if draws > 1:
+        error = float(values[:, 0].std() / math.sqrt(draws))
+    whole, different, same = values.mean(0).tolist()
+    return Unsupervised(whole, different, same, error)
 
 
 def _block_scores(points: Latent, b: int, generator: torch.Generator) -> Tensor:
@@ -125,20 +112,13 @@ def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks:
 
     tasks "collision": classes c, c_1..c_k ~ rho given that c is none of the c_i, the task is the set of those that are
     distinct (Sec. 6.1); "distinct": given that all k + 1 differ (Def. 2.2). For k = 1 the two are the same. Both are
-    exact.
-
-    Args:
-        points: the classes.
-        loss: "hinge" or "logistic" (base 2).
-        k: a task has k + 1 classes, k >= 1.
-        tasks: "collision" or "distinct", see above.
-
-    Raises:
-        OptionError: another word for `tasks`, or too few classes for such a task.
+    exact. Raises OptionError for another word, or too few classes for such a task.
     """
     if tasks not in ("collision", "distinct"):
         raise OptionError(f"unknown tasks {tasks!r}. Allowed: collision, distinct.", "tasks")
-    needed = k + 1 if tasks == "distinct" else 2
+    needed = 2
+    if tasks == "distinct":
+        needed = k + 1
     if points.classes < needed:
         raise OptionError(f"a task of {needed} classes needs as many, there are {points.classes}.", "k")
     total = weight = 0.0
@@ -151,7 +131,7 @@ def mean_classifier_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks:
             chance = rho * float(prior.sum()) ** k
             value = _over_sets(loss, a, b, prior / prior.sum(), k)
         else:
-            chance = rho * float(polynomials.elementary(prior, k))
+            chance = rho * float(elementary(prior, k))
             value = _over_distinct(loss, a, b, prior, k)
         total, weight = total + chance * float(value.mean()), weight + chance
     return total / weight
@@ -161,13 +141,7 @@ def _over_sets(loss: str, a: Tensor, b: Tensor, prior: Tensor, k: int) -> Tensor
     """E l over the set of distinct classes among k draws, (m,)."""
     if loss == "hinge" or k == 1:  # the largest of a set is the largest of the draws
         return expected(loss, a, b, prior.unsqueeze(0), k)[0]
-    parts = []
-    for rows in range(0, len(a), _rows_at_once(b)):
-        here = slice(rows, rows + _rows_at_once(b))
-        nodes = quadrature(a[here], b[here], k)
-        all_left = polynomials.draws(prior, transform(b[here], nodes), k)  # E prod over distinct of e^{-w e^b}
-        parts.append(integrate(transform(a[here], nodes)[:, 0], 1 - all_left))
-    return torch.cat(parts)
+    return _integrated(a, b, k, lambda left: over_draws(prior, left, k))
 
 
 def _over_distinct(loss: str, a: Tensor, b: Tensor, prior: Tensor, k: int) -> Tensor:
@@ -176,30 +150,27 @@ def _over_distinct(loss: str, a: Tensor, b: Tensor, prior: Tensor, k: int) -> Te
         return expected(loss, a, b, (prior / prior.sum()).unsqueeze(0), 1)[0]
     if loss == "hinge":
         values, order = b.sort(dim=1)
-        reached = polynomials.elementary_prefixes(prior[order], k) / polynomials.elementary(prior, k)  # (m, n)
+        reached = elementary_prefixes(prior[order], k) / elementary(prior, k)  # (m, n)
         largest = torch.diff(reached, dim=1, prepend=torch.zeros_like(reached[:, :1]))
         return (largest * (1 + values - a).clamp_min(0)).sum(1)
+    shares = prior.view(1, -1, 1)
+    return _integrated(a, b, k, lambda left: elementary(shares * left, k, dim=1) / elementary(prior, k))
+
+
+def _integrated(a: Tensor, b: Tensor, k: int, over: Callable[[Tensor], Tensor]) -> Tensor:
+    """E of the logistic loss, (m,), where `over` takes e^{-w e^b} (m, n, G) to the mean of its product over a set."""
     parts = []
-    for rows in range(0, len(a), _rows_at_once(b)):
-        here = slice(rows, rows + _rows_at_once(b))
-        nodes = quadrature(a[here], b[here], k)
-        left = transform(b[here], nodes)  # (m, n, G)
-        all_left = polynomials.elementary(prior.view(1, -1, 1) * left, k, dim=1) / polynomials.elementary(prior, k)
-        parts.append(integrate(transform(a[here], nodes)[:, 0], 1 - all_left))
+    rows = max(1, (1 << 13) // b.shape[1])
+    for own, others in zip(a.split(rows), b.split(rows), strict=True):
+        nodes = quadrature(own, others, k)
+        parts.append(integrate(transform(own, nodes)[:, 0], 1 - over(transform(others, nodes))))
     return torch.cat(parts)
-
-
-def _rows_at_once(b: Tensor) -> int:
-    return max(1, (1 << 13) // b.shape[1])
 
 
 def deviation(points: Latent) -> float:
     """s(f) = E_{c ~ nu} [ sqrt( ||Sigma(f, c)||_2 ) E_{x ~ D_c} ||f(x)|| ], nu(c) ~ rho(c)^2 (Arora et al., Sec. 4.2).
 
     Sigma is the covariance of f(x) in class c, with divisor n_c. Its norm is the largest eigenvalue.
-
-    Args:
-        points: the classes.
     """
     parts = []
     for span in points.spans:
@@ -210,11 +181,7 @@ def deviation(points: Latent) -> float:
 
 
 def radius(points: Latent) -> float:
-    """R = max ||f(x)|| (Arora et al., Sec. 2).
-
-    Args:
-        points: the classes.
-    """
+    """R = max ||f(x)|| (Arora et al., Sec. 2)."""
     return float(torch.linalg.vector_norm(points.features, dim=1).max())
 
 
@@ -222,9 +189,6 @@ def spread(points: Latent) -> float:
     """A sigma with which f(x) is sub-Gaussian in every direction in every class: max_c max_x ||f(x) - mu_c||.
 
     Hoeffding: a variable in an interval of length 2 r is r-sub-Gaussian. Arora et al. (Sec. 5.2) assume some sigma.
-
-    Args:
-        points: the classes.
     """
     centred = points.features - points.means.repeat_interleave(points.counts, 0)
     return float(torch.linalg.vector_norm(centred, dim=1).max())
@@ -235,122 +199,49 @@ def collision_constant(loss: str) -> float:
 
     The paper leaves it open. l(v) - l(0) <= a sum_i max(0, -v_i) with a = 1 (hinge) or 1/ln 2 (logistic), E max(0, -v)
     = E|v|/2 as v is symmetric given x, and E|v| <= sqrt(2 f(x)^T Sigma f(x)) by Jensen.
-
-    Args:
-        loss: "hinge" or "logistic" (base 2).
     """
-    return 1 / math.sqrt(2) / (1 if loss == "hinge" else math.log(2))
+    steepness = {"hinge": 1.0, "logistic": 1 / math.log(2)}
+    return steepness[loss] / math.sqrt(2)
 
 
 def generalization(
     R: float, rademacher: float, tuples: float, confidence: float = 0.95, constant: float = 1.0
 ) -> float:
-    """Gen_M = constant ( R Rad_S(F)/M + R^2 sqrt( log(1/delta)/M ) ) (Arora et al., Theorem 4.1).
+    """Gen_M = constant ( R Rad_S(F)/M + R^2 sqrt( log(1/delta)/M ) ) (Arora et al., Theorem 4.1), delta 1 - confidence.
 
     The paper gives only the order. `constant` is the factor in its O, and `rademacher` is Rad_S(F), which has no
-    formula for networks. Choose both.
-
-    Args:
-        R: bound of ||f||.
-        rademacher: Rad_S(F), >= 0.
-        tuples: M, number of training tuples, > 0.
-        confidence: 1 - delta, in (0, 1).
-        constant: >= 0.
+    formula for networks. Choose both. M is the number of training tuples.
     """
     return constant * (R * rademacher / tuples + R * R * math.sqrt(-math.log1p(-confidence) / tuples))
 
 
-def lemma_4_3(unsupervised: float, tau: float) -> float:
-    """( L_un - tau )/(1 - tau), at least L_sup^mu (Arora et al., Lemma 4.3; also Prop. 6.2 with L_un^block).
+def lemma_4_3(loss: str, k: int, unsupervised: float, prior: Tensor, gen: float = 0.0) -> float:
+    """( L_un - tau_k E[ l_t(0) ] + Gen_M )/(1 - tau_k), at least L_sup^mu; t > 0 negatives are of the positive's class.
 
-    Args:
-        unsupervised: L_un, `Unsupervised.whole`.
-        tau: probability that two classes are the same, in [0, 1).
-    """
-    return (unsupervised - tau) / (1 - tau)
-
-
-def theorem_4_1(unsupervised: float, tau: float, gen: float) -> float:
-    """( L_un - tau + Gen_M )/(1 - tau) (Arora et al., Theorem 4.1).
-
-    Args:
-        unsupervised: as in `lemma_4_3`.
-        tau: as in `lemma_4_3`.
-        gen: Gen_M >= 0, see `generalization`.
-    """
-    return lemma_4_3(unsupervised, tau) + gen / (1 - tau)
-
-
-def lemma_4_4(loss: str, s: float) -> float:
-    """1 + c' s(f), at least L_un^= (Arora et al., Lemma 4.4).
-
-    Args:
-        loss: "hinge" or "logistic" (base 2).
-        s: s(f), see `deviation`.
-    """
-    return 1 + collision_constant(loss) * s
-
-
-def theorem_4_5(loss: str, different: float, s: float, tau: float, gen: float = 0.0) -> float:
-    """L_un^!= + beta s(f) + eta Gen_M, beta = c' tau/(1 - tau), eta = 1/(1 - tau) (Arora et al., Theorem 4.5).
-
-    Args:
-        loss: "hinge" or "logistic" (base 2).
-        different: L_un^!=, `Unsupervised.different`.
-        s: s(f), see `deviation`.
-        tau: probability that two classes are the same, in [0, 1).
-        gen: Gen_M >= 0.
-    """
-    return different + collision_constant(loss) * tau / (1 - tau) * s + gen / (1 - tau)
-
-
-def theorem_6_1(loss: str, k: int, different: float, s: float, prior: Tensor, gen: float = 0.0) -> float:
-    """(1 - tau')/(1 - tau_k) L_un^!= + c' k tau/(1 - tau_k) s(f) + Gen_M/(1 - tau_k) (Arora et al., Theorem B.1).
-
-    Args:
-        loss: "hinge" or "logistic" (base 2).
-        k: negatives, >= 1.
-        different: L_un^!= of k negatives.
-        s: s(f), see `deviation`.
-        prior: (C,) rho, which sums to 1.
-        gen: Gen_M >= 0.
-    """
-    left = 1 - some_collision(prior, k)
-    first = (1 - full_collision(prior, k)) / left * different
-    return first + collision_constant(loss) * k * collision(prior) / left * s + gen / left
-
-
-def lemma_4_3_of_k(loss: str, k: int, unsupervised: float, prior: Tensor) -> float:
-    """( L_un - tau_k E[ l_t(0) ] )/(1 - tau_k), t > 0 the number of negatives of the positive's class.
-
-    Lemma 4.3 for k negatives, a step of the proof of Theorem B.1; k = 1 is Lemma 4.3.
-
-    Args:
-        loss: "hinge" or "logistic" (base 2).
-        k: negatives, >= 1.
-        unsupervised: L_un of k negatives.
-        prior: (C,) rho, which sums to 1.
+    For k = 1, as l_1(0) = 1, it is ( L_un - tau + Gen_M )/(1 - tau): Lemma 4.3, Theorem 4.1 with Gen_M, and Proposition
+    6.2 with L_un^block (Arora et al.). For larger k it is a step of the proof of Theorem B.1. `prior` (C,) is rho.
     """
     collided = 0.0
     for rho in prior.tolist():
         for t in range(1, k + 1):
             chance = math.comb(k, t) * rho**t * (1 - rho) ** (k - t)
             collided += rho * chance * float(no_margin(loss, torch.tensor(float(t), dtype=torch.double)))
-    return (unsupervised - collided) / (1 - some_collision(prior, k))
+    return (unsupervised - collided + gen) / (1 - some_collision(prior, k))
 
 
-def proposition_6_2(block: float, unsupervised: float, tau: float) -> tuple[float, float]:
-    """( L_un^block - tau )/(1 - tau) <= ( L_un - tau )/(1 - tau), both at least L_sup^mu (Arora et al., Prop. 6.2).
+def lemma_4_4(loss: str, s: float) -> float:
+    """1 + c' s(f), at least L_un^= (Arora et al., Lemma 4.4)."""
+    return 1 + collision_constant(loss) * s
 
-    Args:
-        block: L_un^block, see `block_loss`.
-        unsupervised: L_un.
-        tau: probability that two classes are the same, in [0, 1).
 
-    Returns:
-        Both sides.
+def theorem_6_1(loss: str, k: int, different: float, s: float, prior: Tensor, gen: float = 0.0) -> float:
+    """(1 - tau')/(1 - tau_k) L_un^!= + c' k tau/(1 - tau_k) s(f) + Gen_M/(1 - tau_k) (Arora et al., Theorem B.1).
+
+    For k = 1 it is Theorem 4.5: L_un^!= + c' tau/(1 - tau) s(f) + Gen_M/(1 - tau). `prior` is rho (C,).
     """
-    return lemma_4_3(block, tau), lemma_4_3(unsupervised, tau)
+    left = 1 - some_collision(prior, k)
+    first = (1 - full_collision(prior, k)) / left * different
+    return first + collision_constant(loss) * k * collision(prior) / left * s + gen / left
 
 
 def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None = None) -> float:
@@ -359,36 +250,15 @@ def margin(R: float, sigma: float, epsilon: float = 0.1, constant: float | None 
     The paper leaves c' open. Without one, gamma = 1 + 2 R sigma sqrt( log( sqrt(pi) R sigma/eps ) ), with which the
     lemma is proved here: -v exceeds its mean by more than gamma - 1 by at most eps in expectation, as
     f(x)^T(f(x+) - f(x-)) has 2 R^2 sigma^2-sub-Gaussian noise given x. A log below 0 counts as 0.
-
-    Args:
-        R: bound of ||f||, >= 0.
-        sigma: sub-Gaussian constant, see `spread`.
-        epsilon: > 0.
-        constant: c' >= 0, or None.
-
-    Raises:
-        OptionError: `epsilon` is not above 0.
     """
-    if epsilon <= 0:
-        raise OptionError(f"epsilon must be above 0, got {epsilon:g}.", "epsilon")
-    if constant is None:
-        inner, factor = math.sqrt(math.pi) * R * sigma / epsilon, 2.0
-    else:
+    inner, factor = math.sqrt(math.pi) * R * sigma / epsilon, 2.0
+    if constant is not None:
         inner, factor = R / epsilon, constant
-    return 1 + factor * R * sigma * math.sqrt(math.log(inner) if inner > 1 else 0.0)
+    return 1 + factor * R * sigma * math.sqrt(math.log(max(inner, 1.0)))
 
 
 def lemma_5_1(points: Latent, gamma: float, epsilon: float = 0.1) -> float:
-    """gamma L_{gamma,sup}^mu + eps, at least the hinge L_un^!= (Arora et al., Lemma 5.1); hinge max(0, 1 - v/gamma).
-
-    Args:
-        points: the classes, two at least.
-        gamma: > 0, see `margin`.
-        epsilon: as of `margin`.
-
-    Raises:
-        OptionError: there is only one class.
-    """
+    """gamma L_{gamma,sup}^mu + eps, at least the hinge L_un^!= (Arora et al., Lemma 5.1); hinge max(0, 1 - v/gamma)."""
     return gamma * mean_classifier_loss(points.scaled(gamma**-0.5), "hinge") + epsilon
 
 
@@ -468,7 +338,7 @@ def intraclass_deviation(features: Tensor, labels: Tensor) -> float:
     cost="none",
 )
 @in_range
-def class_collision(labels: Tensor, k: Annotated[int, Range(at_least=1), "negatives"] = 1) -> float:
+def class_collision(labels: Tensor, k: Negatives = 1) -> float:
     """Probability that one of k negatives is of the positive's class; nan without labels.
 
     Args:
@@ -479,4 +349,6 @@ def class_collision(labels: Tensor, k: Annotated[int, Range(at_least=1), "negati
         OptionError: `k` is out of its range.
     """
     counts = labels[labels >= 0].unique(return_counts=True)[1].double()
-    return some_collision(counts / counts.sum(), k) if len(counts) else math.nan
+    if not len(counts):
+        return math.nan
+    return some_collision(counts / counts.sum(), k)

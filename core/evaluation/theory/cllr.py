@@ -30,29 +30,14 @@ def relative_variance(features: Tensor) -> float:
     """
     squared = torch.pdist(features.double()).square()
     mean = squared.mean()
-    return float((squared / mean).var(unbiased=False)) if mean > 0 else math.nan
-
-
-def theorem_3(alpha: float, weight: float, data_constant: float) -> float:
-    """Return alpha lambda C(X), a lower bound of the min-max ratio (CLLR, Theorem 3).
-
-    Args:
-        alpha: of `cllr`, > 0.
-        weight: lambda, >= 0.
-        data_constant: C(X), for which the paper gives no formula.
-    """
-    return alpha * weight * data_constant
+    return float((squared / mean).var(unbiased=False))
 
 
 def implied_constant(ratio: float, alpha: float, weight: float) -> float:
-    """Return the largest C(X) for which CLLR's Theorem 3 holds: ratio/(alpha lambda), inf for 0.
-
-    Args:
-        ratio: see `min_max_ratio`.
-        alpha: of `cllr`, > 0.
-        weight: lambda, >= 0.
-    """
-    return ratio / (alpha * weight) if alpha * weight > 0 else math.inf
+    """Return the largest C(X) for which CLLR's Theorem 3 holds: ratio/(alpha lambda), inf for 0."""
+    if alpha * weight > 0:
+        return ratio / (alpha * weight)
+    return math.inf
 
 
 LOGGED = (
@@ -87,14 +72,7 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     """Return min_{t<T} ||grad F||^2 and delta sqrt( 2 S (F_0 - F*)/T ) (CLLR, Theorem 2, Eq. 11).
 
     metrics.jsonl has means over the steps since the previous line. The norm is of a mini-batch's gradient, whose square
-    exceeds that of F in expectation. The paper gives no value of S, the smoothness of F.
-
-    Args:
-        lines: with "step" and a pair of `LOGGED`.
-        smoothness: S > 0.
-
-    Returns:
-        None if no gradient was logged.
+    exceeds that of F in expectation. The paper gives no value of S, the smoothness of F. None: no gradient was logged.
     """
     loss, norm = next((names for names in LOGGED if any(line.get(names[1]) is not None for line in lines)), ("", ""))
     seen = [line for line in lines if line.get(loss) is not None and line.get(norm) is not None]
@@ -106,19 +84,9 @@ def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) ->
     steps = [int(line.get("train/n_updates") or line["step"]) for line in seen]
     least = torch.tensor(values, dtype=torch.double).cummin(0).values.tolist()
     gradient, descent = math.sqrt(max(values)), losses[0] - min(losses)
-    bound = [theorem_2(gradient, smoothness, descent, step) for step in steps]
+    bound = [gradient * math.sqrt(2 * smoothness * descent / step) for step in steps]
     scale = 2 * gradient**2 * descent
-    implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True)) if scale else math.inf
+    implied = math.inf
+    if scale:
+        implied = max(value**2 * step / scale for value, step in zip(least, steps, strict=True))
     return Stationarity(steps, least, bound, gradient, descent, implied)
-
-
-def theorem_2(gradient: float, smoothness: float, descent: float, steps: int) -> float:
-    """Return delta sqrt( 2 S (F_0 - F*)/T ), an upper bound of min_t E||grad F||^2 (CLLR, Theorem 2, Eq. 11).
-
-    Args:
-        gradient: delta, bound of ||grad F||.
-        smoothness: S, Lipschitz constant of grad F; the paper gives none.
-        descent: F_0 - F*, >= 0.
-        steps: T >= 1.
-    """
-    return gradient * math.sqrt(2 * smoothness * descent / steps)

@@ -41,16 +41,9 @@ class Latent:
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, prior: str | Tensor = "measured") -> Latent:
-        """Points sorted by class.
+        """Sort points (n, d) by class. A negative label (n,) means none, and the point is left out.
 
-        Args:
-            features: (n, d) f(x).
-            labels: (n,) classes; a negative label means none, and the point is left out.
-            prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights > 0 by ascending label.
-
-        Raises:
-            DataError: features and labels do not fit, nothing is labelled, or a number is not finite or too large.
-            OptionError: a prior that is none.
+        prior: "measured" (the classes' shares of the points), "uniform", or (C,) weights > 0 by ascending label.
         """
         if features.ndim != 2 or len(features) != len(labels):
             raise DataError(
@@ -63,12 +56,12 @@ class Latent:
         check_numbers(x)
         order = y.argsort(stable=True)
         counts = y.unique(return_counts=True)[1]
-        if isinstance(prior, Tensor):
-            weights = prior.double().cpu()
-        elif prior in ("measured", "uniform"):
-            weights = counts.double() if prior == "measured" else torch.ones(len(counts), dtype=torch.double)
-        else:
-            raise OptionError(f"unknown prior {prior!r}. Allowed: measured, uniform.", "prior")
+        if isinstance(prior, str):
+            named = {"measured": counts, "uniform": torch.ones(len(counts))}
+            if prior not in named:
+                raise OptionError(f"unknown prior {prior!r}. Allowed: {', '.join(named)}.", "prior")
+            prior = named[prior]
+        weights = torch.as_tensor(prior).double().cpu()
         if weights.shape != counts.shape or not bool(((weights > 0) & weights.isfinite()).all()):
             raise OptionError(
                 f"a prior has a weight above 0 for each of the {len(counts)} classes, got {tuple(weights.shape)}.",
@@ -108,11 +101,7 @@ class Latent:
         return self.prior.square() / self.prior.square().sum()
 
     def scaled(self, factor: float) -> Latent:
-        """Return the same points with features times a factor.
-
-        Args:
-            factor: a number.
-        """
+        """Return the same points with features times a factor."""
         return Latent(self.features * factor, self.counts, self.prior)
 
 

@@ -15,13 +15,7 @@ def coverage(embeddings: Tensor, grid: int = 101) -> tuple[Tensor, Tensor]:
     """How near pairs come to each distance: mu, and min_{i<j} |D_ij - mu| (LMCL, Theorem 1).
 
     The theorem says that for the minimiser of L_NCE the second goes to 0 for every mu in [0, 1] as N grows.
-
-    Args:
-        embeddings: (n >= 2, d).
-        grid: number of values of mu, >= 1.
-
-    Returns:
-        (grid,) and (grid,).
+    Returns (grid,) and (grid,).
     """
     distances = torch.cat([distance for distance, _, _ in pair_distances(embeddings)]).double().sort().values
     mu = torch.linspace(0, 1, grid, dtype=torch.double)
@@ -51,88 +45,44 @@ def separation(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
     """Return the largest D within a class and the smallest between classes (LMCL, Theorem 2, Eq. 7), or nan.
 
     An embedding exists for which the first is at most 1/2 - tau and the second at least 1/2, if C < d: f(x) = e_y.
-
-    Args:
-        embeddings: (n, d).
-        labels: (n,) classes.
-
-    Returns:
-        Both distances, in [0, 1].
     """
-    widest, nearest = -math.inf, math.inf
+    widest, nearest = math.nan, math.nan
     for distance, i, j in pair_distances(embeddings):
-        same = labels[i.to(labels.device)] == labels[j.to(labels.device)]
-        same = same.to(distance.device)
+        same = (labels[i.to(labels.device)] == labels[j.to(labels.device)]).to(distance.device)
         if bool(same.any()):
-            widest = max(widest, float(distance[same].max()))
+            widest = max(float(distance[same].max()), widest)  # the first number stays beside nan
         if bool((~same).any()):
-            nearest = min(nearest, float(distance[~same].min()))
-    return (widest if widest > -math.inf else math.nan), (nearest if nearest < math.inf else math.nan)
+            nearest = min(float(distance[~same].min()), nearest)
+    return widest, nearest
 
 
-def mean_polarization(embeddings: Tensor, delta_pos: float, delta_neg: float) -> float:
-    """Mean of g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )| over pairs (LMCL, Eqs. 6-7).
+def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> float:
+    """R1 over all pairs: g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )|, reduced as `dp` does (LMCL, Eqs. 6-10).
 
-    R1 of `dp` is this times n - 1 (reduction anchor_sum), times 1 (mean), or times n (n - 1) (sum, the paper's letter).
-
-    Args:
-        embeddings: (n >= 2, d).
-        delta_pos: lower end of the margin, in [0, 1].
-        delta_neg: upper end, above it.
+    It is the mean of g times n - 1 (reduction anchor_sum), times 1 (mean), or times n (n - 1) (sum, as printed).
     """
+    n = len(embeddings)
+    factor = {"anchor_sum": n - 1, "mean": 1, "sum": n * (n - 1)}[reduction]
     total, count = 0.0, 0
     for distance, _, _ in pair_distances(embeddings):
         total += float(polarization(1 - 2 * distance.double(), delta_pos, delta_neg).sum())
         count += distance.numel()
-    return total / count
-
-
-def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> float:
-    """R1 over all pairs of the points, reduced as `dp(reduction=...)` does (LMCL, Eqs. 7-10).
-
-    Args:
-        embeddings: (n >= 2, d).
-        delta_pos: lower end of the margin, in [0, 1].
-        delta_neg: upper end, above it.
-        reduction: "anchor_sum", "mean" or "sum".
-    """
-    n = len(embeddings)
-    factor = {"anchor_sum": n - 1, "mean": 1, "sum": n * (n - 1)}[reduction]
-    return factor * mean_polarization(embeddings, delta_pos, delta_neg)
-
-
-def polarization_bound(r1: float, delta_pos: float, delta_neg: float, ratio: float) -> float:
-    """(delta- - delta+) R1 + (K_max/K_min)/C, the middle of LMCL's Theorem 3 (Eq. 13).
-
-    Args:
-        r1: R1 of the embedding.
-        delta_pos: lower end of the margin, in [0, 1].
-        delta_neg: upper end, above it.
-        ratio: (K_max/K_min)/C, see `class_ratio`.
-    """
-    return (delta_neg - delta_pos) * r1 + ratio
+    return factor * total / count
 
 
 def class_ratio(labels: Tensor) -> float:
-    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3); inf with one class.
-
-    Args:
-        labels: (n,) classes.
-    """
+    """(K_max/K_min)/C, K_k the number of points outside class k (LMCL, Theorem 3); inf with one class."""
     outside = len(labels) - labels.unique(return_counts=True)[1]
-    return float(outside.max() / outside.min()) / len(outside) if outside.min() else math.inf
+    return float(outside.max() / outside.min()) / len(outside)
 
 
 def proof_delta_pos(embeddings: Tensor, labels: Tensor) -> float:
-    """The delta+ of the proof of LMCL's Theorem 3: as many pairs lie below it as share a class.
-
-    Args:
-        embeddings: (n >= 2, d).
-        labels: (n,) classes.
-    """
+    """The delta+ of the proof of LMCL's Theorem 3: as many pairs lie below it as share a class."""
     distances = torch.cat([distance for distance, _, _ in pair_distances(embeddings)])
     same = sum(count * (count - 1) // 2 for count in labels.unique(return_counts=True)[1].tolist())
-    return float(distances.sort().values[same - 1]) if same else 0.0
+    if same == 0:
+        return 0.0
+    return float(distances.sort().values[same - 1])
 
 
 def generalization(
@@ -142,13 +92,6 @@ def generalization(
 
     The paper gives the order alone: `constant` is what its O hides, and no formula gives `rademacher` for a network;
     both are free.
-
-    Args:
-        negatives: n.
-        points: N.
-        rademacher: Rad_H(lambda), >= 0.
-        confidence: 1 - delta, in (0, 1).
-        constant: >= 0.
     """
     q1 = math.sqrt(1 + 1 / negatives)
     q2 = -math.log1p(-confidence) * math.log(negatives) ** 2
@@ -159,10 +102,6 @@ def softmax_loss(embeddings: Tensor, labels: Tensor) -> float:
     """L_SM = inf_W of the cross-entropy of a softmax classifier, in nats (LMCL, Sec. 4.2).
 
     The classifier is fitted to convergence with an l2 of 1e-6, and has a bias besides the paper's W.
-
-    Args:
-        embeddings: (n, d).
-        labels: (n,) classes.
     """
     y = labels.unique(return_inverse=True)[1]
     weight, bias, _ = fit_softmax(embeddings, y, int(y.max()) + 1, l2=1e-6)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from dipole.core.evaluation.theory import arora
+from dipole.core.evaluation.theory.latent import Latent
+from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.drawing import check_drawing, new_figure
 from dipole.core.utils.errors import ConfigError, OptionError
 from dipole.core.utils.files import why
@@ -44,16 +49,30 @@ def _plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def mean_is_bad(r: float) -> Latent:
+    """Figure 1 (a): one point per class, (1, r) and (-1, 2r); s(f1) = 0, and L_un^!= is large.
+
+    In (a) and (b) rho is uniform and F = {f0, f1}, with f0(x) = 0 for all points and f1 as here. Some W separates the
+    classes under f1 without loss, and no W does under f0. Still L_un(f0) = 1, and L_un(f1) grows with r^2, so the loss
+    selects f0. We chose the coordinates to have every property of the paper's caption and Section 5.1. Here the first
+    coordinate separates the classes. The inner product sees the second: the mean classifier is bad as well.
+    """
+    return Latent.of(torch.tensor([[1.0, r], [-1.0, 2 * r]]), torch.tensor([0, 1]))
+
+
+def high_variance(r: float) -> Latent:
+    """Figure 1 (b): two points per class, (1, +-r) and (-1, +-r); the mean classifier has no loss, but s(f1) ~ r^2."""
+    return Latent.of(torch.tensor([[1.0, r], [1.0, -r], [-1.0, r], [-1.0, -r]]), torch.tensor([0, 0, 1, 1]))
+
+
 def draw_figure_1(path: Path) -> None:
     """Draw Figure 1 of Arora et al.: the points of f1, and the losses of f0 and f1 as r grows."""
     check_drawing()
-    from dipole.core.evaluation.theory import arora, counterexamples, trained
-
     figure = new_figure(8.4, 6.2)
     grid = figure.subplots(2, 2)
     cases = (
-        ("(a) the mean is bad: one point per class", counterexamples.mean_is_bad),
-        ("(b) high variance: two points per class", counterexamples.high_variance),
+        ("(a) the mean is bad: one point per class", mean_is_bad),
+        ("(b) high variance: two points per class", high_variance),
     )
     for column, (title, make) in enumerate(cases):
         points, axes = make(2.0), grid[0][column]
@@ -73,10 +92,10 @@ def draw_figure_1(path: Path) -> None:
             here = make(r)
             curves["un"].append(arora.unsupervised_loss(here).whole)
             curves["mean"].append(arora.mean_classifier_loss(here))
-            curves["best"].append(trained.trained_loss(here).loss)
+            curves["best"].append(trained_loss(here).loss)
         axes = grid[1][column]
         axes.plot(RADII, curves["un"], color=BOUND, label="L_un(f1)")
-        zero = arora.unsupervised_loss(counterexamples.nothing(points)).whole
+        zero = arora.unsupervised_loss(points.scaled(0.0)).whole
         axes.axhline(zero, color=BOUND, linestyle="--", label="L_un(f0) = L_sup(f0)")
         axes.plot(RADII, curves["mean"], color=MEASURED, label="L_sup^mu(f1)")
         axes.plot(RADII, curves["best"], color=MEASURED, linestyle=":", label="L_sup(f1)")
@@ -120,8 +139,8 @@ def _sides(axes: Axes, report: Report) -> None:
         axes.plot([values[0], values[-1]], [row, row], color=NEUTRAL, linewidth=1, zorder=1)
         # A later side may lie exactly on an earlier one: it is drawn larger, and below it.
         for place, value in enumerate(values):
-            colour = MEASURED if place < len(values) - 1 and "L_s" in each.sides[place][0] else BOUND
-            colour = MEASURED if place == 0 else colour
+            measured = place == 0 or (place < len(values) - 1 and "L_s" in each.sides[place][0])
+            colour = (BOUND, MEASURED)[measured]
             axes.scatter([value], [row], color=colour, s=18 + 26 * place, zorder=10 - place)
     axes.set_yticks(range(len(shown)), [f"{each.theorem.name}, {each.case}" for each in shown], fontsize=7)
     axes.invert_yaxis()

@@ -6,16 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
+from pydantic_core import from_json, to_json
 from torch import Tensor
 
 from dipole.core.evaluation import diagnostics
 from dipole.core.evaluation.theory import arora, cllr, lmcl
 from dipole.core.evaluation.theory.choices import Choices, RunFacts
 from dipole.core.evaluation.theory.latent import Latent, check_numbers, collision, full_collision, some_collision
-from dipole.core.evaluation.theory.theorems import THEOREMS, Theorem
+from dipole.core.evaluation.theory.theorems import ARORA, LMCL, THEOREMS, Theorem
 from dipole.core.evaluation.theory.trained import trained_loss
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted
@@ -98,30 +99,11 @@ class Report:
     curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, value: float, about: str, error: float = 0.0) -> float:
-        """Add a number and return it.
-
-        Args:
-            name: as of `Quantity`.
-            value: as of `Quantity`.
-            about: as of `Quantity`.
-            error: as of `Quantity`.
-
-        Returns:
-            The value.
-        """
+    def _add(self, name: str, value: float, about: str, error: float = 0.0) -> float:
         self.quantities.append(Quantity(name, value, about, error))
         return value
 
-    def hold(self, key: str, case: str, *sides: tuple[str, float], **free: float) -> None:
-        """Add an inequality.
-
-        Args:
-            key: as of `Inequality`.
-            case: as of `Inequality`.
-            sides: as of `Inequality`.
-            free: as of `Inequality`.
-        """
+    def _hold(self, key: str, case: str, *sides: tuple[str, float], **free: float) -> None:
         self.inequalities.append(Inequality(key, case, sides, free))
 
     def value(self, name: str) -> float:
@@ -138,21 +120,21 @@ class Report:
         return [each for each in self.inequalities if each.theorem.always and not each.holds]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return {
+        """Return the report as JSON values. A number that is not finite is None."""
+        points, classes = self.chosen_from
+        found = {
             "choices": asdict(self.choices),
             "points": self.points,
             "classes": self.classes,
-            "chosen_from": {"points": self.chosen_from[0], "classes": self.chosen_from[1]},
-            "quantities": {q.name: {"value": _json(q.value), "error": _json(q.error), "about": q.about}
-                           for q in self.quantities},
+            "chosen_from": {"points": points, "classes": classes},
+            "quantities": {q.name: {"value": q.value, "error": q.error, "about": q.about} for q in self.quantities},
             "inequalities": [
                 {
                     "key": each.key,
                     "paper": each.theorem.paper,
                     "name": each.theorem.name,
                     "case": each.case,
-                    "sides": [{"label": label, "value": _json(value)} for label, value in each.sides],
+                    "sides": [{"label": label, "value": value} for label, value in each.sides],
                     "holds": each.holds,
                     "always": each.theorem.always,
                     "assumption": each.theorem.assumption,
@@ -160,16 +142,10 @@ class Report:
                 }
                 for each in self.inequalities
             ],
-            "curves": {
-                key: {name: [_json(value) for value in values] for name, values in curve.items()}
-                for key, curve in self.curves.items()
-            },
+            "curves": self.curves,
             "missing": self.missing,
-        }  # fmt: skip
-
-
-def _json(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        }
+        return cast(dict[str, Any], from_json(to_json(found, inf_nan_mode="null")))
 
 
 def measure(
@@ -205,36 +181,42 @@ def measure(
     check_numbers(features)
     if labels is not None and labels.shape != (len(features),):
         raise DataError(f"each of the {len(features)} points needs a label, got labels {tuple(labels.shape)}.")
+    if labels is not None and not bool((labels >= 0).any()):
+        labels = None
     report = Report(choices)
     chosen = choose(labels, len(features), choices)
-    x, y = features[chosen], None if labels is None else labels.cpu()[chosen]
-    report.points = len(x)
-    report.chosen_from = (len(features), 0 if labels is None else _classes(labels))
-    if y is None or not bool((y >= 0).any()):
-        for theorem in THEOREMS:
-            if "labels" in theorem.needs:
-                report.missing[theorem.key] = "needs labels: give some with --labels (blocks:N takes N rows in a row)"
+    x, y = features[chosen], None
+    report.points, report.chosen_from = len(x), (len(features), 0)
+    if labels is None:
+        _miss(report, "needs labels: give some with --labels (blocks:N takes N rows in a row)")
     else:
-        report.classes = _classes(y)
+        y = labels.cpu()[chosen]
+        report.classes = len(y.unique())
+        report.chosen_from = (len(features), len(labels[labels >= 0].unique()))
         _arora(report, Latent.of(x, y, choices.prior))
     _lmcl(report, x, y, facts)
-    _cllr(report, x if projected is None else projected.detach().cpu().double()[chosen], facts, metrics)
+    if projected is not None:
+        x = projected.detach().cpu().double()[chosen]
+    _cllr(report, x, facts, metrics)
     return report
 
 
-def _classes(labels: Tensor) -> int:
-    return len(labels[labels >= 0].unique())
+def _miss(report: Report, reason: str, paper: str = "") -> None:
+    """Say why the theorems about classes, of one paper or of all, are not computed."""
+    for theorem in THEOREMS:
+        if "labels" in theorem.needs and paper in ("", theorem.paper):
+            report.missing[theorem.key] = reason
 
 
 def choose(labels: Tensor | None, n: int, choices: Choices) -> Tensor:
     """Return at most `choices.points` indices. Use fewer classes if each would keep only a handful of points."""
     generator = torch.Generator().manual_seed(choices.seed)
     rows = torch.arange(n)
-    if labels is not None and bool((labels >= 0).any()):
+    if labels is not None:
         rows = rows[labels.cpu() >= 0]
     if len(rows) <= choices.points:
         return rows
-    if labels is not None and bool((labels >= 0).any()):
+    if labels is not None:
         y = labels.cpu()[rows]
         names = y.unique()
         keep = max(2, choices.points // FEWEST)
@@ -247,23 +229,20 @@ def choose(labels: Tensor | None, n: int, choices: Choices) -> Tensor:
 
 def _arora(report: Report, points: Latent) -> None:
     if points.classes < 2:
-        for theorem in THEOREMS:
-            if theorem.paper == "Arora et al. 2019" and "labels" in theorem.needs:
-                report.missing[theorem.key] = (
-                    "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0"
-                )
+        reason = "needs two classes (a label below 0 is none): with one, tau = 1 and every bound is 0/0"
+        _miss(report, reason, ARORA)
         return
     c = report.choices
-    tau = report.add("tau", collision(points.prior), "chance that two classes are the same")
-    report.add(f"tau_{c.k}", some_collision(points.prior, c.k), f"chance that one of {c.k} negatives collides")
-    report.add(f"tau'_{c.k}", full_collision(points.prior, c.k), f"chance that all of {c.k} negatives collide")
-    R = report.add("R", arora.radius(points), "max ||f(x)||")
-    s = report.add("s(f)", arora.deviation(points), "deviation within classes")
+    report._add("tau", collision(points.prior), "chance that two classes are the same")
+    report._add(f"tau_{c.k}", some_collision(points.prior, c.k), f"chance that one of {c.k} negatives collides")
+    report._add(f"tau'_{c.k}", full_collision(points.prior, c.k), f"chance that all of {c.k} negatives collide")
+    R = report._add("R", arora.radius(points), "max ||f(x)||")
+    s = report._add("s(f)", arora.deviation(points), "deviation within classes")
     tuples = c.tuples or len(points.features)
     gen = arora.generalization(R, c.rademacher, tuples, c.confidence, c.constant)
-    report.add("Gen_M", gen, f"M = {tuples}, constant {c.constant:g} and Rad_S(F) {c.rademacher:g} are free")
+    report._add("Gen_M", gen, f"M = {tuples}, constant {c.constant:g} and Rad_S(F) {c.rademacher:g} are free")
     for loss in c.losses:
-        _one_negative(report, points, loss, tau, s, gen)
+        _one_negative(report, points, loss, s, gen)
         try:
             _several_negatives(report, points, loss, s, gen)
         except OptionError as error:
@@ -271,30 +250,35 @@ def _arora(report: Report, points: Latent) -> None:
     _margin(report, points)
 
 
-def _one_negative(report: Report, points: Latent, loss: str, tau: float, s: float, gen: float) -> None:
-    c = report.choices
+def _one_negative(report: Report, points: Latent, loss: str, s: float, gen: float) -> None:
+    c, prior = report.choices, points.prior
     free = {"constant": c.constant, "rademacher": c.rademacher}
     un = arora.unsupervised_loss(points, loss)
     mean = arora.mean_classifier_loss(points, loss)
-    best = trained_loss(points, loss, 1, c.tasks, c.seed)
     block = arora.block_loss(points, loss, c.block, c.draws, c.seed)
-    report.add(f"L_un {loss}", un.whole, "one negative")
-    report.add(f"L_un^= {loss}", un.same, "negative of the same class")
-    report.add(f"L_un^!= {loss}", un.different, "negative of another class")
-    report.add(f"L_un^block {loss}", block.whole, f"blocks of {c.block}", block.error)
-    report.add(f"L_sup^mu {loss}", mean, "mean classifier, two classes")
-    fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
-    report.add(f"L_sup {loss}", best.loss, f"trained classifier, two classes, {fitted}", best.error)
-    left, bound = ("L_sup^mu", mean), arora.lemma_4_3(un.whole, tau)
-    report.hold("lemma_4_3", loss, left, ("(L_un - tau)/(1 - tau)", bound))
-    right = ("(L_un - tau + Gen_M)/(1 - tau)", arora.theorem_4_1(un.whole, tau, gen))
-    report.hold("theorem_4_1", loss, left, right, **free)
-    report.hold("lemma_4_4", loss, ("L_un^=", un.same), ("1 + c' s(f)", arora.lemma_4_4(loss, s)))
-    right = ("L_un^!= + beta s(f) + eta Gen_M", arora.theorem_4_5(loss, un.different, s, tau, gen))
-    report.hold("theorem_4_5", loss, ("L_sup", best.loss), left, right, **free)
-    middle, _ = arora.proposition_6_2(block.whole, un.whole, tau)
-    sides = ("(L_un^block - tau)/(1 - tau)", middle), ("(L_un - tau)/(1 - tau)", bound)
-    report.hold("proposition_6_2", f"{loss}, b = {c.block}", left, *sides)
+    report._add(f"L_un {loss}", un.whole, "one negative")
+    report._add(f"L_un^= {loss}", un.same, "negative of the same class")
+    report._add(f"L_un^!= {loss}", un.different, "negative of another class")
+    report._add(f"L_un^block {loss}", block.whole, f"blocks of {c.block}", block.error)
+    report._add(f"L_sup^mu {loss}", mean, "mean classifier, two classes")
+    best = _trained(report, points, loss, 1, f"L_sup {loss}", "trained classifier, two classes")
+    left, bound = ("L_sup^mu", mean), arora.lemma_4_3(loss, 1, un.whole, prior)
+    report._hold("lemma_4_3", loss, left, ("(L_un - tau)/(1 - tau)", bound))
+    right = ("(L_un - tau + Gen_M)/(1 - tau)", arora.lemma_4_3(loss, 1, un.whole, prior, gen))
+    report._hold("theorem_4_1", loss, left, right, **free)
+    report._hold("lemma_4_4", loss, ("L_un^=", un.same), ("1 + c' s(f)", arora.lemma_4_4(loss, s)))
+    right = ("L_un^!= + beta s(f) + eta Gen_M", arora.theorem_6_1(loss, 1, un.different, s, prior, gen))
+    report._hold("theorem_4_5", loss, ("L_sup", best), left, right, **free)
+    middle = ("(L_un^block - tau)/(1 - tau)", arora.lemma_4_3(loss, 1, block.whole, prior))
+    report._hold("proposition_6_2", f"{loss}, b = {c.block}", left, middle, ("(L_un - tau)/(1 - tau)", bound))
+
+
+def _trained(report: Report, points: Latent, loss: str, k: int, name: str, about: str) -> float:
+    best = trained_loss(points, loss, k, report.choices.tasks, report.choices.seed)
+    fitted = "all tasks"
+    if best.tasks < best.of:
+        fitted = f"{best.tasks} of {counted(best.of, 'task')}"
+    return report._add(name, best.loss, f"{about}, {fitted}", best.error)
 
 
 def _several_negatives(report: Report, points: Latent, loss: str, s: float, gen: float) -> None:
@@ -303,23 +287,21 @@ def _several_negatives(report: Report, points: Latent, loss: str, s: float, gen:
     mean = arora.mean_classifier_loss(points, loss, k)
     left = (f"L_sup^mu, k = {k}", mean)
     if k > 1:
-        report.add(f"L_un {loss}, k = {k}", un.whole, f"{counted(k, 'negative')}")
-        report.add(f"L_un^!= {loss}, k = {k}", un.different, "negatives of other classes, where there are some")
-        report.add(f"L_un^= {loss}, k = {k}", un.same, "negatives of the same class, where there are some")
-        report.add(f"L_sup^mu {loss}, k = {k}", mean, "mean classifier, tasks of Sec. 6.1")
-        right = ("(L_un - tau_k E l(0))/(1 - tau_k)", arora.lemma_4_3_of_k(loss, k, un.whole, points.prior))
-        report.hold("lemma_4_3", f"{loss}, k = {k} (App. B.1)", left, right)
+        report._add(f"L_un {loss}, k = {k}", un.whole, f"{counted(k, 'negative')}")
+        report._add(f"L_un^!= {loss}, k = {k}", un.different, "negatives of other classes, where there are some")
+        report._add(f"L_un^= {loss}, k = {k}", un.same, "negatives of the same class, where there are some")
+        report._add(f"L_sup^mu {loss}, k = {k}", mean, "mean classifier, tasks of Sec. 6.1")
+        right = ("(L_un - tau_k E l(0))/(1 - tau_k)", arora.lemma_4_3(loss, k, un.whole, points.prior))
+        report._hold("lemma_4_3", f"{loss}, k = {k} (App. B.1)", left, right)
         if points.classes > k:
             distinct = arora.mean_classifier_loss(points, loss, k, "distinct")
-            report.add(f"L_sup^mu {loss}, {k + 1}-way", distinct, f"mean classifier, {k + 1} distinct classes")
-            best = trained_loss(points, loss, k, c.tasks, c.seed)
-            fitted = "all tasks" if best.tasks == best.of else f"{best.tasks} of {counted(best.of, 'task')}"
-            report.add(f"L_sup {loss}, {k + 1}-way", best.loss, f"trained classifier, {fitted}", best.error)
+            report._add(f"L_sup^mu {loss}, {k + 1}-way", distinct, f"mean classifier, {k + 1} distinct classes")
+            _trained(report, points, loss, k, f"L_sup {loss}, {k + 1}-way", "trained classifier")
         else:
             reason = f"tasks of {k + 1} distinct classes need as many, there are {points.classes}"
             report.missing[f"L_sup {loss}, {k + 1}-way"] = reason
     right = ("Theorem B.1's bound", arora.theorem_6_1(loss, k, un.different, s, points.prior, gen))
-    report.hold("theorem_6_1", f"{loss}, k = {k}", left, right, constant=c.constant, rademacher=c.rademacher)
+    report._hold("theorem_6_1", f"{loss}, k = {k}", left, right, constant=c.constant, rademacher=c.rademacher)
 
 
 def _margin(report: Report, points: Latent) -> None:
@@ -327,83 +309,89 @@ def _margin(report: Report, points: Latent) -> None:
     if "hinge" not in c.losses:
         report.missing["lemma_5_1"] = "is about the hinge loss: add --loss hinge"
         return
-    sigma = report.add("sigma", arora.spread(points), "sub-Gaussian in every class: max ||f(x) - mu_c||")
+    sigma = report._add("sigma", arora.spread(points), "sub-Gaussian in every class: max ||f(x) - mu_c||")
     gamma = arora.margin(report.value("R"), sigma, c.epsilon, c.gamma_constant)
-    report.add("gamma", gamma, f"margin of Lemma 5.1 at eps = {c.epsilon:g}")
-    free = {"epsilon": c.epsilon} | ({} if c.gamma_constant is None else {"gamma_constant": c.gamma_constant})
+    report._add("gamma", gamma, f"margin of Lemma 5.1 at eps = {c.epsilon:g}")
+    free = {"epsilon": c.epsilon}
+    if c.gamma_constant is not None:
+        free["gamma_constant"] = c.gamma_constant
     left = ("L_un^!=", report.value("L_un^!= hinge"))
     right = ("gamma L_gamma,sup^mu + eps", arora.lemma_5_1(points, gamma, c.epsilon))
-    report.hold("lemma_5_1", "hinge", left, right, **free)
+    report._hold("lemma_5_1", "hinge", left, right, **free)
 
 
 def _lmcl(report: Report, x: Tensor, y: Tensor | None, facts: RunFacts) -> None:
     c, n = report.choices, len(x)
-    low = facts.delta_pos if c.delta_pos is None else c.delta_pos
-    high = facts.delta_neg if c.delta_neg is None else c.delta_neg
+    low, high = facts.delta_pos, facts.delta_neg
+    if c.delta_pos is not None:
+        low = c.delta_pos
+    if c.delta_neg is not None:
+        high = c.delta_neg
     if low >= high:
         raise OptionError(f"delta_pos must be below delta_neg, got {low:g} and {high:g}.", "delta_pos")
-    mean = report.add("mean D", diagnostics.mean_distance(x), "mean normalised distance of pairs")
-    report.hold("lmcl_eq_5", "", ("mean D", mean), ("N/(2N - 2)", diagnostics.mean_distance_ceiling(n)))
+    mean = report._add("mean D", diagnostics.mean_distance(x), "mean normalised distance of pairs")
+    report._hold("lmcl_eq_5", "", ("mean D", mean), ("N/(2N - 2)", diagnostics.mean_distance_ceiling(n)))
     mu, nearest = lmcl.coverage(x)
-    report.add("coverage", float(nearest.max()), "eps of LMCL Theorem 1: largest min |D - mu| over mu")
+    report._add("coverage", float(nearest.max()), "eps of LMCL Theorem 1: largest min |D - mu| over mu")
     report.curves["lmcl_theorem_1"] = {"mu": mu.tolist(), "nearest": nearest.tolist()}
     r1 = lmcl.regularizer(x, low, high, facts.reduction)
-    report.add("R1", r1, f"distance polarization, {facts.reduction}, of all pairs")
-    weight = 0.1 if facts.dp_weight is None else facts.dp_weight
-    at = f"lambda = {weight:g}{'' if facts.dp_weight is not None else ' (the paper; no dp here)'}"
+    report._add("R1", r1, f"distance polarization, {facts.reduction}, of all pairs")
+    weight, at = 0.1, "lambda = 0.1 (the paper; no dp here)"
+    if facts.dp_weight is not None:
+        weight, at = facts.dp_weight, f"lambda = {facts.dp_weight:g}"
     if weight > 0:
-        report.hold("lmcl_theorem_3", f"R1, {at}", ("R1", r1), ("4/lambda", 4 / weight))
+        report._hold("lmcl_theorem_3", f"R1, {at}", ("R1", r1), ("4/lambda", 4 / weight))
     if y is None or "lmcl_theorem_3" in report.missing:
         return
     if report.classes < 2:
-        for key in ("lmcl_theorem_2", "lmcl_theorem_3", "lmcl_theorem_4"):
-            report.missing[key] = "needs two classes"
+        _miss(report, "needs two classes", LMCL)
         return
     within, between = lmcl.separation(x, y)
-    report.add("max D within", within, "largest distance within a class (LMCL Theorem 2: at most 1/2 - tau)")
-    report.add("min D between", between, "smallest distance between classes (at least 1/2)")
+    report._add("max D within", within, "largest distance within a class (LMCL Theorem 2: at most 1/2 - tau)")
+    report._add("min D between", between, "smallest distance between classes (at least 1/2)")
     classes, width = float(report.classes), float(x.shape[1])
-    report.hold("lmcl_theorem_2", "room for one direction a class", ("C + 1", classes + 1), ("d", width))
+    report._hold("lmcl_theorem_2", "room for one direction a class", ("C + 1", classes + 1), ("d", width))
     if math.isfinite(within):
-        report.hold("lmcl_theorem_2", "this embedding", ("max D within", within), ("min D between", between))
-    ratio = report.add("(K_max/K_min)/C", lmcl.class_ratio(y), "LMCL Theorem 3")
-    report.add("delta+ of the proof", lmcl.proof_delta_pos(x, y), "as many pairs lie below it as share a class")
+        report._hold("lmcl_theorem_2", "this embedding", ("max D within", within), ("min D between", between))
+    ratio = report._add("(K_max/K_min)/C", lmcl.class_ratio(y), "LMCL Theorem 3")
+    report._add("delta+ of the proof", lmcl.proof_delta_pos(x, y), "as many pairs lie below it as share a class")
     if c.mu is not None and not 0 < c.mu < high - low:
         raise OptionError(f"mu must lie between 0 and delta_neg - delta_pos = {high - low:g}, got {c.mu:g}.", "mu")
     curve: dict[str, list[float]] = {"delta_pos": [], "error": [], "middle": [], "bound": []}
     for delta in sorted({*(m for m in MARGINS if m < high), low}):
-        slack = c.mu if c.mu is not None and c.mu < high - delta else None
-        if weight > 0:
-            error, bound = diagnostics.similarity_error(x, y, delta, high, slack, weight)
-        else:
-            error, bound = diagnostics.similarity_error(x, y, delta, high, slack)[0], math.inf
-        middle = lmcl.polarization_bound(
-            lmcl.regularizer(x, delta, high, facts.reduction), delta, high, ratio
-        )  # fmt: skip
+        slack = c.mu
+        if slack is not None and slack >= high - delta:
+            slack = None
+        error, bound = diagnostics.similarity_error(x, y, delta, high, slack, weight or 1.0)
+        if weight <= 0:
+            bound = math.inf
+        middle = (high - delta) * lmcl.regularizer(x, delta, high, facts.reduction) + ratio  # Eq. 13
         for name, value in zip(curve, (delta, error, middle, bound), strict=True):
             curve[name].append(value)
         if delta == low:
             sides = ("similarity error", error), ("(delta- - delta+) R1 + K/C", middle), ("4 (..)/lambda + K/C", bound)
-            report.hold("lmcl_theorem_3", f"{low:g} .. {high:g}, {at}", *sides)
+            report._hold("lmcl_theorem_3", f"{low:g} .. {high:g}, {at}", *sides)
     report.curves["lmcl_theorem_3"] = curve
     _softmax(report, x, y, facts)
 
 
 def _softmax(report: Report, x: Tensor, y: Tensor, facts: RunFacts) -> None:
     c = report.choices
-    soft = report.add("L_SM", lmcl.softmax_loss(torch.nn.functional.normalize(x, dim=1), y), "softmax classifier, nats")
+    soft = report._add(
+        "L_SM", lmcl.softmax_loss(torch.nn.functional.normalize(x, dim=1), y), "softmax classifier, nats"
+    )
     if facts.nce is None:
         report.missing["lmcl_theorem_4"] = "needs L_NCE: the run has no infonce term with a logged loss"
         return
     if facts.negatives is None or facts.negatives < 1:
         report.missing["lmcl_theorem_4"] = "needs n: the record has no number of negatives"
         return
-    report.add("L_NCE", facts.nce, "infonce term, last logged, nats")
-    report.add("Q1", math.sqrt(1 + 1 / facts.negatives), f"sqrt(1 + 1/n), n = {facts.negatives:g}")
-    report.add("Q2", -math.log1p(-c.confidence) * math.log(facts.negatives) ** 2, "log(1/delta) log^2(n)")
+    report._add("L_NCE", facts.nce, "infonce term, last logged, nats")
+    report._add("Q1", math.sqrt(1 + 1 / facts.negatives), f"sqrt(1 + 1/n), n = {facts.negatives:g}")
+    report._add("Q2", -math.log1p(-c.confidence) * math.log(facts.negatives) ** 2, "log(1/delta) log^2(n)")
     bound = lmcl.generalization(facts.negatives, len(x), c.rademacher, c.confidence, c.constant)
     sides = ("|L_SM - L_NCE|", abs(soft - facts.nce)), ("Q1 Rad/N + sqrt(Q2/N)", bound)
-    report.hold("lmcl_theorem_4", "", *sides, constant=c.constant, rademacher=c.rademacher)
+    report._hold("lmcl_theorem_4", "", *sides, constant=c.constant, rademacher=c.rademacher)
 
 
 def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[str, Any]]) -> None:
@@ -411,16 +399,16 @@ def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[
     ratios = diagnostics.min_max_ratios(x)
     if len(ratios):
         mean = float(ratios.mean())
-        least = report.add("min-max ratio", float(ratios.min()), f"smallest over points; their mean is {mean:.4g}")
-        report.add("var[D/E D]", cllr.relative_variance(x), f"CLLR Theorem 1, H = {x.shape[1]}")
+        least = report._add("min-max ratio", float(ratios.min()), f"smallest over points; their mean is {mean:.4g}")
+        report._add("var[D/E D]", cllr.relative_variance(x), f"CLLR Theorem 1, H = {x.shape[1]}")
         if facts.cllr_weight is None or facts.alpha is None:
             report.missing["cllr_theorem_3"] = "needs alpha and lambda: the objective has no cllr term"
         else:
             implied = cllr.implied_constant(least, facts.alpha, facts.cllr_weight)
-            report.add("largest C(X)", implied, "with which CLLR Theorem 3 holds of these points")
-            bound = cllr.theorem_3(facts.alpha, facts.cllr_weight, c.data_constant)
+            report._add("largest C(X)", implied, "with which CLLR Theorem 3 holds of these points")
+            bound = facts.alpha * facts.cllr_weight * c.data_constant
             sides = ("alpha lambda C(X)", bound), ("(D_max - D_min)/D_min", least)
-            report.hold("cllr_theorem_3", "smallest over points", *sides, data_constant=c.data_constant)
+            report._hold("cllr_theorem_3", "smallest over points", *sides, data_constant=c.data_constant)
     else:
         for key in ("cllr_theorem_1", "cllr_theorem_3"):
             report.missing[key] = "all points coincide: no distance to compare"
@@ -428,13 +416,13 @@ def _cllr(report: Report, x: Tensor, facts: RunFacts, metrics: Sequence[Mapping[
     if way is None:
         report.missing["cllr_theorem_2"] = "needs the objective's gradient norm in metrics.jsonl; this run logged none"
         return
-    report.add("delta", way.gradient, "largest logged gradient norm")
-    report.add("F_0 - F*", way.descent, "first logged loss less the smallest")
+    report._add("delta", way.gradient, "largest logged gradient norm")
+    report._add("F_0 - F*", way.descent, "first logged loss less the smallest")
     about = "smallest S with which CLLR Theorem 2 holds at every logged step"
-    report.add("implied S", way.implied_smoothness, about)
+    report._add("implied S", way.implied_smoothness, about)
     left = ("min_t ||grad F||^2", way.least[-1])
     right = ("delta sqrt(2 S (F_0 - F*)/T)", way.bound[-1])
-    report.hold("cllr_theorem_2", f"T = {way.steps[-1]}", left, right, smoothness=c.smoothness)
+    report._hold("cllr_theorem_2", f"T = {way.steps[-1]}", left, right, smoothness=c.smoothness)
     report.curves["cllr_theorem_2"] = {
         "step": [float(step) for step in way.steps],
         "least": way.least,
