@@ -26,7 +26,7 @@ from dipole.core.conformance.checks import (
 )
 from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, in_order, two_views
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
-from dipole.core.objectives import dense, tiles
+from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 
@@ -195,7 +195,7 @@ def tiles_equal_dense(subject: Subject) -> str:
             continue
         for cache in (0, tiles.CACHE_BYTES):
             with (
-                mock.patch.object(dense, "LARGEST", 0),
+                mock.patch.object(similarity, "LARGEST", 0),
                 mock.patch.object(tiles, "TILE", 3),
                 mock.patch.object(tiles, "CACHE_BYTES", cache),
             ):

@@ -19,10 +19,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.dense import dense, fits
-from dipole.core.objectives.similarity import paired
-from dipole.core.objectives.statistics import AnyStatistic, Extreme, Statistic, needs_maximum, part_count
-from dipole.core.objectives.tiles import tiled
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.similarity import dense, fits, paired
+from dipole.core.objectives.statistics import AnyStatistic, Extreme
+from dipole.core.objectives.tiles import Problem, tiled
 from dipole.core.utils.errors import EngineError
 from dipole.core.utils.uncompiled import uncompiled
 
@@ -47,47 +47,51 @@ _served = 0
 def similarities(
     x: Tensor,
     y: Tensor,
-    positives: Tensor,
-    excluded: Tensor,
+    pairs: Pairs,
     statistics: Sequence[AnyStatistic],
-    *,
-    counts: Tensor,
     bound: float | None,
-    symmetric: bool,
-    padded: bool = True,
-    full: bool = False,
-    first: int = 0,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
     """Return the similarities of the positives, (A, K), and the statistics of the rows of x y^T, (A,) each.
 
     Args:
-        x: (A, d).
-        y: (C, d), the same tensor as x if `symmetric`.
-        positives: (A, K) columns. Padding (-1) is read as column 0.
-        excluded: (A, E) columns to leave out of each row, padded with -1.
+        x: (A, d) mapped anchors of the pairs.
+        y: (C, d) mapped candidates, the same tensor as x if the anchors are the candidates.
+        pairs: which columns are positives of a row and which take part in it.
         statistics: what to compute.
-        counts: (A,) number of columns that take part in each row.
         bound: upper bound of |x_i . y_j|. None if unknown.
-        symmetric: x is y, and j is excluded for i exactly if i is for j.
-        padded: -1 may occur in `positives` and `excluded`, or a column may be listed twice.
-        full: every row is known to have a column that takes part.
-        first: columns before it take part in no row.
         embeddings: rows that x and y are multiples of, in the encoder's dtype. Kernels multiply these if they are in
             half precision.
     """
     wanted = list(dict.fromkeys(statistics))
     if not wanted:
-        return paired(x, y, positives), {}
-    name = requested()
+        return paired(x, y, pairs.positives), {}
+    name, known = requested(), pairs.known
     if name == "dense" or (name != "triton" and fits(x.shape[0], y.shape[0])):
         return dense(
-            x, y, positives, excluded, wanted, counts=counts, bound=bound, padded=padded, full=full, first=first
+            x,
+            y,
+            pairs.positives,
+            pairs.excluded,
+            wanted,
+            counts=lambda: pairs.negative_counts,
+            bound=bound,
+            padded=known.padded,
+            full=not known.padded and pairs.has_negatives is True,
+            first=known.first_negative,
         )
     found = row_statistics(
-        x, y, excluded, wanted, counts=counts, bound=bound, symmetric=symmetric, first=first, embeddings=embeddings
+        x,
+        y,
+        pairs.excluded,
+        wanted,
+        counts=pairs.negative_counts,
+        bound=bound,
+        symmetric=known.mutual and x is y,
+        first=known.first_negative,
+        embeddings=embeddings,
     )
-    return paired(x, y, positives), found
+    return paired(x, y, pairs.positives), found
 
 
 @uncompiled
@@ -104,10 +108,14 @@ def row_statistics(
     first: int = 0,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
-    """Return all statistics of the rows of x y^T, in kernels or tiles. Arguments as in `similarities`.
+    """Return all statistics of the rows of x y^T, in kernels or tiles. Other arguments as in `similarities`.
 
     Args:
+        excluded: (A, E) columns to leave out of each row, padded with -1.
+        counts: (A,) number of columns that take part in each row.
+        symmetric: x is y, and j is excluded for i exactly if i is for j.
         tile: rows and columns of a tile. If it is given, kernels are not used.
+        first: columns before it take part in no row.
 
     Returns:
         A tensor (A,) for each statistic. `Extreme` gives indices.
@@ -119,73 +127,42 @@ def row_statistics(
     if bound is None:
         bound = math.inf
         if x.device.type == "cpu" and len(y):
-            bound = float(_longest(x) * _longest(y))
-    wanted = list(dict.fromkeys(statistics))
+            lengths = [float(torch.linalg.vector_norm(each.detach(), dim=1).max()) for each in (x, y)]
+            bound = lengths[0] * lengths[1]
+    matrix = Problem(x, y, excluded, symmetric, (), (), (), embeddings)
+    rest = list(dict.fromkeys(statistics))
     results: dict[AnyStatistic, Tensor] = {}
-    in_kernels = supported(wanted, x) if tile is None else []
+    in_kernels = supported(rest, x) if tile is None else []
     if in_kernels:
-        sums, running, extremes = _split(in_kernels, bound)
-        found = _in_kernels(x, y, excluded, sums, running, extremes, symmetric, embeddings)
+        problem = matrix.with_statistics(in_kernels, bound)
+        found = _in_kernels(problem)
         if found is not None:
-            results = _finish(found, sums, extremes, counts, first)
-    rest = [each for each in wanted if each not in results]
+            results = problem.finish(found, counts)
+            rest = [each for each in rest if each not in results]
     if rest:
-        sums, running, extremes = _split(rest, bound)
-        found = tiled(x, y, excluded, sums, running, extremes, symmetric, tile)
-        results |= _finish(found, sums, extremes, counts, first)
+        problem = matrix.with_statistics(rest, bound)
+        results |= problem.finish(tiled(problem, tile), counts)
+    if first:
+        for extreme in [each for each in results if isinstance(each, Extreme)]:
+            index = results[extreme]
+            results[extreme] = torch.where(index < 0, index, index + first)
     return results
 
 
-def _longest(x: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(x.detach(), dim=1).max()
-    return length
-
-
-def _split(statistics: Sequence[AnyStatistic], bound: float) -> tuple[list[Statistic], list[bool], list[Extreme]]:
-    """Return the statistics with a sum, whether each needs a running maximum, and those with an index."""
-    sums = [each for each in statistics if isinstance(each, Statistic)]
-    extremes = [each for each in statistics if isinstance(each, Extreme)]
-    return sums, [needs_maximum(each, bound) for each in sums], extremes
-
-
-def _finish(
-    found: Sequence[Tensor], statistics: Sequence[Statistic], extremes: Sequence[Extreme], counts: Tensor, first: int
-) -> dict[AnyStatistic, Tensor]:
-    """Return the statistics from sums, shifts and indices."""
-    sums, shifts, *where = found
-    results: dict[AnyStatistic, Tensor] = {}
-    for extreme, index in zip(extremes, where, strict=True):
-        results[extreme] = torch.where(index < 0, index, index + first)
-    stop = 0
-    for number, statistic in enumerate(statistics):
-        start, stop = stop, stop + part_count(statistic)
-        results[statistic] = statistic.finish(tuple(sums[start:stop]), shifts[number], counts)
-    return results
-
-
-def _in_kernels(
-    x: Tensor,
-    y: Tensor,
-    excluded: Tensor,
-    statistics: Sequence[Statistic],
-    running: Sequence[bool],
-    extremes: Sequence[Extreme],
-    symmetric: bool,
-    embeddings: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, ...] | None:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) from kernels. None if their self-check failed."""
+def _in_kernels(problem: Problem) -> tuple[Tensor, ...] | None:
+    """Return the result of `fused`. None if the kernels failed their self-check."""
     global _served
     from dipole.core.objectives.kernels.fused import fused
     from dipole.core.objectives.kernels.selfcheck import key_of, verdict
 
-    key = key_of(x, excluded, statistics, running, extremes, symmetric, embeddings)
+    key, device = key_of(problem), problem.x.device
     if key not in _verdicts:
-        _verdicts[key] = verdict(x, excluded, statistics, running, extremes, symmetric, embeddings)
-        if _verdicts[key] and x.device not in _warned:
-            _warned.add(x.device)
-            names = ", ".join(str(each) for each in [*statistics, *extremes])
+        _verdicts[key] = verdict(problem)
+        if _verdicts[key] and device not in _warned:
+            _warned.add(device)
+            names = ", ".join(str(each) for each in [*problem.statistics, *problem.extremes])
             warnings.warn(
-                f"the triton engine failed its self-check on {x.device} ({_verdicts[key]}); eager tiles compute "
+                f"the triton engine failed its self-check on {device} ({_verdicts[key]}); eager tiles compute "
                 f"{names} instead, which is slower. Later failures on this device give no warning. "
                 f"{VARIABLE}=eager silences this one.",
                 stacklevel=2,
@@ -193,7 +170,7 @@ def _in_kernels(
     if _verdicts[key]:
         return None
     _served += 1
-    return fused(x, y, excluded, statistics, running, extremes, symmetric, embeddings)
+    return fused(problem)
 
 
 # The choice --------------------------------------------------------------------------------------------------------

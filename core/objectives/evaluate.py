@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, world_size
 
+Term = Any
+"""An `Objective`, which imports this module."""
 NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ignored)"
 
 
@@ -154,35 +156,12 @@ class Outcome:
     terms: dict[str, TermValue]
 
 
-class Term(Protocol):
-    """The interface that `evaluate` needs. `Objective` documents each member."""
-
-    needs_negatives: ClassVar[bool]
-    positives_are_pairs: ClassVar[bool]
-    similarity: str | None
-
-    def prepare(self, pairs: Pairs) -> Pairs: ...
-    def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]: ...
-    def statistics(self) -> dict[str, AnyStatistic]: ...
-    def loss(self, positive: Tensor, rows: Rows) -> Tensor: ...
-    def idle(self, pairs: Pairs) -> str: ...
-    def project(self, pairs: Pairs) -> tuple[Tensor, Tensor, float | None]: ...
-    def projection(self) -> object: ...
-    def build_for(self, embeddings: Tensor) -> None: ...
-    def is_base(self) -> bool: ...
-    @property
-    def keeps_directions(self) -> bool: ...
-
-
 def has_repulsion(term: Term, pairs: Pairs) -> bool | None:
     """Return whether any anchor has a negative, or a positive that the term counts as one. None if unknown."""
     found = pairs.has_negatives
-    if found or not term.positives_are_pairs or pairs.views:
+    if found or pairs.views or not term.positives_are_pairs or pairs.has_positives is False:
         return found
-    positive = pairs.has_positives
-    if positive is False:
-        return found
-    return positive
+    return pairs.has_positives
 
 
 def _reads_repulsion(term: Term, pairs: Pairs) -> bool:
@@ -254,21 +233,7 @@ class _Matrix:
 
     def compute(self) -> None:
         """Set `positive`, (A, K), and the statistics."""
-        pairs = self.pairs
-        self.positive, self._found = similarities(
-            self.x,
-            self.y,
-            pairs.positives,
-            pairs.excluded,
-            self.wanted,
-            counts=pairs.negative_counts,
-            bound=self.bound,
-            symmetric=pairs.mutual and self.x is self.y,
-            padded=pairs.known.padded,
-            full=not pairs.known.padded and pairs.has_negatives is True,
-            first=pairs.first_negative,
-            embeddings=self.embeddings,
-        )
+        self.positive, self._found = similarities(self.x, self.y, self.pairs, self.wanted, self.bound, self.embeddings)
 
     def rows(self, asked: Mapping[str, AnyStatistic], extra_pairs: tuple[Rows, ...] = ()) -> Rows:
         return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, extra_pairs)
@@ -319,7 +284,8 @@ def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
         x = full_precision(pairs.anchors)
         return _Matrix(pairs, x, x)
     x, y, bound = term.project(pairs)
-    return _Matrix(pairs, x, y, bound, (pairs.anchors, pairs.candidates) if term.keeps_directions else None)
+    embeddings = (pairs.anchors, pairs.candidates) if term.keeps_directions else None
+    return _Matrix(pairs, x, y, bound, embeddings)
 
 
 def _reason_for_zero(term: Term, prepared: Pairs) -> str:
@@ -327,12 +293,10 @@ def _reason_for_zero(term: Term, prepared: Pairs) -> str:
 
     The pairs are those of all ranks, because all ranks must agree on whether to run the collectives.
     """
-    idle = term.idle(prepared)
-    if idle:
-        return idle
-    if prepared.has_positives is False and term.is_base():
+    idle: str = term.idle(prepared)
+    if idle == "" and prepared.has_positives is False and term.is_base():
         return "0: no anchor has a positive"
-    return ""
+    return idle
 
 
 def _share(related: GlobalPairs, pairs: Pairs) -> Pairs:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dipole.core.objectives.checks import reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.layout import NO_VIEW
+from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError

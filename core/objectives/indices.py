@@ -1,9 +1,57 @@
-"""Compute the index tensors of pairs. Nothing here reads a value back from the device."""
+"""The layout of pairs and the index tensors of their constructors. Only `same_label` may wait for the device."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.layout import NO_VIEW, Runs
+from dipole.core.objectives.checks import reads_at_once
+from dipole.core.objectives.similarity import fits
+
+NO_VIEW = -1
+"""The view number of candidates outside the batch, such as the rows of a queue."""
+
+Runs = tuple[tuple[int, int], ...]
+"""View and length of each run of rows. Every run goes through the batch once."""
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """Facts about the indices of `Pairs`.
+
+    Args:
+        anchor_views: runs of the anchors.
+        candidate_views: runs of the candidates.
+        first_negative: candidates before this index are positives of some anchor and never negatives.
+        among: number of anchors, the first ones, that are also candidates.
+        fewest: number of positives that every anchor has. None if unknown. At the end of a document a neighbour may be
+            missing.
+        padded: -1 may occur among positives or ignored candidates, or a candidate may be listed twice.
+        mutual: anchors are candidates, and i excludes j exactly if j excludes i.
+        shared: a candidate is a positive of at most this many anchors. None if unknown.
+        queue: number of candidates outside the batch: past embeddings or hard negatives. They follow the candidates of
+            the batch.
+        queue_of_keys: the encoder of the keys made the queue. Otherwise the anchors' encoder made it, or a copy of it.
+        sides: anchors and candidates are two views from two encoders, and an anchor's own side is ignored.
+        by_label: positives are rows of the same class.
+        of_block: number of anchors from each block, block after block. 0 without blocks.
+        draw: seed of random choices among blocks, the same on every rank.
+    """
+
+    anchor_views: Runs
+    candidate_views: Runs
+    first_negative: int = 0
+    among: int = 0
+    fewest: int | None = None
+    padded: bool = False
+    mutual: bool = False
+    shared: int | None = None
+    queue: int = 0
+    queue_of_keys: bool = False
+    sides: bool = False
+    by_label: bool = False
+    of_block: int = 0
+    draw: int = 0
 
 
 def other_views(count: int, batch: int, device: torch.device) -> Tensor:
@@ -83,20 +131,6 @@ def is_listed(index: Tensor, lists: Tensor) -> Tensor:
     return ordered.gather(1, place) == index
 
 
-def repeat(values: Tensor | None, count: int) -> Tensor | None:
-    """Return the values `count` times."""
-    if values is None:
-        return None
-    return values.repeat(count)
-
-
-def padded(values: Tensor | None, count: int) -> Tensor | None:
-    """Return values (n,) with `count` times -1 after them."""
-    if values is None or not count:
-        return values
-    return torch.cat([values, values.new_full((count,), -1)])
-
-
 def views_of(runs: Runs, device: torch.device) -> Tensor:
     """Return the view of each row of the runs."""
     return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
@@ -107,3 +141,23 @@ def with_queue(runs: Runs, count: int) -> Runs:
     if not count:
         return runs
     return (*runs, (NO_VIEW, count))
+
+
+def same_label(labels: Tensor, others: Tensor) -> Tensor:
+    """Return the indices (A, size of the largest class) of candidates with each anchor's label, padded with -1.
+
+    On an accelerator the width is C if that is cheaper than waiting for the size of the largest class.
+
+    Args:
+        labels: (A,) of the anchors.
+        others: (C,) of the candidates.
+    """
+    order = others.argsort(stable=True)
+    ordered = others[order]
+    first = torch.searchsorted(ordered, labels)
+    count = torch.searchsorted(ordered, labels, right=True) - first
+    # For large matrices, lists as wide as all candidates would cost more than waiting.
+    waits = reads_at_once(count) or not fits(len(labels), len(others))
+    offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
+    place = first.unsqueeze(1) + offsets  # (A, n)
+    return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)

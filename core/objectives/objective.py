@@ -281,14 +281,9 @@ class Objective(nn.Module):
         return self.similarity if self.keeps_directions else id(self)
 
     @property
-    def by_row(self) -> bool:
-        """Whether the projection of a row depends only on that row."""
-        return type(self).project is Objective.project
-
-    @property
     def keeps_directions(self) -> bool:
         """Whether each row of x and y is a multiple of its embedding."""
-        return self.by_row and self.similarity != "bilinear"
+        return self.similarity != "bilinear" and type(self).project is Objective.project
 
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:
         """Return the unweighted loss of this term, (), with gradient.

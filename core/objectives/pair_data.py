@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from dipole.core.objectives.checks import (
     reads_at_once,
 )
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.indices import pads_last, views_of, with_queue
-from dipole.core.objectives.layout import NO_VIEW, PairLayout
+from dipole.core.objectives.indices import PairLayout, Runs, pads_last, views_of
 from dipole.core.utils.errors import PairsError
+
+OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index")
+OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,24 +39,31 @@ class PairData:
     index: Tensor | None = None
     candidate_index: Tensor | None = None
     layout: PairLayout | None = field(default=None, repr=False)
+    # The layout, or one without special properties for user-defined indices.
+    known: PairLayout = field(init=False, repr=False)
     # The constructor's input rows, to pair the rows of all ranks in the same way. A changed copy has none.
     source: EncodedBatch | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.layout is None:
+        square = self.anchors is self.candidates
+        known = self.layout
+        if known is None:
+            anchors, candidates = len(self.anchors), len(self.candidates)
             check_matrix("anchors", self.anchors)
             check_matrix("candidates", self.candidates, ("anchors", self.anchors))
-            check_indices("positives", self.positives, self.anchors, len(self.candidates))
-            check_indices("ignored", self.ignored, self.anchors, len(self.candidates))
+            check_indices("positives", self.positives, self.anchors, candidates)
+            check_indices("ignored", self.ignored, self.anchors, candidates)
             for name in ("labels", "index"):
-                check_row_values(getattr(self, name), len(self.anchors), name)
+                check_row_values(getattr(self, name), anchors, name)
             for name in ("candidate_labels", "candidate_index"):
-                check_row_values(getattr(self, name), len(self.candidates), name, "candidate")
+                check_row_values(getattr(self, name), candidates, name, "candidate")
             object.__setattr__(self, "positives", pads_last(self.positives))
             # Without a constructor, as many candidates as anchors have the anchors' labels.
-            if self.candidate_labels is None and len(self.anchors) == len(self.candidates):
+            if self.candidate_labels is None and anchors == candidates:
                 object.__setattr__(self, "candidate_labels", self.labels)
-        if self.candidate_index is None and self.anchors is self.candidates:
+            known = PairLayout(((0, anchors),), ((int(not square), candidates),), among=anchors * square, padded=True)
+        object.__setattr__(self, "known", known)
+        if square and self.candidate_index is None:
             object.__setattr__(self, "candidate_index", self.index)
 
     @classmethod
@@ -71,6 +80,43 @@ class PairData:
         object.__setattr__(pairs, "source", EncodedBatch(rows, relate))
         return pairs
 
+    @classmethod
+    def _of_batch(
+        cls,
+        rows: dict[str, Tensor],
+        layout: PairLayout,
+        anchors: Tensor,
+        candidates: Tensor,
+        positives: Tensor,
+        ignored: Tensor,
+        *,
+        views: bool = True,
+        behind: int = 0,
+        labels_behind: Tensor | None = None,
+    ) -> Self:
+        """Return pairs whose rows have the labels and indices of the instances in `rows`.
+
+        Args:
+            behind: number of candidates after those of the batch.
+            labels_behind: (behind,) their classes. With None the candidates have no labels if there are such rows.
+        """
+        batch, device = len(next(iter(rows.values()))), anchors.device
+        runs = layout.candidate_views[:-1] if behind else layout.candidate_views
+        index = rows["index"] if "index" in rows else torch.arange(batch, device=device)
+        labels, candidate_labels = rows.get("labels"), None
+        if labels is not None:
+            labels, of_batch = _spread(labels, layout.anchor_views, batch), _spread(labels, runs, batch)
+            if not behind:
+                candidate_labels = of_batch
+            elif labels_behind is not None:
+                candidate_labels = torch.cat([of_batch, labels_behind.to(device)])
+        index, candidate_index = _spread(index, layout.anchor_views, batch), _spread(index, runs, batch)
+        if behind:
+            candidate_index = torch.cat([candidate_index, index.new_full((behind,), -1)])
+        return cls(
+            anchors, candidates, positives, ignored, labels, views, candidate_labels, index, candidate_index, layout
+        )
+
     # Changed copies ---------------------------------------------------------------------------------------------------
 
     def with_intra_batch(self) -> Self:
@@ -86,8 +132,7 @@ class PairData:
             # The first ignored row of an anchor is the anchor itself.
             ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
             return replace(self, ignored=ignored, layout=replace(known, sides=False))
-        fresh = count - known.among
-        if not fresh:
+        if count == known.among:
             return self
         runs = known.anchor_views
         batch = runs[0][1]
@@ -95,114 +140,22 @@ class PairData:
         # Runs have the same order, so the same position in every run is the same instance.
         mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
         place = mates - known.among
-        added = place + len(self.candidates)
-        if known.among:
-            added = torch.where(place >= 0, added, -1)
-
-        def both(values: Tensor | None, more: Tensor | None) -> Tensor | None:
-            if values is None or more is None:
-                return None
-            return torch.cat([values, more[known.among :]])
-
+        added = torch.where(place >= 0, place + len(self.candidates), -1)
+        changes: dict[str, Any] = {}
+        for of_candidates, of_anchors in zip(OF_CANDIDATES, ("anchors", "labels", "index"), strict=True):
+            values, more = getattr(self, of_candidates), getattr(self, of_anchors)
+            known_to_both = values is not None and more is not None
+            changes[of_candidates] = torch.cat([values, more[known.among :]]) if known_to_both else None
         return replace(
             self,
-            candidates=torch.cat([self.candidates, self.anchors[known.among :]]),
+            **changes,
             ignored=torch.cat([self.ignored, added], 1),
-            candidate_labels=both(self.candidate_labels, self.labels),
-            candidate_index=both(self.candidate_index, self.index),
             layout=replace(
                 known,
                 candidate_views=known.candidate_views + runs[known.among // batch :],
                 among=count,
                 padded=known.padded or known.among > 0,
                 mutual=False,
-            ),
-        )
-
-    def within_sides(self) -> tuple[Self, ...]:
-        """Return pairs of different instances within each side, if anchors and candidates come from two encoders.
-
-        The first Pairs keep the anchors and positives. The negatives are the other anchors and the rows of the anchors'
-        queue, if there is one. That queue holds past embeddings from a copy of the anchors' encoder (Wang & Isola's
-        code for MoCo, and CACR App. C.2). Without such a queue there are second Pairs, whose anchors are the
-        candidates. They have no positives. Their negatives are the other candidates and the queue of the candidates'
-        encoder (the memory bank of the other half in CMC). If one encoder made both sides, the result is these pairs
-        unchanged. Call it on the pairs of all ranks.
-
-        Returns:
-            One or two Pairs.
-        """
-        known, count = self.known, len(self.anchors)
-        if known.sides:
-            return self._direction().within_sides()
-        of_anchors = {view for view, _ in known.anchor_views}
-        runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
-        if not runs:
-            return (self,)
-        total = sum(length for _, length in runs)  # they come before all other candidates
-        behind = known.queue if known.queue_of_keys else 0
-        widened = self.with_intra_batch()
-        of_queries = known.queue > behind
-        queries = replace(
-            widened,
-            views=True,  # neighbours are on the other side, so positives are not pairs within this side
-            layout=replace(widened.known, first_negative=total if of_queries else len(widened.candidates) - count),
-        )
-        paired_rows = self.layout is not None and self.views  # key k of query b is candidate k B + b
-        doubles = self.ignored if paired_rows and known.padded else self.ignored[:, :0]
-        if doubles.shape[1]:
-            # A duplicate on the other side is also a duplicate on this side.
-            first = len(widened.candidates) - count
-            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + first, -1)
-            queries = queries.without(mates)
-        if of_queries:
-            return (queries,)
-        row = torch.arange(total, device=self.candidates.device).unsqueeze(1)
-        own = row % count + torch.arange(len(runs), device=row.device) * count if paired_rows else row
-        doubles = torch.where(doubles < total + behind, doubles, -1)
-        doubles = doubles.repeat(total // count if doubles.shape[1] else 0, 1)
-        keys = self.candidates[:total]
-        index = self.candidate_index
-        side = type(self)(
-            keys,
-            self.candidates[: total + behind] if behind else keys,
-            positives=own[:, :0],
-            ignored=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
-            index=None if index is None else index[:total],
-            candidate_index=None if index is None else index[: total + behind],
-            layout=PairLayout(
-                runs,
-                with_queue(runs, behind),
-                among=total,
-                fewest=0,
-                padded=doubles.shape[1] > 0,
-                mutual=not doubles.shape[1] and not behind,
-                queue=behind,
-            ),
-        )
-        return (queries,) if side.has_negatives is False else (queries, side)
-
-    def _direction(self) -> Self:
-        """Return pairs with the first side as anchors and the second side as candidates."""
-        batch = self.known.anchor_views[0][1]
-        more = self.ignored[:batch, batch:]  # besides its own side
-
-        def half(values: Tensor | None, side: slice) -> Tensor | None:
-            return None if values is None else values[side]
-
-        first, second = slice(0, batch), slice(batch, 2 * batch)
-        return type(self)(
-            self.anchors[first],
-            self.candidates[second],
-            positives=torch.where(self.positives[first] < 0, -1, self.positives[first] - batch),
-            ignored=torch.where(more < batch, -1, more - batch),
-            labels=half(self.labels, first),
-            views=self.views,
-            candidate_labels=half(self.candidate_labels, second),
-            index=half(self.index, first),
-            candidate_index=half(self.candidate_index, second),
-            layout=PairLayout(
-                ((0, batch),), ((1, batch),), fewest=self.known.fewest, padded=self.known.padded or more.shape[1] > 0
             ),
         )
 
@@ -243,15 +196,7 @@ class PairData:
             self,
             positives=pads_last(positives),
             views=False,
-            layout=replace(
-                self.known,
-                fewest=None,
-                padded=True,
-                mutual=False,
-                shared=None,
-                by_label=False,
-                of_block=0,
-            ),
+            layout=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0),
         )
 
     def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
@@ -290,31 +235,16 @@ class PairData:
         share = len(self.anchors) // (len(runs) * total)
         rows = len(self.anchors) // len(runs)
         parts = [slice(n * rows + own.start * share, n * rows + own.stop * share) for n in range(len(runs))]
-
-        def kept(values: Tensor) -> Tensor:
-            return values[parts[0]] if len(parts) == 1 else torch.cat([values[part] for part in parts])
-
         mine = (own.stop - own.start) * share
-        return replace(
-            self,
-            anchors=kept(self.anchors),
-            positives=kept(self.positives),
-            ignored=kept(self.ignored),
-            labels=None if self.labels is None else kept(self.labels),
-            index=None if self.index is None else kept(self.index),
-            layout=replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False),
-        )
+        changes: dict[str, Any] = {
+            name: torch.cat([values[part] for part in parts])
+            for name in OF_ANCHORS
+            if (values := getattr(self, name)) is not None
+        }
+        layout = replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False)
+        return replace(self, **changes, layout=layout)
 
     # Derived properties -----------------------------------------------------------------------------------------------
-
-    @property
-    def known(self) -> PairLayout:
-        """The layout of the indices. User-defined indices get a default layout without special properties."""
-        if self.layout is not None:
-            return self.layout
-        square = self.anchors is self.candidates
-        anchors, candidates = len(self.anchors), len(self.candidates)
-        return PairLayout(((0, anchors),), ((0 if square else 1, candidates),), among=anchors * square, padded=True)
 
     @property
     def mutual(self) -> bool:
@@ -384,28 +314,30 @@ class PairData:
         """(A, K) True where `positives` is not padding. None if nothing is padded."""
         return self.positives >= 0 if self.known.padded else None
 
+    @property
+    def _free(self) -> tuple[int, int]:
+        """The number of candidates that may be negatives, and of excluded ones listed among them."""
+        first = self.known.first_negative
+        # Positives lie before the first negative, where there is such a border.
+        listed = self.ignored if first else self.excluded
+        return len(self.candidates) - first, listed.shape[1]
+
     @cached_property
     def negative_counts(self) -> Tensor:
         """(A,) number of negatives of each anchor."""
-        first = self.first_negative
-        free = len(self.candidates) - first
+        free, listed = self._free
         if not self.known.padded:
-            # Positives lie before the first negative, where there is such a border.
-            listed = self.ignored.shape[1] if first else self.excluded.shape[1]
             return torch.full((len(self.anchors),), free - listed, device=self.anchors.device)
         # A candidate may be listed twice (as a positive and as ignored): count distinct ones.
         order = self.excluded.sort(1).values
         fresh = torch.ones_like(order, dtype=torch.bool)
         fresh[:, 1:] = order[:, 1:] != order[:, :-1]
-        return free - (fresh & (order >= first)).sum(1)
+        return free - (fresh & (order >= self.known.first_negative)).sum(1)
 
     @cached_property
     def has_negatives(self) -> bool | None:
         """Whether any anchor has a negative. None if the answer would need to wait for a device."""
-        first = self.first_negative
-        free = len(self.candidates) - first
-        # Positives lie before the first negative, where there is such a border.
-        listed = (self.ignored if first else self.excluded).shape[1]
+        free, listed = self._free
         if not self.known.padded or free == 0 or free > listed:
             return free > listed
         return bool((self.negative_counts > 0).any()) if reads_at_once(self.anchors) else None
@@ -425,3 +357,9 @@ class PairData:
         mask[:, : self.first_negative] = False
         # Padding writes into an extra column that is removed.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+
+
+def _spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
+    """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
+    share = runs[0][1] // batch
+    return values.repeat_interleave(share).repeat(len(runs)) if share > 1 else values.repeat(len(runs))

@@ -8,16 +8,14 @@ from torch import Tensor
 
 from dipole.core.objectives.checks import check_alike, check_indices, check_matrix, check_row_values
 from dipole.core.objectives.indices import (
+    PairLayout,
     absolute,
     other_crops,
     other_views,
     own_side,
-    padded,
     relative,
-    repeat,
     with_queue,
 )
-from dipole.core.objectives.layout import PairLayout
 from dipole.core.objectives.pair_data import PairData
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
@@ -66,23 +64,12 @@ class PairsOfViews(PairData):
             each = [rows[f"view{number}"] for number in range(len(views))]
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
-            own = torch.arange(count * batch, device=z.device)
-            place = own % batch
-            classes = rows["labels"][place] if "labels" in rows else None
-            instances = rows["index"][place] if "index" in rows else place
-            steps = own[batch::batch]  # to the same place of each other view
             runs = tuple([(number, batch) for number in range(count)])
-            return cls(
-                z,
-                z,
-                (own.unsqueeze(1) + steps) % len(own),
-                own.unsqueeze(1),
-                classes,
-                candidate_labels=classes,
-                index=instances,
-                candidate_index=instances,
-                layout=PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1),
-            )
+            layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
+            own = torch.arange(count * batch, device=z.device)
+            steps = own[batch::batch]  # to the same place of each other view
+            own = own.unsqueeze(1)
+            return cls._of_batch(rows, layout, z, z, (own + steps) % len(z), own)
 
         return cls._made(given, relate, labels, index)
 
@@ -152,35 +139,27 @@ class PairsOfViews(PairData):
         def relate(rows: dict[str, Tensor]) -> PairData:
             q, k = rows["queries"], rows["keys"]
             mine = k if count == 1 else k.transpose(0, 1).reshape(count * len(q), -1)
-            candidates = mine if queue is None else torch.cat([mine, queue])
-            classes, batch = rows.get("labels"), len(q)
-            candidate_labels = repeat(classes, count)
-            if queue is not None and candidate_labels is not None:
-                candidate_labels = (
-                    None if queue_labels is None else torch.cat([candidate_labels, queue_labels.to(q.device)])
-                )
-            instances = instances_of(rows, batch, q.device)
+            batch = len(q)
             own = torch.arange(batch, device=q.device).unsqueeze(1)
-            keys_of_all = torch.arange(0, count * batch, batch, device=q.device)
-            pairs = cls(
+            layout = PairLayout(
+                ((0, batch),),
+                with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
+                first_negative=0 if batch_negatives else count * batch,
+                fewest=count,
+                padded=ignored is not None,
+                shared=1,
+                queue=behind,
+                queue_of_keys=behind > 0 and queue_of == "keys",
+            )
+            pairs = cls._of_batch(
+                rows,
+                layout,
                 q,
-                candidates,
-                own + keys_of_all,
+                mine if queue is None else torch.cat([mine, queue]),
+                own + torch.arange(0, count * batch, batch, device=q.device),
                 own[:, :0] if ignored is None else absolute(rows, batch, count),
-                classes,
-                candidate_labels=candidate_labels,
-                index=instances,
-                candidate_index=padded(instances.repeat(count), behind),
-                layout=PairLayout(
-                    ((0, batch),),
-                    with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
-                    first_negative=0 if batch_negatives else count * batch,
-                    fewest=count,
-                    padded=ignored is not None,
-                    shared=1,
-                    queue=behind,
-                    queue_of_keys=behind > 0 and queue_of == "keys",
-                ),
+                behind=behind,
+                labels_behind=queue_labels,
             )
             return pairs.with_intra_batch() if intra_batch else pairs
 
@@ -213,20 +192,9 @@ class PairsOfViews(PairData):
 
         def relate(rows: dict[str, Tensor]) -> PairData:
             z, batch = torch.cat([rows["a"], rows["b"]]), len(rows["a"])
-            classes = repeat(rows.get("labels"), 2)
-            instances = instances_of(rows, batch, z.device).repeat(2)
             runs = ((0, batch), (1, batch))
-            return cls(
-                z,
-                z,
-                other_views(2, batch, z.device),
-                own_side(batch, z.device),
-                classes,
-                candidate_labels=classes,
-                index=instances,
-                candidate_index=instances,
-                layout=PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True),
-            )
+            layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
+            return cls._of_batch(rows, layout, z, z, other_views(2, batch, z.device), own_side(batch, z.device))
 
         return cls._made({"a": a, "b": b}, relate, labels, index)
 
@@ -298,27 +266,19 @@ class PairsOfViews(PairData):
                 ahead = (own + row[1:]) % batch  # (B, B-1)
                 starts = batch * (1 + torch.arange(count, device=a.device)).view(1, count, 1)
                 out = torch.cat([out, (ahead.unsqueeze(1) + starts).flatten(1)], 1)
-            classes, instances = rows.get("labels"), instances_of(rows, batch, a.device)
-            return cls(
-                a,
-                p if not count else torch.cat(columns),
-                positives=own,
-                ignored=out,
-                labels=classes,
-                candidate_labels=padded(classes, count * batch),
-                index=instances,
-                candidate_index=padded(instances, count * batch),
-                layout=PairLayout(
-                    ((0, batch),),
-                    with_queue(((1, batch),), count * batch),
-                    first_negative=0 if batch_negatives else batch,
-                    fewest=1,
-                    padded=out.shape[1] > 0,
-                    shared=1,
-                    queue=count * batch,
-                    queue_of_keys=count > 0,
-                ),
+            layout = PairLayout(
+                ((0, batch),),
+                with_queue(((1, batch),), count * batch),
+                first_negative=0 if batch_negatives else batch,
+                fewest=1,
+                padded=out.shape[1] > 0,
+                shared=1,
+                queue=count * batch,
+                queue_of_keys=count > 0,
             )
+            unknown = row.new_full((count * batch,), -1)
+            candidates = torch.cat(columns) if count else p
+            return cls._of_batch(rows, layout, a, candidates, own, out, behind=count * batch, labels_behind=unknown)
 
         return cls._made(rows, relate, labels, index)
 
@@ -367,27 +327,17 @@ class PairsOfViews(PairData):
             z = torch.cat(each)  # (V B, d), crop-major
             targets = z[: big * batch]
             positives, own = other_crops(big, every, batch, z.device)
-            classes, instances = rows.get("labels"), instances_of(rows, batch, z.device)
-            target_instances = instances.repeat(big)
-            return cls(
-                z,
-                targets if queue is None else torch.cat([targets, queue]),
-                positives,
-                own,
-                repeat(classes, every),
-                candidate_labels=None if queue is not None else repeat(classes, big),
-                index=instances.repeat(every),
-                candidate_index=padded(target_instances, behind),
-                layout=PairLayout(
-                    tuple((number, batch) for number in range(every)),
-                    with_queue(tuple((number, batch) for number in range(big)), behind),
-                    among=big * batch,
-                    fewest=big - 1,
-                    padded=True,
-                    shared=every - 1,
-                    queue=behind,
-                ),
+            layout = PairLayout(
+                tuple((number, batch) for number in range(every)),
+                with_queue(tuple((number, batch) for number in range(big)), behind),
+                among=big * batch,
+                fewest=big - 1,
+                padded=True,
+                shared=every - 1,
+                queue=behind,
             )
+            candidates = targets if queue is None else torch.cat([targets, queue])
+            return cls._of_batch(rows, layout, z, candidates, positives, own, behind=behind)
 
         return cls._made(rows, relate, labels, index)
 
@@ -408,10 +358,3 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
     if isinstance(negatives, Tensor) and negatives.ndim == 3:
         return negatives
     return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)
-
-
-def instances_of(rows: dict[str, Tensor], count: int, device: torch.device) -> Tensor:
-    """Return the index of each instance in the data set, (B,), or its position in the batch."""
-    if "index" in rows:
-        return rows["index"]
-    return torch.arange(count, device=device)

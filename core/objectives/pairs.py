@@ -1,17 +1,24 @@
 """Pairs: anchors, candidates, positives and ignored rows. This is the input of every objective."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import check_alike, check_classes, check_count, check_matrix, shape_of
-from dipole.core.objectives.classes import same_label
-from dipole.core.objectives.indices import neighbours, other_members, padded, pads_last, with_queue
-from dipole.core.objectives.layout import NO_VIEW, PairLayout
-from dipole.core.objectives.pair_data import PairData
-from dipole.core.objectives.pair_views import PairsOfViews, instances_of
+from dipole.core.objectives.indices import (
+    NO_VIEW,
+    PairLayout,
+    neighbours,
+    other_members,
+    pads_last,
+    same_label,
+    with_queue,
+)
+from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, PairData
+from dipole.core.objectives.pair_views import PairsOfViews
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
@@ -93,41 +100,40 @@ class Pairs(PairsOfViews):
             each = [rows[f"view{number}"] for number in range(count)]
             batch = len(each[0])
             points = each[0] if count == 1 else torch.cat(each)  # (VB, d), view-major
-            classes = rows["labels"].repeat(count)
-            place = torch.arange(batch, device=points.device).repeat(count)
+            own = torch.arange(count * batch, device=points.device)
             # Each instance of unknown class gets its own class.
-            told = torch.where(classes < 0, -1 - place, classes)
-            others, candidate_labels = told, classes
+            told = rows["labels"].repeat(count)
+            told = torch.where(told < 0, -1 - own % batch, told)
+            candidates, others = points, told
             if queue is not None and queue_labels is not None:
                 past = queue_labels.to(points.device)
                 # A class number that no row has.
                 others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])
-                candidate_labels = torch.cat([classes, past])
+                candidates = torch.cat([points, queue])
             same = same_label(told, others)
-            own = torch.arange(count * batch, device=points.device).unsqueeze(1)
+            own = own.unsqueeze(1)
             # A row is in its own class, so removing it leaves one entry of padding.
             positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
-            instances = instances_of(rows, batch, points.device).repeat(count)
             runs = tuple((number, batch) for number in range(count))
-            return cls(
+            layout = PairLayout(
+                runs,
+                with_queue(runs, behind),
+                among=count * batch,
+                padded=True,
+                mutual=queue is None,
+                queue=behind,
+                by_label=True,
+            )
+            return cls._of_batch(
+                rows,
+                layout,
                 points,
-                points if queue is None else torch.cat([points, queue]),
-                positives=positives,
-                ignored=own,
-                labels=classes,
+                candidates,
+                positives,
+                own,
                 views=False,
-                candidate_labels=candidate_labels,
-                index=instances,
-                candidate_index=padded(instances, behind),
-                layout=PairLayout(
-                    runs,
-                    with_queue(runs, behind),
-                    among=count * batch,
-                    padded=True,
-                    mutual=queue is None,
-                    queue=behind,
-                    by_label=True,
-                ),
+                behind=behind,
+                labels_behind=queue_labels,
             )
 
         return cls._made({f"view{number}": view for number, view in enumerate(views)}, relate, labels, index)
@@ -179,24 +185,23 @@ class Pairs(PairsOfViews):
         def relate(rows: dict[str, Tensor]) -> PairData:
             f, g, document = rows["f"], rows["g"], rows["document"]
             batch = len(f)
-            classes, instances = rows.get("labels"), instances_of(rows, batch, f.device)
-            return cls(
+            layout = PairLayout(
+                ((0, batch),),
+                with_queue(((1, batch),), int(zero)),
+                fewest=2 * int(window),
+                padded=True,
+                shared=2 * int(window),
+            )
+            return cls._of_batch(
+                rows,
+                layout,
                 f,
                 torch.cat([g, torch.zeros_like(g[:1])]) if zero else g,
-                positives=neighbours(document, int(window)),
-                ignored=torch.arange(batch, device=f.device).unsqueeze(1),
-                labels=classes,
+                neighbours(document, int(window)),
+                torch.arange(batch, device=f.device).unsqueeze(1),
                 views=False,
-                candidate_labels=padded(classes, int(zero)),
-                index=instances,
-                candidate_index=padded(instances, int(zero)),
-                layout=PairLayout(
-                    ((0, batch),),
-                    with_queue(((1, batch),), int(zero)),
-                    fewest=2 * int(window),
-                    padded=True,
-                    shared=2 * int(window),
-                ),
+                behind=int(zero),
+                labels_behind=document.new_full((1,), -1),
             )
 
         return cls._made({"f": f, "g": g, "document": document.to(f.device)}, relate, labels, index)
@@ -243,56 +248,25 @@ class Pairs(PairsOfViews):
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
         def relate(rows: dict[str, Tensor]) -> PairData:
-            x, classes = rows["x"], rows.get("labels")
+            x = rows["x"]
             n, size, width = x.shape
-            instances = instances_of(rows, n, x.device)
+            first = ((0, n),)
             if candidates == "means":
                 own = torch.arange(n, device=x.device).unsqueeze(1)
-                layout = PairLayout(((0, n),), ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
-                return cls(
-                    full_precision(x[:, 0]),
-                    full_precision(x[:, 1:]).mean(1),
-                    own,
-                    own[:, :0],
-                    classes,
-                    views=False,
-                    candidate_labels=classes,
-                    index=instances,
-                    candidate_index=instances,
-                    layout=layout,
-                )
+                layout = PairLayout(first, ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
+                means = full_precision(x[:, 1:]).mean(1)
+                return cls._of_batch(rows, layout, full_precision(x[:, 0]), means, own, own[:, :0], views=False)
             points = x.reshape(n * size, width)
             own = torch.arange(n * size, device=x.device).view(n, size, 1)
             positives = other_members(n, size, x.device)  # (n, b+1, b)
-            of_points = None if classes is None else classes.repeat_interleave(size)
-            point_index = instances.repeat_interleave(size)
             run = ((0, n * size),)
             if anchors == "first":
-                return cls(
-                    x[:, 0],
-                    points,
-                    positives[:, 0],
-                    own[:, 0],
-                    classes,
-                    views=False,
-                    candidate_labels=of_points,
-                    index=instances,
-                    candidate_index=point_index,
-                    layout=PairLayout(((0, n),), run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw),
-                )
-            return cls(
-                points,
-                points,
-                positives.flatten(0, 1),
-                own.flatten(0, 1),
-                of_points,
-                views=False,
-                candidate_labels=of_points,
-                index=point_index,
-                layout=PairLayout(
-                    run, run, among=n * size, fewest=size - 1, mutual=True, shared=size - 1, of_block=size, draw=draw
-                ),
+                layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
+                return cls._of_batch(rows, layout, x[:, 0], points, positives[:, 0], own[:, 0], views=False)
+            layout = PairLayout(
+                run, run, among=n * size, fewest=size - 1, mutual=True, shared=size - 1, of_block=size, draw=draw
             )
+            return cls._of_batch(rows, layout, points, points, positives.flatten(0, 1), own.flatten(0, 1), views=False)
 
         return cls._made({"x": x}, relate, labels, index)
 
@@ -315,13 +289,88 @@ class Pairs(PairsOfViews):
             points = rows["points"]
             own = torch.arange(len(points), device=points.device).unsqueeze(1)
             run = ((0, len(points)),)
-            return cls(
-                points,
-                points,
-                positives=own[:, :0],
-                ignored=own,
-                index=own.squeeze(1),
-                layout=PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0),
-            )
+            layout = PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0)
+            return cls._of_batch(rows, layout, points, points, own[:, :0], own)
 
         return cls._made({"points": points}, relate, None, None)
+
+    def within_sides(self) -> tuple[Self, ...]:
+        """Return pairs of different instances within each side, if anchors and candidates come from two encoders.
+
+        The first Pairs keep the anchors and positives. The negatives are the other anchors and the rows of the anchors'
+        queue, if there is one. That queue holds past embeddings from a copy of the anchors' encoder (Wang & Isola's
+        code for MoCo, and CACR App. C.2). Without such a queue there are second Pairs, whose anchors are the
+        candidates. They have no positives. Their negatives are the other candidates and the queue of the candidates'
+        encoder (the memory bank of the other half in CMC). If one encoder made both sides, the result is these pairs
+        unchanged. Call it on the pairs of all ranks.
+
+        Returns:
+            One or two Pairs.
+        """
+        known, count = self.known, len(self.anchors)
+        if known.sides:
+            return self._direction().within_sides()
+        of_anchors = {view for view, _ in known.anchor_views}
+        runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
+        if not runs:
+            return (self,)
+        total = sum(length for _, length in runs)  # they come before all other candidates
+        behind = known.queue if known.queue_of_keys else 0
+        widened = self.with_intra_batch()
+        of_queries = known.queue > behind
+        queries = replace(
+            widened,
+            views=True,  # neighbours are on the other side, so positives are not pairs within this side
+            layout=replace(widened.known, first_negative=total if of_queries else len(widened.candidates) - count),
+        )
+        paired_rows = self.layout is not None and self.views  # key k of query b is candidate k B + b
+        doubles = self.ignored if paired_rows and known.padded else self.ignored[:, :0]
+        if doubles.shape[1]:
+            # A duplicate on the other side is also a duplicate on this side.
+            first = len(widened.candidates) - count
+            mates = torch.where((doubles >= 0) & (doubles < total), doubles % count + first, -1)
+            queries = queries.without(mates)
+        if of_queries:
+            return (queries,)
+        own = torch.arange(total, device=self.candidates.device).unsqueeze(1)
+        if paired_rows:
+            own = own % count + torch.arange(len(runs), device=own.device) * count
+        doubles = torch.where(doubles < total + behind, doubles, -1)
+        doubles = doubles.repeat(total // count if doubles.shape[1] else 0, 1)
+        keys = self.candidates[:total]
+        index = self.candidate_index
+        side = type(self)(
+            keys,
+            self.candidates[: total + behind] if behind else keys,
+            positives=own[:, :0],
+            ignored=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
+            index=None if index is None else index[:total],
+            candidate_index=None if index is None else index[: total + behind],
+            layout=PairLayout(
+                runs,
+                with_queue(runs, behind),
+                among=total,
+                fewest=0,
+                padded=doubles.shape[1] > 0,
+                mutual=not doubles.shape[1] and not behind,
+                queue=behind,
+            ),
+        )
+        return (queries,) if side.has_negatives is False else (queries, side)
+
+    def _direction(self) -> Self:
+        """Return pairs with the first side as anchors and the second side as candidates."""
+        known, batch = self.known, self.known.anchor_views[0][1]
+        sides = slice(0, batch), slice(batch, 2 * batch)
+        halves: dict[str, Any] = {
+            name: values[side]
+            for names, side in zip((OF_ANCHORS, OF_CANDIDATES), sides, strict=True)
+            for name in names
+            if (values := getattr(self, name)) is not None
+        }
+        halves["ignored"] = halves["ignored"][:, batch:]  # besides its own side
+        padded = known.padded or halves["ignored"].shape[1] > 0
+        for name in ("positives", "ignored"):
+            halves[name] = (halves[name] - batch).clamp_min(-1)
+        layout = PairLayout(((0, batch),), ((1, batch),), fewest=known.fewest, padded=padded)
+        return type(self)(**halves, views=self.views, layout=layout)

@@ -7,21 +7,23 @@ CACHE_BYTES is kept instead of formed again.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.dense import mask_of
+from dipole.core.objectives.similarity import mask_of
 from dipole.core.objectives.statistics import (
     LOWEST,
     SECOND_DERIVATIVES,
     SMALLEST_EXPONENT,
+    AnyStatistic,
     Extreme,
     LogSumExp,
     Statistic,
     as_tuple,
+    needs_maximum,
     part_count,
 )
 from dipole.core.utils.errors import EngineError
@@ -30,37 +32,66 @@ TILE = 512
 CACHE_BYTES = 32 << 20
 
 
-def tiled(
-    x: Tensor,
-    y: Tensor,
-    excluded: Tensor,
-    statistics: Sequence[Statistic],
-    running: Sequence[bool],
-    extremes: Sequence[Extreme],
-    symmetric: bool,
-    side: int | None = None,
-) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of the similarities x y^T, with gradient.
+@dataclass(frozen=True)
+class Problem:
+    """A similarity matrix x y^T, (A, C), and the statistics to compute of its rows.
 
     Args:
         x: (A, d).
         y: (C, d).
         excluded: (A, E) columns that take no part in a row. Columns outside the matrix are ignored.
+        symmetric: x is y, and j is excluded for i exactly if i is for j.
         statistics: the statistics with a sum.
         running: for each, whether its exponent needs a running maximum.
         extremes: the statistics with an index.
-        symmetric: x is y, and j is excluded for i exactly if i is for j.
+        embeddings: rows that x and y are multiples of. In half precision their products are exact, so kernels multiply
+            these and scale the result.
+    """
+
+    x: Tensor
+    y: Tensor
+    excluded: Tensor
+    symmetric: bool
+    statistics: tuple[Statistic, ...]
+    running: tuple[bool, ...]
+    extremes: tuple[Extreme, ...]
+    embeddings: tuple[Tensor, Tensor] | None = None
+
+    def with_statistics(self, wanted: Sequence[AnyStatistic], bound: float) -> "Problem":
+        """Return the same matrix with these statistics, where |x_i . y_j| is at most `bound`."""
+        sums = tuple(each for each in wanted if isinstance(each, Statistic))
+        extremes = tuple(each for each in wanted if isinstance(each, Extreme))
+        running = tuple(needs_maximum(each, bound) for each in sums)
+        return replace(self, statistics=sums, running=running, extremes=extremes)
+
+    def finish(self, found: Sequence[Tensor], counts: Tensor) -> dict[AnyStatistic, Tensor]:
+        """Return the statistics from (sums (N, A), shifts (S, A), indices (A,) ...) and numbers of columns, (A,)."""
+        sums, shifts, *where = found
+        results: dict[AnyStatistic, Tensor] = dict(zip(self.extremes, where, strict=True))
+        stop = 0
+        for number, statistic in enumerate(self.statistics):
+            start, stop = stop, stop + part_count(statistic)
+            results[statistic] = statistic.finish(tuple(sums[start:stop]), shifts[number], counts)
+        return results
+
+
+def tiled(problem: Problem, side: int | None = None) -> tuple[Tensor, ...]:
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient.
+
+    Args:
+        problem: the matrix.
         side: rows and columns of a tile. The default is TILE on a CPU and eight times that on an accelerator.
     """
     if side is None:
-        side = TILE if x.device.type == "cpu" else 8 * TILE
+        side = TILE if problem.x.device.type == "cpu" else 8 * TILE
     terms: list[_Term] = []
     stop = 0
-    for number, (statistic, runs) in enumerate(zip(statistics, running, strict=True)):
+    for number, (statistic, runs) in enumerate(zip(problem.statistics, problem.running, strict=True)):
         start, stop = stop, stop + part_count(statistic)
         terms.append(_Term(statistic, number, slice(start, stop), runs))
+    tiling = _Tiling(problem.excluded, problem.symmetric, side)
     found: tuple[Tensor, ...] = _Tiles.apply(  # type: ignore[no-untyped-call]
-        x, y, _Tiling(excluded, symmetric, side), terms, extremes
+        problem.x, problem.y, tiling, terms, problem.extremes
     )
     return found
 

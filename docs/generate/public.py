@@ -39,7 +39,7 @@ NAMES = (
     "dipole.core.cli.main",
     "dipole.core.conformance.subjects.Subject",
     "dipole.core.objectives.registry.Registry",
-    "dipole.core.objectives.temperature.Tempered",
+    "dipole.core.objectives.losses.infonce.Tempered",
     "dipole.core.train.run.Run",
     "dipole.core.train.signals.RunInterruptedError",
     "dipole.core.train.theory.theory_of_run",

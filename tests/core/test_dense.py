@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dipole
-from dipole.core.objectives import dense, tiles
+from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import DipoleError, EngineError
@@ -58,9 +58,9 @@ def test_the_whole_matrix_gives_what_tiles_give(name, monkeypatch):
     z = [draw(6, 4, seed=n) for n in range(3)]
     seen = 0
     for spec in SPECS:
-        monkeypatch.setattr(dense, "LARGEST", 1 << 20)
+        monkeypatch.setattr(similarity, "LARGEST", 1 << 20)
         whole = outcome(spec, z, name)
-        monkeypatch.setattr(dense, "LARGEST", 0)
+        monkeypatch.setattr(similarity, "LARGEST", 0)
         monkeypatch.setattr(tiles, "TILE", 4)
         tiled = outcome(spec, z, name)
         assert (whole is None) == (tiled is None)
@@ -143,7 +143,7 @@ def test_a_second_derivative_is_that_of_the_gradient(spec):
 def test_tiles_refuse_second_derivatives_and_name_the_way_out(monkeypatch):
     z = [draw(6, 4, seed=n) for n in range(2)]
     dense_loss = dipole.objective("infonce")(*z).loss
-    monkeypatch.setattr(dense, "LARGEST", 0)
+    monkeypatch.setattr(similarity, "LARGEST", 0)
     loss = dipole.objective("infonce")(*z).loss
     torch.testing.assert_close(torch.autograd.grad(loss, z, retain_graph=True), torch.autograd.grad(dense_loss, z))
     with pytest.raises(EngineError, match=r"no second derivatives .*DIPOLE_ENGINE=dense"):
@@ -213,7 +213,7 @@ def test_places_of_the_largest_and_smallest_entries(monkeypatch):
     for spec in ("triplet(mode=hardest)", "co2"):
         both = []
         for largest in (1 << 20, 0):
-            monkeypatch.setattr(dense, "LARGEST", largest)
+            monkeypatch.setattr(similarity, "LARGEST", largest)
             value = dipole.objective(spec)(pairs).loss
             both.append((value, torch.autograd.grad(value, x)))
         torch.testing.assert_close(*both)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import dipole
 from dipole import Composite, Pairs
 from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.objectives import dense, engine, tiles
+from dipole.core.objectives import engine, similarity, tiles
 from dipole.core.objectives.options import options_of
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
@@ -45,7 +45,7 @@ def test_which_objectives_have_one():
 def test_value_and_gradients_are_those_of_loops(name, way, monkeypatch):
     """Beside dp in one sweep, and however the sweep is served."""
     if way != "whole":
-        monkeypatch.setattr(dense, "LARGEST", 0)
+        monkeypatch.setattr(similarity, "LARGEST", 0)
         monkeypatch.setattr(tiles, "TILE", 4)
     a, b = views(7, 5), views(7, 5, seed=1)
     labels = torch.tensor([0, 1, 0, 2, 1, 0, 2])

@@ -9,7 +9,7 @@ from torch import Tensor
 import dipole
 from dipole.core.conformance.reference import Case, uaur
 from dipole.core.evaluation.diagnostics import alignment, uniformity
-from dipole.core.objectives import dense, tiles
+from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
 
 SIZES = st.tuples(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5), st.integers(0, 10_000))
@@ -96,7 +96,7 @@ def test_uaur_is_the_uniform_triplet(sizes):
 def test_sharp_cacr_tends_to_the_hardest_triplet(tile, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", tile)
     if tile == 5:
-        monkeypatch.setattr(dense, "LARGEST", 0)
+        monkeypatch.setattr(similarity, "LARGEST", 0)
     leaves = embeddings(6, 3, 8, 1)
     pairs = Pairs.from_views(leaves)
     hardest, expected = evaluate("triplet(margin=4.0, mode=hardest)", leaves, pairs)

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
 from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Extreme, Statistic, part_count
+from dipole.core.objectives.tiles import Problem
 from dipole.core.utils.errors import EngineError
 
 HALF = (torch.bfloat16, torch.float16)
@@ -44,33 +45,15 @@ INTERPRETED = Blocks(32, 32, 32, 4, 1)
 WHOLE = {True: 128, False: 32}
 
 
-def fused(
-    x: Tensor,
-    y: Tensor,
-    excluded: Tensor,
-    statistics: Sequence[Statistic],
-    running: Sequence[bool],
-    extremes: Sequence[Extreme],
-    symmetric: bool,
-    embeddings: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of the similarities x y^T, with gradient.
+def fused(problem: Problem) -> tuple[Tensor, ...]:
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of rows in float32, with gradient.
 
-    Args:
-        x: (A, d) and
-        y: (C, d), in float32.
-        excluded: (A, E) columns that take no part in a row. Columns outside the matrix are ignored.
-        statistics: the statistics with a sum. Each needs kernel functions.
-        running: for each, whether its exponent needs a running maximum.
-        extremes: the statistics with an index.
-        symmetric: x is y, and j is excluded for i exactly if i is for j.
-        embeddings: rows that x and y are multiples of. In half precision their products are exact, so the kernels
-            multiply these and scale the result.
+    Each statistic needs kernel functions.
     """
-    lists = excluded.sort(1).values.to(torch.int32)
-    rows = _rows_of(x, y, embeddings)
-    matrix = Matrix(*rows, lists, symmetric, tuple(statistics), tuple(running), tuple(extremes))
-    found: tuple[Tensor, ...] = _Fused.apply(x, y, matrix)  # type: ignore[no-untyped-call]
+    lists = problem.excluded.sort(1).values.to(torch.int32)
+    rows = _rows_of(problem.x, problem.y, problem.embeddings)
+    matrix = Matrix(*rows, lists, problem.symmetric, problem.statistics, problem.running, problem.extremes)
+    found: tuple[Tensor, ...] = _Fused.apply(problem.x, problem.y, matrix)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -130,7 +113,7 @@ def numbers_of(statistic: Statistic) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A similarity matrix and the statistics to compute. Arguments as in `fused`.
+    """A similarity matrix and the statistics to compute, as in `Problem`.
 
     `lists` are the excluded columns in int32, ascending in each row.
     """

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dipole.core.objectives.checks import check_numbers, reads_at_once
-from dipole.core.objectives.indices import is_listed
-from dipole.core.objectives.layout import NO_VIEW, PairLayout
+from dipole.core.objectives.indices import NO_VIEW, PairLayout, is_listed
 from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.pairs import Pairs

@@ -5,12 +5,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.losses.infonce import SimilarityOption, one_against_many
+from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, one_against_many
 from dipole.core.objectives.objective import Rows
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
-from dipole.core.objectives.temperature import Init, Temperature, Tempered
 
 
 def symmetric_kl(p_logits: Tensor, q_logits: Tensor, allowed: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.checks import check_numbers
-from dipole.core.objectives.layout import NO_VIEW, PairLayout
+from dipole.core.objectives.indices import NO_VIEW, PairLayout
 from dipole.core.objectives.losses.infonce import InfoNCE
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.pairs import Pairs

@@ -6,12 +6,11 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole.core.objectives.losses.infonce import SimilarityOption
+from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, learnable, undecayed
 from dipole.core.objectives.objective import Rows
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, softplus_sum
-from dipole.core.objectives.temperature import Init, Temperature, Tempered, learnable, undecayed
 
 
 def pair_losses(positive: Tensor, negatives: Tensor, rows: Rows) -> Tensor:

@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import reads_at_once
-from dipole.core.objectives.classes import same_label
 from dipole.core.objectives.evaluate import NO_NEGATIVES
-from dipole.core.objectives.indices import is_listed
-from dipole.core.objectives.losses.infonce import SimilarityOption, joint_softmax
+from dipole.core.objectives.indices import is_listed, same_label
+from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, joint_softmax
 from dipole.core.objectives.objective import Rows
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
-from dipole.core.objectives.temperature import Init, Temperature, Tempered
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 

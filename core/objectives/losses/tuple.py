@@ -2,12 +2,10 @@
 
 import torch
 
-from dipole.core.objectives.classes import same_label
-from dipole.core.objectives.indices import is_listed
-from dipole.core.objectives.losses.infonce import InfoNCE
+from dipole.core.objectives.indices import is_listed, same_label
+from dipole.core.objectives.losses.infonce import InfoNCE, Init, Temperature
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
-from dipole.core.objectives.temperature import Init, Temperature
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 

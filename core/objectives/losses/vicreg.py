@@ -5,14 +5,21 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
-from dipole.core.objectives.view_rows import rows_of_views
 
 Weight = Range(at_least=0)
+
+
+def rows_of_views(pairs: Pairs) -> list[Tensor]:
+    """Return the rows (n, d) of every view among the candidates of all ranks, without the queue."""
+    runs = pairs.known.candidate_views
+    parts = full_precision(pairs.candidates).split([count for _, count in runs])
+    return [rows for (view, _), rows in zip(runs, parts, strict=True) if view != NO_VIEW]
 
 
 def spread(z: Tensor, gamma: float, epsilon: float) -> Tensor:
