@@ -1,23 +1,22 @@
 """Two processes that evaluate an objective together. They are started once and used for all objectives.
 
-`on_two_ranks` starts `python -m dipole.core.conformance.ranks RANK FILE` and talks to it through pipes.
+`on_two_ranks` starts `python -m dipole.core.conformance.ranks RANK FOLDER PIPE` and talks to it through the pipe.
 """
 
 from __future__ import annotations
 
 import atexit
-import io
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ COUNT = 2
 PATIENCE = 60.0  # seconds for one objective
 START = 180.0  # and for the first one, which waits for torch
 Case = tuple[int, Any, Leaves]  # the layout's place in LAYOUTS, the objective, the whole batch
-Found = Result | str  # what came out, or the error
+Found = Result | str  # the result, or the error
 
 
 class RanksError(RuntimeError):
@@ -46,45 +45,45 @@ class _Processes:
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        meeting = str(Path(self._folder.name, "meeting"))
-        self._met = False
-        self._errors = [Path(self._folder.name, f"errors.{rank}") for rank in range(COUNT)]
-        self._each = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, str(rank), meeting],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors.open("wb"),
-                env=environment,
-            )
-            for rank, errors in enumerate(self._errors)
-        ]
+        self._patience = START
+        self._pipes: list[Any] = []
+        self._each: list[subprocess.Popen[bytes]] = []
+        for rank in range(COUNT):
+            ours, theirs = Pipe()
+            command = [sys.executable, "-m", __name__, str(rank), self._folder.name, str(theirs.fileno())]
+            with theirs, self._errors(rank).open("wb") as errors:
+                self._each.append(
+                    subprocess.Popen(command, stdout=errors, stderr=errors, env=environment, pass_fds=[theirs.fileno()])
+                )
+            self._pipes.append(ours)
+
+    def _errors(self, rank: int) -> Path:
+        return Path(self._folder.name, f"errors.{rank}")
 
     def ask(self, question: bytes) -> list[Any]:
         """Return the answer of each process."""
-        late = threading.Timer(PATIENCE if self._met else START, self.end)
-        late.start()
+        end = time.monotonic() + self._patience
         try:
-            for each in self._each:
-                _send(each.stdin, question)
-            answers = [_receive(each.stdout) for each in self._each]
-            self._met = True
+            for pipe in self._pipes:
+                pipe.send_bytes(question)
+            answers = []
+            for pipe in self._pipes:
+                if not pipe.poll(max(0.0, end - time.monotonic())):
+                    raise EOFError("no answer")
+                answers.append(pickle.loads(pipe.recv_bytes()))
+            self._patience = PATIENCE
             return answers
         except (EOFError, OSError) as error:
             self.end()
-            last = [line for path in self._errors for line in path.read_text(errors="replace").splitlines()[-1:]]
-            self.close()
+            texts = [self._errors(rank).read_text(errors="replace") for rank in range(COUNT)]
+            last = [line for text in texts for line in text.splitlines()[-1:]]
+            self._folder.cleanup()
             raise RanksError(f"the two processes ended: {' / '.join(last) or error}") from None
-        finally:
-            late.cancel()
 
     def end(self) -> None:
-        """Kill the processes. A pending `ask` raises an error."""
+        for pipe in self._pipes:
+            pipe.close()
         for each in self._each:
-            for pipe in (each.stdin, each.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
             each.kill()
             each.wait()
 
@@ -114,8 +113,11 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
     Raises:
         RanksError: an objective cannot be sent to another process, or a process ended.
     """
+    plain = [
+        (number, instance, {name: leaf.detach() for name, leaf in leaves.items()}) for number, instance, leaves in cases
+    ]
     try:
-        question = pickle.dumps([(number, instance, _plain(leaves)) for number, instance, leaves in cases])
+        question = pickle.dumps(plain)
     except Exception as error:
         raise RanksError(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
     start()
@@ -130,10 +132,6 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
     return [_joined(parts) for parts in zip(*answers, strict=True)]
 
 
-def _plain(leaves: Leaves) -> Leaves:
-    return {name: leaf.detach() for name, leaf in leaves.items()}
-
-
 def _joined(parts: Sequence[Found]) -> Found:
     """Join the gradients of both shares as DistributedDataParallel averages them."""
     values: list[Result] = []
@@ -145,15 +143,12 @@ def _joined(parts: Sequence[Found]) -> Found:
         return f"the loss is {values[0].value.item():.8g} on one rank and {values[1].value.item():.8g} on the other"
     joined: dict[str, Tensor | None] = {}
     for name in values[0].gradients:
-        each = [value.gradients[name] for value in values]
-        present = [g for g in each if g is not None]
-        if not present:
-            joined[name] = None
-        elif name.startswith("rows."):
+        present = [g for value in values if (g := value.gradients[name]) is not None]
+        if name.startswith("rows."):
             joined[name.removeprefix("rows.")] = torch.cat(present) / COUNT
         else:
             joined[name] = torch.stack(present).sum(0) / COUNT
-    return Result(values[0].value, {name.removeprefix("rows."): g for name, g in joined.items()})
+    return Result(values[0].value, joined)
 
 
 def share(length: int, rank: int) -> slice:
@@ -166,12 +161,12 @@ def evaluate(case: Case, rank: int) -> Found:
     """Return loss and gradients of a rank's share, or the error of the objective."""
     number, instance, leaves = case
     layout = LAYOUTS[number]
-    rows = {
-        name: leaf[share(len(leaf), rank)].clone().requires_grad_()
-        for name, leaf in leaves.items()
-        if name not in layout.shared
-    }
-    held = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items() if name in layout.shared}
+    rows, held = {}, {}
+    for name, leaf in leaves.items():
+        if name in layout.shared:
+            held[name] = leaf.clone().requires_grad_()
+        else:
+            rows[name] = leaf[share(len(leaf), rank)].clone().requires_grad_()
     try:
         outcome = instance(EncodedBatch(dict(rows), lambda gathered: layout.build(**gathered, **held)))
     except Exception as error:
@@ -184,42 +179,28 @@ def evaluate(case: Case, rank: int) -> Found:
     return Result(outcome.loss.detach().double(), dict(zip(wanted, zeros, strict=True)))
 
 
-def _send(pipe: IO[bytes] | None, content: bytes) -> None:
-    assert pipe is not None
-    pipe.write(len(content).to_bytes(8, "big") + content)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes] | None) -> Any:
-    assert pipe is not None
-    length = pipe.read(8)
-    if len(length) < 8:
-        raise EOFError("no answer")
-    return pickle.load(io.BytesIO(pipe.read(int.from_bytes(length, "big"))))
-
-
-def main(rank: int, meeting: str) -> None:
+def main(rank: int, folder: str, pipe: int) -> None:
     """Answer questions until the pipe is closed."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # an objective may print
     torch.set_num_threads(1)
-    group = torch.distributed
-    group.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=COUNT, timeout=timedelta(seconds=PATIENCE)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=COUNT,
+        timeout=timedelta(seconds=PATIENCE),
     )
-    while True:
-        try:
-            path, question = _receive(sys.stdin.buffer)
-            sys.path += [each for each in path if each not in sys.path]
-            cases = pickle.loads(question)
-        except EOFError:
-            break
-        except Exception as error:
-            _send(answers, pickle.dumps(f"it cannot be sent to another process: {type(error).__name__}: {error}"))
-            continue
-        _send(answers, pickle.dumps([evaluate(case, rank) for case in cases]))
-    os._exit(0)  # skip the shutdown of the group: both processes end
+    with Connection(pipe) as questions:
+        while True:
+            try:
+                path, question = pickle.loads(questions.recv_bytes())
+                sys.path += [each for each in path if each not in sys.path]
+                answer: Any = [evaluate(case, rank) for case in pickle.loads(question)]
+            except EOFError:
+                os._exit(0)  # skip the shutdown of the group: both processes end
+            except Exception as error:
+                answer = f"it cannot be sent to another process: {type(error).__name__}: {error}"
+            questions.send_bytes(pickle.dumps(answer))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

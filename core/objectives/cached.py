@@ -17,21 +17,10 @@ from dipole.core.utils.microbatch import microbatched, patched_forward
 
 
 class Cached(nn.Module):
-    """An encoder and an objective with the gradient of the whole batch. Create it with `cached`.
-
-    Args:
-        encoder: as in `cached`.
-        objective: a module or a function, not a text.
-        microbatch: as in `cached`.
-        pairs: as in `cached`.
-    """
+    """An encoder and an objective with the gradient of the whole batch. Create it with `cached`."""
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        objective: nn.Module | Callable[..., Any],
-        microbatch: int,
-        pairs: Callable[..., Any] | None = None,
+        self, encoder: nn.Module, objective: Callable[..., Any], microbatch: int, pairs: Callable[..., Any] | None
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -47,6 +36,7 @@ class Cached(nn.Module):
 
         Returns:
             The output of the encoder, such as (B, d).
+
         Raises:
             PairsError: an input or output does not have one row per instance.
         """
@@ -70,7 +60,7 @@ class Cached(nn.Module):
             views = tuple(views[0])
         embeddings = [self.embed(view) for view in views]
         if self._pairs is not None:
-            found = self.objective(self._pairs(*embeddings, **given))
+            embeddings = [self._pairs(*embeddings, **given)]
         elif given:
             raise PairsError(f"{', '.join(given)}: only a function `pairs` takes more than views; give one to cached.")
         elif isinstance(self.objective, Composite) and not all(isinstance(each, Tensor) for each in embeddings):
@@ -84,8 +74,7 @@ class Cached(nn.Module):
                 "positives: give two or more, or `pairs`, a function from embeddings to Pairs such as "
                 "lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
             )
-        else:
-            found = self.objective(*embeddings)
+        found = self.objective(*embeddings)
         return found.loss if isinstance(found, Outcome) else found
 
 

@@ -33,6 +33,13 @@ def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -
     return x
 
 
+def check_queue(queue: Tensor | None, like: tuple[str, Tensor]) -> int:
+    """Check further candidates and return their number. An empty queue counts as None."""
+    if queue is None or not len(queue):
+        return 0
+    return len(check_matrix("queue", queue, like))
+
+
 def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
     check_matrix(f"{name}[0]", views[0])
     for number, view in enumerate(views[1:], 1):
@@ -56,7 +63,7 @@ def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable
     if not numbers.numel():
         return
     if numbers.device.type in ("cuda", "meta"):
-        inside = (numbers >= low).all() if high is None else ((numbers >= low) & (numbers <= high)).all()
+        inside = (numbers.clamp(low, high) == numbers).all()
         torch._assert_async(inside, f"a number is out of range; of one too small: {problem(low - 1, low - 1)}")
         return
     smallest, largest = int(numbers.min()), int(numbers.max())
@@ -72,8 +79,8 @@ def check_count(name: str, value: Any, low: int) -> None:
 def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:
     """Check the type, shape and device of indices, without reading their values."""
     if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
-        got = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-        raise PairsError(f"{name} must be torch.long of shape (anchors = {len(anchors)}, any), got {got}.")
+        anys = f"(anchors = {len(anchors)}, any)"
+        raise PairsError(f"{name} must be torch.long of shape {anys}, got {_dtype_and_shape(index)}.")
     if index.device != anchors.device:
         raise PairsError(f"{name} and anchors must have the same device, got {index.device} and {anchors.device}.")
 
@@ -90,17 +97,20 @@ def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) ->
 
 def check_row_values(labels: Tensor | None, rows: int, name: str = "labels", of: str = "row") -> None:
     if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
-        got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each {of}, got {got}.")
+        raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each {of}, got {shape_of(labels)}.")
 
 
 def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:
     """Check that labels are integers, one for each row."""
     whole = isinstance(labels, Tensor) and labels.shape == (rows,) and not labels.is_floating_point()
     if not whole or labels is None or labels.dtype == torch.bool or labels.is_complex():
-        got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        got = _dtype_and_shape(labels)
         raise PairsError(f"{name} must be integers of shape ({rows},), the class of each row, got {got}.")
 
 
 def shape_of(x: object) -> str:
     return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+
+
+def _dtype_and_shape(x: object) -> str:
+    return f"{x.dtype} of shape {shape_of(x)}" if isinstance(x, Tensor) else shape_of(x)

@@ -70,6 +70,11 @@ class Rows:
         """Number of negatives of each anchor, (A,), in the embeddings' dtype."""
         return self.pairs.negative_counts.to(self.x.dtype)
 
+    @property
+    def positive_count(self) -> Tensor:
+        """Number of positives of each anchor, (A,), in the embeddings' dtype."""
+        return (self.pairs.positives >= 0).sum(1).to(self.x.dtype)
+
     def similarity(self, index: Tensor) -> Tensor:
         """Return the similarities (A, n) with the listed candidates, with gradient.
 

@@ -131,6 +131,14 @@ def is_listed(index: Tensor, lists: Tensor) -> Tensor:
     return ordered.gather(1, place) == index
 
 
+def joined(first: Tensor, *others: Tensor | None) -> Tensor:
+    """Return the rows of all tensors. Without others this is the first tensor itself."""
+    present = [each for each in others if each is not None and len(each)]
+    if not present:
+        return first
+    return torch.cat([first, *present])
+
+
 def views_of(runs: Runs, device: torch.device) -> Tensor:
     """Return the view of each row of the runs."""
     return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])

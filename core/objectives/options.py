@@ -77,11 +77,11 @@ class Option:
     default: Any
     range: str
     help: str
-    kinds: tuple[Any, ...]  # of bool, int, float, str
+    kinds: tuple[Any, ...]
     choices: tuple[str, ...]
     bounds: Range | None
     optional: bool
-    later: bool = False  # part of a run's name only if it is given
+    later: bool
 
     @property
     def allowed(self) -> str:
@@ -110,28 +110,21 @@ class Option:
         if value is None or (value == "none" and self.optional and "none" not in self.choices):
             if self.optional:
                 return None
-        elif isinstance(value, str) and value in self.choices:
-            return value
-        elif self.choices and not self.kinds:
-            raise OptionError(
-                f"{owner}: {self.name} must be {self.allowed}, got {_shown(value)}.{nearest(str(value), self.choices)}",
-                self.name,
-            )
-        elif isinstance(value, bool):
-            if bool in self.kinds:
+        elif isinstance(value, bool | str):
+            if type(value) in self.kinds or value in self.choices:
                 return value
-        elif isinstance(value, str):
-            if str in self.kinds:
-                return value
-        elif isinstance(value, Real):  # NumPy's scalars as well
-            if isinstance(value, Integral) and float not in self.kinds and abs(int(value)) > LARGEST:
-                shown = _shown(value)
-                said = f"{owner}: {self.name} must be {self.allowed}, up to {LARGEST}, got {shown}."
-                raise OptionError(said, self.name)
-            number: float = int(value) if isinstance(value, Integral) and float not in self.kinds else _as_float(value)
-            if type(number) in self.kinds and (self.bounds is None or number in self.bounds) and number == number:
+        elif isinstance(value, Real) and self.kinds:  # NumPy's scalars as well
+            number = _as_number(value, float in self.kinds)
+            exact = isinstance(number, float) or abs(number) <= LARGEST
+            allowed = self.bounds is None or number in self.bounds
+            if exact and allowed and type(number) in self.kinds and number == number:
                 return number
-        raise OptionError(f"{owner}: {self.name} must be {self.allowed}, got {_shown(value)}.", self.name)
+        limit, hint = "", ""
+        if isinstance(value, Integral) and float not in self.kinds and abs(int(value)) > LARGEST:
+            limit = f", up to {LARGEST}"
+        if self.choices and not self.kinds:
+            hint = nearest(str(value), self.choices)
+        raise OptionError(f"{owner}: {self.name} must be {self.allowed}{limit}, got {_shown(value)}.{hint}", self.name)
 
 
 def _shown(value: Any) -> str:
@@ -141,8 +134,10 @@ def _shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _as_float(value: Real) -> float:
-    """Convert to float. An integer too large for a float becomes nan, which no option accepts."""
+def _as_number(value: Real, as_float: bool) -> float:
+    """Convert to int or float. An integer too large for a float becomes nan, which no option accepts."""
+    if isinstance(value, Integral) and not as_float:
+        return int(value)
     try:
         return float(value)
     except OverflowError:
@@ -150,21 +145,17 @@ def _as_float(value: Real) -> float:
 
 
 def _option(name: str, hint: Any, default: Any) -> Option:
-    bounds, help_text, later = None, "", False
+    extras: list[Any] = []
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
-        for extra in extras:
-            bounds = extra if isinstance(extra, Range) else bounds
-            help_text = extra if isinstance(extra, str) else help_text
-            later = later or extra is LATER
-    union = get_origin(hint) in (Union, types.UnionType)
-    parts = get_args(hint) if union else (hint,)
-    optional = type(None) in parts
-    parts = tuple(part for part in parts if part is not type(None))
+    bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
+    help_text = next((extra for extra in extras if isinstance(extra, str)), "")
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     choices = tuple(str(c) for part in parts if get_origin(part) is Literal for c in get_args(part))
     kinds = tuple(part for part in parts if part in (bool, int, float, str))
-    kind = " or ".join([*(k.__name__ for k in kinds), *(["name"] if choices else [])])
-    text = " | ".join([*([str(bounds)] if bounds else []), *choices])
+    kind = " or ".join([kind.__name__ for kind in kinds] + ["name"] * bool(choices))
+    text = " | ".join([str(bounds)] * (bounds is not None) + list(choices))
+    optional, later = type(None) in parts, LATER in extras
     return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later)
 
 

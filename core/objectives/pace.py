@@ -9,9 +9,8 @@ from statistics import median
 import torch
 
 from dipole.core.objectives import engine
-from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
+from dipole.core.objectives.statistics import LogSumExp
 
 WIDTH = 128
 
@@ -36,35 +35,28 @@ def measure() -> Pace:
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     against = engine.reason_against(device)
-    kernels = not against
-    rows = 64 if kernels and engine.interpreter() else 16384 if device.type == "cuda" else 1024
+    interpreted = not against and engine.interpreter()
+    rows = 1024 if device.type == "cpu" else 16384
+    if interpreted:
+        rows = 64
     noted, served = len(engine.failures()), engine.served()
-    times = [_pass(rows, device) for _ in range(2 if rows == 64 else 4)]
+    times = [_pass(rows, device) for _ in range(2 if interpreted else 4)]
     failures = "; ".join(engine.failures()[noted:])
-    kernels = kernels and engine.served() > served
-    if kernels:
-        how = "interpreted on the processor" if engine.interpreter() else f"on {torch.cuda.get_device_name(device)}"
-        return Pace(
-            f"triton {engine.triton_version()}, {how}", "self-check ok", "", rows, WIDTH, median(times[1:]) * 1e3
-        )
-    why = failures or against
-    return Pace(f"eager tiles ({why})", "nothing to check", failures, rows, WIDTH, median(times[1:]) * 1e3)
+    name, check = f"eager tiles ({failures or against})", "nothing to check"
+    if not against and engine.served() > served:
+        how = "interpreted on the processor" if interpreted else f"on {torch.cuda.get_device_name(device)}"
+        name, check, failures = f"triton {engine.triton_version()}, {how}", "self-check ok", ""
+    return Pace(name, check, failures, rows, WIDTH, median(times[1:]) * 1e3)
 
 
 def _pass(rows: int, device: torch.device) -> float:
     x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
-    pairs = Pairs.of_points(x)
-    wanted: list[AnyStatistic] = [LogSumExp(2.0)]
-    _wait(device)
+    pairs, wanted = Pairs.of_points(x), LogSumExp(2.0)
     start = time.perf_counter()
-    found = row_statistics(
-        x, x, pairs.excluded, wanted, counts=pairs.negative_counts, bound=1.0, symmetric=pairs.mutual
+    found = engine.row_statistics(
+        x, x, pairs.excluded, [wanted], counts=pairs.negative_counts, bound=1.0, symmetric=True
     )
-    found[wanted[0]].sum().backward()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
+    found[wanted].sum().backward()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter() - start

@@ -6,10 +6,18 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import check_alike, check_indices, check_matrix, check_row_values
+from dipole.core.objectives.checks import (
+    check_alike,
+    check_indices,
+    check_matrix,
+    check_queue,
+    check_row_values,
+    shape_of,
+)
 from dipole.core.objectives.indices import (
     PairLayout,
     absolute,
+    joined,
     other_crops,
     other_views,
     own_side,
@@ -122,23 +130,20 @@ class PairsOfViews(PairData):
         if isinstance(keys, Tensor) and keys.ndim == 2:
             keys = keys.unsqueeze(1)
         if not isinstance(keys, Tensor) or keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
-            got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
-            raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {got}.")
+            raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {shape_of(keys)}.")
         check_matrix("keys", keys[:, 0], ("queries", queries))
-        if queue is not None and not len(queue):
-            queue = queue_labels = None
-        if queue is not None:
-            check_matrix("queue", queue, ("queries", queries))
-        check_row_values(queue_labels, 0 if queue is None else len(queue), "queue_labels")
-        count, behind = keys.shape[1], 0 if queue is None else len(queue)
-        rows = {"queries": queries, "keys": keys if count > 1 else keys[:, 0]}
+        behind = check_queue(queue, ("queries", queries))
+        if queue is None or behind:
+            check_row_values(queue_labels, behind, "queue_labels")
+        count = keys.shape[1]
+        rows = {"queries": queries, "keys": keys}
         if ignored is not None:
             check_indices("ignored", ignored, queries, count * batch + behind)
             rows |= relative(ignored, batch, count)
 
         def relate(rows: dict[str, Tensor]) -> PairData:
             q, k = rows["queries"], rows["keys"]
-            mine = k if count == 1 else k.transpose(0, 1).reshape(count * len(q), -1)
+            mine = k.transpose(0, 1).reshape(count * len(q), -1)
             batch = len(q)
             own = torch.arange(batch, device=q.device).unsqueeze(1)
             layout = PairLayout(
@@ -155,7 +160,7 @@ class PairsOfViews(PairData):
                 rows,
                 layout,
                 q,
-                mine if queue is None else torch.cat([mine, queue]),
+                joined(mine, queue),
                 own + torch.arange(0, count * batch, batch, device=q.device),
                 own[:, :0] if ignored is None else absolute(rows, batch, count),
                 behind=behind,
@@ -259,7 +264,9 @@ class PairsOfViews(PairData):
             batch = len(a)
             row = torch.arange(batch, device=a.device)
             own = row.unsqueeze(1)
-            columns = [p] if not count else [p, rows["negatives"].transpose(0, 1).reshape(count * batch, -1)]
+            hard = None
+            if count:
+                hard = rows["negatives"].transpose(0, 1).reshape(count * batch, -1)
             out = own[:, :0] if ignored is None else absolute(rows, batch, 1 + count)
             if negatives_of == "own" and count:
                 # The other rows of each column of hard negatives, which follow its own row in cyclic order.
@@ -277,8 +284,9 @@ class PairsOfViews(PairData):
                 queue_of_keys=count > 0,
             )
             unknown = row.new_full((count * batch,), -1)
-            candidates = torch.cat(columns) if count else p
-            return cls._of_batch(rows, layout, a, candidates, own, out, behind=count * batch, labels_behind=unknown)
+            return cls._of_batch(
+                rows, layout, a, joined(p, hard), own, out, behind=count * batch, labels_behind=unknown
+            )
 
         return cls._made(rows, relate, labels, index)
 
@@ -313,12 +321,8 @@ class PairsOfViews(PairData):
         if isinstance(large, Tensor) or len(large) < 2:
             raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
         check_alike([*large, *small], "crops")
-        if queue is not None and not len(queue):
-            queue = None
-        if queue is not None:
-            check_matrix("queue", queue, ("crops[0]", large[0]))
+        behind = check_queue(queue, ("crops[0]", large[0]))
         big, every = len(large), len(large) + len(small)
-        behind = 0 if queue is None else len(queue)
         rows = {f"crop{number}": crop for number, crop in enumerate([*large, *small])}
 
         def relate(rows: dict[str, Tensor]) -> PairData:
@@ -336,8 +340,7 @@ class PairsOfViews(PairData):
                 shared=every - 1,
                 queue=behind,
             )
-            candidates = targets if queue is None else torch.cat([targets, queue])
-            return cls._of_batch(rows, layout, z, candidates, positives, own, behind=behind)
+            return cls._of_batch(rows, layout, z, joined(targets, queue), positives, own, behind=behind)
 
         return cls._made(rows, relate, labels, index)
 
@@ -347,14 +350,11 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
     batch, width = anchor.shape
     if negatives is None:
         return anchor.new_empty(batch, 0, width)
-    if isinstance(negatives, Tensor) and negatives.ndim == 3:
-        found = list(negatives.unbind(1))
-    else:
-        found = [negatives] if isinstance(negatives, Tensor) else list(negatives)
+    if isinstance(negatives, Tensor):
+        negatives = negatives.unbind(1) if negatives.ndim == 3 else [negatives]
+    found = list(negatives)
     for number, each in enumerate(found):
         check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
         if len(each) != batch:
             raise PairsError(f"negatives[{number}] must have {counted(batch, 'row')} like anchor, got {len(each)}.")
-    if isinstance(negatives, Tensor) and negatives.ndim == 3:
-        return negatives
     return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)

@@ -7,10 +7,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import check_alike, check_classes, check_count, check_matrix, shape_of
+from dipole.core.objectives.checks import check_alike, check_classes, check_count, check_matrix, check_queue, shape_of
 from dipole.core.objectives.indices import (
     NO_VIEW,
     PairLayout,
+    joined,
     neighbours,
     other_members,
     pads_last,
@@ -87,29 +88,25 @@ class Pairs(PairsOfViews):
             raise PairsError("from_labels needs embeddings (B, d), or a list of views (B, d) each.")
         check_alike(views, "z" if isinstance(z, Tensor) else "views")
         check_classes(labels, len(views[0]))
-        if queue is not None and not len(queue):
-            queue = queue_labels = None
-        if queue is not None:
-            check_matrix("queue", queue, ("z", views[0]))
-            check_classes(queue_labels, len(queue), "queue_labels")
-        elif queue_labels is not None:
+        behind, count = check_queue(queue, ("z", views[0])), len(views)
+        if behind:
+            check_classes(queue_labels, behind, "queue_labels")
+        elif queue is None and queue_labels is not None:
             raise PairsError("queue_labels are of the rows of a queue, but from_labels has none: give queue=.")
-        behind, count = 0 if queue is None else len(queue), len(views)
 
         def relate(rows: dict[str, Tensor]) -> PairData:
             each = [rows[f"view{number}"] for number in range(count)]
             batch = len(each[0])
-            points = each[0] if count == 1 else torch.cat(each)  # (VB, d), view-major
+            points = joined(*each)  # (VB, d), view-major
             own = torch.arange(count * batch, device=points.device)
             # Each instance of unknown class gets its own class.
             told = rows["labels"].repeat(count)
             told = torch.where(told < 0, -1 - own % batch, told)
-            candidates, others = points, told
-            if queue is not None and queue_labels is not None:
+            others = told
+            if behind and queue_labels is not None:
                 past = queue_labels.to(points.device)
                 # A class number that no row has.
                 others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])
-                candidates = torch.cat([points, queue])
             same = same_label(told, others)
             own = own.unsqueeze(1)
             # A row is in its own class, so removing it leaves one entry of padding.
@@ -120,7 +117,7 @@ class Pairs(PairsOfViews):
                 with_queue(runs, behind),
                 among=count * batch,
                 padded=True,
-                mutual=queue is None,
+                mutual=not behind,
                 queue=behind,
                 by_label=True,
             )
@@ -128,7 +125,7 @@ class Pairs(PairsOfViews):
                 rows,
                 layout,
                 points,
-                candidates,
+                joined(points, queue),
                 positives,
                 own,
                 views=False,
@@ -196,7 +193,7 @@ class Pairs(PairsOfViews):
                 rows,
                 layout,
                 f,
-                torch.cat([g, torch.zeros_like(g[:1])]) if zero else g,
+                joined(g, g.new_zeros(int(zero), g.shape[1])),
                 neighbours(document, int(window)),
                 torch.arange(batch, device=f.device).unsqueeze(1),
                 views=False,
@@ -335,15 +332,18 @@ class Pairs(PairsOfViews):
         own = torch.arange(total, device=self.candidates.device).unsqueeze(1)
         if paired_rows:
             own = own % count + torch.arange(len(runs), device=own.device) * count
-        doubles = torch.where(doubles < total + behind, doubles, -1)
-        doubles = doubles.repeat(total // count if doubles.shape[1] else 0, 1)
+        listed = doubles.shape[1] > 0
+        ignored = own
+        if listed:
+            doubles = torch.where(doubles < total + behind, doubles, -1)
+            ignored = torch.cat([own, doubles.repeat(total // count, 1)], 1)
         keys = self.candidates[:total]
         index = self.candidate_index
         side = type(self)(
             keys,
-            self.candidates[: total + behind] if behind else keys,
+            joined(keys, self.candidates[total : total + behind]),
             positives=own[:, :0],
-            ignored=torch.cat([own, doubles], 1) if doubles.shape[1] else own,
+            ignored=ignored,
             index=None if index is None else index[:total],
             candidate_index=None if index is None else index[: total + behind],
             layout=PairLayout(
@@ -351,8 +351,8 @@ class Pairs(PairsOfViews):
                 with_queue(runs, behind),
                 among=total,
                 fewest=0,
-                padded=doubles.shape[1] > 0,
-                mutual=not doubles.shape[1] and not behind,
+                padded=listed,
+                mutual=not listed and not behind,
                 queue=behind,
             ),
         )

@@ -20,9 +20,7 @@ from dipole.core.utils.text import counted
 def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
     """Return -log of the positives' mean share (A,) of one softmax, from logits (A, K) and log G (A,)."""
     mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
-    mask = rows.pairs.positive_mask
-    count = torch.full_like(mine, positive.shape[1]) if mask is None else mask.sum(1).to(mine.dtype)
-    return torch.logaddexp(mine, log_negatives) - mine + count.clamp_min(1).log()
+    return torch.logaddexp(mine, log_negatives) - mine + rows.positive_count.clamp_min(1).log()
 
 
 @register(

@@ -90,8 +90,7 @@ class DP(Objective):
             # Neighbours and block members are separate instances.
             own = rows.only_positives(polarization(positive, self.delta_pos, self.delta_neg), 0.0)
             total = total + own.sum(1)
-            mask = rows.pairs.positive_mask
-            count = count + (positive.shape[1] if mask is None else mask.sum(1))
+            count = count + rows.positive_count
         if self.reduction == "anchor_sum":
             return rows.mean_over_all(total)
         if self.reduction == "mean":
