@@ -15,122 +15,59 @@ from typing import TYPE_CHECKING, Any
 
 from dipole.core.utils.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from dipole.core.conformance.kit import check_objective, parametrize_with_checks
-    from dipole.core.objectives.cached import cached
-    from dipole.core.objectives.objective import Composite, Objective, Outcome, Rows, objective
-    from dipole.core.objectives.options import Range
-    from dipole.core.objectives.pairs import Pairs
-    from dipole.core.objectives.registry import register
-    from dipole.core.objectives.similarity import full_precision
+# isort: off
+if TYPE_CHECKING:  # an alias marks an export
+    from dipole.core.conformance.kit import (
+        check_objective as check_objective,
+        parametrize_with_checks as parametrize_with_checks,
+    )
+    from dipole.core.objectives.cached import cached as cached
+    from dipole.core.objectives.objective import (
+        Composite as Composite,
+        Objective as Objective,
+        Outcome as Outcome,
+        Rows as Rows,
+        objective as objective,
+    )
+    from dipole.core.objectives.options import Range as Range
+    from dipole.core.objectives.pairs import Pairs as Pairs
+    from dipole.core.objectives.registry import register as register
+    from dipole.core.objectives.similarity import full_precision as full_precision
     from dipole.core.objectives.statistics import (
-        AnyStatistic,
-        Between,
-        Count,
-        Extreme,
-        LearnedLogSumExp,
-        LearnedSoftplus,
-        LogSumExp,
-        SoftmaxMean,
-        Softplus,
-        Statistic,
-        Sum,
+        AnyStatistic as AnyStatistic,
+        Between as Between,
+        Count as Count,
+        Extreme as Extreme,
+        LearnedLogSumExp as LearnedLogSumExp,
+        LearnedSoftplus as LearnedSoftplus,
+        LogSumExp as LogSumExp,
+        SoftmaxMean as SoftmaxMean,
+        Softplus as Softplus,
+        Statistic as Statistic,
+        Sum as Sum,
     )
-    from dipole.core.train.compute_loss import compute_loss
-    from dipole.core.utils.errors import (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DipoleError,
-        EngineError,
-        OptionError,
-        PairsError,
-        ReceivedError,
-        RecordError,
-        RegistryError,
-        SpecError,
-        TrainingError,
-    )
+    from dipole.core.train.compute_loss import compute_loss as compute_loss
+    from dipole.core.utils.errors import *  # noqa: F403
+# isort: on
 
 _EXPORTS = {
-    "conformance.kit": ("check_objective", "parametrize_with_checks"),
-    "objectives.cached": ("cached",),
-    "objectives.objective": ("Composite", "Objective", "Outcome", "Rows", "objective"),
-    "objectives.options": ("Range",),
-    "objectives.pairs": ("Pairs",),
-    "objectives.registry": ("register",),
-    "objectives.similarity": ("full_precision",),
-    "objectives.statistics": (
-        "AnyStatistic",
-        "Between",
-        "Count",
-        "Extreme",
-        "LearnedLogSumExp",
-        "LearnedSoftplus",
-        "LogSumExp",
-        "SoftmaxMean",
-        "Softplus",
-        "Statistic",
-        "Sum",
-    ),
-    "train.compute_loss": ("compute_loss",),
-    "utils.errors": (
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "DipoleError",
-        "EngineError",
-        "OptionError",
-        "PairsError",
-        "ReceivedError",
-        "RecordError",
-        "RegistryError",
-        "SpecError",
-        "TrainingError",
-    ),
+    "conformance.kit": "check_objective parametrize_with_checks",
+    "objectives.cached": "cached",
+    "objectives.objective": "Composite Objective Outcome Rows objective",
+    "objectives.options": "Range",
+    "objectives.pairs": "Pairs",
+    "objectives.registry": "register",
+    "objectives.similarity": "full_precision",
+    "objectives.statistics": "AnyStatistic Between Count Extreme LearnedLogSumExp LearnedSoftplus LogSumExp "
+    "SoftmaxMean Softplus Statistic Sum",
+    "train.compute_loss": "compute_loss",
+    "utils.errors": "CheckpointError ConfigError DataError DipoleError EngineError OptionError PairsError "
+    "ReceivedError RecordError RegistryError SpecError TrainingError",
 }
-_HOME = {name: f"dipole.core.{module}" for module, names in _EXPORTS.items() for name in names}
+_HOME = {name: f"dipole.core.{module}" for module, names in _EXPORTS.items() for name in names.split()}
 _MODULES = ("evaluation", "reference", "rl", "text", "vision")
 
-__all__ = [
-    "AnyStatistic",
-    "Between",
-    "CheckpointError",
-    "Composite",
-    "ConfigError",
-    "Count",
-    "DataError",
-    "DipoleError",
-    "EngineError",
-    "Extreme",
-    "LearnedLogSumExp",
-    "LearnedSoftplus",
-    "LogSumExp",
-    "Objective",
-    "OptionError",
-    "Outcome",
-    "Pairs",
-    "PairsError",
-    "Range",
-    "ReceivedError",
-    "RecordError",
-    "RegistryError",
-    "Rows",
-    "SoftmaxMean",
-    "Softplus",
-    "SpecError",
-    "Statistic",
-    "Sum",
-    "TrainingError",
-    "__version__",
-    "cached",
-    "check_objective",
-    "compute_loss",
-    "full_precision",
-    "objective",
-    "parametrize_with_checks",
-    "register",
-]
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

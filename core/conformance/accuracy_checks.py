@@ -67,7 +67,7 @@ def matches_reference(subject: Subject) -> str:
 
 @check("gradient exists")
 def gradient_reaches_inputs(subject: Subject) -> str:
-    """A gradient that is not zero reaches both sets of embeddings, every row, and every parameter."""
+    """A non-zero gradient reaches both sets of embeddings, every row, and every parameter."""
     instance = subject.make()
     result = subject.result(instance, VIEWS, VIEWS.leaves())
     missing = [name for name, g in result.gradients.items() if g is None]
@@ -188,7 +188,7 @@ def _against_truth(
 
 @check("low temperature")
 def survives_low_temperature(subject: Subject) -> str:
-    """At temperature 0.01 with far positives and near negatives float32 is finite and close to float64."""
+    """With far positives and near negatives at temperature 0.01, float32 is finite and close to float64."""
     leaves = hard_pairs(ROWS, COLUMNS, torch.float32)
     return _against_truth(subject, leaves, "hard pairs", (SINGLE, SINGLE), LOW_TEMPERATURE) + _untuned(subject)
 
@@ -211,19 +211,19 @@ def _half(subject: Subject, dtype: torch.dtype) -> str:
 
 @check("float16")
 def survives_float16(subject: Subject) -> str:
-    """With float16 inputs, random at temperature 0.05 and hard at 0.01, it is finite and close to float64."""
+    """With float16 inputs (random at temperature 0.05, hard at 0.01) the loss is finite and close to float64."""
     return _half(subject, torch.float16)
 
 
 @check("bfloat16")
 def survives_bfloat16(subject: Subject) -> str:
-    """With bfloat16 inputs, random at temperature 0.05 and hard at 0.01, it is finite and close to float64."""
+    """With bfloat16 inputs (random at temperature 0.05, hard at 0.01) the loss is finite and close to float64."""
     return _half(subject, torch.bfloat16)
 
 
 @check("kernels")
 def kernels_match(subject: Subject) -> str:
-    """With the triton engine: float32 and bfloat16 on every layout, computed by kernels, are close to float64."""
+    """With the triton engine, kernels are close to float64 on every layout, in float32 and bfloat16."""
     if engine.requested() != "triton":
         raise Skipped("tiles serve; the engine triton runs its kernels")
     if not subject.takes_pairs:

@@ -38,7 +38,7 @@ _OF_CHANGE = (
 
 @check("identical points")
 def survives_identical_points(subject: Subject) -> str:
-    """Value and gradient are finite when all points are one point and when both views are equal."""
+    """The value and gradient are finite if all points are equal, or both views are."""
     instance = subject.make(VIEWS, torch.float32)
     point = torch.linspace(-1.0, 1.0, VIEWS.shapes["a"][1]).repeat(VIEWS.shapes["a"][0], 1)
     demand_finite(subject.result(instance, VIEWS, _leaves(a=point, b=point)), "all points identical")
@@ -49,7 +49,7 @@ def survives_identical_points(subject: Subject) -> str:
 
 @check("one anchor")
 def survives_one_anchor(subject: Subject) -> str:
-    """One anchor (against a queue; n = 1 for loss(a, b)) gives finite value and gradient, or is refused."""
+    """A batch with a single anchor gives a finite value and gradient, or one clear error."""
     instance = subject.make(VIEWS, torch.float32)
     if not subject.takes_pairs:
         layout = two_views(1)
@@ -74,7 +74,7 @@ def survives_one_anchor(subject: Subject) -> str:
 
 @check("no negatives")
 def survives_without_negatives(subject: Subject) -> str:
-    """Without negatives the term is finite, and where it needs them it is 0 and says so."""
+    """Without negatives each term is finite. A term that needs them is 0, with a note."""
     if not subject.takes_pairs:
         raise Skipped("loss(a, b) has no way to say so; see one anchor")
     layout = two_views(1)
@@ -90,7 +90,7 @@ def survives_without_negatives(subject: Subject) -> str:
 
 @check("permutation")
 def ignores_order(subject: Subject) -> str:
-    """Reordering the instances (by one, two of them, at random) leaves the value and reorders the gradient."""
+    """Reordering the instances does not change the value, and reorders the gradient."""
     leaves = VIEWS.leaves()
     count = len(leaves["a"])
     result = subject.result(subject.make(), VIEWS, leaves)
@@ -119,7 +119,7 @@ def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: 
 
 @check("determinism")
 def repeats_itself(subject: Subject) -> str:
-    """Called again, and built again from the same seed, it gives the same bits and leaves its inputs alone."""
+    """A second call, or a second instance from the same seed, gives the same bits. Inputs are not changed."""
     instance = subject.make(VIEWS, torch.float32)
     leaves = VIEWS.leaves(torch.float32)
     first = subject.result(instance, VIEWS, leaves)
@@ -147,7 +147,7 @@ def _same(first: Result, second: Result) -> bool:
 
 @check("state")
 def survives_storage(subject: Subject) -> str:
-    """state_dict into an instance of another seed, pickle, and the written spec all give the same loss."""
+    """A copy by state_dict, by pickle or from the written spec gives the same loss."""
     instance = subject.make(VIEWS, torch.float32)
     leaves = VIEWS.leaves(torch.float32)
     if subject.stateful:  # in the midst of a training
@@ -181,7 +181,7 @@ def survives_storage(subject: Subject) -> str:
 
 @check("tiled")
 def tiles_equal_dense(subject: Subject) -> str:
-    """Tiles of 3 rows, kept or formed anew in the backward pass, give the loss of the whole matrix."""
+    """Tiles of 3 rows give the loss of the whole matrix."""
     if not subject.takes_pairs:
         raise Skipped("only dipole's own objectives are tiled")
     worst = 0.0
@@ -241,7 +241,7 @@ def compiles_with_inductor(subject: Subject) -> str:
 
 @check("descent")
 def descends(subject: Subject) -> str:
-    """Twenty steps of Adam on free embeddings lower it."""
+    """Twenty steps of Adam on free embeddings lower the loss."""
     layout = two_views(ROWS, COLUMNS)
     instance = subject.make(layout, torch.float32)
     leaves = layout.leaves(torch.float32, seed=3)

@@ -45,10 +45,6 @@ class Check:
     run: Callable[[Subject], str]
     slow: bool = False
 
-    @property
-    def demand(self) -> str:
-        return (self.run.__doc__ or "").split("\n", 1)[0]
-
 
 CHECKS: list[Check] = []
 

@@ -60,7 +60,7 @@ def temperature_counts(subject: Subject) -> str:
 
 @check("size")
 def holds_for_many_rows(subject: Subject) -> str:
-    """Of 72 rows a view the value is that of the reference; of 150 each has a gradient, and order does not count."""
+    """Larger batches are right: 72 rows equal the reference. Each of 150 has a gradient, in any order."""
     said = []
     if subject.truth is not None:
         layout = two_views(MANY)
@@ -94,7 +94,7 @@ def holds_for_many_rows(subject: Subject) -> str:
 
 @check("work")
 def is_not_cubic(subject: Subject) -> str:
-    """Numbers written and multiplied grow no faster than the square of the batch, nor does the largest tensor."""
+    """Work and memory grow at most with the square of the batch size."""
     totals, largest = [], []
     for size in SIZES:
         layout = two_views(size)
@@ -115,7 +115,7 @@ def is_not_cubic(subject: Subject) -> str:
 
 @check("memory")
 def keeps_no_graph(subject: Subject) -> str:
-    """After its backward pass nothing of a step stays alive, and nothing grows from step to step."""
+    """No graph of a step stays alive after its backward pass, and memory does not grow from step to step."""
     instance = subject.make(VIEWS, torch.float32)
     tokens, sizes = [], []
     for step in range(STEPS):
@@ -163,7 +163,7 @@ def _size(instance: Any) -> int:
 
 @check("zero rows")
 def survives_zero_rows(subject: Subject) -> str:
-    """Value and gradient are finite where an embedding is zero, in one view and in both."""
+    """The value and gradient are finite if an embedding is zero, in one view or in both."""
     instance = subject.make(VIEWS, torch.float32)
     for names in (("a",), ("a", "b")):
         leaves = {name: leaf.detach() for name, leaf in VIEWS.leaves(torch.float32).items()}
@@ -176,7 +176,7 @@ def survives_zero_rows(subject: Subject) -> str:
 
 @check("large norms")
 def survives_large_norms(subject: Subject) -> str:
-    """In float16, embeddings whose squared norm is above the largest float16 have the value of shorter ones."""
+    """In float16, embeddings whose squared norm overflows give the value of shorter ones."""
     layout = two_views(ROWS, 128)
     plain = layout.leaves(torch.float16, seed=2)
     large: Leaves = {name: (leaf.detach() * 32).requires_grad_() for name, leaf in plain.items()}
@@ -199,7 +199,7 @@ def survives_large_norms(subject: Subject) -> str:
 
 @check("strides")
 def ignores_strides(subject: Subject) -> str:
-    """Embeddings that are not contiguous (transposed, every second row) have the value and gradient of a copy."""
+    """Embeddings that are not contiguous (transposed, every second row) give the value and gradient of a copy."""
     leaves = VIEWS.leaves()
     result = subject.result(subject.make(), VIEWS, leaves)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
@@ -220,7 +220,7 @@ def ignores_strides(subject: Subject) -> str:
 
 @check("device")
 def makes_its_tensors_there(subject: Subject) -> str:
-    """Tensors that it makes lie where its inputs are: found by a stand-in for an accelerator, on the processor."""
+    """The loss creates all its tensors on the device of its inputs (tested with a simulated accelerator)."""
     leaves = VIEWS.leaves()
     instance = subject.make()
     plain = subject.result(instance, VIEWS, leaves)
@@ -256,7 +256,7 @@ def _move(instance: nn.Module) -> None:
 
 @check("eval mode")
 def is_the_same_in_eval_mode(subject: Subject) -> str:
-    """The value of eval mode, and under no_grad, is that of training: a validation loss is the same loss."""
+    """The loss has the same value in training, in eval mode and under no_grad."""
     instance, leaves = subject.make(), VIEWS.leaves()
     trained = subject.result(instance, VIEWS, leaves).value
     with torch.no_grad():
@@ -275,7 +275,7 @@ def is_the_same_in_eval_mode(subject: Subject) -> str:
 
 @check("ranks")
 def ranks_equal_one_process(subject: Subject) -> str:
-    """Two processes that hold unequal parts of a batch have the loss and every gradient of one that holds it all."""
+    """Two processes with unequal parts of a batch give the loss and gradients of one process with the whole batch."""
     if not subject.takes_pairs:
         raise Skipped("a loss(a, b) knows nothing of other ranks; an Objective's rows are gathered for it")
     for part in subject.make().modules():

@@ -50,11 +50,11 @@ def test_value_and_gradients_are_those_of_loops(name, way, monkeypatch):
     a, b = views(7, 5), views(7, 5, seed=1)
     labels = torch.tensor([0, 1, 0, 2, 1, 0, 2])
     pairs = Pairs.from_views([a, b], labels)
-    similarity = "dot" if name == "quickthoughts" else "cosine"
+    kind = "dot" if name == "quickthoughts" else "cosine"
     objective = dipole.objective(f"{name}(temperature=learned, init=0.3) + 0.5*dp(delta_pos=0.1, delta_neg=0.9)")
     objective.double()
     term, dp = objective.terms
-    assert getattr(term, "similarity", None) == similarity
+    assert getattr(term, "similarity", None) == kind
     with engine.using("triton" if way == "triton" and torch.cuda.is_available() else None):
         outcome = objective(pairs)
     expected = by_loops(term, pairs) + 0.5 * by_loops(dp, pairs)
@@ -64,7 +64,7 @@ def test_value_and_gradients_are_those_of_loops(name, way, monkeypatch):
         torch.autograd.grad(outcome.loss, inputs), torch.autograd.grad(expected, inputs), strict=True
     ):
         torch.testing.assert_close(found, true, rtol=1e-8, atol=1e-10)
-    if similarity == "cosine":
+    if kind == "cosine":
         keys = {each.projection() for each in objective.terms}
         assert keys == {"cosine"}  # one sweep for both
 
