@@ -17,7 +17,14 @@ from dipole.core.utils.microbatch import microbatched, patched_forward
 
 
 class Cached(nn.Module):
-    """An encoder and an objective with the gradient of the whole batch. Create it with `cached`."""
+    """An encoder and an objective with the gradient of the whole batch. Create it with `cached`.
+
+    Args:
+        encoder: as in `cached`.
+        objective: a module or a function, not a text.
+        microbatch: as in `cached`.
+        pairs: as in `cached`.
+    """
 
     def __init__(
         self, encoder: nn.Module, objective: Callable[..., Any], microbatch: int, pairs: Callable[..., Any] | None
