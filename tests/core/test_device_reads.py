@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from device_reads import META, WaitError, no_reads
 
 # Not by attribute: some of these names are functions of the package as well.
-pairs_module, blocks_module, classes_module, supcon_module = (
+pairs_module, blocks_module, indices_module, supcon_module = (
     importlib.import_module(f"dipole.core.objectives.{name}")
-    for name in ("pair_data", "losses.blocks", "classes", "losses.supcon")
+    for name in ("pair_data", "losses.blocks", "indices", "losses.supcon")
 )
 
 B, D = 6, 4
@@ -129,7 +129,7 @@ def test_without_reading_the_values_are_the_same(text: str, monkeypatch: pytest.
     found = []
     for reads in (True, False):
         if not reads:
-            for module in (pairs_module, blocks_module, classes_module, supcon_module):
+            for module in (pairs_module, blocks_module, indices_module, supcon_module):
                 monkeypatch.setattr(module, "reads_at_once", lambda x: False)
         values: dict[str, tuple[Tensor, ...] | None] = {}
         for name, run in outcomes(text, cpu):
