@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,18 +17,8 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources import (
-    HELD_OUT,
-    SHARDS,
-    Decoding,
-    Known,
-    Source,
-    Streaming,
-    described,
-    known,
-    open_source,
-    seen,
-)
+from dipole.vision.sources import described, known, open_source, seen
+from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source
 
 IMBALANCE_BINS = 10
 
@@ -100,10 +90,10 @@ class DataConfig(Settings):
 
     def decoding(self, streamed: bool) -> Decoding:
         """Return how images are read. streamed: whether the stream's settings apply to this source."""
-        stream = Streaming()
+        stream: dict[str, Any] = {}
         if streamed:
-            stream = Streaming(self.streaming, self.length, self.buffer)
-        return Decoding(self.size, self.on_corrupt, self.memory * 1e9, stream)
+            stream = {"streaming": self.streaming, "length": self.length, "buffer": self.buffer}
+        return Decoding(self.size, self.on_corrupt, self.memory * 1e9, **stream)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,29 +133,36 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     Raises:
         DataError: the data are missing, damaged or do not fit together.
     """
-    wanted = _classes(config.classes)
+    wanted = read_classes(config.classes)
     source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)
+    split = _test_split(config, source)
     test = None
-    if not validation:
-        test = _test_images(config, source, wanted)
+    if not validation and config.test is not None:
+        other = open_source(config.test, config.decoding(streamed=False), wanted)
+        test = _only_split(other) or other.read(_test_split(config, other) or config.test_split)
+    elif not validation and split is not None:
+        test = source.read(split)
     train = source.read(config.train_split)
-    if test is None and config.test is None and _test_split(config, source) is None:
+    if test is None and config.test is None and split is None:
         train, test = _cut(train, config.train_share, seed.torch("data", "split"))
     if validation:
         train, test = _cut(train, 1 - validation, seed.torch("data", "validation"))
     assert test is not None
     check_same_shape(("training images", train), ("test images", test))
-    if train.class_names != test.class_names and train.class_names and test.class_names:
+    if train.class_names and test.class_names and train.class_names != test.class_names:
+        only = [sorted(set(a) - set(b))[:5] for a, b in permutations((train.class_names, test.class_names))]
         raise DataError(
-            f"the training and test parts have different classes: {_difference(train.class_names, test.class_names)}."
+            f"the training and test parts have different classes: only in training: {', '.join(only[0]) or 'none'}; "
+            f"only in test: {', '.join(only[1]) or 'none'}."
         )
     if config.limit is not None and config.limit < len(train):
         train = _part(train, torch.randperm(len(train), generator=seed.torch("data", "limit"))[: config.limit])
+    pretrain = train
     if config.pretrain is not None:
-        pretrain = _pretrain_images(config, train)
-    elif config.pretrain_split is None or (validation and config.pretrain_split == config.train_split):
-        pretrain = train
-    else:
+        other = open_source(config.pretrain, config.decoding(streamed=True), read_classes(config.pretrain_classes))
+        pretrain = _only_split(other) or other.read(config.pretrain_split or config.train_split)
+        check_same_shape(("images for pretraining", pretrain), ("images of the probe", train))
+    elif config.pretrain_split is not None and not (validation and config.pretrain_split == config.train_split):
         pretrain = source.read(config.pretrain_split)
     if config.labelled_per_class is not None:
         train = few_of_each(train, config.labelled_per_class, seed.torch("data", "labelled"))
@@ -188,27 +185,25 @@ def expected(config: DataConfig, seed: Seeds, side: int | None = None, looks: bo
     if config.pretrain is not None:
         source, classes = config.pretrain, config.pretrain_classes
     split = config.pretrain_split or config.train_split
-    told = seen(source) if looks else known(source)
+    told = seen(source, config.size) if looks else known(source)
     facts = told
     if facts is None:
-        count = len(_classes(classes) or range(1000))
+        count = len(read_classes(classes) or range(1000))
         facts = Known(3, side or 256, count, {split: 1281 * count})
+    pixels = config.size or facts.side
 
     def stand_in(split: str) -> ImageSet:
-        total, pixels = facts.splits[split], config.size or facts.side
+        total = facts.splits[split]
+        labels = None if split in facts.unlabelled else torch.arange(total) % facts.classes
         images = torch.empty(total, facts.channels, pixels, pixels, dtype=torch.uint8, device="meta")
-        if split in facts.unlabelled:
-            return ImageSet(source, images)
-        return ImageSet(source, images, torch.arange(total) % facts.classes)
+        return ImageSet(source, images, labels)
 
     images = Source(source, tuple(facts.splits), stand_in).read(split)
     if config.pretrain is None and config.pretrain_split is None:
         most = len(images)
         if config.test is None and config.test_split not in facts.splits and told is not None:
             most = round(config.train_share * most)
-        most = min(config.limit or most, most)
-        if most < len(images):
-            images = images.take(torch.arange(most))
+        images = images.take(torch.arange(min(config.limit or most, most)))
     if config.imbalance != "none":
         images = unbalance(images, config.imbalance, seed.torch("data", "imbalance"))
     vars(images)["statistics"] = [0.5] * images.channels, [0.25] * images.channels
@@ -225,8 +220,10 @@ def check_same_shape(one: tuple[str, ImageSet], other: tuple[str, ImageSet]) -> 
         )
 
 
-def read_classes(source: str) -> tuple[str, ...]:
-    """Return the class names of a file, one per line, or of a shipped list such as imagenet100."""
+def read_classes(source: str | None) -> tuple[str, ...] | None:
+    """Return the class names of a file, one per line, or of a shipped list such as imagenet100. None gives None."""
+    if source is None:
+        return None
     lists = {name.removesuffix("_classes"): path for name, path in shipped("published", "*_classes.txt").items()}
     path = lists.get(source, Path(source))
     try:
@@ -241,19 +238,6 @@ def read_classes(source: str) -> tuple[str, ...]:
     return names
 
 
-def _classes(source: str | None) -> tuple[str, ...] | None:
-    return None if source is None else read_classes(source)
-
-
-def _test_images(config: DataConfig, source: Source, wanted: tuple[str, ...] | None) -> ImageSet | None:
-    """Read the test images of a separate source or split. Return None without one."""
-    if config.test is not None:
-        other = open_source(config.test, config.decoding(streamed=False), wanted)
-        return _only_split(other) or other.read(_test_split(config, other) or config.test_split)
-    split = _test_split(config, source)
-    return None if split is None else source.read(split)
-
-
 def _test_split(config: DataConfig, source: Source) -> str | None:
     """Return the split to test on: the given one, or the substitute for 'test' in a source that has none."""
     if config.test_split in source.splits:
@@ -264,17 +248,7 @@ def _test_split(config: DataConfig, source: Source) -> str | None:
 
 
 def _only_split(source: Source) -> ImageSet | None:
-    if len(source.splits) == 1:
-        return source.read(source.splits[0])
-    return None
-
-
-def _pretrain_images(config: DataConfig, train: ImageSet) -> ImageSet:
-    assert config.pretrain is not None
-    other = open_source(config.pretrain, config.decoding(streamed=True), _classes(config.pretrain_classes))
-    pretrain = _only_split(other) or other.read(config.pretrain_split or config.train_split)
-    check_same_shape(("images for pretraining", pretrain), ("images of the probe", train))
-    return pretrain
+    return source.read(source.splits[0]) if len(source.splits) == 1 else None
 
 
 def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[ImageSet, ImageSet]:
@@ -324,8 +298,3 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
         order = torch.randperm(len(members), generator=generator)
         kept.append(members[order[: max(1, int(share * len(members) + 1e-9))]])
     return images.take(torch.cat(kept).sort().values)
-
-
-def _difference(a: Sequence[str], b: Sequence[str]) -> str:
-    only_a, only_b = sorted(set(a) - set(b)), sorted(set(b) - set(a))
-    return f"only in training: {', '.join(only_a[:5]) or 'none'}; only in test: {', '.join(only_b[:5]) or 'none'}"

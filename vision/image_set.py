@@ -109,9 +109,7 @@ class ImageSet:
         """
         if label < 0:
             return "unlabelled"
-        if label < len(self.class_names):
-            return self.class_names[label]
-        return str(label)
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     @cached_property
     def statistics(self) -> tuple[list[float], list[float]]:

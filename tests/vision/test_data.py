@@ -387,7 +387,7 @@ def test_data_sets_saved_to_disk(tmp_path):
 
 
 @pytest.mark.parametrize(("shape", "labels"), [((30, 12, 12, 3), 4), ((7, 9, 9), 0)])
-def test_a_plan_knows_the_sizes_of_an_npz_from_its_header(tmp_path, shape, labels):
+def test_a_plan_knows_the_sizes_of_an_npz(tmp_path, shape, labels):
     """What is reckoned for a file is what is reckoned for its images once they are read."""
     arrays = {"images": np.zeros(shape, np.uint8)} | ({"labels": np.arange(shape[0]) % labels} if labels else {})
     np.savez_compressed(tmp_path / "a.npz", **arrays)
@@ -409,7 +409,7 @@ def test_a_glance_at_a_damaged_file_tells_nothing(tmp_path, content):
 
 @pytest.mark.parametrize("splits", [("",), ("train", "test")])
 @pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("",)])
-def test_a_plan_counts_a_folder_without_decoding_it(tmp_path, splits, classes):
+def test_a_plan_counts_a_folder_and_decodes_one_image(tmp_path, splits, classes):
     for split in splits:
         for name in classes:
             place = tmp_path / split / name

@@ -21,7 +21,7 @@ from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import decode
 from dipole.vision.order import ShardByShard, image_order
-from dipole.vision.sources import Decoding, Streaming, open_source
+from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces
 
@@ -223,7 +223,7 @@ def test_the_global_batch_is_one_for_any_number_of_ranks(source, ranks):
 
 
 def test_a_stream_is_counted_once_and_equals_the_set(parquet, cache):
-    stream = open_source(f"hub:{parquet}", Decoding(size=8, stream=Streaming(on=True)))
+    stream = open_source(f"hub:{parquet}", Decoding(size=8, streaming=True))
     assert sorted(stream.splits) == ["test", "train"]
     images, plain = stream.read("train"), open_source(str(parquet), Decoding(size=8)).read("train")
     assert images.class_names == plain.class_names
@@ -234,11 +234,11 @@ def test_a_stream_is_counted_once_and_equals_the_set(parquet, cache):
 
 
 def test_with_a_length_nothing_is_counted(parquet, cache):
-    options = Decoding(size=8, stream=Streaming(on=True, length=20))
+    options = Decoding(size=8, streaming=True, length=20)
     images = open_source(f"hub:{parquet}", options).read("train")
     assert (len(images), images.labels) == (20, None)
     assert not list(cache.rglob("*.json"))
-    too_long = Decoding(size=8, stream=Streaming(on=True, length=50))
+    too_long = Decoding(size=8, streaming=True, length=50)
     longer = open_source(f"hub:{parquet}", too_long).read("train").images
     with pytest.raises(DataError, match="ends after 30 images"):
         longer[torch.tensor([40])]

@@ -1,47 +1,21 @@
 """Sources of images: a file per kind, found by listing this folder."""
 
+import warnings
+from functools import cache
 from pathlib import Path
 
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.plugins import import_all
-from dipole.vision.sources.base import (
-    HELD_OUT,
-    HUB,
-    READERS,
-    SHARDS,
-    Classes,
-    Decoding,
-    Known,
-    Reader,
-    Source,
-    Streaming,
-    register_source,
-)
+from dipole.vision.sources.base import HUB, READERS, Classes, Decoding, Known, Reader, Source
 from dipole.vision.sources.streamed import open_stream
-
-__all__ = [
-    "HELD_OUT",
-    "SHARDS",
-    "Decoding",
-    "Known",
-    "Source",
-    "Streaming",
-    "described",
-    "known",
-    "open_source",
-    "register_source",
-    "seen",
-]
 
 import_all(__name__)
 
 
 def _reader(source: str) -> Reader | None:
     path = Path(source).expanduser()
-    for reader in sorted(READERS.values(), key=lambda each: each.general):
-        if reader.matches(source, path):
-            return reader
-    return None
+    readers = sorted(READERS.values(), key=lambda each: each.general)
+    return next((each for each in readers if each.matches(source, path)), None)
 
 
 def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
@@ -49,7 +23,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
 
     wanted: the class names to keep, in their order.
     """
-    if options.stream.on:
+    if options.streaming:
         return open_stream(source, options, wanted)
     reader = _reader(source)
     if reader is None:
@@ -70,12 +44,20 @@ def known(source: str) -> Known | None:
     return next((reader.known[source] for reader in READERS.values() if source in reader.known), None)
 
 
-def seen(source: str) -> Known | None:
-    """Return the sizes of a well-known data set, or of one that shows them without decoding images."""
-    found = known(source)
-    if found is not None:
-        return found
+@cache
+def seen(source: str, size: int | None = None) -> Known | None:
+    """Return the sizes of a well-known data set, or of one that can be counted quickly."""
     reader = _reader(source)
-    if reader is None:
+    if known(source) is not None or reader is None or not reader.quick:
+        return known(source)
+    try:
+        opened = reader.open(source, Decoding(size, memory=0), None)
+        with warnings.catch_warnings(action="ignore"):
+            parts = {split: opened.read(split) for split in opened.splits}
+    except (DataError, OSError):  # training will report the problem
         return None
-    return reader.glance(Path(source).expanduser())
+    classes = max((int(part.labels.max()) + 1 for part in parts.values() if part.labels is not None), default=1)
+    unlabelled = frozenset(split for split, part in parts.items() if part.labels is None)
+    first = next(iter(parts.values()))
+    counts = {split: len(part) for split, part in parts.items()}
+    return Known(first.channels, min(first.images.shape[-2:]), classes, counts, unlabelled)

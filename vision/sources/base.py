@@ -1,7 +1,7 @@
 """Sources of images: how one is recognised, opened and read split by split."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.core.utils.errors import DataError, nearest
@@ -9,13 +9,7 @@ from dipole.vision.decoding import OnCorrupt
 from dipole.vision.image_set import ImageSet
 from dipole.vision.registry import Entries
 
-__all__ = [
-    "Decoding",
-    "Known",
-    "Source",
-    "Streaming",
-    "register_source",
-]
+__all__ = ["Decoding", "Known", "Source", "register_source"]
 
 HELD_OUT = ("test", "val", "validation", "valid", "dev")  # names of test splits, in order of preference
 SPLITS = ("train", *HELD_OUT, "unlabeled")
@@ -27,21 +21,6 @@ Classes = tuple[str, ...] | None  # names of the classes to read, in their order
 
 
 @dataclass(frozen=True)
-class Streaming:
-    """Settings for streaming a set.
-
-    Args:
-        on: read one image after another.
-        length: number of images to use. None uses all.
-        buffer: images that are shuffled at a time, >= 1.
-    """
-
-    on: bool = False
-    length: int | None = None
-    buffer: int = 4096
-
-
-@dataclass(frozen=True)
 class Decoding:
     """How encoded images are read.
 
@@ -49,13 +28,17 @@ class Decoding:
         size: side of the squares in pixels. None leaves images of one size unchanged.
         on_corrupt: "refuse" or "skip" damaged images.
         memory: limit of decoded images in bytes. Larger sets stay encoded.
-        stream: settings for streaming.
+        streaming: read a set of `datasets` one image after another.
+        length: number of images of a stream to use. None uses all.
+        buffer: images of a stream that are shuffled at a time, >= 1.
     """
 
     size: int | None = None
     on_corrupt: OnCorrupt = "refuse"
     memory: float = 4e9
-    stream: Streaming = Streaming()
+    streaming: bool = False
+    length: int | None = None
+    buffer: int = 4096
 
 
 @dataclass(frozen=True)
@@ -120,8 +103,8 @@ class Reader:
     names: tuple[str, ...]
     matches: Callable[[str, Path], bool]
     general: bool
-    known: Mapping[str, Known] = field(default_factory=dict)
-    glance: Callable[[Path], Known | None] = lambda path: None
+    known: Mapping[str, Known]
+    quick: bool
 
 
 READERS: Entries[Reader] = Entries("a source")
@@ -134,7 +117,7 @@ def register_source(
     matches: Callable[[str, Path], bool] | None = None,
     general: bool = False,
     known: Mapping[str, Known] | None = None,
-    glance: Callable[[Path], Known | None] = lambda path: None,
+    quick: bool = False,
 ) -> Callable[[Opener], Opener]:
     """Register a function that opens sources for vision.data.source.
 
@@ -149,7 +132,7 @@ def register_source(
         matches: (text, the text as a path) -> whether it is such a source. By default the text is one of `names`.
         general: ask it after all others, because it also matches more specific sources.
         known: sizes of data sets in `names`.
-        glance: path -> sizes, if they can be found without decoding images, else None.
+        quick: plans read it to count images. With `Decoding(memory=0)` this must take seconds.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -160,9 +143,8 @@ def register_source(
 
     def decorate(open_: Opener) -> Opener:
         own = matches or (lambda text, path: text in names)
-        READERS.add(
-            f"{open_.__module__}.{open_.__qualname__}", Reader(open_, reads, names, own, general, known or {}, glance)
-        )
+        reader = Reader(open_, reads, names, own, general, known or {}, quick)
+        READERS.add(f"{open_.__module__}.{open_.__qualname__}", reader)
         return open_
 
     return decorate

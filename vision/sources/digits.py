@@ -10,14 +10,13 @@ from dipole.vision.sources.images import select
 
 @register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
 def open_digits(source: str, options: Decoding, wanted: Classes) -> Source:
-    return Source("digits", ("train",), lambda _: digits(wanted))
+    return Source("digits", ("train",), lambda _: select(digits(), wanted))
 
 
-def digits(wanted: Classes = None) -> ImageSet:
+def digits() -> ImageSet:
     """Load the 1,797 handwritten digits of 8 x 8 pixels in scikit-learn (Alpaydin & Kaynak, UCI, 1998)."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
-    labels = torch.from_numpy(bunch.target).long()
-    return select(ImageSet("digits", images, labels, tuple(map(str, range(10)))), wanted)
+    return ImageSet("digits", images, torch.from_numpy(bunch.target).long(), tuple(map(str, range(10))))

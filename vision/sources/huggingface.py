@@ -1,6 +1,6 @@
 """Data sets of the library `datasets`: on the Hub, saved to disk, or as parquet files."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +35,35 @@ def is_hub_id(source: str, path: Path) -> bool:
     return (source in IDS or is_id) and not path.exists()
 
 
+def loaded(failure: str, load: Callable[[], Any]) -> Any:
+    """Return what `load` returns. Errors become DataErrors: {error} and {kind} in `failure` are their text and type."""
+    try:
+        with without_retry_messages():
+            return load()
+    except DataError:
+        raise
+    except Exception as error:  # `datasets` raises many types
+        message = failure.replace("{kind}", type(error).__name__).replace("{error}", str(error)[:300])
+        raise DataError(message) from error
+
+
 @register_source("a Hub id owner/name or hub:NAME", names=tuple(IDS), matches=is_hub_id, general=True, known=SIZES)
 def hub(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a data set of the Hugging Face Hub, or of its cache when offline."""
     from datasets import get_dataset_split_names, load_dataset
 
     name = hub_name(source)
-    try:
-        with without_retry_messages():
-            splits = tuple(get_dataset_split_names(name))
-    except Exception as error:
-        raise DataError(
-            f"the data set {name!r} cannot be found on the Hub or in its cache ({type(error).__name__}). "
-            "Check the name and the connection, or give a local folder, .npz or parquet file as vision.data.source."
-        ) from error
+    splits = loaded(
+        f"the data set {name!r} cannot be found on the Hub or in its cache ({{kind}}). "
+        "Check the name and the connection, or give a local folder, .npz or parquet file as vision.data.source.",
+        lambda: get_dataset_split_names(name),
+    )
 
     def read(split: str) -> ImageSet:
-        try:
-            with without_retry_messages():
-                table = load_dataset(name, split=split)
-        except Exception as error:
-            raise DataError(f"split {split!r} of the data set {name!r} cannot be loaded: {error}.") from error
-        return from_table(name, table, options, wanted)
+        failure = f"split {split!r} of the data set {name!r} cannot be loaded: {{error}}."
+        return from_table(name, loaded(failure, lambda: load_dataset(name, split=split)), options, wanted)
 
-    return Source(name, splits, read)
+    return Source(name, tuple(splits), read)
 
 
 def _is_saved(source: str, path: Path) -> bool:
@@ -71,14 +76,11 @@ def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     from datasets import DatasetDict, load_from_disk
 
     path = Path(source).expanduser()
-    try:
-        loaded = load_from_disk(str(path))
-    except Exception as error:
-        raise DataError(f"{path} cannot be read as a data set saved to disk: {error}.") from error
-    splits: dict[str, Any] = {"train": loaded}
-    if isinstance(loaded, DatasetDict):
-        splits = {str(name): table for name, table in loaded.items()}
-    return Source(str(path), tuple(splits), lambda split: from_table(path.name, splits[split], options, wanted))
+    found = loaded(f"{path} cannot be read as a data set saved to disk: {{error}}.", lambda: load_from_disk(str(path)))
+    splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
+    return Source(
+        str(path), tuple(map(str, splits)), lambda split: from_table(path.name, splits[split], options, wanted)
+    )
 
 
 def _is_parquet(source: str, path: Path) -> bool:
@@ -90,7 +92,7 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open parquet files in the Hub's layout; file names tell the splits (train-00000-of-00001.parquet)."""
     path = Path(source).expanduser()
     files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-    if not files or not all(file.is_file() for file in files):
+    if not files:
         raise DataError(f"no parquet file at {path}.")
     splits: dict[str, list[str]] = {}
     for file in files:
@@ -102,11 +104,11 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
     def read(split: str) -> ImageSet:
         from datasets import load_dataset
 
-        try:
-            loaded = load_dataset("parquet", data_files={"train": splits[split]}, split="train")
-        except Exception as error:
-            raise DataError(f"{path} cannot be read as parquet: {error}.") from error
-        return from_table(path.stem, loaded, options, wanted)
+        table = loaded(
+            f"{path} cannot be read as parquet: {{error}}.",
+            lambda: load_dataset("parquet", data_files={"train": splits[split]}, split="train"),
+        )
+        return from_table(path.stem, table, options, wanted)
 
     return Source(str(path), tuple(splits), read)
 
@@ -125,16 +127,20 @@ def columns_of(name: str, features: Any) -> tuple[str, str | None, tuple[str, ..
     labels += [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
     if not labels:
         return images[0], None, ()
-    feature = features[labels[0]]
-    if isinstance(feature, ClassLabel):
-        return images[0], labels[0], tuple(feature.names)
-    return images[0], labels[0], ()
+    return images[0], labels[0], tuple(getattr(features[labels[0]], "names", ()))
+
+
+def undecoded(table: Any, column: str) -> Any:
+    """Return a table of `datasets` whose images are bytes or paths."""
+    from datasets import Image as ImageFeature
+
+    if isinstance(table.features[column], ImageFeature):
+        return table.cast_column(column, ImageFeature(decode=False))
+    return table
 
 
 def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> ImageSet:
     """Read a `datasets` table with a column of images."""
-    from datasets import Image as ImageFeature
-
     column, label, names = columns_of(name, table.features)
     labels = None
     if label is not None:
@@ -142,8 +148,7 @@ def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> Ima
     if wanted is not None and labels is not None:
         rows, labels = wanted_rows(name, labels, names, wanted)
         table, names = table.select(rows.tolist()), wanted
-    if isinstance(table.features[column], ImageFeature):
-        table = table.cast_column(column, ImageFeature(decode=False))
+    table = undecoded(table, column)
 
     def read(i: int) -> bytes:
         cell = table[i][column]

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,18 +40,7 @@ def select(images: ImageSet, wanted: Classes) -> ImageSet:
     if images.labels is None:
         raise DataError(f"{images.name} has no labels, so a class list cannot be applied.")
     rows, labels = wanted_rows(images.name, images.labels, images.class_names, wanted)
-    return ImageSet(images.name, images.images[rows], labels, wanted, images.skipped)
-
-
-def select_encoded(
-    name: str, labels: Tensor | None, names: tuple[str, ...], wanted: Classes
-) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
-    """Return rows (None for all), labels and class names of the wanted classes of a set that is not read yet."""
-    if wanted is None:
-        return None, labels, names
-    if labels is None:
-        raise DataError(f"{name} has no labels, so a class list cannot be applied.")
-    return *wanted_rows(name, labels, names, wanted), wanted
+    return replace(images.take(rows), labels=labels, class_names=wanted)
 
 
 def decode_all(
@@ -68,17 +58,16 @@ def decode_all(
 
     left_out: files that were not read, with the reason, for the record.
     """
-    size = options.size
     if not items:
         raise DataError(f"{name} holds no images.")
-    first = _first(items, read, size)
+    first = _first(items, read, options.size)
     if first is not None and first.nbytes * len(items) > options.memory:
         return stay_encoded(name, items, read, labels, class_names, options, left_out=left_out)
     images: list[np.ndarray] = []
     kept: list[int] = []
     broken: list[str] = []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for i, found in enumerate(pool.map(lambda i: _attempt(read, i, size), range(len(items)))):
+        for i, found in enumerate(pool.map(lambda i: _attempt(read, i, options.size), range(len(items)))):
             if isinstance(found, str):
                 broken.append(f"{items[i]} ({found})")
                 continue
@@ -108,13 +97,12 @@ def stay_encoded(
     labels: Tensor | None,
     class_names: tuple[str, ...],
     options: Decoding,
-    rows: Tensor | None = None,
     stream: Stream | None = None,
     left_out: Sequence[str] = (),
 ) -> ImageSet:
     """Return a set that is decoded batch by batch: to squares for probes, cropped from the stored images for training.
 
-    rows: the items to use, by default all. The squares have `options.size`, or the size of images that are square.
+    The squares have `options.size`, or the size of images that are square.
     """
     size = options.size
     if size is None:
@@ -128,9 +116,7 @@ def stay_encoded(
                 f"{first.shape[0]} pixels. To hold all in memory as they are, raise vision.data.memory."
             )
         size = first.shape[0]
-    if rows is None:
-        rows = torch.arange(len(items))
-    encoded = Encoded(items, read, rows, size, options.on_corrupt, stream=stream)
+    encoded = Encoded(items, read, torch.arange(len(items)), size, options.on_corrupt, stream=stream)
     return ImageSet(name, encoded, labels, class_names, tuple(left_out))
 
 

@@ -1,6 +1,5 @@
 """Arrays in an .npz file."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -8,36 +7,16 @@ import torch
 
 from dipole.core.utils.errors import DataError
 from dipole.vision.image_set import ImageSet
-from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.base import Classes, Decoding, Source, register_source
 from dipole.vision.sources.images import select
 
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
-
-def glance_npz(path: Path) -> Known | None:
-    """Read the sizes of the images from the header of their array. Return None for files that the reader refuses."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("images.npy") as file:
-            read = HEADERS[np.lib.format.read_magic(file)]
-            count, high, wide, *channels = read(file)[0]
-        with np.load(path, allow_pickle=False) as arrays:
-            classes = 0
-            if "labels" in arrays.files:
-                classes = int(arrays["labels"].max()) + 1
-    except Exception:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
-        return None
-    unlabelled: frozenset[str] = frozenset()
-    if not classes:
-        unlabelled = frozenset({"train"})
-    return Known((*channels, 1)[0], min(high, wide), max(classes, 1), {"train": count}, unlabelled)
-
-
-@register_source("an .npz of arrays", matches=lambda text, path: path.suffix == ".npz", glance=glance_npz)
+@register_source("an .npz of arrays", matches=lambda text, path: path.suffix == ".npz", quick=True)
 def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
-    return Source(source, ("train",), lambda _: read_npz(Path(source).expanduser(), wanted))
+    return Source(source, ("train",), lambda _: select(read_npz(Path(source).expanduser()), wanted))
 
 
-def read_npz(path: Path, wanted: Classes = None) -> ImageSet:
+def read_npz(path: Path) -> ImageSet:
     """Read an .npz with `images` uint8 (n, H, W[, C]) and, optionally, `labels` (n,) and `class_names`."""
     if not path.is_file():
         raise DataError(f"no file {path}.")
@@ -58,7 +37,6 @@ def read_npz(path: Path, wanted: Classes = None) -> ImageSet:
     labels = arrays.get("labels")
     if labels is not None and (labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer)):
         raise DataError(f"{path}: labels must be integers of shape (n,), got {labels.dtype} {labels.shape}.")
-    names = tuple(map(str, arrays.get("class_names", ())))
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     classes = None if labels is None else torch.from_numpy(labels.astype(np.int64))
-    return select(ImageSet(path.stem, pixels, classes, names), wanted)
+    return ImageSet(path.stem, pixels, classes, tuple(map(str, arrays.get("class_names", ()))))

@@ -3,6 +3,7 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -12,12 +13,11 @@ import torch
 
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.hub import without_retry_messages
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source
-from dipole.vision.sources.huggingface import columns_of, hub_name, integers
-from dipole.vision.sources.images import select_encoded, stay_encoded
+from dipole.vision.sources.huggingface import columns_of, hub_name, integers, loaded, undecoded
+from dipole.vision.sources.images import select, stay_encoded
 
 MOST_SHARDS = 1024  # a set of more files is read as so many runs of files
 KINDS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json"}
@@ -36,29 +36,18 @@ def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
     path = Path(name).expanduser()
     if not source.startswith(HUB) and not path.exists() and name == source and name.count("/") != 1:
         raise DataError(f"{source!r} cannot be streamed: give hub:NAME, a Hub id owner/name or a folder of files.")
-    try:
-        with without_retry_messages():
-            builder = _builder(path, name)
-            splits = tuple(map(str, builder.info.splits or builder.config.data_files or ("train",)))
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"the data set {name!r} cannot be streamed ({type(error).__name__}: {str(error)[:300]}). Check the name "
-            "and the connection, or give a folder of parquet or image files."
-        ) from error
+    builder = loaded(
+        f"the data set {name!r} cannot be streamed ({{kind}}: {{error}}). Check the name and the connection, or give a "
+        "folder of parquet or image files.",
+        lambda: _builder(path, name),
+    )
 
     def read(split: str) -> ImageSet:
-        try:
-            with without_retry_messages():
-                table: Any = builder.as_streaming_dataset(split=split)
-                return _stream(f"{name}/{split}", table, f"{builder.cache_dir}/{split}", options, wanted)
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"split {split!r} of the data set {name!r} cannot be streamed: {error}.") from error
+        failure = f"split {split!r} of the data set {name!r} cannot be streamed: {{error}}."
+        images = loaded(failure, lambda: _stream(f"{name}/{split}", builder, split, options))
+        return select(images, wanted)
 
-    return Source(name, splits, read)
+    return Source(name, tuple(map(str, builder.info.splits or builder.config.data_files or ("train",))), read)
 
 
 def _builder(path: Path, name: str) -> Any:
@@ -66,46 +55,39 @@ def _builder(path: Path, name: str) -> Any:
     from datasets import load_dataset_builder
 
     if path.is_file():
-        kind = KINDS.get(path.suffix, "")
-        if not kind:
+        if path.suffix not in KINDS:
             raise DataError(f"{path} cannot be streamed: give a folder, or a file of {', '.join(KINDS)}.")
-        return load_dataset_builder(kind, data_files={"train": str(path)})
+        return load_dataset_builder(KINDS[path.suffix], data_files={"train": str(path)})
     return load_dataset_builder(str(path) if path.is_dir() else name)
 
 
-def _stream(name: str, table: Any, identity: str, options: Decoding, wanted: Classes) -> ImageSet:
-    from datasets import Image as ImageFeature
-
+def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
+    table: Any = builder.as_streaming_dataset(split=split)
     if table.features is None:
         table = table._resolve_features()
     image, label, names = columns_of(name, table.features)
-    if isinstance(table.features[image], ImageFeature):
-        table = table.cast_column(image, ImageFeature(decode=False))
-    length, shards = options.stream.length, min(table.num_shards, MOST_SHARDS)
-    labels = None
-    if length is None:
-        key = hashlib.sha256(f"{identity}/{shards}/{image}/{label}".encode()).hexdigest()
+    table = undecoded(table, image)
+    shards, counts, labels = 1, [options.length or 0], None
+    if options.length is None:
+        shards = min(table.num_shards, MOST_SHARDS)
+        identity = f"{builder.cache_dir}/{split}/{shards}/{image}/{label}"
+        key = hashlib.sha256(identity.encode()).hexdigest()
         counted = kept_json("streams", key, lambda: _count(table, shards, image, label))
         counts = [len(each) for each in counted]
         if label is not None:
             labels = integers(name, label, [each for shard in counted for each in shard])
-
-        def begin(shard: int) -> Iterator[Any]:
-            return iter(table.shard(num_shards=shards, index=shard))
-    else:
-        counts = [length]
-
-        def begin(shard: int) -> Iterator[Any]:
-            return iter(table)
-
     if not sum(counts):
         raise DataError(f"{name} holds no images.")
-    rows, labels, names = select_encoded(name, labels, names, wanted)
+
+    def begin(shard: int) -> Iterator[Any]:
+        if options.length is not None:
+            return iter(table)
+        return iter(table.shard(num_shards=shards, index=shard))
+
     bounds = [0, *accumulate(counts)]
-    reader = Forward(begin, bounds, 2 * options.stream.buffer + 2048, lambda row: _bytes(row[image]), name)
-    numbered = Numbered(name, bounds[-1])
-    stream = Stream(torch.tensor(bounds), options.stream.buffer, forward=True)
-    return stay_encoded(name, numbered, reader, labels, names, options, rows, stream)
+    reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: _bytes(row[image]), name)
+    stream = Stream(torch.tensor(bounds), options.buffer, forward=True)
+    return stay_encoded(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream)
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
@@ -127,17 +109,18 @@ def _bytes(cell: Any) -> bytes:
         return bytes(file.read())
 
 
+@dataclass(frozen=True)
 class Numbered(Sequence[str]):
     """Names of a stream's images: the stream's name and a number."""
 
-    def __init__(self, name: str, count: int) -> None:
-        self._name, self._count = name, count
+    name: str
+    count: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __getitem__(self, place: Any) -> Any:
-        return f"{self._name}[{place}]"
+        return f"{self.name}[{place}]"
 
 
 class Forward:
@@ -146,7 +129,8 @@ class Forward:
     The last `capacity` rows are cached, so rows that are requested nearly in order are read once. A row that left the
     cache is read again from the beginning of its shard.
 
-    begin: a shard's number -> its rows. bounds: the first row of each shard, and the number of all rows.
+    begin: a shard's number -> its rows. bounds: the first row of each shard, and the number of all rows. content: a
+    row -> its bytes.
     """
 
     def __init__(
@@ -157,8 +141,8 @@ class Forward:
         content: Callable[[Any], bytes],
         name: str,
     ) -> None:
-        self._begin, self._bounds, self._capacity, self._content = begin, torch.tensor(bounds), capacity, content
-        self._name = name
+        self._begin, self._bounds, self._capacity = begin, torch.tensor(bounds), capacity
+        self._content, self._name = content, name
         self._open: OrderedDict[int, tuple[Iterator[Any], int]] = OrderedDict()  # by shard
         self._held: OrderedDict[int, bytes] = OrderedDict()
         self._lock = Lock()

@@ -1,24 +1,43 @@
-"""Shards in the format of webdataset: tar files whose images are read in place, by an index of their headers."""
+"""Shards in the format of webdataset: tar files whose images are read in place, by a cached index of their headers."""
 
 import glob
+import hashlib
+import json
+import os
 import re
+import tarfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
-from dipole.vision.sources.images import select_encoded, stay_encoded
-from dipole.vision.sources.tar_index import index_of, read_sample
+from dipole.vision.sources.folder import SUFFIXES
+from dipole.vision.sources.images import select, stay_encoded
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
+VERSION = 2  # of the cached index
+ENDS = 1 << 20  # bytes at both ends of a file that identify it
+LABELS = (".cls", ".cls.txt")
+
+
+class Sample(NamedTuple):
+    """An image in a tar file, with the content of its .cls file or the entry "label" of its .json."""
+
+    name: str
+    start: int
+    size: int
+    label: str | None
 
 
 @register_source(f"shards {SHARDS}train-{{000..009}}.tar", matches=lambda text, path: text.startswith(SHARDS))
@@ -28,8 +47,12 @@ def webdataset(source: str, options: Decoding, wanted: Classes) -> Source:
     Names before the number tell the splits (train-000.tar, val-000.tar); shards of one name are the split 'train'.
     Nothing is unpacked: an image is read by its offset, so each rank reads only its own.
     """
-    groups = _splits(shards(source.removeprefix(SHARDS)))
-    return Source(source, tuple(groups), lambda split: _read(source, groups[split], options, wanted))
+    groups: dict[str, list[Path]] = {}
+    for path in shards(source.removeprefix(SHARDS)):
+        groups.setdefault(re.sub(r"[-_.]?\d+$", "", path.stem) or "train", []).append(path)
+    if len(groups) == 1:
+        groups = {"train": next(iter(groups.values()))}
+    return Source(source, tuple(groups), lambda split: select(_read(source, groups[split], options), wanted))
 
 
 def shards(pattern: str) -> list[Path]:
@@ -53,12 +76,8 @@ def shards(pattern: str) -> list[Path]:
         raise DataError(f"no shards at {SHARDS}{pattern}: give a folder of .tar files, or a pattern that fits some.")
     missing = [str(path) for path in found if not path.is_file()]
     if missing:
-        more = ""
-        if len(missing) > 5:
-            more = f" and {len(missing) - 5} more"
         raise DataError(
-            f"{len(missing)} of {counted(len(found), 'shard')} {are(len(missing))} missing: "
-            f"{', '.join(missing[:5])}{more}."
+            f"{len(missing)} of {counted(len(found), 'shard')} {are(len(missing))} missing: {', '.join(missing[:5])}."
         )
     return list(dict.fromkeys(found))
 
@@ -77,65 +96,132 @@ def braces(pattern: str) -> list[str]:
 
 
 def _choices(inside: str) -> list[str]:
-    if numbers := RANGE.fullmatch(inside):
-        first, last = numbers.groups()
-        low, high = int(first[-18:]), int(last[-18:])
-        if abs(high - low) >= MOST:
-            raise DataError(f"{SHARDS}: {{{inside[:80]}}} expands to more than {MOST} shards.")
-        width = 0
-        if first.startswith("0") or len(first) == len(last):
-            width = len(first)
-        return [f"{number:0{width}d}" for number in range(low, high + 1) or range(low, high - 1, -1)]
-    return inside.split(",")
+    numbers = RANGE.fullmatch(inside)
+    if numbers is None:
+        return inside.split(",")
+    first, last = numbers.groups()
+    low, high = int(first[-18:]), int(last[-18:])
+    if abs(high - low) >= MOST:
+        raise DataError(f"{SHARDS}: {{{inside[:80]}}} expands to more than {MOST} shards.")
+    width = 0
+    if first.startswith("0") or len(first) == len(last):
+        width = len(first)
+    return [f"{number:0{width}d}" for number in range(low, high + 1) or range(low, high - 1, -1)]
 
 
-def _splits(paths: list[Path]) -> dict[str, list[Path]]:
-    groups: dict[str, list[Path]] = {}
-    for path in paths:
-        groups.setdefault(re.sub(r"[-_.]?\d+$", "", path.stem) or "train", []).append(path)
-    if len(groups) > 1:
-        return groups
-    return {"train": paths}
-
-
-def _read(source: str, paths: list[Path], options: Decoding, wanted: Classes) -> ImageSet:
-    indices, total = [], 0
+def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
     with ThreadPoolExecutor(max_workers=8) as pool:
-        for index in pool.map(index_of, paths):
-            indices.append(index)
-            total += len(index.samples)
-    samples = [(path, sample) for path, index in zip(paths, indices, strict=True) for sample in index.samples]
+        indices = list(pool.map(index_of, paths))
+    samples = [
+        (path, modified, Sample(*sample))
+        for path, (modified, found, _) in zip(paths, indices, strict=True)
+        for sample in found
+    ]
     if not samples:
         raise DataError(f"there are no images in the {counted(len(paths), 'shard')} of {source}.")
-    length = options.stream.length
-    if length is not None and length > total:
-        raise DataError(f"vision.data.length: {source} has {counted(total, 'image')}, fewer than {length}.")
-    samples = samples[:length]
-    labels, names = _labels(source, [sample.label for _, sample in samples])
-    rows, labels, names = select_encoded(source, labels, names, wanted)
-    bounds = torch.tensor([0, *accumulate(len(index.samples) for index in indices)])
+    if options.length is not None and options.length > len(samples):
+        raise DataError(
+            f"vision.data.length: {source} has {counted(len(samples), 'image')}, fewer than {options.length}."
+        )
+    bounds = torch.tensor([0, *accumulate(len(found) for _, found, _ in indices)])
+    samples = samples[: options.length]
+    labels, names = _labels([sample.label for *_, sample in samples])
     return stay_encoded(
         source,
-        [f"{path}: {sample.name}" for path, sample in samples],
+        [f"{path}: {sample.name}" for path, _, sample in samples],
         lambda i: read_sample(*samples[i]),
         labels,
         names,
         options,
-        rows,
-        Stream(bounds, options.stream.buffer, forward=False),
-        [each for index in indices for each in index.left_out],
+        Stream(bounds, options.buffer, forward=False),
+        [each for _, _, left_out in indices for each in left_out],
     )
 
 
-def _labels(source: str, told: list[str | None]) -> tuple[Tensor | None, tuple[str, ...]]:
+def _labels(told: list[str | None]) -> tuple[Tensor | None, tuple[str, ...]]:
     """Return labels, -1 where missing, and class names. Numbers stay, names are numbered by the alphabet."""
-    given = {label for label in told if label is not None}
-    if not given:
+    names = tuple(sorted({label for label in told if label is not None}))
+    if not names:
         return None, ()
-    names: tuple[str, ...] = ()
-    if all(re.fullmatch(r"-?\d{1,9}", label) for label in given):
-        number_of = {label: int(label) for label in given}
-    else:
-        names = tuple(sorted(given))
-        number_of = {name: number for number, name in enumerate(names)}
+    number_of = {name: number for number, name in enumerate(names)}
+    if all(re.fullmatch(r"-?\d{1,9}", label) for label in names):
+        number_of, names = {label: int(label) for label in names}, ()
     return torch.tensor([-1 if label is None else number_of[label] for label in told]), names
+
+
+def read_sample(path: Path, modified: int, sample: Sample) -> bytes:
+    """Return the bytes of an image. Raise DataError if the file has changed since it was indexed."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mtime_ns != modified:
+            raise DataError(f"the shard {path} has changed while it was in use. Start the run again.")
+        file.seek(sample.start)
+        return file.read(sample.size)
+
+
+def index_of(path: Path) -> tuple[int, list[Any], list[str]]:
+    """Return the time of change of a tar file, its samples in order, and unread images with the reason.
+
+    As in webdataset, members with one name up to the first dot are a sample.
+
+    Raises:
+        DataError: the file is damaged, or compressed: its images could not be read in place.
+    """
+    try:
+        stat = path.stat()
+        digest = hashlib.sha256(f"{VERSION}/{stat.st_size}/{stat.st_mtime_ns}/".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(ENDS))
+            file.seek(max(0, stat.st_size - ENDS))
+            digest.update(file.read(ENDS))
+        samples, left_out = kept_json("shards", digest.hexdigest(), lambda: _index(path))
+        return stat.st_mtime_ns, samples, left_out
+    except OSError as error:
+        raise DataError(f"the shard {path} cannot be read: {error.strerror or error}.") from error
+    except tarfile.TarError as error:
+        if path.suffix != ".tar":
+            raise DataError(
+                f"the shard {path} is no plain tar file ({error}): images are read in place, which a "
+                "compressed one does not allow. Unpack it with gunzip (or zstd -d) to NAME.tar."
+            ) from error
+        raise DataError(f"the shard {path} is damaged or no tar file: {error}.") from error
+
+
+def _index(path: Path) -> tuple[list[Sample], list[str]]:
+    images: dict[str, Sample] = {}
+    labels: dict[str, str] = {}
+    left_out: list[str] = []
+    with tarfile.open(path, "r:") as archive:
+        for member in _files(archive):
+            folder, _, name = member.name.rpartition("/")
+            stem, _, rest = name.partition(".")
+            key, suffix = f"{folder}/{stem}", f".{rest.lower()}"
+            if os.path.splitext(f"x{suffix}")[1] in SUFFIXES:
+                if key in images:
+                    left_out.append(f"{path}: {member.name} (a second image of the sample {key.removeprefix('/')})")
+                else:
+                    images[key] = Sample(member.name, member.offset_data, member.size, None)
+            elif suffix in LABELS or (suffix == ".json" and key not in labels):
+                label = _label(suffix, archive.extractfile(member).read())  # type: ignore[union-attr]
+                if label is not None:
+                    labels[key] = label
+    if any(image.start + image.size > path.stat().st_size for image in images.values()):
+        raise DataError(f"the shard {path} is cut off: it ends within its last image. Fetch it again.")
+    return [image._replace(label=labels.get(key)) for key, image in images.items()], left_out
+
+
+def _files(archive: tarfile.TarFile) -> Iterable[tarfile.TarInfo]:
+    return (member for member in archive if member.isreg() and not os.path.basename(member.name).startswith("."))
+
+
+def _label(suffix: str, content: bytes) -> str | None:
+    text = content.decode("utf-8", "replace").strip()
+    if suffix in LABELS:
+        return text or None
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    label = told.get("label") if isinstance(told, dict) else None
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        return None
+    return str(label)
