@@ -1,11 +1,10 @@
 """Vision for the trainer: data, views, a framework and its evaluation."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -31,7 +30,7 @@ from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
-from dipole.vision.encoders import Encoder, build_encoder
+from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import Evaluation
 from dipole.vision.export import FORMATS, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
@@ -151,12 +150,8 @@ class VisionAdapter(Adapter):
         # Settings that the networks do not depend on are left out, so that more runs share one result.
         unused = {"probe": ProbeConfig(), "augment": AugmentConfig(size=config.augment.size), "data": DataConfig()}
         width = _width(config.model_copy(update=unused), images, batch_size)
-        views = config.count
-        key = config.framework.positives_key
-        if key not in ("", "views"):
-            views = attrgetter(key)(config) + (not config.framework.counts_anchor)
-        by_label = config.pairs == "labels"
-        return Sketch(width, example, (config.method, views, min(batch_size, EXAMPLE), by_label))
+        rows = min(batch_size, EXAMPLE)
+        return Sketch(width, example, (config.method, config.positives, rows, config.pairs == "labels"))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
@@ -281,7 +276,7 @@ class VisionAdapter(Adapter):
 
     def evaluate(self, objective: Any) -> dict[str, float]:
         evaluation = self.evaluation
-        shape = BlockShape.of(objective, self.config.framework.block_positives(self.config))
+        shape = BlockShape.of(objective, self.config.block_positives)
         results = evaluation.results(self.module, objective, shape)
         if self._untrained is not None:
             if self.part not in self._baselines:
@@ -299,7 +294,7 @@ class VisionAdapter(Adapter):
         results = evaluation.results(untrained.to(self.device), None, shape)
         found = {f"untrained/{key}": value for key, value in results.items()}
         if evaluation.has_classes:
-            raw = evaluation.of_pixels(self.module, shape)
+            raw = evaluation.probe(self.module, lambda views: views.flatten(1), shape)
             found |= {f"raw/{key}": value for key, value in raw.items()}
         return found
 
@@ -352,12 +347,10 @@ def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: 
     return order
 
 
-def _build(
-    config: VisionConfig, images: ImageSet, batch_size: int, make: Callable[..., Encoder] = build_encoder
-) -> tuple[int, Method]:
+def _build(config: VisionConfig, images: ImageSet, batch_size: int) -> tuple[int, Method]:
     """Return the side of the views in pixels, and the framework with its networks."""
     size = config.augment.size or min(images.images.shape[-2:])
-    return size, config.framework.from_config(config, Setup(images, size, batch_size, config.encoder, make))
+    return size, config.framework.from_config(config, Setup(images, size, batch_size, config.encoder))
 
 
 @cache
@@ -369,7 +362,4 @@ def _expected(config: DataConfig, side: int | None) -> ImageSet:
 def _width(config: VisionConfig, images: ImageSet, batch_size: int) -> int:
     """Return the width of the embedding, from networks on the meta device."""
     with torch.device("meta"):
-        return _build(config, images, batch_size, _encoder)[1].embedding_dim
-
-
-_encoder = cache(build_encoder)  # for plans only: frameworks share encoders that are never trained
+        return _build(config, images, batch_size)[1].embedding_dim

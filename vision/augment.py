@@ -5,6 +5,7 @@ random resized crop, horizontal flip, colour jitter, greyscale, Gaussian blur, s
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
@@ -165,9 +166,7 @@ class Parameters:
     order: tuple[int, ...]
 
     def __getitem__(self, index: slice) -> "Parameters":
-        return Parameters(
-            **{f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "order"}, order=self.order
-        )
+        return self._map(lambda values: values[index])
 
     def to(self, device: torch.device) -> "Parameters":
         """Return the parameters on a device.
@@ -175,30 +174,11 @@ class Parameters:
         Args:
             device: any.
         """
-        if self.box.device == device:
-            return self
-        names = [f.name for f in fields(self) if f.name not in ("box", "order")]
-        packed = torch.cat([self.box, torch.stack([getattr(self, name) for name in names], 1)], 1)  # one copy for all
-        box, *columns = to_device(packed, device).split([4] + [1] * len(names), 1)
-        return Parameters(box=box, **dict(zip(names, (each[:, 0] for each in columns), strict=True)), order=self.order)
+        return self._map(lambda values: to_device(values, device))
 
-
-@dataclass(frozen=True)
-class CropDraws:
-    """Random numbers from which the crop of each of n images follows, whatever its size.
-
-    Args:
-        area: (n, attempts) shares of the image's area.
-        log_ratio: (n, attempts) logarithms of width / height.
-        place: (2, n) vertical and horizontal position of the box, from 0 to 1.
-    """
-
-    area: Tensor
-    log_ratio: Tensor
-    place: Tensor
-
-    def __getitem__(self, index: slice) -> "CropDraws":
-        return CropDraws(self.area[index], self.log_ratio[index], self.place[:, index])
+    def _map(self, use: Callable[[Tensor], Tensor]) -> "Parameters":
+        mapped: dict[str, Any] = {f.name: use(getattr(self, f.name)) for f in fields(self) if f.name != "order"}
+        return replace(self, **mapped)
 
 
 class Augmentation:
@@ -245,8 +225,8 @@ class Augmentation:
 
     def draw_unsized(
         self, n: int, generator: torch.Generator | None = None, size: int = 0
-    ) -> tuple[Parameters, CropDraws]:
-        """Return random parameters of n images of unknown sizes, and the numbers from which their crops follow.
+    ) -> tuple[Parameters, Tensor]:
+        """Return random parameters of n images of unknown sizes, and numbers (n, k) from which their crops follow.
 
         Args:
             n: number of images.
@@ -266,7 +246,10 @@ class Augmentation:
             1 + jittered * (uniform(max(0.0, 1 - strength), 1 + strength) - 1)
             for strength in (config.brightness, config.contrast, config.saturation)
         ]
-        crops = self.draw_crops(n, generator)
+        low, high = map(math.log, config.crop_ratio)
+        area = torch.empty(n, CROP_ATTEMPTS).uniform_(*config.crop_scale, generator=generator)
+        log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(low, high, generator=generator)
+        crops = torch.cat([area, log_ratio, torch.rand(2, n, generator=generator).T], 1)
         parameters = Parameters(
             box=torch.tensor([0.0, 0.0, size, size]).expand(n, 4),
             flip=event(config.flip),
@@ -284,39 +267,30 @@ class Augmentation:
             parameters = replace(parameters, solarize=event(config.solarize))
         return parameters, crops
 
-    def draw_crops(self, n: int, generator: torch.Generator | None = None) -> CropDraws:
-        """Return n random crops: area uniform in `crop_scale`, log aspect uniform in `crop_ratio`, ten attempts each.
-
-        Args:
-            n: number of crops.
-            generator: on the CPU; default PyTorch's global one.
-        """
-        area = torch.empty(n, CROP_ATTEMPTS).uniform_(*self.config.crop_scale, generator=generator)
-        low, high = map(math.log, self.config.crop_ratio)
-        log_ratio = torch.empty(n, CROP_ATTEMPTS).uniform_(low, high, generator=generator)
-        return CropDraws(area, log_ratio, torch.rand(2, n, generator=generator))
-
-    def boxes(self, draws: CropDraws, height: int, width: int) -> Tensor:
+    def boxes(self, crops: Tensor, height: int, width: int) -> Tensor:
         """Return crop boxes (n, 4) in whole pixels: top, left, height, width.
 
-        The first attempt that fits is used. If none fits, it is the largest centred box within the ratios.
+        Area and logarithm of the aspect are uniform in `crop_scale` and `crop_ratio`. The first of ten attempts that
+        fits is used. If none fits, it is the largest centred box within the ratios.
 
         Args:
-            draws: the random numbers.
+            crops: (n, k) the numbers of `draw_unsized`.
             height: of the images in pixels.
             width: of the images in pixels.
         """
-        area, ratio, place = draws.area * (height * width), draws.log_ratio.exp(), draws.place
+        area, log_ratio, place = crops.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], 1)
+        area, ratio = area * (height * width), log_ratio.exp()
         w = (area * ratio).sqrt().round()
         h = (area / ratio).sqrt().round()
         fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
         first = fits.float().argmax(1, keepdim=True)
-        fallback_h, fallback_w = largest_box(height, width, self.config.crop_ratio)
+        narrow, wide = self.config.crop_ratio
+        fallback_h, fallback_w = min(height, round(width / narrow)), min(width, round(height * wide))
         some = fits.any(1)
         h = torch.where(some, h.gather(1, first).squeeze(1), fallback_h)
         w = torch.where(some, w.gather(1, first).squeeze(1), fallback_w)
-        top = torch.where(some, (place[0] * (height - h + 1)).floor(), ((height - h) / 2).floor())
-        left = torch.where(some, (place[1] * (width - w + 1)).floor(), ((width - w) / 2).floor())
+        top = torch.where(some, (place[:, 0] * (height - h + 1)).floor(), ((height - h) / 2).floor())
+        left = torch.where(some, (place[:, 1] * (width - w + 1)).floor(), ((width - w) / 2).floor())
         return torch.stack([top, left, h, w], 1)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
@@ -333,7 +307,9 @@ class Augmentation:
         n, channels, height, width = images.shape
         size = self.config.size or min(height, width)
         out = torch.empty(n, channels, size, size, device=images.device)
-        step = slice_size(images, size)
+        step = max(1, n)
+        if images.is_cpu:
+            step = max(1, CACHE_FLOATS // max(height * width, size * size))
         for start in range(0, n, step):
             part = slice(start, start + step)
             out[part] = self._apply(size, images[part], parameters[part])
@@ -359,20 +335,3 @@ def color_jitter_(images: Tensor, p: Parameters) -> Tensor:
     for index in p.order:
         JITTER[index](images, factors[index])
     return images
-
-
-def largest_box(height: int, width: int, ratio: Range) -> tuple[float, float]:
-    """Return height and width of the largest box of a height x width image whose aspect lies within `ratio`."""
-    if width / height < ratio[0]:
-        return float(min(height, round(width / ratio[0]))), float(width)
-    if width / height > ratio[1]:
-        return float(height), float(min(width, round(height * ratio[1])))
-    return float(height), float(width)
-
-
-def slice_size(images: Tensor, size: int) -> int:
-    """Return how many images to process at a time: on a CPU as many as its cache holds, elsewhere all."""
-    n, _, height, width = images.shape
-    if images.is_cpu:
-        return max(1, CACHE_FLOATS // max(height * width, size * size))
-    return max(1, n)

@@ -1,6 +1,6 @@
 """Which frameworks can carry an objective, tried on random rows."""
 
-from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,36 +31,40 @@ def carriers(
 
     images: leaves out frameworks that cannot train on them; their labels are used. Default: two classes.
     """
-    labels: Tensor | None = torch.arange(batch_size) % 2
-    if images is not None:
-        labels = images.labels
+    labels = torch.arange(batch_size) % 2 if images is None else images.labels
     if labels is not None:
         # A spread over all classes.
         labels = labels.sort().values[torch.linspace(0, len(labels) - 1, batch_size).long()].to(device)
-
-    def rows(*shape: int) -> Tensor:
-        return torch.randn(*shape, dim, device=device, generator=torch.Generator(device).manual_seed(0))
-
+    rows = partial(_rows, batch_size, dim, device)
     found: dict[str, int] = {}
     for count in dict.fromkeys((views, 2, (objective.positives_wanted or 1) + 1)):
-        for method in _able(images, count):
-            for name, pairs in method.samples(count, batch_size, rows, labels):
-                if name not in found and _carries(objective, pairs):
-                    found[name] = count
+        for name, method in by_name().items():
+            if name in found or not _can_train(method, images, count, batch_size):
+                continue
+            try:
+                outcome = objective(method.sample(count, rows, labels))
+            except PairsError:
+                continue
+            if not any(term.note for term in outcome.terms.values()):  # a note means that a term stays 0
+                found[name] = count
     return found
 
 
-def _able(images: ImageSet | None, views: int) -> Iterator[type[Method]]:
-    """Yield the frameworks that can train on images with a number of views."""
-    for method in by_name().values():
-        if "augmented" not in method.pairs or (method.positives_key == "views" and views > MOST_VIEWS):
-            continue
-        try:
-            if images is not None:
-                method.check_images(images)
-        except ConfigError:
-            continue
-        yield method
+def _rows(count: int, dim: int, device: torch.device | None, *shape: int) -> Tensor:
+    return torch.randn(count, *shape, dim, device=device)
+
+
+def _can_train(method: type[Method], images: ImageSet | None, views: int, batch_size: int) -> bool:
+    """Return whether a framework can train on images with a number of views, or of positives and the anchor."""
+    most = {"views": MOST_VIEWS, "": None}.get(method.positives_key, batch_size)
+    if "augmented" not in method.pairs or (most is not None and not 1 < views <= most):
+        return False
+    try:
+        if images is not None:
+            method.check_images(images)
+    except ConfigError:
+        return False
+    return True
 
 
 def example(
@@ -68,28 +72,14 @@ def example(
 ) -> AnyPairs:
     """Return pairs of random rows of two classes, made as a framework pairs a batch, or by their labels."""
     labels = (torch.arange(batch_size) % 2).sort().values
+    rows = partial(_rows, batch_size, dim, None)
     if by_label:
-        return Pairs.from_labels([torch.randn(batch_size, dim) for _ in range(views)], labels)
-    samples = by_name()[method].samples(views, batch_size, lambda *shape: torch.randn(*shape, dim), labels)
-    return next(samples)[1]
-
-
-def _carries(objective: Composite, pairs: AnyPairs) -> bool:
-    try:
-        outcome = objective(pairs)
-    except PairsError:
-        return False
-    return not any(term.note for term in outcome.terms.values())  # a note means that a term stays 0
+        return Pairs.from_labels(list(rows(views).unbind(1)), labels)
+    return by_name()[method].sample(views, rows, labels)
 
 
 def explain(
-    objective: Composite,
-    method: str,
-    views: int,
-    dim: int,
-    device: torch.device,
-    images: ImageSet,
-    batch_size: int,
+    objective: Composite, method: str, views: int, dim: int, device: torch.device, images: ImageSet, batch_size: int
 ) -> str:
     """Return a sentence that names the frameworks that can carry the objective."""
     found = carriers(objective, views, dim, device, images, batch_size)
@@ -101,7 +91,7 @@ def explain(
 
 def _setting(name: str, count: int, views: int) -> str:
     """Return a framework with the setting that gives it enough positives, if it is not set already."""
-    method = by_name()[name.partition(" ")[0]]
+    method = by_name()[name]
     key = method.positives_key
     if not key or (key == "views" and count == views):
         return name

@@ -1,5 +1,6 @@
 """The [vision] table of a recipe."""
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, create_model, model_validator
@@ -118,6 +119,19 @@ class CheckedSettings(VisionSettings):
         if found.get(DEFAULT) == {}:
             del found[DEFAULT]  # the default framework with its defaults does not change the name of a run
         return found
+
+    @property
+    def positives(self) -> int:
+        """Number of positives of an image and the image itself: views, or members of a block."""
+        key = self.framework.positives_key
+        if not key:
+            return self.count
+        return int(attrgetter(key)(self)) + (not self.framework.counts_anchor)
+
+    @property
+    def block_positives(self) -> int:
+        """Positives of a point in a block, b, or 1 without blocks, for probes that draw some."""
+        return 1 if self.framework.counts_anchor else self.positives - 1
 
     @property
     def framework(self) -> type[Method]:

@@ -1,6 +1,7 @@
 """Evaluation of a vision run: probes on frozen features, retrieval on pairs, and the picture of a query."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.probes import ProbeResult, frozen, linear_probe_on_views
+from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.train.block_losses import BlockShape
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation
@@ -19,10 +21,10 @@ from dipole.vision.image_ops import centre
 from dipole.vision.image_set import Images
 from dipole.vision.online import OnlineProbe
 from dipole.vision.pairs.columns import PairedSet
-from dipole.vision.pictures import draw_query, neighbourhood, sharpness
-from dipole.vision.probes import probe
+from dipole.vision.pictures import draw_query, neighbourhood
+from dipole.vision.probes import CropsConfig, probe
 from dipole.vision.retrieval import recall, zero_shot
-from dipole.vision.views import CropFeatures
+from dipole.vision.views import crop_features
 
 CHUNK = 512  # images per forward pass
 DRAWN = 1024  # images of a mini-batch in a picture, at most
@@ -67,53 +69,42 @@ class Evaluation:
             read: Callable[[Tensor], Tensor] = module.features
             if self.config.probe.features == "embedding":
                 read = transformed(module.embedding, objective)
-            found = self._probe(module, read, shape)
+            found = self.probe(module, read, shape)
         if isinstance(self.parts.test_pairs, PairedSet):
             found |= self._retrieval(module, objective, self.parts.test_pairs)
         return found
 
-    def of_pixels(self, module: Method, shape: BlockShape) -> dict[str, float]:
-        """Return the numbers of the probes on raw pixels."""
-        return self._probe(module, lambda views: views.flatten(1), shape)
-
-    def _probe(self, module: Method, read: Callable[[Tensor], Tensor], shape: BlockShape) -> dict[str, float]:
-        train, test = self.parts.train, self.parts.test
+    def probe(self, module: Method, read: Callable[[Tensor], Tensor], shape: BlockShape) -> dict[str, float]:
+        """Return the numbers of the probes on features, `read` of views (n, C, H, W)."""
+        config, train, test = self.config.probe, self.parts.train, self.parts.test
+        data = (
+            self.extract(module, read, train.images), train.labels,
+            self.extract(module, read, test.images), test.labels,
+        )  # fmt: skip
         on_crops = None
-        if self.config.probe.crops is not None:
+        if config.crops is not None:
+            on_crops = partial(self._probe_on_crops, module, read, config.crops)
+        return probe(config, data, self.seed.probe, shape, on_crops)
 
-            def on_crops() -> ProbeResult:
-                return self._probe_on_crops(module, read)
-
-        return probe(
-            self.config.probe,
-            self.extract(module, read, train.images),
-            train.labels,
-            self.extract(module, read, test.images),
-            test.labels,
-            self.seed.probe,
-            shape,
-            on_crops,
-        )
-
-    def _probe_on_crops(self, module: Method, read: Callable[[Tensor], Tensor]) -> ProbeResult:
+    def _probe_on_crops(self, module: Method, read: Callable[[Tensor], Tensor], crops: CropsConfig) -> ProbeResult:
         """Train a linear probe on random crops of the training images, and test it on the centre of the test images."""
-        config, crops = self.config.probe, self.config.probe.crops
-        assert crops is not None
         train, test = self.parts.train, self.parts.test
-        rows = CropFeatures(train.images, crops.augment(self.size), read, self.seed, self.device)
+        augment = crops.augment(self.size)
+        rows = partial(crop_features, train.images, augment, read, self.seed, self.device)
+        tested = self.extract(module, read, test.images, crops.centre).to(self.device)
         with frozen(module):
-            tested = [
-                read(centre(part.to(self.device), self.size, crops.centre)).flatten(1)
-                for part in test.images.split(CHUNK)
-            ]
             return linear_probe_on_views(
-                rows, train.labels, torch.cat(tested), test.labels, config.descent, self.seed.probe
+                rows, train.labels, tested, test.labels, self.config.probe.descent, self.seed.probe
             )
 
-    def extract(self, module: Method, read: Callable[[Tensor], Tensor], images: Images) -> Tensor:
-        """Return a function's features (n, d) of the centres of images, in evaluation mode."""
+    def extract(self, module: Method, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0) -> Tensor:
+        """Return a function's features (n, d) of the centres of images, in evaluation mode.
+
+        share: the side of the centred square over the shorter side.
+        """
         with frozen(module):
-            parts = [read(centre(part.to(self.device), self.size)).float() for part in images.split(CHUNK)]
+            views = (centre(part.to(self.device), self.size, share) for part in images.split(CHUNK))
+            parts = [read(view).flatten(1).float() for view in views]
         return torch.cat([part.to(self.features_device) for part in parts])
 
     def online_accuracy(self, module: Method, online: OnlineProbe) -> float:
@@ -180,8 +171,9 @@ class Evaluation:
         views = [augment(pixels, generator) for _ in range(count)]
         with frozen(module):
             embeddings = [read(view) for view in views]
-        t_pos, t_neg = sharpness(objective)
-        name = "no objective" if objective is None else str(objective)
+        name, (t_pos, t_neg) = "no objective", SHARPNESS
+        if objective is not None:
+            name, (t_pos, t_neg) = str(objective), objective.sharpness()
         draw_query(
             views,
             neighbourhood(embeddings, query, t_pos, t_neg),

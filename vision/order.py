@@ -13,10 +13,9 @@ from dipole.vision.image_set import ImageSet
 
 
 class Order(Protocol):
-    """The order of images in an epoch."""
+    """The order of images in an epoch: `len(order)` rows, of which `rows(epoch)` are the indices of images (n,)."""
 
-    def __len__(self) -> int:
-        """Number of rows of an epoch."""
+    def __len__(self) -> int: ...
 
     def rows(self, epoch: int) -> Tensor | np.ndarray:
         """Return the indices of images in the order of an epoch, (n,).

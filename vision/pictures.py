@@ -9,14 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.utils.drawing import new_figure
 from dipole.core.utils.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from dipole.core.objectives.objective import Composite
 
 SHOWN = 4  # negatives of greatest weight, and of least weight (CACR Fig. 6)
 # The colours, the range and the circle of radius t_neg are CACR's (Fig. 7).
@@ -68,13 +65,6 @@ def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t
         torch.softmax(-t_neg * (2 - 2 * negatives @ anchor), 0),
         t_neg,
     )
-
-
-def sharpness(objective: "Composite | None") -> tuple[float, float]:
-    """Return t_pos and t_neg of the first term that weights points unequally; else CACR's defaults 1 and 2."""
-    if objective is None:
-        return SHARPNESS
-    return objective.sharpness()
 
 
 def flat(points: Tensor, projection: Projection = "tsne", seed: int = 0) -> Tensor:

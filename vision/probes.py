@@ -1,6 +1,6 @@
 """The probes of a run and their settings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, Self
 
@@ -134,8 +134,12 @@ class ProbeConfig(Settings):
 def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
     """Raise DataError if the probes would find no labels, or a single class."""
     fitted = [name for name in config.probes if name != "kmeans"]
-    _check_part("training", train, fitted)
-    _check_part("test", test, config.probes)
+    for part, images, probes in (("training", train, fitted), ("test", test, config.probes)):
+        if probes and (images.labels is None or not bool((images.labels >= 0).any())):
+            raise DataError(
+                f"no image of the {part} part ({images.name}) has a label, as the probes {', '.join(probes)} need. "
+                f"{LABELS_HELP}"
+            )
     if fitted and train.labels is not None:
         classes = train.labels[train.labels >= 0].unique()
         if len(classes) < 2:
@@ -146,59 +150,46 @@ def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
             )
 
 
-def _check_part(part: str, images: ImageSet, probes: Sequence[str]) -> None:
-    if probes and (images.labels is None or not bool((images.labels >= 0).any())):
-        raise DataError(
-            f"no image of the {part} part ({images.name}) has a label, as the probes {', '.join(probes)} need. "
-            f"{LABELS_HELP}"
-        )
-
-
 def probe(
     config: ProbeConfig,
-    train_x: Tensor,
-    train_y: Tensor | None,
-    test_x: Tensor,
-    test_y: Tensor | None,
+    data: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
     seed: int,
     shape: BlockShape,
     on_crops: Callable[[], ProbeResult] | None = None,
 ) -> dict[str, float]:
     """Return the numbers of the configured probes on frozen features. k-means clusters the test part.
 
-    shape: of the blocks for the probe 'losses'. on_crops: trains the linear probe on random crops instead.
+    data: features and labels of the training part, and of the test part. shape: of the blocks for the probe 'losses'.
+    on_crops: trains the linear probe on random crops instead.
     """
-    data = (train_x, train_y, test_x, test_y)
-    found: dict[str, float] = {}
+    train_x, train_y, test_x, test_y = data
     few: dict[str, Any] = {"labels_per_class": config.labels_per_class, "draws": config.draws, "seed": seed}
+
+    def losses() -> dict[str, float]:
+        if train_y is None or test_y is None:
+            raise DataError("the probe 'losses' needs labels. Use labelled splits or remove it")
+        return block_losses(train_x, train_y, test_x, test_y, shape, seed)
+
+    def linear() -> ProbeResult:
+        if on_crops is not None:
+            return on_crops()
+        how = dict(vars(config.descent))
+        return linear_probe(*data, l2=how.pop("weight_decay") or None, seed=seed, **how)
+
+    measure: dict[Probe, Callable[[], Any]] = {
+        "linear": linear,
+        "few_shot": lambda: few_shot_probe(*data, **few),
+        "kmeans": lambda: kmeans_accuracy(test_x, test_y, inits=config.inits, seed=seed),
+        "knn": lambda: knn_probe(*data, k=config.neighbours, temperature=config.temperature),
+        "mean": lambda: mean_classifier(*data),
+        "tasks": lambda: class_tasks(*data, solver=config.solver, epochs=config.epochs, **few),
+        "losses": losses,
+    }
+    found: dict[str, float] = {}
     for name in config.probes:
-        if name == "tasks":
-            tasks = class_tasks(*data, solver=config.solver, epochs=config.epochs, **few)
-            found |= {f"tasks/{key}": value for key, value in tasks.items()}
-            continue
-        if name == "losses":
-            if train_y is None or test_y is None:
-                raise DataError("the probe 'losses' needs labels. Use labelled splits or remove it")
-            losses = block_losses(train_x, train_y, test_x, test_y, shape, seed)
-            found |= {f"losses/{key}": value for key, value in losses.items()}
-            continue
-        if name == "linear":
-            result = on_crops() if on_crops is not None else _linear(config, data, seed)
-        elif name == "few_shot":
-            result = few_shot_probe(*data, **few)
-        elif name == "kmeans":
-            result = kmeans_accuracy(test_x, test_y, inits=config.inits, seed=seed)
-        elif name == "knn":
-            result = knn_probe(*data, k=config.neighbours, temperature=config.temperature)
+        result = measure[name]()
+        if isinstance(result, ProbeResult):
+            found |= result.metrics(name)
         else:
-            result = mean_classifier(*data)
-        found |= result.metrics(name)
+            found |= {f"{name}/{key}": value for key, value in result.items()}
     return found
-
-
-def _linear(config: ProbeConfig, data: tuple[Any, ...], seed: int) -> ProbeResult:
-    how = config.descent
-    return linear_probe(
-        *data, solver=how.solver, l2=how.weight_decay or None, epochs=how.epochs, batch_size=how.batch_size,
-        learning_rate=how.learning_rate, schedule=how.schedule, milestones=how.milestones, decay=how.decay, seed=seed,
-    )  # fmt: skip

@@ -1,7 +1,6 @@
 """Random views of numbered images, in memory or encoded, and features of random crops for a linear probe."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,31 +59,28 @@ def random_views(
     return views
 
 
-@dataclass(frozen=True)
-class CropFeatures:
-    """Features of random crops of numbered images; call it with an epoch and its batches.
+def crop_features(
+    images: Tensor | Encoded,
+    augment: AugmentConfig,
+    read: Callable[[Tensor], Tensor],
+    seed: Seeds,
+    device: torch.device,
+    epoch: int,
+    batches: Sequence[Tensor],
+) -> Iterator[Tensor]:
+    """Yield the features (b, d) of random crops of each batch of numbered images, in an epoch of a probe.
 
     The crops of a batch depend only on (seed, epoch, place of the batch) and are drawn on the CPU.
 
-    images: (n, C, H, W). read: views (b, C, size, size) in [0, 1] -> features (b, d).
+    images: (n, C, H, W). read: views (b, C, size, size) in [0, 1] -> features.
     """
 
-    images: Tensor | Encoded
-    augment: AugmentConfig
-    read: Callable[[Tensor], Tensor]
-    seed: Seeds
-    device: torch.device
-
-    def __call__(self, epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        views = self._views(epoch, batches)
-        if isinstance(self.images, Encoded):
-            views = prefetched(views)
-        for view in views:
-            with torch.no_grad():
-                features = self.read(view).flatten(1)
-            yield features
-
-    def _views(self, epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def views() -> Iterator[Tensor]:
         for place, index in enumerate(batches):
-            generator = self.seed.torch("probe", "crops", epoch, place)
-            yield from random_views(self.images, index, [self.augment], generator, self.device)
+            generator = seed.torch("probe", "crops", epoch, place)
+            yield from random_views(images, index, [augment], generator, device)
+
+    for view in prefetched(views()) if isinstance(images, Encoded) else views():
+        with torch.no_grad():
+            features = read(view).flatten(1)
+        yield features

@@ -84,7 +84,7 @@ def _counted(settings: Any, images: Any) -> float:
     from dipole.vision.frameworks.base import Batch, Setup
 
     size = settings.augment.size or min(images.images.shape[-2:])
-    count = COUNTED * (settings.framework.block_positives(settings) + 1)
+    count = COUNTED * (settings.block_positives + 1)
     with torch.device("meta"):
         method = settings.framework.from_config(settings, Setup(images, size, count, settings.encoder))
         sides = [view.size or size for view in settings.framework.augmentations(settings)]

@@ -38,7 +38,7 @@ def test_the_number_of_views_is_part_of_the_cure(tmp_path):
 def test_what_needs_nothing_is_carried_everywhere():
     found = carriers(objective("infonce + dp", dim=3), 2, 3, torch.device("cpu"))
     predicting = {"byol": 2, "mocov3": 2, "nnclr": 2, "simsiam": 2}
-    assert found == {"simclr": 2, "moco": 2, "swav": 2, "swav with a queue": 2, "blocks": 2, "cmc": 2, **predicting}
+    assert found == {"simclr": 2, "moco": 2, "swav": 2, "blocks": 2, "cmc": 2, **predicting}
 
 
 def test_what_the_images_cannot_give_is_not_recommended(tmp_path):

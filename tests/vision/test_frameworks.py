@@ -150,7 +150,7 @@ def test_moco_pairs_queries_with_keys_of_a_slow_copy():
     assert not a.module.key.projector[0].weight.requires_grad
     before = [p.clone() for p in a.module.key.parameters()]
     step(a, "infonce", batch)
-    for slow, old, fast in zip(a.module.key.parameters(), before, a.module.query.parameters(), strict=True):
+    for slow, old, fast in zip(a.module.key.parameters(), before, a.module.branch.parameters(), strict=True):
         torch.testing.assert_close(slow, 0.9 * old + 0.1 * fast)
 
 
@@ -358,7 +358,9 @@ def test_symmetric_moco_is_the_papers_algorithm_3(intra_batch):
     generator = torch.Generator().manual_seed(3)
     rows = F.normalize(torch.randn(3 * 4 * 2 + 10, 6, generator=generator, dtype=torch.double), dim=1)
     queries, keys, queue = rows[:12].clone().requires_grad_(), rows[12:24], rows[24:]
-    pairs = every_view_in_turn(queries.chunk(3), keys.chunk(3), queue, intra_batch)
+    pairs = every_view_in_turn(
+        queries.chunk(3), keys.chunk(3), queue=queue, intra_batch=intra_batch, batch_negatives=False
+    )
     assert {int(n) for each in pairs for n in each.negative_counts} == {10 + 3 * intra_batch}
     loss = objective("cacr(k=2, t_pos=1.5, t_neg=2, detach_weights=true)")(pairs).loss
     (gradient,) = torch.autograd.grad(loss, queries)

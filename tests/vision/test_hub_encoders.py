@@ -363,7 +363,7 @@ def test_what_is_frozen_stays_as_it_is(models, name, how):
     assert not (how == "backbone" and inside)
     assert any(key.startswith("branch.projector") for key in changed)
     # Frozen layers of the momentum copy evaluate as well.
-    for branch in (module.query, module.key):
+    for branch in (module.branch, module.key):
         model = branch.encoder.model
         frozen = [
             part for part in model.modules() if isinstance(part, nn.BatchNorm2d | nn.Dropout) and not part.training

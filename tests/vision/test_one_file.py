@@ -68,9 +68,8 @@ class OneWay(OneBranch):
         return method
 
     @classmethod
-    def samples(cls, views, images, rows, labels):
-        if views == 2:
-            yield "oneway", Pairs.cross(rows(images), rows(images), labels=labels)
+    def sample(cls, views, rows, labels):
+        return Pairs.cross(rows(), rows(), labels=labels)
 
     def forward(self, batch):
         query, key = (self.branch(view) for view in batch.views)

@@ -14,7 +14,7 @@ from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import OptionError
 from dipole.core.utils.extras import install_line
-from dipole.vision.pictures import around, flat, neighbourhood, sharpness
+from dipole.vision.pictures import around, flat, neighbourhood
 
 
 def test_weights_equal_the_papers_sums():
@@ -37,8 +37,8 @@ def test_weights_equal_the_papers_sums():
 
 
 def test_sharpness_is_that_of_the_objective():
-    assert sharpness(objective("0.5*infonce + cacr(t_pos=2, t_neg=0.9)")) == (2, 0.9)
-    assert sharpness(objective("infonce")) == sharpness(None) == (1.0, 2.0)
+    assert objective("0.5*infonce + cacr(t_pos=2, t_neg=0.9)").sharpness() == (2, 0.9)
+    assert objective("infonce").sharpness() == (1.0, 2.0)
 
 
 def test_the_query_is_in_the_middle_of_the_map():

@@ -6,9 +6,8 @@ no more than these pairs runs in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -28,15 +27,11 @@ from dipole.vision.order import Order, image_order
 from dipole.vision.registry import Entries
 from dipole.vision.settings import PairKind, VisionSettings
 
-__all__ = [
-    "Batch",
-    "Branch",
-    "Method",
-    "Setup",
-    "register_framework",
-]
+__all__ = ["Batch", "Branch", "Method", "Setup", "register_framework"]
 
 AnyPairs = Pairs | tuple[Pairs, ...]
+Rows = Callable[..., Tensor]
+"""A function that returns random rows: rows() is (B, d), rows(k) is (B, k, d)."""
 
 
 class Batch(NamedTuple):
@@ -66,14 +61,12 @@ class Setup:
         size: side of the views in pixels.
         batch_size: images of a step over all ranks.
         encoder: its table.
-        make: function that builds an encoder of a table.
     """
 
     images: ImageSet
     size: int
     batch_size: int
     encoder: EncoderConfig
-    make: Callable[..., Encoder] = build_encoder
 
     def branch(self, channels: int | None = None, share: float = 1.0) -> Branch:
         """Return an encoder with its projector.
@@ -83,7 +76,7 @@ class Setup:
             share: of the width of every layer of the encoder, > 0.
         """
         channels = channels or self.images.channels
-        encoder = self.make(self.encoder, channels, self.size, share)
+        encoder = build_encoder(self.encoder, channels, self.size, share)
         if channels == self.images.channels and not encoder.own_statistics:
             encoder.set_statistics(*self.images.statistics)
         projector, width = build_projector(self.encoder, encoder.taps[encoder.last])
@@ -219,24 +212,12 @@ class Method(nn.Module):
         return image_order(images, seed)
 
     @classmethod
-    def block_positives(cls, config: VisionSettings) -> int:
-        """Return the positives of a point in a block, b, or 1 without blocks, for probes that draw some.
-
-        Args:
-            config: the table [vision].
-        """
-        return 1
-
-    @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        """Return its name with example pairs of a batch, to find the frameworks that can carry an objective.
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+        """Return example pairs of a batch of B images, to find the frameworks that can carry an objective.
 
         Args:
             views: of an image, without the small ones, or members of a block.
-            images: of the batch, B.
-            rows: shape without the width -> embeddings.
+            rows: function of further dimensions (k) that returns random embeddings (B, k, d).
             labels: (B,) class of each image, sorted.
         """
         raise NotImplementedError
@@ -268,17 +249,22 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
+    def branches(self) -> list[Branch]:
+        """Return the branches of `embedding`, whose encoders are used after training."""
+        raise NotImplementedError
+
     def trained_encoder(self) -> Encoder:
         """Return the encoder for use after training.
 
         Raises:
-            ConfigError: there are several.
+            ConfigError: there are several, or it is no `Encoder`.
         """
-        raise NotImplementedError
-
-    def branches(self) -> list[Branch]:
-        """Return the branches of `embedding`, whose encoders are used after training."""
-        raise NotImplementedError
+        if len(self.branches()) > 1:
+            raise ConfigError("a run of a method with two encoders, such as cmc, cannot be exported as one model.")
+        encoder = self.branches()[0].encoder
+        if not isinstance(encoder, Encoder):
+            raise ConfigError("only an Encoder can be exported: wrap the backbone by `as_encoder`.")
+        return encoder
 
     def after_step(self) -> None:
         """Update queues, banks and momentum encoders after the optimizer's step."""
@@ -310,27 +296,26 @@ class OneBranch(Method):
     def branches(self) -> list[Branch]:
         return [self.branch]
 
-    def trained_encoder(self) -> Encoder:
-        encoder = self.branch.encoder
-        if not isinstance(encoder, Encoder):
-            raise ConfigError("only an Encoder can be exported: wrap the backbone by `as_encoder`.")
-        return encoder
 
-
-Pairing = Callable[[dict[str, Tensor], int], AnyPairs]
-
-
-def embedded(rows: Mapping[str, Tensor], batch: Batch, pair: Pairing) -> EncodedBatch:
+def embedded(
+    rows: Mapping[str, Tensor | Sequence[Tensor]], batch: Batch, pair: Callable[[dict[str, Any], int], AnyPairs]
+) -> EncodedBatch:
     """Return rows of a batch, with labels and indices, for a function that pairs the rows of all ranks.
 
-    pair: (rows of all ranks, seed of the step) -> pairs.
+    rows: (B, d) by name, or sequences of them, such as one for each view. pair: (the same of all ranks with "index"
+        and, if known, "labels"; seed of the step) -> pairs.
     """
-    like = next(iter(rows.values()))
-    return EncodedBatch({**rows, **instances(batch, like)}, partial(_pair, pair, batch.seed))
+    seed = batch.seed  # without the views, which the closure would keep alive
+    lists = {name: len(each) for name, each in rows.items() if not isinstance(each, Tensor)}
+    flat: dict[str, Tensor] = {}
+    for name, each in rows.items():
+        flat |= {name: each} if isinstance(each, Tensor) else {f"{name}{n}": one for n, one in enumerate(each)}
 
+    def relate(found: dict[str, Tensor]) -> AnyPairs:
+        grouped = {name: [found[f"{name}{n}"] for n in range(count)] for name, count in lists.items()}
+        return pair({**found, **grouped}, seed)
 
-def _pair(pair: Pairing, seed: int, rows: dict[str, Tensor]) -> AnyPairs:
-    return pair(rows, seed)
+    return EncodedBatch({**flat, **instances(batch, next(iter(flat.values())))}, relate)
 
 
 def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
@@ -338,19 +323,6 @@ def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
     found = {"index": to_device(batch.rows, like.device)}
     if batch.labels is not None:
         found["labels"] = batch.labels
-    return found
-
-
-def numbered(name: str, rows: Any) -> dict[str, Tensor]:
-    """Name tensors name0, name1, ..."""
-    return {f"{name}{number}": each for number, each in enumerate(rows)}
-
-
-def all_named(name: str, rows: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the tensors name0, name1, ..."""
-    found: list[Tensor] = []
-    while f"{name}{len(found)}" in rows:
-        found.append(rows[f"{name}{len(found)}"])
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
 from pydantic import Field
@@ -14,7 +13,7 @@ from dipole.core.train.config import Settings
 from dipole.core.train.sampling import ClassBlocks
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Setup, instances, register_framework
+from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
 
@@ -98,19 +97,11 @@ class Blocks(OneBranch):
         return blocks
 
     @classmethod
-    def block_positives(cls, config: VisionSettings) -> int:
-        size: int = config.own_table.size
-        return size
-
-    @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        if 1 < views <= images:
-            blocks = images // views
-            if labels is not None:
-                labels = labels[: blocks * views : views]
-            yield "blocks", Pairs.from_blocks(rows(blocks, views), anchors="all", labels=labels)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
+        blocks = len(rows()) // views
+        if labels is not None:
+            labels = labels[: blocks * views : views]
+        return Pairs.from_blocks(rows(views)[:blocks], anchors="all", labels=labels)
 
     def forward(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views

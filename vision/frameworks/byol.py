@@ -25,4 +25,3 @@ class BYOL(Following):
 
     table = BYOLConfig
     projector = (2, "hidden")
-    called = "byol"

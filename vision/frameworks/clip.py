@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
-from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, embedded, register_framework
 from dipole.vision.settings import PairKind, VisionSettings
 
 
@@ -48,10 +47,8 @@ class CLIP(OneBranch):
         return cls(setup.branch(), None, CaptionBranch(config.caption, config.encoder))
 
     @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        yield "clip", Pairs.both(rows(images), rows(images), labels)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
+        return Pairs.both(rows(), rows(), labels)
 
     def forward(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Self
 
@@ -17,7 +16,7 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
-from dipole.vision.frameworks.base import AnyPairs, Batch, Branch, Method, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import AnyPairs, Batch, Branch, Method, Rows, Setup, embedded, register_framework
 from dipole.vision.frameworks.queue import of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
@@ -110,10 +109,8 @@ class CMC(Method):
             raise ConfigError(f"vision.method: cmc splits colour images, but those of {images.name} are grey.")
 
     @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        yield "cmc", both_directions(rows(images), rows(images), None, labels)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+        return both_directions(rows(), rows(), None, labels)
 
     def set_statistics(self, images: Tensor) -> None:
         """Set mean and standard deviation of L, a and b from RGB images in [0, 1]."""
@@ -160,9 +157,6 @@ class CMC(Method):
 
     def branches(self) -> list[Branch]:
         return [self.light, self.colour]
-
-    def trained_encoder(self) -> Encoder:
-        raise ConfigError("a run with method 'cmc' has two encoders and cannot be exported as one model.")
 
 
 def both_directions(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -13,19 +13,9 @@ from torch import Tensor, nn
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
-from dipole.core.utils.distributed import gather_rows, row_counts, world_size
+from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_size
 from dipole.core.utils.transfer import to_device
-from dipole.vision.frameworks.base import (
-    AnyPairs,
-    Batch,
-    Branch,
-    OneBranch,
-    Setup,
-    all_named,
-    embedded,
-    numbered,
-    register_framework,
-)
+from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded, register_framework
 from dipole.vision.frameworks.queue import Queue, follow, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
@@ -77,7 +67,7 @@ class MoCo(OneBranch):
         batch_negatives: bool | None = None,
     ) -> None:
         super().__init__(backbone, projector)
-        self.key = copy.deepcopy(self.query).requires_grad_(False)
+        self.key = copy.deepcopy(self.branch).requires_grad_(False)
         self.queue = Queue(queue, self.embedding_dim)
         self.momentum = momentum
         self.intra_batch = intra_batch
@@ -85,54 +75,43 @@ class MoCo(OneBranch):
         self.batch_negatives = not symmetric if batch_negatives is None else batch_negatives
         self._fresh: Tensor | None = None
 
-    @property
-    def query(self) -> Branch:
-        """The trained network."""
-        return self.branch
-
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         return cls(setup.branch(), None, config.negatives or 0, **dict(config.own_table))
 
     @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        if views > 1:
-            yield "moco", Pairs.cross(rows(images), rows(images, views - 1), rows(images), labels=labels)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+        return Pairs.cross(rows(), rows(views - 1), rows(), labels=labels)
 
     def forward(self, batch: Batch) -> EncodedBatch:
         queried, keyed = batch.views[:1], batch.views[1:]
         if self.symmetric:
             queried = keyed = batch.views
         # One pass per view, as in the reference: batch norm sees one view at a time.
-        queries = [self.query(view) for view in queried]
+        queries = [self.branch(view) for view in queried]
         with torch.no_grad():
             keys = [self._embed_keys(view, batch.seed + n).to(queries[0].dtype) for n, view in enumerate(keyed)]
         self._fresh = keys[-1]
-        return embedded(numbered("query", queries) | numbered("key", keys), batch, self.pair)
+        return embedded({"query": queries, "key": keys}, batch, self.pair)
 
-    def pair(self, rows: dict[str, Tensor], seed: int) -> AnyPairs:
+    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         """Return the pairs of the rows of all ranks.
 
         Args:
-            rows: queries and keys (B, d) of each view, with index and labels (B,).
+            rows: "query" and "key", each with (B, d) for each view, and "index" and "labels" (B,).
             seed: of the step.
         """
-        queries, keys = all_named("query", rows), all_named("key", rows)
-        labels, index = rows.get("labels"), rows["index"]
-        queue = self.queue.all(queries[0].dtype)
+        queries, keys = rows["query"], rows["key"]
+        settings: dict[str, Any] = {
+            "queue": self.queue.all(queries[0].dtype),
+            "intra_batch": self.intra_batch,
+            "batch_negatives": self.batch_negatives,
+            "labels": rows.get("labels"),
+            "index": rows["index"],
+        }
         if self.symmetric:
-            return every_view_in_turn(queries, keys, queue, self.intra_batch, labels, index, self.batch_negatives)
-        return Pairs.cross(
-            queries[0],
-            torch.stack(keys, 1),
-            queue,
-            self.intra_batch,
-            labels,
-            batch_negatives=self.batch_negatives,
-            index=index,
-        )
+            return every_view_in_turn(queries, keys, **settings)
+        return Pairs.cross(queries[0], torch.stack(keys, 1), **settings)
 
     def _embed_keys(self, images: Tensor, seed: int) -> Tensor:
         """Return the keys of a view. With several ranks each embeds a random part of the batch of all ranks."""
@@ -140,49 +119,28 @@ class MoCo(OneBranch):
             return self.key(images)
         # Ranks may have different numbers of images: each embeds as many as it has.
         sizes = row_counts(images)
-        start = sum(sizes[: torch.distributed.get_rank()])
+        start = sum(sizes[: rank()])
         mine = slice(start, start + len(images))
         # Drawn on the CPU: ranks with different devices must agree.
         order = to_device(torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed)), images.device)
         keys = self.key(gather_rows(images, sizes)[order[mine]])
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return gather_rows(keys, sizes)[inverse[mine]]
+        return gather_rows(keys, sizes)[order.argsort()[mine]]
 
     def after_step(self) -> None:
-        follow(self.key, self.query, self.momentum)
+        follow(self.key, self.branch, self.momentum)
         if self._fresh is not None:
             self.queue.push(*of_all_ranks(self._fresh))
             self._fresh = None
 
 
-def every_view_in_turn(
-    queries: Sequence[Tensor],
-    keys: Sequence[Tensor],
-    queue: Tensor | None,
-    intra_batch: bool,
-    labels: Tensor | None = None,
-    index: Tensor | None = None,
-    batch_negatives: bool = False,
-) -> tuple[Pairs, ...]:
-    """Return the pairs of CACR Algorithm 3: V of them, for queries and keys, V of (B, d) each, and a queue (Q, d).
+def every_view_in_turn(queries: Sequence[Tensor], keys: Sequence[Tensor], **settings: Any) -> tuple[Pairs, ...]:
+    """Return V `Pairs.cross` of queries and keys, V of (B, d) each: the keys of an image's other views are positives.
 
-    With two views, without a queue and with `batch_negatives` they are those of SimSiam, BYOL, MoCo v3 and NNCLR.
-
-    Source: CACR Algorithm 3, which has no `batch_negatives`. There a rank's queries see those of the same rank. Here
-    they see those of the whole batch.
+    With `queue` and `intra_batch` they are those of CACR Algorithm 3. There a rank's queries see those of the same
+    rank. Here they see those of the whole batch.
     """
     found = []
     for number, query in enumerate(queries):
         others = [key for other, key in enumerate(keys) if other != number]
-        found.append(
-            Pairs.cross(
-                query,
-                torch.stack(others, 1),
-                queue,
-                intra_batch,
-                labels,
-                batch_negatives=batch_negatives,
-                index=index,
-            )
-        )
+        found.append(Pairs.cross(query, torch.stack(others, 1), **settings))
     return tuple(found)

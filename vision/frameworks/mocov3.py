@@ -28,4 +28,3 @@ class MoCoV3(Following):
 
     table = MoCoV3Config
     projector = (3, "all")
-    called = "mocov3"

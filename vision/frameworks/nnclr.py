@@ -36,7 +36,6 @@ class NNCLR(Predicting):
 
     table = NNCLRConfig
     projector = (3, "all")
-    called = "nnclr"
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.config import Settings
-from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Setup, all_named, embedded, numbered
+from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import follow
 from dipole.vision.heads import Norm, mlp
@@ -46,7 +46,6 @@ class Predicting(OneBranch):
 
     table = PredictorConfig
     without_negatives = "the other images of the batch are negatives if the objective has some"
-    called: ClassVar[str]
 
     def __init__(
         self,
@@ -74,12 +73,8 @@ class Predicting(OneBranch):
         return config.encoder.hidden or config.encoder.dim
 
     @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        if views > 1:
-            anchors, keys = ([rows(images) for _ in range(views)] for _ in range(2))
-            yield cls.called, every_view_in_turn(anchors, keys, None, False, labels, batch_negatives=True)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+        return every_view_in_turn(rows(views).unbind(1), rows(views).unbind(1), labels=labels)
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return anchors and keys (B, d) of every view, from the projections (B, d) of every view."""
@@ -89,11 +84,10 @@ class Predicting(OneBranch):
         projected = [self.branch(view) for view in batch.views]
         self._spread = spread(projected[0].detach())
         anchors, keys = self.sides(batch, projected)
-        return embedded(numbered("anchor", anchors) | numbered("key", keys), batch, self.pair)
+        return embedded({"anchor": anchors, "key": keys}, batch, self.pair)
 
-    def pair(self, rows: dict[str, Tensor], seed: int) -> AnyPairs:
-        anchors, keys = all_named("anchor", rows), all_named("key", rows)
-        return every_view_in_turn(anchors, keys, None, False, rows.get("labels"), rows["index"], batch_negatives=True)
+    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+        return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows["index"])
 
     def metrics(self) -> dict[str, Tensor | float]:
         return {} if self._spread is None else {"spread": self._spread}

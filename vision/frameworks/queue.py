@@ -29,14 +29,13 @@ class Queue(nn.Module):
             self._filled = int(self.get_buffer("filled"))
         return self.all(dtype)[: self._filled]
 
+    @torch.no_grad()
     def push(self, rows: Tensor) -> None:
-        """Add rows (n, d). Of more than fit the last ones stay."""
-        store, place = self.get_buffer("rows"), self.get_buffer("place")
-        rows = F.normalize(rows.detach().to(store.dtype), dim=1)[-len(store) :]
-        index = (place + torch.arange(len(rows), device=store.device)) % len(store)
-        store[index] = rows
+        """Add rows (n, d) of all ranks. Of more than fit the last ones stay."""
+        store, place, filled = (self.get_buffer(name) for name in ("rows", "place", "filled"))
+        rows = F.normalize(rows.to(store.dtype), dim=1)[-len(store) :]
+        store[(place + torch.arange(len(rows), device=store.device)) % len(store)] = rows
         place.copy_((place + len(rows)) % len(store))
-        filled = self.get_buffer("filled")
         filled.copy_((filled + len(rows)).clamp_max(len(store)))
         if self._filled is not None:
             self._filled = min(self._filled + len(rows), len(store))

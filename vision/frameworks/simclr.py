@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
@@ -16,16 +15,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import generator
-from dipole.vision.frameworks.base import (
-    AnyPairs,
-    Batch,
-    OneBranch,
-    Setup,
-    all_named,
-    embedded,
-    numbered,
-    register_framework,
-)
+from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded, register_framework
 from dipole.vision.image_set import ImageSet
 from dipole.vision.order import Order
 from dipole.vision.pairs.labels import class_order
@@ -78,14 +68,12 @@ class SimCLR(OneBranch):
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         repel: Repel = config.own_table.negatives
-        columns = config.count if repel == "all" else 1
-        most = columns * (setup.batch_size - 1)
+        most = (setup.batch_size - 1) * (config.count if repel == "all" else 1)
         if config.negatives is not None and config.negatives > most:
             raise ConfigError(
                 f"vision.negatives: a batch of {setup.batch_size} with {config.count} views has "
-                f"{counted(most, 'negative')} per "
-                f"anchor with vision.simclr.negatives = {repel!r}, fewer than {config.negatives}. Raise "
-                "train.batch_size, or take method = 'moco' with a queue."
+                f"{counted(most, 'negative')} per anchor with vision.simclr.negatives = {repel!r}, fewer than "
+                f"{config.negatives}. Raise train.batch_size, or take method = 'moco' with a queue."
             )
         by_label = config.pairs == "labels"
         if by_label and repel != "all":
@@ -102,29 +90,23 @@ class SimCLR(OneBranch):
         return super().order(config, images, batch_size, world_size, seed)
 
     @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        if views > 1:
-            yield "simclr", Pairs.from_views([rows(images) for _ in range(views)], labels)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
+        return Pairs.from_views(rows(views).unbind(1), labels)
 
     def forward(self, batch: Batch) -> EncodedBatch:
         # One pass: batch norm sees all views together, as in the reference.
         z = self.branch(torch.cat(batch.views))
-        return embedded(numbered("view", z.chunk(len(batch.views))), batch, self.pair)
+        return embedded({"view": z.chunk(len(batch.views))}, batch, self.pair)
 
-    def pair(self, rows: dict[str, Tensor], seed: int) -> AnyPairs:
-        views = all_named("view", rows)
+    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+        views = rows["view"]
         if self.by_label:
             return Pairs.from_labels(views, rows["labels"], rows["index"])
         labels, index = rows.get("labels"), rows["index"]
-        if self.repel == "in-turn":
-            pairs = [
-                Pairs.from_views([view, *views[:number], *views[number + 1 :]], labels, index, "queries")
-                for number, view in enumerate(views)
-            ]
-        else:
-            pairs = [Pairs.from_views(views, labels, index, self.repel)]
+        pairs = []
+        for n in range(len(views) if self.repel == "in-turn" else 1):
+            in_order = [views[n], *views[:n], *views[n + 1 :]]
+            pairs.append(Pairs.from_views(in_order, labels, index, "all" if self.repel == "all" else "queries"))
         if self.negatives is not None:
             pairs = [keep_negatives(each, self.negatives, seed + n) for n, each in enumerate(pairs)]
         return pairs[0] if len(pairs) == 1 else tuple(pairs)

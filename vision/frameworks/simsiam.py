@@ -30,7 +30,6 @@ class SimSiam(Predicting):
 
     table = SimSiamConfig
     projector = (3, "all")
-    called = "simsiam"
 
     @classmethod
     def default_hidden(cls, config: VisionSettings) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -13,16 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
-from dipole.vision.frameworks.base import (
-    AnyPairs,
-    Batch,
-    OneBranch,
-    Setup,
-    all_named,
-    embedded,
-    numbered,
-    register_framework,
-)
+from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, embedded, register_framework
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
@@ -69,28 +59,19 @@ class MultiCrop(OneBranch):
         return [*super().augmentations(config), *(small.of_view(number) for number in numbers)]
 
     @classmethod
-    def samples(
-        cls, views: int, images: int, rows: Callable[..., Tensor], labels: Tensor | None
-    ) -> Iterator[tuple[str, AnyPairs]]:
-        if views > 1:
-            large = [rows(images) for _ in range(views)]
-            yield "swav", Pairs.from_crops(large, labels=labels)
-            yield "swav with a queue", Pairs.from_crops(large, queue=rows(images), labels=labels)
+    def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
+        return Pairs.from_crops(rows(views).unbind(1), labels=labels)
 
     def forward(self, batch: Batch) -> EncodedBatch:
         large, small = batch.views[: self.large], batch.views[self.large :]
         of_large = self.branch(torch.cat(large)).chunk(len(large))
-        rows = numbered("large", of_large)
-        if small:
-            rows |= numbered("small", self.branch(torch.cat(small)).chunk(len(small)))
+        of_small = self.branch(torch.cat(small)).chunk(len(small)) if small else ()
         self._fresh = [crop.detach() for crop in of_large]
-        return embedded(rows, batch, self.pair)
+        return embedded({"large": of_large, "small": of_small}, batch, self.pair)
 
-    def pair(self, rows: dict[str, Tensor], seed: int) -> Pairs:
-        large, small = all_named("large", rows), all_named("small", rows)
-        queue = None
-        if self.queue is not None:
-            queue = self.queue.past(large[0].dtype)
+    def pair(self, rows: dict[str, Any], seed: int) -> Pairs:
+        large, small = rows["large"], rows["small"]
+        queue = None if self.queue is None else self.queue.past(large[0].dtype)
         return Pairs.from_crops(large, small, queue, rows.get("labels"), rows["index"])
 
     def after_step(self) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -109,18 +108,17 @@ def _bytes(cell: Any) -> bytes:
         return bytes(file.read())
 
 
-@dataclass(frozen=True)
 class Numbered(Sequence[str]):
     """Names of a stream's images: the stream's name and a number."""
 
-    name: str
-    count: int
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
 
     def __len__(self) -> int:
-        return self.count
+        return self._count
 
     def __getitem__(self, place: Any) -> Any:
-        return f"{self.name}[{place}]"
+        return f"{self._name}[{place}]"
 
 
 class Forward:
