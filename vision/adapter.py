@@ -32,7 +32,7 @@ from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import Evaluation
-from dipole.vision.export import FORMATS, export_as
+from dipole.vision.export import FORMATS, TrainedModel, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.image_set import ImageSet
@@ -42,7 +42,6 @@ from dipole.vision.order import Order
 from dipole.vision.pairs import kind_of
 from dipole.vision.pairs.columns import PairedSet
 from dipole.vision.probes import ProbeConfig, check_labels
-from dipole.vision.trained_model import TrainedModel
 from dipole.vision.views import random_views
 
 if TYPE_CHECKING:

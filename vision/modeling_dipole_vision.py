@@ -63,20 +63,16 @@ def build(description: dict[str, Any]) -> nn.Module:
             chain.add_module(name, build(layer))
         return chain
     if kind == RESNET:
-        return small_stem_resnet(told)
+        # transformers' ResNet with a 3x3 stem of stride 1 without pooling, for images of 32 x 32.
+        config = ResNetConfig(**told)
+        model = ResNetModel(config)
+        stem: Any = model.embedder
+        stem.embedder.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
+        stem.pooler = nn.Identity()
+        return model
     if kind not in LAYERS:
         raise ValueError(f"unknown layer {kind!r}; known: {', '.join(LAYERS)}")
     return getattr(nn, kind)(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
-
-
-def small_stem_resnet(told: dict[str, Any]) -> nn.Module:
-    """Build transformers' ResNet with a 3x3 stem of stride 1 without pooling, for images of 32 x 32."""
-    config = ResNetConfig(**told)
-    model = ResNetModel(config)
-    stem: Any = model.embedder
-    stem.embedder.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
-    stem.pooler = nn.Identity()
-    return model
 
 
 class DipoleVisionConfig(PretrainedConfig):

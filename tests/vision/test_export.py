@@ -123,15 +123,16 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     import yaml
 
     from dipole.vision.encoders import EncoderConfig, build_encoder
-    from dipole.vision.export.detectron2 import export_detectron2
+    from dipole.vision.export.detectron2 import export
 
     seed_everything(2)
     encoder = build_encoder(EncoderConfig(name=name, stem="imagenet"), 3, 64)
     encoder.set_statistics([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
     encoder(torch.rand(8, 3, 64, 64))  # moves the running statistics
     encoder.eval()
-    adapter = SimpleNamespace(config=SimpleNamespace(encoder=SimpleNamespace(name=name)))
-    export_detectron2(adapter, encoder, tmp_path, RECORD)
+    config = SimpleNamespace(encoder=SimpleNamespace(name=name), method="simclr")
+    method = SimpleNamespace(trained_encoder=lambda: encoder)
+    export(SimpleNamespace(config=config, module=method, info={}), tmp_path, RECORD, None)
     stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
     assert stored["matching_heuristics"]
     assert {key: value.shape for key, value in stored["model"].items()} == detectron2_shapes(name)

@@ -1,5 +1,8 @@
 """ResNet-18 and -50 on transformers' implementation."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from torch import Tensor
 
 from dipole.vision.encoders.base import Encoder, EncoderSettings, Stem, register_encoder
@@ -13,11 +16,22 @@ class ResNetEncoder(Encoder):
         # Imported here: only a ResNet waits for transformers.
         from dipole.vision.resnet import StemResNetModel, resnet_config
 
-        self.model = StemResNetModel(resnet_config(name, stem, channels, share))
-        self.taps = {"pooled": list(self.model.config.hidden_sizes or ())[-1]}
+        config = resnet_config(name, stem, channels, share)
+        self.model: Any = StemResNetModel(config)
+        self.taps = {"pooled": list(config.hidden_sizes or ())[-1]}
 
     def forward(self, images: Tensor, tap: str | None = None) -> Tensor:
         return self.model(pixel_values=self.normalize(images)).pooler_output.flatten(1)
+
+    def layers(self) -> Iterator[tuple[int, int, int, Any]]:
+        """Yield (stage, block, place, layer) of each convolution with its norm: stage 0 the stem, place 0 a shortcut."""
+        yield 0, 0, 1, self.model.embedder.embedder
+        for stage, blocks in enumerate(self.model.encoder.stages, 1):
+            for number, block in enumerate(blocks.layers):
+                for place, layer in enumerate(block.layer, 1):
+                    yield stage, number, place, layer
+                if hasattr(block.shortcut, "convolution"):
+                    yield stage, number, 0, block.shortcut
 
 
 @register_encoder("resnet50")

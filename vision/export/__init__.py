@@ -4,6 +4,10 @@ FORMAT.py has a function `export(model, folder, record, objective)`, which fills
 card. It is imported when the format is used.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -12,13 +16,30 @@ from typing import TYPE_CHECKING, Any
 from dipole.core.utils.extras import needing
 
 if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
-    from dipole.vision.trained_model import TrainedModel
+    from dipole.vision.artifacts import KnownImages
+    from dipole.vision.config import VisionConfig
+    from dipole.vision.frameworks.base import Method
 
 FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))
 
 
-def export_as(to: str, model: "TrainedModel", folder: Path, record: Any, objective: "Composite | None" = None) -> None:
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained framework.
+
+    config: the [vision] table. module: the framework. images: the pretraining images. size: side of the views in
+    pixels. info: the record's description of the data. draw: (path, objective, when) writes the picture of a query.
+    """
+
+    config: VisionConfig
+    module: Method
+    images: KnownImages
+    size: int
+    info: dict[str, Any]
+    draw: Callable[[Path, Any, str], None]
+
+
+def export_as(to: str, model: TrainedModel, folder: Path, record: Any, objective: Any = None) -> None:
     """Write a run in one of `FORMATS` into an empty folder."""
     import_module(f"{__name__}.{to}").export(model, folder, record, objective)
 

@@ -2,7 +2,7 @@
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +11,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
-from dipole.vision.trained_model import TrainedModel
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
+from dipole.vision.export import TrainedModel
 
 # The settings of He et al. (2020) for an R50-C4 backbone; CACR App. C.2 trains on COCO for schedule "1x".
 BASE = """\
@@ -103,28 +100,25 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
             "images."
         )
     found: dict[str, np.ndarray] = {}
-
-    def take(block: Any, name: str) -> None:
-        """Add a convolution and its norm, of transformers' ResNetConvLayer or ResNetShortCut."""
-        found[f"{name}.weight"] = block.convolution.weight.detach().cpu().numpy()
+    for stage, number, place, layer in encoder.layers():
+        name = f"conv{place}" if place else "shortcut"
+        name = f"res{stage + 1}.{number}.{name}" if stage else f"stem.{name}"
+        found[f"{name}.weight"] = layer.convolution.weight.detach().cpu().numpy()
         for part in NORM:
-            found[f"{name}.norm.{part}"] = getattr(block.normalization, part).detach().cpu().numpy()
-
-    take(encoder.model.embedder.embedder, "stem.conv1")
-    stages: Any = encoder.model.encoder.stages
-    for stage, layers in enumerate(stages, 2):
-        for number, layer in enumerate(layers.layers):
-            name = f"res{stage}.{number}"
-            for place, block in enumerate(layer.layer, 1):
-                take(block, f"{name}.conv{place}")
-            if hasattr(layer.shortcut, "convolution"):
-                take(layer.shortcut, f"{name}.shortcut")
+            found[f"{name}.norm.{part}"] = getattr(layer.normalization, part).detach().cpu().numpy()
     return found
 
 
-def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
-    """Write the run's encoder and README.md; see `export_detectron2`."""
-    export_detectron2(model, model.module.trained_encoder(), folder, record)
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
+    """Write backbone.pkl, voc.yaml, coco.yaml and README.md of the run's encoder."""
+    encoder = model.module.trained_encoder()
+    with open(folder / "backbone.pkl", "wb") as file:
+        pickle.dump({"model": backbone(encoder), "__author__": "dipole", "matching_heuristics": True}, file)
+    network = {"depth": 50, "res2": 256} if model.config.encoder.name == "resnet50" else {"depth": 18, "res2": 64}
+    mean, std = ([f"{255 * value:.3f}" for value in encoder.get_buffer(name).tolist()] for name in ("mean", "std"))
+    for task, settings in TASKS.items():
+        text = BASE.format(**settings, **network, mean=", ".join(mean), std=", ".join(std))
+        (folder / f"{task}.yaml").write_text(text, encoding="utf-8")
     usage = """
 # in this folder, with detectron2's train_net.py
 train_net.py --config-file voc.yaml --num-gpus 8
@@ -133,19 +127,3 @@ train_net.py --config-file coco.yaml --num-gpus 8
     what = f"{model.config.encoder.name} as a detectron2 backbone: `backbone.pkl` holds its arrays under their names."
     card = Card(what, usage, "object-detection", "detectron2", ("vision",), NOTES)
     write_card(folder, card, record, model.info)
-
-
-def export_detectron2(model: TrainedModel, encoder: Encoder, folder: Path, record: Any) -> None:
-    """Write backbone.pkl, voc.yaml and coco.yaml into a folder."""
-    weights = backbone(encoder)
-    with open(folder / "backbone.pkl", "wb") as file:
-        pickle.dump({"model": weights, "__author__": "dipole", "matching_heuristics": True}, file)
-    bottleneck = model.config.encoder.name == "resnet50"
-    scale = {
-        name: ", ".join(f"{255 * value:.3f}" for value in encoder.get_buffer(name).tolist()) for name in ("mean", "std")
-    }
-    net = {"depth": 50, "res2": 256}
-    if not bottleneck:
-        net = {"depth": 18, "res2": 64}
-    for task, settings in TASKS.items():
-        (folder / f"{task}.yaml").write_text(BASE.format(**settings, **scale, **net), encoding="utf-8")

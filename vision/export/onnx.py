@@ -1,7 +1,7 @@
 """The features of the probes as an ONNX file: pixels in [0, 1] to features, for any number of images."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,8 @@ from torch import Tensor, nn
 from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
 from dipole.vision.encoders.processor import write_processor
-from dipole.vision.trained_model import TrainedModel
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
-    from dipole.vision.frameworks.base import Method
+from dipole.vision.export import TrainedModel
+from dipole.vision.frameworks.base import Method
 
 INPUT = "pixel_values"
 
@@ -21,7 +18,7 @@ INPUT = "pixel_values"
 class Features(nn.Module):
     """The features of a framework, of both encoders if it has two."""
 
-    def __init__(self, method: "Method") -> None:
+    def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
@@ -29,7 +26,7 @@ class Features(nn.Module):
         return self.method.features(pixel_values)
 
 
-def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write model.onnx, an image processor and README.md. onnxruntime must give the run's features."""
     channels, size = model.images.channels, model.size
     tried = [{INPUT: torch.rand(count, channels, size, size)} for count in (3, 1, 5)]

@@ -1,17 +1,14 @@
 """The picture of a query and its mini-batch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.text import counted
-from dipole.vision.trained_model import TrainedModel
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
+from dipole.vision.export import TrainedModel
 
 
-def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write query.png and README.md."""
     model.draw(folder / "query.png", objective, counted(record.epochs, "epoch"))
     what = "`query.png`: a query, its positives, and the negatives of greatest and least weight."

@@ -4,9 +4,8 @@ timm's ResNets have torchvision's names: conv1, bn1, layer1.0.conv1, layer1.0.bn
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,10 +14,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.resnet import ResNetEncoder
-from dipole.vision.trained_model import TrainedModel
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
+from dipole.vision.export import TrainedModel
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -40,38 +36,29 @@ def timm_weights(encoder: Encoder) -> dict[str, Tensor]:
             f"timm has no network like {name}; export a run whose vision.encoder.name is resnet18 or resnet50 with "
             "vision.encoder.stem = 'imagenet', or choose --to transformers or onnx."
         )
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in _resnet(encoder.model)}
+    found: dict[str, Tensor] = {}
+    for stage, number, place, layer in encoder.layers():
+        conv, norm = (f"conv{place}", f"bn{place}") if place else ("downsample.0", "downsample.1")
+        where = f"layer{stage}.{number}." if stage else ""
+        found[f"{where}{conv}.weight"] = layer.convolution.weight
+        for part in NORM:
+            found[f"{where}{norm}.{part}"] = getattr(layer.normalization, part)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
 
 
-def _resnet(model: Any) -> Iterator[tuple[str, Tensor]]:
-    yield from _conv_norm(model.embedder.embedder, "conv1", "bn1")
-    for stage, layers in enumerate(model.encoder.stages, 1):
-        for number, block in enumerate(layers.layers):
-            at = f"layer{stage}.{number}"
-            for place, layer in enumerate(block.layer, 1):
-                yield from _conv_norm(layer, f"{at}.conv{place}", f"{at}.bn{place}")
-            if hasattr(block.shortcut, "convolution"):
-                yield from _conv_norm(block.shortcut, f"{at}.downsample.0", f"{at}.downsample.1")
-
-
-def _conv_norm(layer: Any, conv: str, norm: str) -> Iterator[tuple[str, Tensor]]:
-    yield f"{conv}.weight", layer.convolution.weight
-    for part in NORM:
-        yield f"{norm}.{part}", getattr(layer.normalization, part)
-
-
-def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write model.safetensors, config.json as in timm's Hub folders, and README.md."""
     encoder = model.module.trained_encoder()
     weights = timm_weights(encoder)
-    name, channels, size = _architecture(encoder, model), model.images.channels, model.size
-    width = encoder.taps[encoder.last]
+    channels, size = model.images.channels, model.size
+    inner = getattr(getattr(encoder, "model", None), "config", None)
+    name = str(getattr(inner, "architecture", None) or model.config.encoder.name)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     mean, std = (encoder.get_buffer(part).tolist() for part in ("mean", "std"))
     config = {
         "architecture": name,
         "num_classes": 0,
-        "num_features": width,
+        "num_features": encoder.taps[encoder.last],
         "global_pool": "avg",
         "model_args": {"in_chans": channels},
         "pretrained_cfg": {
@@ -98,8 +85,3 @@ features = model(transform(image).unsqueeze(0))
 """
     what = f"A {name} (method {model.config.method}) under timm's names."
     write_card(folder, Card(what, usage, "image-feature-extraction", "timm", ("vision",)), record, model.info)
-
-
-def _architecture(encoder: Encoder, model: TrainedModel) -> str:
-    config = getattr(getattr(encoder, "model", None), "config", None)
-    return str(getattr(config, "architecture", None) or model.config.encoder.name)

@@ -6,9 +6,9 @@ A ResNet with the ImageNet stem, and any model of transformers, is written as a 
 """
 
 import json
-from importlib.resources import files
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,7 @@ from dipole.vision.encoders.hub import HubEncoder, read_pooled, size_options
 from dipole.vision.encoders.processor import FILE as PROCESSOR
 from dipole.vision.encoders.processor import write_processor
 from dipole.vision.encoders.resnet import ResNetEncoder
-from dipole.vision.trained_model import TrainedModel
-
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
+from dipole.vision.export import TrainedModel
 
 CODE = "modeling_dipole_vision"
 TASK = "image-feature-extraction"
@@ -59,21 +56,15 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
 
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        path = Path(folder)
-        if _kind(path) in ("", DipoleVisionConfig.model_type):
-            return modeling.DipoleVisionModel.from_pretrained(folder, *args, **kwargs)
-        return Normalised(path).eval()
-
-
-def _kind(folder: Path) -> str:
-    try:
-        return str(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", ""))
-    except (OSError, ValueError):
-        return ""
+        told = Path(folder) / "config.json"
+        kind = DipoleVisionConfig.model_type
+        if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("model_type", kind) != kind:
+            return Normalised(Path(folder)).eval()
+        return modeling.DipoleVisionModel.from_pretrained(folder, *args, **kwargs)
 
 
 @quietly()
-def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite | None") -> None:
+def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed.
 
     Raises:
@@ -88,36 +79,29 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: "Composite
             f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and none can be written that "
             f"ends with {tap!r}; choose --to onnx."
         )
-    plain = tap == encoder.last and _save_plain(encoder, folder, size)
-    if not plain:
+    is_plain = tap == encoder.last and (hasattr(encoder, "save_pretrained") or _has_imagenet_stem(encoder))
+    if not is_plain:
         _save_with_code(encoder, folder, channels, size, tap)
+    elif isinstance(encoder, ResNetEncoder):
+        plain = ResNetModel(ResNetConfig(**_fields(encoder)))
+        plain.load_state_dict(encoder.model.state_dict())
+        plain.save_pretrained(folder)
+        mean, std = (encoder.get_buffer(name).tolist() for name in ("mean", "std"))
+        write_processor(folder, size, channels, mean, std)
+    else:
+        encoder.save_pretrained(folder)  # type: ignore[operator]
     _check(model, folder)
-    write_card(folder, _card(model, plain), record, model.info)
+    write_card(folder, _card(model, encoder, is_plain), record, model.info)
 
 
-def _save_plain(encoder: Encoder, folder: Path, size: int) -> bool:
-    """Write the encoder as a model of transformers. Return False if there is none like it."""
-    save = getattr(encoder, "save_pretrained", None)
-    if save is not None:
-        save(folder)
-        return True
-    if not isinstance(encoder, ResNetEncoder) or encoder.model.config.stem != "imagenet":
-        return False
-    model = ResNetModel(ResNetConfig(**_fields(encoder)))
-    model.load_state_dict(encoder.model.state_dict())
-    model.save_pretrained(folder)
-    mean, std = (encoder.get_buffer(name).tolist() for name in ("mean", "std"))
-    write_processor(folder, size, encoder.model.config.num_channels, mean, std)
-    return True
+def _has_imagenet_stem(encoder: Encoder) -> bool:
+    return isinstance(encoder, ResNetEncoder) and encoder.model.config.stem == "imagenet"
 
 
 def _fields(encoder: ResNetEncoder) -> dict[str, Any]:
     """Return the settings that determine the shape of a ResNet."""
-    config = encoder.model.config
-    return {
-        name: getattr(config, name)
-        for name in ("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type")
-    }
+    names = ("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type")
+    return {name: getattr(encoder.model.config, name) for name in names}
 
 
 def describe(encoder: Encoder) -> list[Any]:
@@ -155,9 +139,7 @@ def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, ta
         weights = {name.replace("model.", inside, 1) if "." in name else name: w for name, w in weights.items()}
     model.load_state_dict(weights)
     model.eval().save_pretrained(folder)
-    (folder / f"{CODE}.py").write_text(
-        (files("dipole.vision") / f"{CODE}.py").read_text(encoding="utf-8"), encoding="utf-8"
-    )
+    shutil.copyfile(modeling.__file__, folder / f"{CODE}.py")
     write_processor(folder, size, channels)
 
 
@@ -172,9 +154,8 @@ def _check(model: TrainedModel, folder: Path) -> None:
         raise TrainingError(f"the exported folder {folder} gives features that differ by {off:.2g} from the run's")
 
 
-def _card(model: TrainedModel, plain: bool) -> Card:
-    trust = "" if plain else ", trust_remote_code=True"
-    encoder = model.module.trained_encoder()
+def _card(model: TrainedModel, encoder: Encoder, is_plain: bool) -> Card:
+    trust = "" if is_plain else ", trust_remote_code=True"
     options = "".join(f", {name}={value}" for name, value in size_options(getattr(encoder, "model", encoder)).items())
     output = encoder.expression if isinstance(encoder, HubEncoder) else "outputs.pooler_output.flatten(1)"
     usage = f"""
@@ -186,7 +167,7 @@ outputs = model(**processor(Image.open("image.png"), return_tensors="pt"){option
 features = {output}
 """
     notes = ""
-    if not plain:
+    if not is_plain:
         notes = (
             "The code of the model is in this folder and needs only torch and transformers. Mean and standard "
             "deviation of the training images are part of the weights. The image processor divides by 255."

@@ -9,7 +9,7 @@ from dipole.vision.settings import VisionSettings
 
 
 class Kind:
-    """A kind of pairs."""
+    """A kind of pairs: by default the views of an image are positives."""
 
     suggests_frameworks: bool = True
     """Whether another framework could carry an objective on the same pairs."""
@@ -25,13 +25,7 @@ class Kind:
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
         """Read the images of a [vision] table.
 
-        Args:
-            config: the table.
-            seed: of the run.
-            validation: share of the training images to test on instead of the test images.
-
-        Raises:
-            DataError: the data are missing, damaged or do not fit together.
+        validation: share of the training images to test on instead of the test images.
         """
         return load(config.data, seed, validation)
 

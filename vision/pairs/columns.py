@@ -19,11 +19,11 @@ from dipole.core.utils.rows import Asker, located_rows
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.data import Parts, check_same_shape, load
-from dipole.vision.decoding import Encoded, attempt, decode, describe, file_bytes
+from dipole.vision.decoding import attempt, decode, describe, file_bytes
 from dipole.vision.image_set import Images, ImageSet, taken
 from dipole.vision.pairs.base import Kind
 from dipole.vision.settings import VisionSettings
-from dipole.vision.sources import Decoding
+from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
 
 UTF8 = "utf-8"
@@ -166,19 +166,6 @@ def _groups(ids: Tensor) -> Tensor:
     return component[ids[:, 0]].unique(return_inverse=True)[1]
 
 
-@dataclass(frozen=True)
-class _File:
-    """An image of a table: the first place that names it, and its path or bytes."""
-
-    where: str
-    data: Path | bytes
-
-    def read(self) -> bytes:
-        if isinstance(self.data, bytes):
-            return self.data
-        return file_bytes(self.data)
-
-
 def read_pairs(
     source: str, columns: Sequence[str], captioned: bool, decoding: Decoding, split: str = "train"
 ) -> PairedSet:
@@ -202,7 +189,7 @@ def read_pairs(
     path = Path(source).expanduser()
     folder = path if path.is_dir() else path.parent
     located = source if source.startswith("hub:") else str(path)
-    files: dict[Path | bytes, _File] = {}
+    places: dict[Path | bytes, str] = {}  # of each distinct image, the first that names it
     rows: list[list[Path | bytes]] = []
     captions: list[str] = []
     incomplete = total = 0
@@ -218,8 +205,7 @@ def read_pairs(
             incomplete += 1
             continue
         for image in found:
-            shown = image if isinstance(image, Path) else "an image"
-            files.setdefault(image, _File(f"{where}: {shown}", image))
+            places.setdefault(image, f"{where}: {image if isinstance(image, Path) else 'an image'}")
         rows += [found] * len(texts)
         captions += texts
     if not rows:
@@ -228,9 +214,9 @@ def read_pairs(
         warnings.warn(
             f"{source}: {incomplete} of {counted(total, 'row')} lack one of {', '.join(names)}, left out", stacklevel=2
         )
-    number_of = {image: number for number, image in enumerate(files)}
+    number_of = {image: number for number, image in enumerate(places)}
     numbers = torch.tensor([[number_of[image] for image in row] for row in rows])
-    return _decoded(path.name, list(files.values()), numbers, captions if captioned else [], decoding)
+    return _decoded(path.name, list(places.items()), numbers, captions if captioned else [], decoding)
 
 
 def _check_columns(row: Any, names: Sequence[str], where: str) -> None:
@@ -244,44 +230,50 @@ def _check_columns(row: Any, names: Sequence[str], where: str) -> None:
             )
 
 
-def _decoded(name: str, files: Sequence[_File], rows: Tensor, captions: Sequence[str], decoding: Decoding) -> PairedSet:
+def _decoded(
+    name: str, files: Sequence[tuple[Path | bytes, str]], rows: Tensor, captions: Sequence[str], decoding: Decoding
+) -> PairedSet:
     """Decode the images of rows (n, C) of numbers of files. Leave out rows with a broken image, if that is allowed."""
-    shown = [file.where for file in files]
-    absent = [file.where for file in files if isinstance(file.data, Path) and not file.data.is_file()]
+    absent = [where for file, where in files if isinstance(file, Path) and not file.is_file()]
     if absent and decoding.on_corrupt == "refuse":
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
         raise DataError(
             f"{absent[0]}: no such image file{more}. Paths are relative to the table. Or set "
             "vision.data.on_corrupt = 'skip'. If the column holds captions, set vision.caption.encoder."
         )
-    # An image may be in many rows, and the memory limit is for all rows.
-    options = replace(decoding, memory=decoding.memory * len(files) / rows.numel())
-    # The labels tell which files could be decoded.
-    store = decode_all(name, shown, lambda i: files[i].read(), torch.arange(len(files)), (), options)
-    assert store.labels is not None
-    broken = list(store.skipped)
-    place = torch.full((len(files),), -1)
-    place[store.labels] = torch.arange(len(store))
-    if isinstance(store.images, Encoded) and decoding.on_corrupt == "skip":
-        # `Encoded` would replace a broken image by another one, which does not belong to the row: try all now.
+
+    def read(number: int) -> bytes:
+        file = files[number][0]
+        return file if isinstance(file, bytes) else file_bytes(file)
+
+    is_broken = torch.zeros(len(files), dtype=torch.bool)
+    broken: list[str] = []
+    if decoding.on_corrupt == "skip":
+        # Try all: an image that replaces a broken one later does not belong to the row.
+        def problem(number: int) -> str:
+            return attempt(lambda: read(number), lambda data: "" if decode(data, decoding.size).size else "empty")
+
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            tried = list(pool.map(lambda file: attempt(file.read, lambda data: decode(data, decoding.size)), files))
-        for number, found in enumerate(tried):
-            if isinstance(found, str):
-                place[number] = -1
-                broken.append(f"{shown[number]} ({found})")
-        if broken:
-            warnings.warn(f"skipped {describe(broken, len(files))}", stacklevel=2)
-    complete = (place[rows] >= 0).all(1).nonzero().flatten()
+            for number, found in enumerate(pool.map(problem, range(len(files)))):
+                if found:
+                    is_broken[number] = True
+                    broken.append(f"{files[number][1]} ({found})")
+    if broken:
+        warnings.warn(f"skipped {describe(broken, len(files))}", stacklevel=2)
+    complete = (~is_broken[rows]).all(1).nonzero().flatten()
     if not len(complete):
         raise DataError(f"{name}: {describe(broken, len(files))}, and no row is left.")
     rows = ids = rows[complete]
-    texts: tuple[str, ...] = ()
+    used, place = rows.unique(return_inverse=True)
+    numbers = used.tolist()
+    # An image may be in many rows, and the memory limit is for all rows.
+    options = replace(decoding, memory=decoding.memory * len(used) / rows.numel())
+    store = decode_all(name, [files[n][1] for n in numbers], lambda i: read(numbers[i]), None, (), options)
+    texts = tuple(captions[row] for row in complete.tolist()) if captions else ()
     if captions:
-        texts = tuple(captions[row] for row in complete.tolist())
         number_of = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         ids = torch.cat([rows, torch.tensor([[number_of[text]] for text in texts])], 1)
-    first, *others = (taken(store.images, column) for column in place[rows].unbind(1))
+    first, *others = (taken(store.images, column) for column in place.unbind(1))
     return PairedSet(name, first, skipped=tuple(broken), others=tuple(others), captions=texts, ids=ids)
 
 
