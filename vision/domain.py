@@ -12,6 +12,6 @@ VISION = Domain(
 TOY = Domain(
     name="toy",
     summary="points in the plane (LMCL Sec. 5.1): a linear map of four numbers, clustered by k-means",
-    adapter="dipole.vision.toy.adapter:ToyAdapter",
+    adapter="dipole.vision.toy:ToyAdapter",
     extra="vision",
 )

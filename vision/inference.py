@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from dipole.core.evaluation.probes import frozen
 from dipole.core.train.inference import Embedder, Inputs
+from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.pickles import refusal, safetensors_only
 from dipole.vision.decoding import attempt, decode, file_bytes
 from dipole.vision.image_ops import centre
 from dipole.vision.sources.folder import SUFFIXES
@@ -123,3 +125,30 @@ def to_tensor(picture: np.ndarray, channels: int) -> Tensor:
     if channels == 1:
         return torch.from_numpy(np.array(Image.fromarray(picture).convert("L")))[None]
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def onnx_features(file: Path) -> Callable[[Tensor], Tensor]:
+    """Return the features of an exported ONNX file as a function of pixels (n, C, H, W)."""
+    from dipole.core.train.onnx_file import check_onnx, run_onnx
+
+    check_onnx()
+    return lambda pixels: run_onnx(file, {"pixel_values": pixels.cpu()})
+
+
+def transformers_features(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the features of a saved model of transformers as a function of its `pixel_values`."""
+    from transformers import AutoConfig, AutoModel
+
+    from dipole.vision.encoders.hub import read_pooled
+    from dipole.vision.modeling_dipole_vision import DipoleVisionConfig, DipoleVisionModel
+
+    AutoConfig.register(DipoleVisionConfig.model_type, DipoleVisionConfig, exist_ok=True)
+    AutoModel.register(DipoleVisionConfig, DipoleVisionModel, exist_ok=True)
+    if refused := refusal(folder):
+        raise DataError(f"{folder} cannot be loaded: {refused}.")
+    try:
+        with quietly():
+            model: Any = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only())
+    except Exception as error:  # transformers, safetensors and the model each raise their own
+        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    return partial(read_pooled, model.eval().to(device))

@@ -33,37 +33,6 @@ class OnlineConfig(Settings):
         return self
 
 
-class Recorder:
-    """Records the features of encoders in a `with` block, without gradient."""
-
-    def __init__(self, encoders: Sequence[Encoder]) -> None:
-        self._features: list[list[Tensor]] = [[] for _ in encoders]
-        self._recording = False
-        for place, encoder in enumerate(encoders):
-            encoder.register_forward_hook(partial(self._record, place))
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Forget earlier features and record those of a block."""
-        self._features = [[] for _ in self._features]
-        self._recording = True
-        try:
-            yield
-        finally:
-            self._recording = False
-
-    @uncompiled
-    def _record(self, place: int, encoder: nn.Module, inputs: Any, features: Tensor) -> None:
-        if self._recording:
-            self._features[place].append(features.detach())
-
-    def take(self) -> Tensor:
-        """Return the features (n, d) of the last block, encoders side by side, and forget them."""
-        found = torch.cat([torch.cat(each).flatten(1).float() for each in self._features], 1)
-        self._features = [[] for _ in self._features]
-        return found
-
-
 class OnlineProbe:
     """Softmax regression W x + b from weights of zero, with one step of its own optimizer for each training step.
 
@@ -79,7 +48,6 @@ class OnlineProbe:
     """
 
     def __init__(self, config: OnlineConfig, encoders: Sequence[Encoder], classes: int, device: torch.device) -> None:
-        self.recorded = Recorder(encoders)
         self.steps = 0
         width = sum(encoder.taps[encoder.last] for encoder in encoders)
         self.weight = torch.zeros(classes, width, device=device, requires_grad=True)
@@ -91,10 +59,35 @@ class OnlineProbe:
         else:
             momentum = 0.9 if config.momentum is None else config.momentum
             self.optimizer = torch.optim.SGD(both, lr=rate, momentum=momentum, weight_decay=decay)
+        self._features: list[list[Tensor]] = [[] for _ in encoders]
+        self._recording = False
+        for place, encoder in enumerate(encoders):
+            encoder.register_forward_hook(partial(self._record, place))
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the encoders' features in a `with` block."""
+        self._features = [[] for _ in self._features]
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
+
+    @uncompiled
+    def _record(self, place: int, encoder: nn.Module, inputs: Any, features: Tensor) -> None:
+        if self._recording:
+            self._features[place].append(features.detach())
+
+    def _take(self) -> Tensor:
+        """Return the features (n, d) of the last block, encoders side by side, and forget them."""
+        found = torch.cat([torch.cat(each).flatten(1).float() for each in self._features], 1)
+        self._features = [[] for _ in self._features]
+        return found
 
     def step(self, labels: Tensor) -> dict[str, Tensor | float]:
         """Train on the recorded features of images with labels (B,), each view of the batch after the other."""
-        x = self.recorded.take()
+        x = self._take()
         y = labels.repeat(len(x) // len(labels))
         with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
             logits = x @ self.weight.T + self.bias
@@ -111,7 +104,7 @@ class OnlineProbe:
     @torch.no_grad()
     def correct(self, labels: Tensor) -> Tensor:
         """Count the recorded images that are classified correctly, with labels (n,)."""
-        return ((self.recorded.take() @ self.weight.T + self.bias).argmax(1) == labels).sum()
+        return ((self._take() @ self.weight.T + self.bias).argmax(1) == labels).sum()
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from dipole.core.cli import main
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
-from dipole.vision.toy.planar import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
+from dipole.vision.toy import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 
 
 def test_three_bars_are_three_bars():

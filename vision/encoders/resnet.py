@@ -24,7 +24,7 @@ class ResNetEncoder(Encoder):
         return self.model(pixel_values=self.normalize(images)).pooler_output.flatten(1)
 
     def layers(self) -> Iterator[tuple[int, int, int, Any]]:
-        """Yield (stage, block, place, layer) of each convolution with its norm: stage 0 the stem, place 0 a shortcut."""
+        """Yield (stage, block, place, layer) of each convolution with its norm. Stage 0: stem, place 0: shortcut."""
         yield 0, 0, 1, self.model.embedder.embedder
         for stage, blocks in enumerate(self.model.encoder.stages, 1):
             for number, block in enumerate(blocks.layers):

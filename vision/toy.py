@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, Unpack
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -17,11 +18,42 @@ from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import atomic_write
 from dipole.vision.encoders import EncoderConfig, build_encoder
-from dipole.vision.toy.planar import SETS
 
-if TYPE_CHECKING:
-    from dipole.core.objectives.objective import Composite
-    from dipole.core.train.run import Run
+BAR_LENGTH, BAR_WIDTH, BAR_DISTANCE = 2.9, 0.5, 1.0
+MOON_NOISE = 0.1
+
+
+def three_bars(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw points uniformly in three parallel bars: (n, 2) float32 with mean 0, labels (n,) in 0..2.
+
+    Bars of 2.9 x 0.5 with centre lines 1 apart: as wide as high, so that no direction has more variance. The paper
+    shows them in Figure 3 without coordinates.
+    """
+    labels = np.arange(points) % 3
+    along = rng.uniform(-BAR_LENGTH / 2, BAR_LENGTH / 2, points)
+    across = (labels - 1) * BAR_DISTANCE + rng.uniform(-BAR_WIDTH / 2, BAR_WIDTH / 2, points)
+    return _centred(np.stack([along, across], 1), labels)
+
+
+def nested_moons(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw two interleaved half circles (scikit-learn's moons) with noise: as `three_bars`, labels 0..1."""
+    labels = np.arange(points) % 2
+    angle = rng.uniform(0, np.pi, points)
+    upper = np.stack([np.cos(angle), np.sin(angle)], 1)
+    lower = np.stack([1 - np.cos(angle), 0.5 - np.sin(angle)], 1)
+    moons = np.where(labels[:, None] == 0, upper, lower) + MOON_NOISE * rng.normal(size=(points, 2))
+    return _centred(moons, labels)
+
+
+SETS: dict[str, Callable[[int, np.random.Generator], tuple[Tensor, Tensor]]] = {
+    "three-bars": three_bars,
+    "nested-moons": nested_moons,
+}
+
+
+def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+    # Centred, because a linear map without bias rotates and stretches about the origin.
+    return torch.from_numpy((points - points.mean(0)).astype(np.float32)), torch.from_numpy(labels)
 
 
 class ToyConfig(Settings):
@@ -84,10 +116,9 @@ class ToyAdapter(Adapter):
         return EncodedBatch(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
 
     def _map(self, points: Tensor) -> Tensor:
-        embedded: Tensor = self.module(points[:, :, None, None])
-        return embedded
+        return self.module(points[:, :, None, None])
 
-    def fit(self, run: "Run") -> None:
+    def fit(self, run: Any) -> None:
         if run.objective is None:
             torch.nn.init.eye_(self._matrix)
             return
@@ -96,7 +127,7 @@ class ToyAdapter(Adapter):
         run.train()
 
     @torch.no_grad()
-    def _choose_start(self, objective: "Composite") -> None:
+    def _choose_start(self, objective: Any) -> None:
         batches = list(self.batches(0))
         draws = torch.randn(self.config.starts, 2, 2, generator=self.seed.torch("model", "starts")) * self.config.scale
         losses = []
@@ -113,28 +144,25 @@ class ToyAdapter(Adapter):
             points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
         return self._map(points.to(self.device)).cpu(), labels
 
-    def evaluate(self, objective: "Composite | None") -> dict[str, float]:
+    def evaluate(self, objective: Any) -> dict[str, float]:
         embedded, labels = self.features("test")
         if objective is not None:
             embedded = objective.transform(embedded.to(self.device)).cpu()
-        if self.part == "test":
-            self._write_points(embedded)
+        if self.part == "test":  # for LMCL Figure 3
+            x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
+            text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
+            atomic_write(self.workdir / "points.json", text + "\n")
         return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
-
-    def _write_points(self, embedded: Tensor) -> None:
-        """Write the embedded points of LMCL Figure 3 into the run's folder."""
-        x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
-        text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
-        atomic_write(self.workdir / "points.json", text + "\n")
 
     def data_info(self) -> dict[str, Any]:
         content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()
+        parts = ["train", "test"] + ["validation"] * bool(self.validation)
         return {
             "name": self.config.data,
             "fingerprint": hashlib.sha256(content).hexdigest(),
-            "sizes": dict.fromkeys(("train", "test", *(["validation"] if self.validation else [])), len(self.points)),
+            "sizes": dict.fromkeys(parts, len(self.points)),
         }
 
 
-def _example(objective: "Composite", dim: int, count: int) -> Pairs:
+def _example(objective: Any, dim: int, count: int) -> Pairs:
     return Pairs.cross(torch.randn(count, dim), torch.randn(count, dim))
