@@ -95,9 +95,8 @@ class CaptionBranch(nn.Module):
         self.tokenizer = _tokenizer(source, self.model.config)
         self.limit = _limit(config, self.tokenizer, self.model)
         # SigLIP was trained on captions of one length and reads the last position.
-        self._padding = "longest"
-        if self.model.config.model_type.startswith("siglip"):
-            self._padding = "max_length"
+        is_siglip = self.model.config.model_type.startswith("siglip")
+        self._padding = "max_length" if is_siglip else "longest"
         features = self._inspect(config)
         fix_unused(self.model, features)
         fine_tune(self.model, config.freeze, config.lora, "vision.caption")
@@ -120,7 +119,6 @@ class CaptionBranch(nn.Module):
         self.model.eval()
         try:
             with torch.enable_grad():
-                # Without a mask: models read its values, which meta tensors do not have.
                 # Without a mask: models read its values, which meta tensors do not have.
                 outputs = self.model(input_ids=ids)
                 last = outputs.last_hidden_state

@@ -151,11 +151,6 @@ class Encoded:
         """(n, 3, size, size), as of a tensor."""
         return torch.Size((len(self.rows), 3, self.size, self.size))
 
-    @property
-    def is_forward(self) -> bool:
-        """Return whether images can only be read one after another."""
-        return self.stream is not None and self.stream.forward
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -171,9 +166,7 @@ class Encoded:
         return _stacked(self._map(index, lambda _, data: decode(data, self.size)))
 
     def crops(self, index: Tensor, boxes: Callable[[int, int, int], list[Box]], sizes: Sequence[int]) -> list[Tensor]:
-        """Cut views from the stored images.
-
-        A box is cut out before it is resized (bilinear, antialiased), as Pillow's and torchvision's crop do.
+        """Cut views from the stored images. A box is cut out before it is resized (bilinear, antialiased).
 
         Args:
             index: (k,) places in the set.
@@ -233,7 +226,7 @@ class Encoded:
         Args:
             count: about how many.
         """
-        if self.is_forward:
+        if self.stream is not None and self.stream.forward:
             return self[self.rows.argsort()[:count]]
         return self[slice(None, None, max(1, len(self) // count))]
 
@@ -243,7 +236,7 @@ class Encoded:
         rows = self.rows.tolist()
         digest.update("\n".join(os.path.basename(self.names[row]) for row in rows).encode())
         probed = rows[:: max(1, len(rows) // PROBED)]
-        if self.is_forward:
+        if self.stream is not None and self.stream.forward:
             probed = sorted(rows)[:PROBED]
         for row in probed:
             data = attempt(partial(self.read, row), bytes)

@@ -4,16 +4,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from dipole.core.record import RunRecord
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import DEFAULT_RUNS
-from dipole.core.utils.console import console
 from dipole.core.utils.drawing import check_drawing, new_figure
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, text_table
 
 OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")
 COLUMNS = {"all labels": "linear/accuracy", "5 labels per class": "few_shot/accuracy", "k-means": "kmeans/accuracy"}
@@ -41,32 +37,23 @@ def demo(
         if not quiet:
             print(f"[{number}/{len(objectives)}] {config.objective}", file=sys.stderr, flush=True)
         records.append(train(config, runs, quiet=quiet))
-    console().print(table(records))
+    print(table(records))
     draw_histograms(records, picture)
     return records
 
 
-def table(records: Sequence[RunRecord]) -> Table:
+def table(records: Sequence[RunRecord]) -> str:
     """Return the test accuracy of every record by probe, with the baselines of the first record below."""
     first = records[0]
+    rows = [("objective", *COLUMNS)]
+    for label, record, prefix in [
+        *((record.objective, record, "") for record in records),
+        *((label, first, f"{name}/") for label, name in BASELINES.items()),
+    ]:
+        values = [record.results.get(f"{prefix}{name}") for name in COLUMNS.values()]
+        rows.append((label, *("-" if value is None else f"{100 * value:.1f} %" for value in values)))
     title = f"{first.name}: test accuracy of frozen features, seed {first.seed}, {counted(first.epochs, 'epoch')}"
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("objective")
-    for column in COLUMNS:
-        grid.add_column(column, justify="right")
-    for record in records:
-        grid.add_row(record.objective, *(_percent(record, name) for name in COLUMNS.values()))
-    grid.add_section()
-    for label, prefix in BASELINES.items():
-        grid.add_row(label, *(_percent(first, f"{prefix}/{name}") for name in COLUMNS.values()))
-    return grid
-
-
-def _percent(record: RunRecord, name: str) -> str:
-    value = record.results.get(name)
-    if value is None:
-        return "-"
-    return f"{100 * value:.1f} %"
+    return f"{title}\n\n{text_table(rows)}\n"
 
 
 def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
@@ -94,15 +81,8 @@ def draw_histograms(records: Sequence[RunRecord], path: Path) -> None:
         accuracy = record.results.get("kmeans/accuracy")
         axis.set_title(record.objective, fontsize=9, family="monospace")
         if accuracy is not None:
-            axis.text(
-                0.97,
-                0.93,
-                f"k-means {100 * accuracy:.0f} %",
-                transform=axis.transAxes,
-                ha="right",
-                va="top",
-                fontsize=9,
-            )
+            where = {"transform": axis.transAxes, "ha": "right", "va": "top"}
+            axis.text(0.97, 0.93, f"k-means {100 * accuracy:.0f} %", fontsize=9, **where)
         axis.set_xlim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("distance D = (1 - cosine) / 2 of two test images' embeddings (no unit)", fontsize=10)

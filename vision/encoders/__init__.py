@@ -7,27 +7,14 @@ from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 from torch import nn
 
 from dipole.core.utils.plugins import import_all
-from dipole.vision.encoders.base import (
-    ENCODERS,
-    PREFIX,
-    Encoder,
-    EncoderSettings,
-    as_encoder,
-    builder,
-    is_prefixed,
-    register_encoder,
-)
+from dipole.vision.encoders.base import ENCODERS, PREFIX, Encoder, EncoderSettings, as_encoder, builder
 from dipole.vision.heads import mlp
-
-__all__ = ["Encoder", "EncoderConfig", "build_encoder", "build_projector", "register_encoder"]
 
 import_all(__name__)
 
 
 def _name(value: Any, check: Callable[[Any], Any]) -> Any:
-    if isinstance(value, str) and is_prefixed(value):
-        return value
-    return check(value)
+    return value if isinstance(value, str) and builder(value) is not None else check(value)
 
 
 if TYPE_CHECKING:
@@ -70,7 +57,9 @@ def build_encoder(config: EncoderSettings, channels: int, size: int, share: floa
     Raises:
         ConfigError: a setting does not fit the encoder or the images.
     """
-    encoder = as_encoder(builder(config.name)(channels, size, config, share), channels, size)
+    build = builder(config.name)
+    assert build is not None  # the configuration has checked it
+    encoder = as_encoder(build(channels, size, config, share), channels, size)
     encoder.check_tap(config.tap)
     if not config.is_hub and (config.mean or config.std):
         encoder.fix_statistics(config.mean or (0.0,), config.std or (1.0,))

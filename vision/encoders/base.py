@@ -25,7 +25,7 @@ __all__ = [
 
 PREFIX = "hub:"  # before the name or folder of a model of transformers
 Stem = Literal["cifar", "imagenet"]
-Pooling = Literal["cls", "mean", "max", "pooler"]
+Pooling = Literal["pooler", "cls", "mean", "max"]
 Statistics = tuple[float, ...]
 
 
@@ -255,15 +255,9 @@ def register_encoder(name: str) -> Callable[[Builder], Builder]:
     return decorate
 
 
-def is_prefixed(name: str) -> bool:
-    """Return whether a name begins with the prefix of a registered "prefix:what"."""
-    prefix, colon, rest = name.partition(":")
-    return bool(colon and rest) and any(each.startswith(f"{prefix}:") for each in ENCODERS)
-
-
-def builder(name: str) -> Builder:
-    """Return the function that builds the encoder of a name."""
+def builder(name: str) -> Builder | None:
+    """Return the function that builds the encoder of a name. None if there is none."""
     if name in ENCODERS:
         return ENCODERS[name]
-    prefix = name.partition(":")[0]
-    return next(build for each, build in ENCODERS.items() if each.startswith(f"{prefix}:"))
+    prefix, colon, rest = name.partition(":")
+    return next((build for each, build in ENCODERS.items() if colon and rest and each.startswith(f"{prefix}:")), None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -87,43 +88,21 @@ class HubEncoder(Encoder):
         if processor.mean is not None and channels in (1, inputs):
             self.fix_statistics(processor.mean, processor.std or (1.0,))
         self._options = size_options(self.model)
-        self.remarks = [*built.remarks(self.source), *self._differences(size, processor)]
-        self._inspect(channels, size, config, processor, built)
-        fine_tune(self.model, config.freeze, config.lora, "vision.encoder")
-        parameters = list(self.model.parameters())
-        self.described = {
-            **built.described(self.source),
-            "pooling": self.pooling,
-            "width": self.taps[self.last_tap],
-            "size": size,
-            "parameters": sum(each.numel() for each in parameters),
-            "frozen": sum(each.numel() for each in parameters if not each.requires_grad),
-        }
-
-    def _inspect(
-        self, channels: int, size: int, config: EncoderSettings, processor: Processor, built: backbone.Backbone
-    ) -> None:
-        """Run one black image to find the poolings, the widths and the unused parameters."""
-        self.model.eval()
-        try:
-            with torch.enable_grad():
-                outputs = self._outputs(torch.zeros(1, channels, size, size))
-        except Exception as error:  # each architecture refuses sizes in its own way
-            reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"vision.encoder.name: {type(self.model).__name__} of {self.source.text!r} cannot read images of "
-                f"{size} x {size} pixels ({reason}). Set vision.augment.size = {processor.size or 'larger'}."
-            ) from error
+        self.remarks: list[str] = built.remarks(self.source)
+        says = f"the image processor of {self.source.text} says"
+        if processor.size not in (None, size):
+            self.remarks.append(f"vision.augment.size: views are {size} pixels wide, {says} {processor.size}")
+        if processor.overridden is not None:
+            self.remarks.append(f"vision.encoder.mean, std: as set, {says} {processor.overridden}")
+        outputs = self._try(torch.zeros(1, channels, size, size), processor)
         last = outputs.last_hidden_state
-        pooler_is_random = any(name.partition(".")[0] == "pooler" for name in built.missing)
-        self.pooling = self._choose_pooling(config.pooling, outputs, pooler_is_random)
+        self._is_sequence = last.ndim == 3
+        has_class_token = self._is_sequence and _has_class_token(self.model)
+        self.pooling = self._choose_pooling(config.pooling, outputs, has_class_token, built.missing)
         self._of_hidden: Pooling = self.pooling
         if self.pooling == "pooler":
-            self._of_hidden = "cls" if last.ndim == 3 and _has_class_token(self.model) else "mean"
-        self._is_sequence = last.ndim == 3
-        self._prefix = 0
-        if self._is_sequence:
-            self._prefix = _tokens_before_patches(self.model, last, size)
+            self._of_hidden = "cls" if has_class_token else "mean"
+        self._prefix = _tokens_before_patches(self.model, last, size) if self._is_sequence else 0
         states = tuple(outputs.get("hidden_states") or ())
         # timm's ViTs do not return the input of the first layer.
         first = int(len(states) == len(layers(self.model).blocks))
@@ -134,50 +113,52 @@ class HubEncoder(Encoder):
         self.taps[self.last_tap] = features.shape[1]
         fix_unused(self.model, features)
         self.model.train()
+        fine_tune(self.model, config.freeze, config.lora, "vision.encoder")
+        parameters = list(self.model.parameters())
+        self.described = {
+            **built.described(self.source),
+            "pooling": self.pooling,
+            "width": features.shape[1],
+            "size": size,
+            "parameters": sum(each.numel() for each in parameters),
+            "frozen": sum(each.numel() for each in parameters if not each.requires_grad),
+        }
 
-    def _choose_pooling(self, wanted: Pooling | None, outputs: Any, pooler_is_random: bool) -> Pooling:
-        allowed: list[Pooling] = ["mean", "max"]
-        if outputs.last_hidden_state.ndim == 3 and _has_class_token(self.model):
-            allowed.insert(0, "cls")
-        if outputs.get("pooler_output") is not None:
-            allowed.insert(0, "pooler")
+    def _try(self, image: Tensor, processor: Processor) -> Any:
+        """Return all outputs for an image; without hidden states if the model has none."""
+        self.model.eval()
+        with torch.enable_grad():
+            try:
+                return self._run(image, output_hidden_states=True)
+            except Exception:
+                pass
+            try:
+                return self._run(image)
+            except Exception as error:  # each architecture refuses sizes in its own way
+                reason = str(error).strip().partition("\n")[0]
+                raise ConfigError(
+                    f"vision.encoder.name: {type(self.model).__name__} of {self.source.text!r} cannot read images of "
+                    f"{self._size} x {self._size} pixels ({reason}). Set vision.augment.size = "
+                    f"{processor.size or 'larger'}."
+                ) from error
+
+    def _choose_pooling(
+        self, wanted: Pooling | None, outputs: Any, has_class_token: bool, missing: Sequence[str]
+    ) -> Pooling:
+        possible = {"pooler": outputs.get("pooler_output") is not None, "cls": has_class_token}
+        allowed: list[Pooling] = [name for name in get_args(Pooling) if possible.get(name, True)]
         if wanted is not None and wanted not in allowed:
-            missing = "pooled output" if wanted == "pooler" else "class token"
+            absent = "pooled output" if wanted == "pooler" else "class token"
             raise ConfigError(
-                f"vision.encoder.pooling: {wanted!r} is not possible, {type(self.model).__name__} has no {missing}. "
+                f"vision.encoder.pooling: {wanted!r} is not possible, {type(self.model).__name__} has no {absent}. "
                 f"Allowed: {', '.join(allowed)}."
             )
-        if wanted is None and allowed[0] == "pooler" and pooler_is_random:
-            return allowed[1]
-        chosen = wanted or allowed[0]
-        if chosen == "pooler" and pooler_is_random:
-            self.remarks = [
-                *self.remarks,
-                "vision.encoder.pooling: the pooler is not among the weights and starts at random",
-            ]
-        return chosen
-
-    def _differences(self, size: int, processor: Processor) -> list[str]:
-        """Report settings that differ from the image processor's."""
-        lines = []
-        if processor.size is not None and processor.size != size:
-            lines.append(
-                f"vision.augment.size: views are {size} pixels wide, the image processor of {self.source.text} says "
-                f"{processor.size}"
-            )
-        if processor.overridden is not None:
-            lines.append(
-                f"vision.encoder.mean, std: as set, the image processor of {self.source.text} says "
-                f"{processor.overridden}"
-            )
-        return lines
-
-    def _outputs(self, image: Tensor) -> Any:
-        """Return all outputs; without hidden states if the model has none."""
-        try:
-            return self._run(image, output_hidden_states=True)
-        except Exception:
-            return self._run(image)
+        pooler_is_random = any(name.partition(".")[0] == "pooler" for name in missing)
+        if wanted is None:
+            return allowed[1] if pooler_is_random and allowed[0] == "pooler" else allowed[0]
+        if wanted == "pooler" and pooler_is_random:
+            self.remarks.append("vision.encoder.pooling: the pooler is not among the weights and starts at random")
+        return wanted
 
     def _run(self, images: Tensor, **options: Any) -> Any:
         # Normalising repeats a grey image over the channels of the mean.
@@ -258,12 +239,11 @@ def _channels(config: Any) -> int:
 
 def _with_fewer_channels(weights: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]:
     """Give each channel of the first layer an equal share of the sum over its old channels; keep other weights."""
-    found = {}
+    found = dict(weights)
     for name, weight in weights.items():
         shape = like[name].shape
         if weight.shape != shape:
-            weight = (weight.sum(1, keepdim=True) / shape[1]).expand(shape).clone()
-        found[name] = weight
+            found[name] = (weight.sum(1, keepdim=True) / shape[1]).expand(shape).clone()
     return found
 
 
