@@ -1,11 +1,7 @@
 """The adapter's promises: batches depend on the seed alone, ranks share them, evaluation leaves no trace."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from PIL import Image
 from pydantic import ValidationError
 
 from dipole import objective
@@ -13,10 +9,10 @@ from dipole.core.evaluation.probes import state_hash
 from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
 from dipole.core.utils.errors import ConfigError, DataError, OptionError
-from dipole.core.utils.seeding import Seeds, seed_everything
-from dipole.vision.adapter import VisionAdapter, VisionConfig
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.decoding import Encoded
+from tests.vision.made import make_adapter, png, unlabelled_file
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -26,18 +22,9 @@ SMALL = {
 }
 
 
-def adapter(batch_size=32, seed=0, rank=0, world_size=1, **settings):
-    config = VisionConfig.model_validate_json(json.dumps({**SMALL, **settings}))
-    seed_everything(Seeds(seed).model)
-    return VisionAdapter(
-        config,
-        seed=Seeds(seed),
-        device=torch.device("cpu"),
-        workdir=Path(),
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-    )
+def adapter(batch_size=32, seed=0, **settings):
+    context = {name: settings.pop(name) for name in ("rank", "world_size") if name in settings}
+    return make_adapter({**SMALL, **settings}, batch_size, seed, Seeds(seed).model, **context)
 
 
 def test_channels_last_is_a_matter_of_memory_alone(tmp_path):
@@ -140,10 +127,7 @@ def test_a_batch_of_one_is_refused_by_the_recipe():
 
 
 def test_probes_without_labels_are_refused(tmp_path):
-    import numpy as np
-
-    np.savez(tmp_path / "u.npz", images=np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8))
-    data = {"source": str(tmp_path / "u.npz")}
+    data = unlabelled_file(tmp_path)
     with pytest.raises(DataError, match="has a label, as the probes linear, few_shot, knn need"):
         adapter(data=data, batch_size=16)  # before a step, not after the last one
     a = adapter(data=data, batch_size=16, probe={"probes": []})
@@ -162,14 +146,19 @@ def test_misspelt_settings_are_named_together():
     assert "convex" in message
 
 
+def colour_folder(root, splits):
+    draw = torch.Generator().manual_seed(1)
+    for split in splits:
+        for name in ("a", "b"):
+            (root / split / name).mkdir(parents=True)
+            for number in range(8):
+                pixels = torch.randint(256, (12, 12, 3), dtype=torch.uint8, generator=draw)
+                (root / split / name / f"{number}.png").write_bytes(png(pixels.numpy()))
+    return {"source": str(root), "size": 12}
+
+
 def test_training_from_an_encoded_folder(tmp_path):
-    pixels = torch.randint(0, 256, (24, 8, 8, 3), generator=torch.Generator().manual_seed(0)).byte().numpy()
-    for i, image in enumerate(pixels):
-        folder = tmp_path / f"class{i % 2}"
-        folder.mkdir(exist_ok=True)
-        Image.fromarray(image).save(folder / f"{i:02d}.png")
-    table = {"source": str(tmp_path), "size": 8}
-    plain = {"size": 8, "jitter": 0.0, "grey": 0.0}
+    table, plain = colour_folder(tmp_path, ("",)), {"size": 12, "jitter": 0.0, "grey": 0.0}
     lazy = adapter(data={**table, "memory": 1e-6}, batch_size=4, augment=plain)
     whole = adapter(data=table, batch_size=4, augment=plain)
     for a, b in zip(lazy.batches(0), whole.batches(0), strict=True):
@@ -257,14 +246,7 @@ def test_the_linear_probe_on_random_crops_is_that_of_a_plain_loop(what):
 
 
 def test_crops_of_images_that_stay_encoded_are_the_same(tmp_path):
-    draw = torch.Generator().manual_seed(1)
-    for split in ("train", "test"):
-        for name in ("a", "b"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for number in range(8):
-                pixels = torch.randint(256, (12, 12, 3), dtype=torch.uint8, generator=draw)
-                Image.fromarray(pixels.numpy()).save(tmp_path / split / name / f"{number}.png")
-    table = {"source": str(tmp_path), "size": 12}
+    table = colour_folder(tmp_path, ("train", "test"))
     probe = {**CROPS, "epochs": 2, "crops": {}}
     whole = adapter(data=table, probe=probe, batch_size=4)
     lazy = adapter(data={**table, "memory": 1e-6}, probe=probe, batch_size=4)

@@ -1,21 +1,17 @@
 """No framework reads back from the device what it computes: a whole step of each on meta tensors."""
 
-import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from dipole import objective
 from dipole.core.train.optimizer import LARS
-from dipole.core.utils.seeding import Seeds, seed_everything
-from dipole.vision.adapter import VisionAdapter
 from dipole.vision.augment import Augmentation, AugmentConfig
-from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import lab
+from tests.vision.made import colour_file, make_adapter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from device_reads import META, no_cuda_waits, no_reads
@@ -44,24 +40,23 @@ OBJECTIVES = [
 
 @pytest.fixture(scope="module")
 def colour(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    path = tmp_path_factory.mktemp("data") / "colour.npz"
-    pixels = np.random.default_rng(0).integers(0, 256, (80, 10, 10, 3), dtype=np.uint8)
-    np.savez(path, images=pixels, labels=np.arange(80) % 4)
-    return {"source": str(path), "test": str(path)}
+    return colour_file(tmp_path_factory.mktemp("data"))
+
+
+def make(settings: dict, colour: dict[str, str], **context):
+    size = 18 if settings["method"] == "blocks" else 16
+    return make_adapter({**SMALL, "data": colour, **settings}, size, **context)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_framework_reads_nothing_back(settings: dict, colour: dict[str, str], tmp_path: Path) -> None:
-    config = VisionConfig.model_validate_json(json.dumps({**SMALL, "data": colour, **settings}))
-    seed_everything(0)
-    size = 18 if config.method == "blocks" else 16
-    adapter = VisionAdapter(config, seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=size)
+def test_a_framework_reads_nothing_back(settings: dict, colour: dict[str, str]) -> None:
+    adapter = make(settings, colour)
     found = next(iter(adapter.batches(0)))
     batch = Batch([view.to(META) for view in found.views], found.labels.to(META), found.rows.to(META), found.seed)
     adapter.module.to(META).train()
     lab(torch.zeros(1, 3, 2, 2, device=META))  # constants go to the device once
     for text in OBJECTIVES:
-        if text == "tuple" and config.negatives:
+        if text == "tuple" and "negatives" in settings:
             continue  # nobody knows a queue's classes
         term = objective(text, dim=adapter.embedding_dim).to(META)
         parameters = [p for p in [*adapter.module.parameters(), *term.parameters()] if p.requires_grad]
@@ -84,25 +79,13 @@ def test_the_augmentation_reads_nothing_back() -> None:
         assert Augmentation(config).apply(images, there).device == META
 
 
-def test_what_was_drawn_goes_to_the_device_in_one_piece() -> None:
-    """Packed and unpacked, every number is where it was."""
-    drawn = Augmentation(AugmentConfig(size=8)).draw(6, 12, 12, torch.Generator().manual_seed(0))
-    packed = drawn.to(META)
-    assert packed.order == drawn.order
-    for name in ("box", "flip", "hue", "sigma"):
-        assert getattr(packed, name).shape == getattr(drawn, name).shape
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_step_on_a_gpu_waits_for_nothing(settings: dict, colour: dict[str, str], tmp_path: Path) -> None:
+def test_a_step_on_a_gpu_waits_for_nothing(settings: dict, colour: dict[str, str]) -> None:
     """Batches over pinned memory, augmentation, encoder, loss, optimizer, and what follows it."""
-    config = VisionConfig.model_validate_json(json.dumps({**SMALL, "data": colour, **settings}))
-    seed_everything(0)
     device = torch.device("cuda")
-    size = 18 if config.method == "blocks" else 16
-    adapter = VisionAdapter(config, seed=Seeds(0), device=device, workdir=tmp_path, batch_size=size)
+    adapter = make(settings, colour, device=device)
     adapter.module.to(device).train()
     term = objective("infonce + dp", dim=adapter.embedding_dim).to(device)
     parameters = [p for p in [*adapter.module.parameters(), *term.parameters()] if p.requires_grad]

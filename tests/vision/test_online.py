@@ -1,11 +1,9 @@
 """The online linear probe: it learns, it is logged, and the encoder never notices."""
 
 import copy
-import json
 import os
 import tempfile
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,25 +13,21 @@ from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.seeding import Seeds
-from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
-from dipole.vision.online import OnlineConfig, OnlineProbe, Recorder
+from dipole.vision.online import OnlineConfig, OnlineProbe
 from tests.ranks import leaving_together, start_ranks
+from tests.vision.made import make_adapter, random_framework, unlabelled_file
 
 SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
          "vision.probe.baselines=false", "train.log_every=1"]  # fmt: skip
 ONLINE = "vision.probe.online={learning_rate=1e-2}"
 METHODS = {
     "simclr": [],
-    "moco": ["vision.method=moco", "vision.negatives=200"],
     "swav": ["vision.method=swav", "vision.swav.small_views=1", "vision.swav.small_size=8"],
     "blocks": ["vision.method=blocks", "vision.views=1", "train.batch_size=129", "objective=blocks"],
     "byol": ["vision.method=byol", "objective=regression"],
-    "microbatches": ["train.microbatch=50"],
-    "checkpointing": ["train.activation_checkpointing=true"],
+    "saving memory": ["train.microbatch=50", "train.activation_checkpointing=true"],
 }
 
 
@@ -125,10 +119,7 @@ def test_its_state_continues_it():
     again.load_state_dict(copy.deepcopy(probe.state_dict()))
     x, y = torch.rand(6, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1, 2])
     for each in (probe, again):
-        part = branch()
-        each.recorded = Recorder([part.encoder])
-        with each.recorded():
-            part(x)
+        each._features = [[branch().encoder(x).detach()]]
         each.step(y)
     assert torch.equal(probe.weight, again.weight)
 
@@ -157,10 +148,7 @@ def test_ranks_are_one_process(shares):
 def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
     """As in `dipole eval`, which has the encoder alone."""
     table = {"encoder": {"width": 4}, "data": {"limit": 64}, "probe": {"probes": ["knn"], "online": {}}}
-    a = VisionAdapter(
-        VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"),
-        workdir=tmp_path, batch_size=16,
-    )  # fmt: skip
+    a = make_adapter(table, workdir=tmp_path)
     assert "online/accuracy" not in a.evaluate(None)
     a.embed(next(iter(a.batches(0))))
     a.after_step()
@@ -172,12 +160,9 @@ def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
 
 
 def test_without_labels_it_is_refused(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "u.npz", images=pixels)
-    config = load(
-        "digits-simclr",
-        [*SHORT, ONLINE, f"vision.data.source={tmp_path}/u.npz", "train.batch_size=16", "vision.probe.probes=[]"],
-    ).config
+    source = unlabelled_file(tmp_path)["source"]
+    settings = [*SHORT, ONLINE, f"vision.data.source={source}", "train.batch_size=16", "vision.probe.probes=[]"]
+    config = load("digits-simclr", settings).config
     with pytest.raises(ConfigError, match=r"vision\.probe\.online: .*without a label.*leave the online probe out"):
         train(config, tmp_path, quiet=True)
 
@@ -190,14 +175,9 @@ def test_momentum_has_no_effect_with_adam():
 def test_both_halves_of_lab_stand_side_by_side():
     """CMC has two encoders, and the probe reads both."""
     table = {"method": "cmc", "encoder": {"name": "linear", "width": 8, "dim": 4}}
-    config = VisionConfig.model_validate_json(json.dumps(table))
-    from dipole.vision.frameworks.base import Setup
-    from dipole.vision.image_set import ImageSet
-
-    images = ImageSet("colour", torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8), torch.arange(20) % 2)
-    module = config.framework.from_config(config, Setup(images, 4, 10, config.encoder))
+    module, batch = random_framework(table, dtype=torch.float32)
     probe = OnlineProbe(OnlineConfig(), [each.encoder for each in module.branches()], 2, torch.device("cpu"))
-    views = torch.rand(10, 3, 4, 4)
+    (views,) = batch.views
     with probe.recorded():
         module.embedding(views)
-    torch.testing.assert_close(probe.recorded.take(), module.features(views).detach())
+    torch.testing.assert_close(probe._take(), module.features(views).detach())

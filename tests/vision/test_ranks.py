@@ -2,10 +2,8 @@
 
 import copy
 import itertools
-import json
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,39 +11,18 @@ import torch.distributed as dist
 
 from dipole import objective
 from dipole.core.objectives import gather
-from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
 from dipole.core.utils.distributed import gather_rows
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.seeding import Seeds, seed_everything
-from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
-from dipole.vision.frameworks.base import Batch, Branch, Setup
-from dipole.vision.image_set import ImageSet
 from tests.ranks import leaving_together, start_ranks
+from tests.vision.made import colour_file, encoded_batch, make_adapter, part_of, random_framework
 
 BATCH = 16
 
 
-def adapter(method, source, rank=0, world_size=1):
-    table = {
-        "method": method,
-        "encoder": {"name": "small-conv", "width": 4, "dim": 8},
-        "augment": {"size": 8},
-        "data": {"source": source, "test": source},
-        "negatives": 40,
-    }
-    config = VisionConfig.model_validate_json(json.dumps(table))
-    seed_everything(0)
-    return VisionAdapter(
-        config,
-        seed=Seeds(0),
-        device=torch.device("cpu"),
-        workdir=Path(),
-        batch_size=BATCH,
-        rank=rank,
-        world_size=world_size,
-    )
+def adapter(method, data, rank=0, world_size=1):
+    encoder = {"name": "small-conv", "width": 4, "dim": 8}
+    table = {"method": method, "encoder": encoder, "augment": {"size": 8}, "data": data, "negatives": 40}
+    return make_adapter(table, BATCH, rank=rank, world_size=world_size)
 
 
 # Every framework against one process -----------------------------------------------------------------------------
@@ -110,40 +87,18 @@ QUEUE_ALONE = (
 )  # fmt: skip
 
 
-def framework(name):
-    """A framework of linear encoders (no batch norm) in float64, and a batch of all images."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (60, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
-    images = ImageSet("random", pixels, torch.arange(60) % 3)
-    table = {
-        **FRAMEWORKS[name],
-        "encoder": {"name": "linear", "width": 6, "hidden": 6, "dim": 5, "projector_norm": "none"},
-    }
-    config = VisionConfig.model_validate_json(json.dumps(table))
-    seed_everything(1)
-    module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder)).double()
-    if config.method == "swav" and module.queue is not None:
-        module.queue.push(torch.randn(6, 5, dtype=torch.float64, generator=generator))
-    count = len(config.framework.augmentations(config))
-    views = [torch.rand(IMAGES, 3, SIDE, SIDE, dtype=torch.float64, generator=generator) for _ in range(count)]
-    rows = torch.randperm(60, generator=generator)[:IMAGES]
-    labels = torch.arange(IMAGES) // 2 % 3
-    return module, Batch(views, labels, rows, seed=7)
-
-
 def step(case, own=slice(None), microbatch=None):
     """Loss, gradients and buffers after one step of a case on some images of the batch; why not, where it cannot."""
     name, text = case
-    module, batch = framework(name)
+    # Linear encoders: no batch norm.
+    encoder = {"name": "linear", "width": 6, "hidden": 6, "dim": 5, "projector_norm": "none"}
+    module, batch = random_framework({**FRAMEWORKS[name], "encoder": encoder}, IMAGES, SIDE)
+    if name.startswith("swav") and module.queue is not None:
+        module.queue.push(torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     torch.manual_seed(2)
     loss_of = objective(text, dim=5).double()
-    mine = Batch([view[own] for view in batch.views], batch.labels[own], batch.rows[own], batch.seed)
-    branches = [part for part in module.modules() if isinstance(part, Branch)]
-    encoding = Encoding(branches, TrainConfig(steps=1, microbatch=microbatch), compiles=False)
     try:
-        with encoding():
-            embedded = module(mine)
-        outcome = loss_of(embedded)
+        outcome = loss_of(encoded_batch(module, part_of(batch, own), microbatch=microbatch))
     except PairsError as error:
         return {"error": str(error).partition(",")[0]}
     outcome.loss.backward()
@@ -227,7 +182,7 @@ def test_every_framework_on_ranks_is_one_process(many):
 
 def test_every_framework_in_microbatches_is_the_undivided_batch():
     """Queues, banks and momentum encoders included."""
-    for case in CASES:
+    for case in itertools.product(FRAMEWORKS, ("infonce + 0.1*dp", "barlow_twins")):
         whole, divided = step(case), step(case, microbatch=5)
         assert whole.get("error") == divided.get("error")
         if "error" not in whole:
@@ -277,12 +232,7 @@ def rank_main(rank, file, source, folder):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    import numpy as np
-
-    path = tmp_path_factory.mktemp("data") / "colour.npz"
-    pixels = np.random.default_rng(0).integers(0, 256, (80, 10, 10, 3), dtype=np.uint8)
-    np.savez(path, images=pixels, labels=np.arange(80) % 4)
-    return str(path)
+    return colour_file(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

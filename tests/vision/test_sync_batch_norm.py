@@ -1,7 +1,6 @@
 """Batch norm over ranks: N ranks of B/N are one process of B in every framework, statistics included."""
 
 import copy
-import json
 import os
 import tempfile
 
@@ -10,15 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dipole import objective
-from dipole.core.train.config import TrainConfig
-from dipole.core.train.memory_saving import Encoding
-from dipole.core.utils.seeding import seed_everything
 from dipole.core.utils.sync_batch_norm import synchronize
-from dipole.vision.config import VisionConfig
-from dipole.vision.frameworks.base import Batch, Branch, Setup
-from dipole.vision.image_set import ImageSet
 from tests.ranks import leaving_together, start_ranks
+from tests.vision.made import part_of, random_framework
+from tests.vision.made import step as one_step
 
 IMAGES, SIDE = 12, 8
 FRAMEWORKS = {
@@ -39,32 +33,13 @@ NORMS = {
 
 def step(name, own=slice(None), sync=False, **train):
     """Loss, gradients and buffers after a step of a framework whose encoder has batch norm."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (60, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
-    images = ImageSet("random", pixels, torch.arange(60) % 3)
-    table = {**FRAMEWORKS[name], "encoder": {"name": "small-conv", "width": 2, "hidden": 6, "dim": 5}}
-    config = VisionConfig.model_validate_json(json.dumps(table))
-    seed_everything(1)
-    module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder)).double()
-    count = len(config.framework.augmentations(config))
-    views = [torch.rand(IMAGES, 3, SIDE, SIDE, dtype=torch.float64, generator=generator) for _ in range(count)]
-    rows = torch.randperm(60, generator=generator)[:IMAGES]
-    labels = torch.arange(IMAGES) // 2 % 3
-    mine = Batch([view[own] for view in views], labels[own], rows[own], 7)
+    encoder = {"name": "small-conv", "width": 2, "hidden": 6, "dim": 5}
+    module, batch = random_framework({**FRAMEWORKS[name], "encoder": encoder}, IMAGES, SIDE)
     if sync:
         assert synchronize(module) == sum(isinstance(each, nn.BatchNorm2d) for each in module.modules()) > 0
-    branches = [part for part in module.modules() if isinstance(part, Branch)]
-    with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
-        embedded = module(mine)
-    loss = objective("infonce")(embedded).loss
-    loss.backward()
-    module.after_step()
-    return {
-        "loss": loss.detach(),
-        "gradients": [p.grad for p in module.parameters() if p.grad is not None],
-        "buffers": dict(module.named_buffers()),
-        "names": list(module.state_dict()),
-    }
+    found = one_step(module, part_of(batch, own), **train)
+    found["gradients"] = [gradient for gradient in found["gradients"].values() if gradient is not None]
+    return found | {"names": list(module.state_dict())}
 
 
 def norm_alone(make, own=slice(None), sync=False):

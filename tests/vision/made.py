@@ -1,0 +1,92 @@
+"""What the vision tests share: adapters, frameworks of random images, image files, and steps on several ranks."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dipole import objective
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.memory_saving import Encoding
+from dipole.core.utils.seeding import Seeds, seed_everything
+from dipole.vision.adapter import VisionAdapter
+from dipole.vision.config import VisionConfig
+from dipole.vision.frameworks.base import Batch, Branch, Setup
+from dipole.vision.image_set import ImageSet
+
+CPU = torch.device("cpu")
+
+
+def configured(table):
+    """The [vision] table as a recipe gives it."""
+    return VisionConfig.model_validate_json(json.dumps(table))
+
+
+def make_adapter(table, batch_size=16, seed=0, weights=None, **context):
+    """An adapter of a [vision] table, or of its configuration, whose networks are drawn by a seed."""
+    config = table if isinstance(table, VisionConfig) else configured(table)
+    seed_everything(seed if weights is None else weights)
+    context = {"device": CPU, "workdir": Path(), **context}
+    return VisionAdapter(config, seed=Seeds(seed), batch_size=batch_size, **context)
+
+
+def random_framework(table, images=12, side=4, total=60, dtype=torch.float64):
+    """A framework for random colour images of three classes, and a batch of its views."""
+    config = configured(table)
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (total, 3, side, side), dtype=torch.uint8, generator=generator)
+    known = ImageSet("random", pixels, torch.arange(total) % 3)
+    seed_everything(1)
+    module = config.framework.from_config(config, Setup(known, side, images, config.encoder)).to(dtype)
+    sides = [augment.size or side for augment in config.framework.augmentations(config)]
+    views = [torch.rand(images, 3, each, each, dtype=dtype, generator=generator) for each in sides]
+    rows = torch.randperm(total, generator=generator)[:images]
+    return module, Batch(views, torch.arange(images) // 2 % 3, rows, seed=7)
+
+
+def part_of(batch, own):
+    """The part of a batch that one rank has."""
+    return Batch([view[own] for view in batch.views], batch.labels[own], batch.rows[own], batch.seed)
+
+
+def encoded_batch(module, batch, **train):
+    """The rows of a batch, with the settings that save memory."""
+    branches = [part for part in module.modules() if isinstance(part, Branch)]
+    with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
+        return module(batch)
+
+
+def step(module, batch, text="infonce", **train):
+    """Loss, gradients and buffers after a step."""
+    loss = objective(text)(encoded_batch(module, batch, **train)).loss
+    loss.backward()
+    module.after_step()
+    gradients = {name: each.grad for name, each in module.named_parameters()}
+    return {"loss": loss.detach(), "gradients": gradients, "buffers": dict(module.named_buffers())}
+
+
+def colour_file(folder, side=10, count=80):
+    """Random colour images of four classes in an .npz, as settings of [vision.data]."""
+    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    path = Path(folder) / "colour.npz"
+    np.savez(path, images=pixels, labels=np.arange(count) % 4)
+    return {"source": str(path), "test": str(path)}
+
+
+def unlabelled_file(folder):
+    """Random grey images without labels in an .npz, as settings of [vision.data]."""
+    path = Path(folder) / "u.npz"
+    np.savez(path, images=np.random.default_rng(0).integers(0, 256, (64, 8, 8), dtype=np.uint8))
+    return {"source": str(path)}
+
+
+def png(pixels):
+    """The bytes of an image: an array (H, W, 3), or a seed of one of 10 x 14 pixels."""
+    if isinstance(pixels, int):
+        pixels = np.random.default_rng(pixels).integers(0, 256, (10, 14, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
