@@ -1,128 +1,245 @@
-"""An exported encoder gives the same features when transformers loads it back."""
+"""Exported folders give the features of the run in the libraries that load them."""
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
 
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.seeding import Seeds, seed_everything
-from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
+from dipole.core.utils.seeding import seed_everything
+from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.export import DipoleVisionModel
+from dipole.vision.exported import open_folder
+from tests.vision.made import CPU, colour_file, make_adapter
+from tests.without_dipole import WITHOUT_DIPOLE
 
-RECORD = SimpleNamespace(
-    name="r", objective="infonce", seed=0, epochs=1.0, results={"linear/accuracy": 0.5}, versions={}, hash="0" * 12
+ENCODERS = {
+    "small-conv": {"name": "small-conv", "width": 4},
+    "alexnet at fc6": {"name": "alexnet", "tap": "fc6"},
+    "linear": {"name": "linear", "width": 4},
+    "resnet18, small stem": {"name": "resnet18"},
+    "resnet18": {"name": "resnet18", "stem": "imagenet"},
+}
+PLAIN = {"resnet18"}
+
+
+def built(encoder, workdir, **table):
+    values = {"encoder": {**encoder, "dim": 8}, "augment": {"size": 32}} | table
+    adapter = make_adapter(values, 8, weights=1, workdir=workdir)
+    adapter.embed(next(iter(adapter.batches(0))))  # moves the running statistics of batch norm
+    adapter.module.eval()
+    return adapter
+
+
+def colour(tmp_path):
+    return {"data": {"source": colour_file(tmp_path, 32, 40)["source"], "limit": 16}}
+
+
+def record(**changes):
+    values = {
+        "name": "tiny", "objective": "infonce(temperature=0.2) + 0.1*dp", "seed": 0, "epochs": 1.0, "hash": "0" * 12,
+        "results": {"linear/accuracy": 0.5, "lost": None}, "versions": {},
+    }  # fmt: skip
+    return SimpleNamespace(**(values | changes))
+
+
+ALONE = (
+    WITHOUT_DIPOLE
+    + """
+import numpy, torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel
+given, picture = json.loads(sys.argv[1])
+for folder, code in given:
+    processor = AutoImageProcessor.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, **({"trust_remote_code": True} if code else {})).eval()
+    with torch.no_grad():
+        pixels = processor(Image.open(picture), return_tensors="pt")
+        numpy.save(folder + ".npy", model(**pixels).pooler_output.flatten(1).numpy())
+"""
 )
+
+
+def test_transformers_loads_the_folders_without_dipole(tmp_path):
+    table = colour(tmp_path)
+    adapters = {name: built(encoder, tmp_path, **table) for name, encoder in ENCODERS.items()}
+    for name, adapter in adapters.items():
+        (tmp_path / name).mkdir()
+        adapter.export("transformers", tmp_path / name, record())
+        assert any((tmp_path / name).glob("*.py")) == (name not in PLAIN)
+    assert json.loads((tmp_path / "resnet18" / "config.json").read_text())["model_type"] == "resnet"
+    image = next(iter(adapters.values())).parts.test.images[:1]
+    Image.fromarray(image[0].permute(1, 2, 0).numpy()).save(tmp_path / "one.png")
+    given = json.dumps([[[str(tmp_path / name), name not in PLAIN] for name in adapters], str(tmp_path / "one.png")])
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    for name, adapter in adapters.items():
+        with torch.no_grad():
+            wanted = adapter.module.features(image / 255)
+        found = torch.from_numpy(np.load(tmp_path / f"{name}.npy"))
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5, msg=name)
+        torch.testing.assert_close(
+            DipoleVisionModel.from_pretrained(tmp_path / name)(image / 255).pooler_output, wanted
+        )
+
+
+def test_a_layer_without_a_description_is_named(tmp_path):
+    from dipole.vision.encoders.base import Stages
+    from dipole.vision.export.transformers import describe
+
+    class Twice(torch.nn.Module):
+        pass
+
+    with pytest.raises(ConfigError, match=r"layer Twice.*Known layers: Conv2d"):
+        describe(Stages(3, {"all": torch.nn.Sequential(Twice())}, {"all": 3}))
 
 
 @pytest.mark.parametrize(
-    "encoder", [{"name": "small-conv", "width": 4}, {"name": "vgg16", "tap": "pooled"}, {"name": "resnet18"}]
+    ("encoder", "table"),
+    [
+        ({"name": "resnet18", "stem": "imagenet"}, {}),
+        pytest.param({"name": "small-conv", "width": 4}, {"method": "cmc", "negatives": 8}, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("method", ["simclr", "moco", "blocks", "swav"])
-def test_round_trip(tmp_path, encoder, method):
-    if method != "simclr" and encoder["name"] != "small-conv":
-        pytest.skip("one encoder suffices for the other methods")
-    table = {"method": method, "encoder": {**encoder, "dim": 8}, "augment": {"size": 16}, "data": {"limit": 32}}
-    if method == "moco":
-        table["negatives"] = 8
-    config = VisionConfig.model_validate_json(json.dumps(table))
-    seed_everything(1)
-    a = VisionAdapter(
-        config, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=9 if method == "blocks" else 8
-    )
-    a.embed(next(iter(a.batches(0))))  # moves the running statistics of batch norm
-    a.module.eval()
-    a.export("transformers", tmp_path, RECORD)
-    loaded = DipoleVisionModel.from_pretrained(tmp_path).eval()
-    images = torch.rand(3, 1, 16, 16)
+def test_onnx_gives_the_same_features(tmp_path, encoder, table):
+    adapter = built(encoder, tmp_path, **colour(tmp_path), **table)
+    out = tmp_path / "out"
+    out.mkdir()
+    adapter.export("onnx", out, record())
+    images = adapter.parts.test.images[:6]
     with torch.no_grad():
-        torch.testing.assert_close(loaded(images).pooler_output, a.module.features(images), atol=0, rtol=0)
-    card = (tmp_path / "README.md").read_text()
-    assert "infonce" in card
-    assert a.data_info()["fingerprint"] in card
+        wanted = adapter.module.features(images / 255)
+    torch.testing.assert_close(open_folder(out, CPU, None).vectors(list(images)), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_two_encoders_cannot_be_one_model(tmp_path):
-    from dipole.vision.encoders import EncoderConfig, build_encoder
-    from dipole.vision.frameworks.base import Branch
-    from dipole.vision.frameworks.cmc import CMC
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_timm_finds_its_names_shapes_and_features(tmp_path, name):
+    table = colour(tmp_path)
+    adapter = built({"name": name, "stem": "imagenet"}, tmp_path, **table)
+    out = tmp_path / "out"
+    out.mkdir()
+    adapter.export("timm", out, record())
+    weights = load_file(out / "model.safetensors")
+    shapes = {key: tuple(value.shape) for key, value in weights.items() if value.ndim}
+    assert shapes == network_shapes(name, of_timm)
+    assert sum(key.endswith(".num_batches_tracked") for key in weights) == len(weights) - len(shapes)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["architecture"], config["num_classes"]) == (name, 0)
+    mean, std = (torch.tensor(config["pretrained_cfg"][part])[:, None, None] for part in ("mean", "std"))
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        found = network_features(weights, (images - mean) / std, name, of_timm)
+        torch.testing.assert_close(found, adapter.module.features(images), atol=1e-4, rtol=1e-4)
 
-    light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
-    with pytest.raises(ConfigError, match="two encoders"):
-        CMC(light, colour).trained_encoder()
+
+def test_timm_has_no_other_networks():
+    from dipole.vision.export.timm import timm_weights
+
+    for settings in ({"name": "small-conv"}, {"name": "resnet18"}):
+        with pytest.raises(ConfigError, match="timm has no network like"):
+            timm_weights(build_encoder(EncoderConfig(**settings), 3, 32))
 
 
-# What detectron2's resnet.py builds (BasicStem, BottleneckBlock, BasicBlock), written down from its published code.
-DETECTRON2 = {"resnet50": ((3, 4, 6, 3), True), "resnet18": ((2, 2, 2, 2), False)}
+@pytest.mark.parametrize("to", ["transformers", "timm", "detectron2", "picture"])
+def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
+    from huggingface_hub import ModelCard
+
+    adapter = built({"name": "resnet18", "stem": "imagenet"}, Path(), **colour(tmp_path))
+    out = tmp_path / "out"
+    out.mkdir()
+    adapter.export(to, out, record())
+    card = ModelCard.load(out / "README.md")
+    assert card.data.license == "unknown"
+    assert "dipole" in card.data.tags
+    (result,) = card.data.eval_results
+    assert (result.metric_name, result.metric_value) == ("linear/accuracy", 0.5)
+    assert "0.1 x `dp`" in card.text
+    assert adapter.data_info()["fingerprint"] in card.text
 
 
-def detectron2_shapes(name):
-    """Name -> shape of every weight of detectron2's ResNet of depth 50 or 18."""
-    depths, bottleneck = DETECTRON2[name]
+# What detectron2's resnet.py and timm's build (torchvision's ResNets), written down from their published code.
+NETWORKS = {"resnet18": ((2, 2, 2, 2), False), "resnet50": ((3, 4, 6, 3), True)}
+STATISTICS = ("running_mean", "running_var", "weight", "bias")
+
+
+def of_detectron2(stage, block, place):
+    """Names of a convolution and its norm: stage 0 is the stem, place 0 the shortcut."""
+    name = f"conv{place}" if place else "shortcut"
+    at = f"res{stage + 1}.{block}.{name}" if stage else f"stem.{name}"
+    return at, f"{at}.norm"
+
+
+def of_timm(stage, block, place):
+    at = f"layer{stage}.{block}." if stage else ""
+    return (f"{at}conv{place}", f"{at}bn{place}") if place else (f"{at}downsample.0", f"{at}downsample.1")
+
+
+def network_shapes(network, names):
+    """Name -> shape of every weight of a ResNet without its classifier."""
+    depths, bottleneck = NETWORKS[network]
     shapes = {}
 
-    def conv(at, outputs, inputs, size):
-        shapes[f"{at}.weight"] = (outputs, inputs, size, size)
-        shapes.update({f"{at}.norm.{part}": (outputs,) for part in ("weight", "bias", "running_mean", "running_var")})
+    def layer(stage, block, place, outputs, inputs, size):
+        conv, norm = names(stage, block, place)
+        shapes[f"{conv}.weight"] = (outputs, inputs, size, size)
+        shapes.update({f"{norm}.{part}": (outputs,) for part in STATISTICS})
 
-    conv("stem.conv1", 64, 3, 7)
+    layer(0, 0, 1, 64, 3, 7)
     inputs = 64
-    for stage, depth in enumerate(depths, 2):
-        narrow = 64 * 2 ** (stage - 2)
+    for stage, depth in enumerate(depths, 1):
+        narrow = 64 * 2 ** (stage - 1)
         outputs = 4 * narrow if bottleneck else narrow
         for block in range(depth):
-            at = f"res{stage}.{block}"
-            if inputs != outputs:
-                conv(f"{at}.shortcut", outputs, inputs, 1)
+            sizes = [(outputs, inputs, 3), (outputs, outputs, 3)]
             if bottleneck:
-                conv(f"{at}.conv1", narrow, inputs, 1)
-                conv(f"{at}.conv2", narrow, narrow, 3)
-                conv(f"{at}.conv3", outputs, narrow, 1)
-            else:
-                conv(f"{at}.conv1", outputs, inputs, 3)
-                conv(f"{at}.conv2", outputs, outputs, 3)
+                sizes = [(narrow, inputs, 1), (narrow, narrow, 3), (outputs, narrow, 1)]
+            for place, size in enumerate(sizes, 1):
+                layer(stage, block, place, *size)
+            if inputs != outputs:
+                layer(stage, block, 0, outputs, inputs, 1)
             inputs = outputs
     return shapes
 
 
-def detectron2_features(weights, x, name):
-    """The pooled output of detectron2's forward pass: stride in the 3x3 convolution, ReLU after the sum."""
-    import torch.nn.functional as F
+def network_features(w, x, network, names):
+    """The pooled output of a ResNet: stride in the 3x3 convolution, ReLU after the sum."""
 
-    w = {key: torch.from_numpy(value) for key, value in weights.items()}
+    def layer(at, x, stride=1, padding=0):
+        conv, norm = names(*at)
+        x = F.conv2d(x, w[f"{conv}.weight"], stride=stride, padding=padding)
+        return F.batch_norm(x, *(w[f"{norm}.{part}"] for part in STATISTICS))
 
-    def conv(at, x, stride=1, padding=0):
-        x = F.conv2d(x, w[f"{at}.weight"], stride=stride, padding=padding)
-        norm = [w[f"{at}.norm.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
-        return F.batch_norm(x, *norm)
-
-    depths, bottleneck = DETECTRON2[name]
-    x = F.max_pool2d(conv("stem.conv1", x, 2, 3).relu(), 3, 2, 1)
-    for stage, depth in enumerate(depths, 2):
+    depths, bottleneck = NETWORKS[network]
+    x = F.max_pool2d(layer((0, 0, 1), x, 2, 3).relu(), 3, 2, 1)
+    for stage, depth in enumerate(depths, 1):
         for block in range(depth):
-            at, stride = f"res{stage}.{block}", 2 if stage > 2 and block == 0 else 1
-            short = conv(f"{at}.shortcut", x, stride) if f"{at}.shortcut.weight" in w else x
+            stride, short = 2 if stage > 1 and block == 0 else 1, x
+            if f"{names(stage, block, 0)[0]}.weight" in w:
+                short = layer((stage, block, 0), x, stride)
             if bottleneck:
-                y = conv(f"{at}.conv1", x).relu()
-                y = conv(f"{at}.conv3", conv(f"{at}.conv2", y, stride, 1).relu())
+                y = layer((stage, block, 2), layer((stage, block, 1), x).relu(), stride, 1).relu()
+                y = layer((stage, block, 3), y)
             else:
-                y = conv(f"{at}.conv2", conv(f"{at}.conv1", x, stride, 1).relu(), padding=1)
+                y = layer((stage, block, 2), layer((stage, block, 1), x, stride, 1).relu(), 1, 1)
             x = (y + short).relu()
     return x.mean((2, 3))
 
 
-@pytest.mark.parametrize("name", DETECTRON2)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
-    import pickle
-
-    import yaml
-
-    from dipole.vision.encoders import EncoderConfig, build_encoder
     from dipole.vision.export.detectron2 import export
 
     seed_everything(2)
@@ -132,10 +249,10 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     encoder.eval()
     config = SimpleNamespace(encoder=SimpleNamespace(name=name), method="simclr")
     method = SimpleNamespace(trained_encoder=lambda: encoder)
-    export(SimpleNamespace(config=config, module=method, info={}), tmp_path, RECORD, None)
+    export(SimpleNamespace(config=config, module=method, info={}), tmp_path, record(), None)
     stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
     assert stored["matching_heuristics"]
-    assert {key: value.shape for key, value in stored["model"].items()} == detectron2_shapes(name)
+    assert {key: value.shape for key, value in stored["model"].items()} == network_shapes(name, of_detectron2)
     images = torch.rand(2, 3, 64, 64)
     for task, classes in (("voc", 20), ("coco", 80)):
         model = yaml.safe_load((tmp_path / f"{task}.yaml").read_text())["MODEL"]
@@ -144,7 +261,8 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
         assert (model["RESNETS"]["DEPTH"], model["RESNETS"]["STRIDE_IN_1X1"]) == (int(name[6:]), False)
     mean, std = (torch.tensor(model[f"PIXEL_{part}"])[:, None, None] for part in ("MEAN", "STD"))
     with torch.no_grad():  # detectron2 sees pixels of 0 to 255
-        found = detectron2_features(stored["model"], (255 * images - mean) / std, name)
+        weights = {key: torch.from_numpy(value) for key, value in stored["model"].items()}
+        found = network_features(weights, (255 * images - mean) / std, name, of_detectron2)
         torch.testing.assert_close(found, encoder(images), atol=1e-4, rtol=1e-4)
 
 
@@ -157,7 +275,6 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     ],
 )
 def test_detectron2_has_no_other_backbones(table, channels, message):
-    from dipole.vision.encoders import EncoderConfig, build_encoder
     from dipole.vision.export.detectron2 import backbone
 
     with pytest.raises(ConfigError, match=message):
@@ -189,3 +306,12 @@ def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
         assert (tmp_path / to / file).stat().st_size > 1000
     loaded = DipoleVisionModel.from_pretrained(tmp_path / "transformers").eval()
     assert loaded(torch.rand(2, 3, 16, 16)).pooler_output.shape == (2, 512)
+
+
+def test_two_encoders_cannot_be_one_model(tmp_path):
+    from dipole.vision.frameworks.base import Branch
+    from dipole.vision.frameworks.cmc import CMC
+
+    light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
+    with pytest.raises(ConfigError, match="two encoders"):
+        CMC(light, colour).trained_encoder()

@@ -17,14 +17,15 @@ from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.seeding import Seeds, seed_everything
+from dipole.core.utils.seeding import seed_everything
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.encoders.hub import HubEncoder
 from dipole.vision.encoders.processor import Processor, from_settings
-from dipole.vision.frameworks.base import Batch, Branch, Setup
+from dipole.vision.frameworks.base import Setup
 from dipole.vision.image_set import ImageSet
+from tests.vision.made import configured, make_adapter, random_framework
+from tests.vision.made import step as one_step
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 SIDE, IMAGES = 16, 6
@@ -206,8 +207,7 @@ def test_what_a_processor_says(said, expected):
 
 
 def vision(folder, **settings):
-    table = {"encoder": {"name": f"hub:{folder}", "dim": 5, **settings.pop("encoder", {})}, **settings}
-    return VisionConfig.model_validate_json(json.dumps(table))
+    return configured(table(folder, **settings))
 
 
 def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
@@ -240,38 +240,27 @@ FRAMEWORKS = {
 }
 
 
-def framework(config):
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (20, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
-    images = ImageSet("random", pixels, torch.arange(20) % 3)
-    seed_everything(1)
-    module = config.framework.from_config(config, Setup(images, SIDE, IMAGES, config.encoder))
-    views = [
-        torch.rand(IMAGES, 3, augment.size or SIDE, augment.size or SIDE, generator=generator)
-        for augment in config.framework.augmentations(config)
-    ]
-    return module, Batch(views, torch.arange(IMAGES) // 2 % 3, torch.arange(IMAGES), 7)
+def table(folder, **settings):
+    return {"encoder": {"name": f"hub:{folder}", "dim": 5, **settings.pop("encoder", {})}, **settings}
 
 
-def step(config, **train):
-    """Gradients and buffers after a step, and the module."""
-    module, batch = framework(config)
+def framework(folder, **settings):
+    return random_framework(table(folder, **settings), IMAGES, SIDE, 20, torch.float32)
+
+
+def step(folder, settings, **train):
+    """A module after a step, its gradients and its buffers."""
+    module, batch = framework(folder, **settings)
     module.train()
     torch.manual_seed(5)
-    branches = [part for part in module.modules() if isinstance(part, Branch)]
-    with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
-        embedded = module(batch)
-    loss = objective("infonce")(embedded).loss
-    loss.backward()
-    module.after_step()
-    grads = {name: each.grad for name, each in module.named_parameters()}
-    return module, grads, {name: each.clone() for name, each in module.named_buffers()}
+    found = one_step(module, batch, **train)
+    return module, found["gradients"], {name: each.clone() for name, each in found["buffers"].items()}
 
 
 @pytest.mark.parametrize("method", FRAMEWORKS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_framework_trains_them(models, method, name):
-    module, grads, _ = step(vision(models / name, **FRAMEWORKS[method]))
+    module, grads, _ = step(models / name, FRAMEWORKS[method])
     learning = {n for n, each in module.named_parameters() if each.requires_grad}
     # Several ranks wait for the gradient of everything that learns.
     assert learning == {n for n, grad in grads.items() if grad is not None}
@@ -283,12 +272,12 @@ def test_every_framework_trains_them(models, method, name):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_less_memory_changes_nothing(models, name):
-    config = vision(models / name, encoder={"freeze": 1})
-    _, whole, buffers = step(config)
+    settings = {"encoder": {"freeze": 1}}
+    _, whole, buffers = step(models / name, settings)
     for train in ({"activation_checkpointing": True}, {"microbatch": 4}):
         if name in ("resnet", "dinov2") and "microbatch" in train:
             continue  # batch norm sees one microbatch, and each microbatch drops its own paths (next test)
-        _, grads, left = step(config, **train)
+        _, grads, left = step(models / name, settings, **train)
         for parameter, grad in whole.items():
             assert (grad is None) == (grads[parameter] is None)
             assert grad is None or torch.allclose(grad, grads[parameter], atol=1e-6), (train, parameter)
@@ -299,8 +288,8 @@ def test_microbatches_of_dinov2_without_dropped_paths_change_nothing(models, tmp
     folder = shutil.copytree(models / "dinov2", tmp_path / "dinov2")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"drop_path_rate": 0.0}))
-    config = vision(folder, encoder={"freeze": 1})
-    whole, parts = step(config)[1], step(config, microbatch=4)[1]
+    freeze = {"encoder": {"freeze": 1}}
+    whole, parts = step(folder, freeze)[1], step(folder, freeze, microbatch=4)[1]
     for parameter, grad in whole.items():
         assert (grad is None) == (parts[parameter] is None)
         assert grad is None or torch.allclose(grad, parts[parameter], atol=1e-6), parameter
@@ -308,7 +297,7 @@ def test_microbatches_of_dinov2_without_dropped_paths_change_nothing(models, tmp
 
 def test_cmc_needs_the_whole_width(models):
     with pytest.raises(ConfigError, match=r"vision\.cmc\.width = 1\.0"):
-        framework(vision(models / "vit", method="cmc"))
+        framework(models / "vit", method="cmc")
 
 
 def test_a_plan_reads_no_weights(models, tmp_path):
@@ -325,7 +314,7 @@ def test_a_plan_reads_no_weights(models, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "resnet"])
 def test_compiling_changes_nothing(models, name):
-    module, batch = framework(vision(models / name))
+    module, batch = framework(models / name)
     plain = copy.deepcopy(module)
     found = []
     for each, compiles in ((plain, False), (module, True)):
@@ -342,8 +331,7 @@ def test_compiling_changes_nothing(models, name):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("how", [1, 2, "backbone"])
 def test_what_is_frozen_stays_as_it_is(models, name, how):
-    config = vision(models / name, encoder={"freeze": how}, method="moco", negatives=9)
-    module, batch = framework(config)
+    module, batch = framework(models / name, encoder={"freeze": how}, method="moco", negatives=9)
     module.train()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     parameters = list(module.parameters())
@@ -390,7 +378,7 @@ def test_adapters_learn_and_nothing_else(models, name):
     learning = {each for each, parameter in own.named_parameters() if parameter.requires_grad}
     assert learning
     assert all("lora_" in each for each in learning)
-    module, grads, _ = step(vision(models / name, encoder={"lora": {"rank": 2}}, method="moco", negatives=9))
+    module, grads, _ = step(models / name, {"encoder": {"lora": {"rank": 2}}, "method": "moco", "negatives": 9})
     inside = {each for each, grad in grads.items() if grad is not None and each.startswith("branch.encoder")}
     assert all("lora_" in each for each in inside)
     key = {each for each in module.state_dict() if each.startswith("key.encoder") and "lora_B" in each}
@@ -515,11 +503,8 @@ def test_the_hub_switched_off(monkeypatch):
 
 
 def test_the_adapter_says_and_records_what_it_starts_from(models):
-    seed_everything(0)
-    adapter = VisionAdapter(
-        vision(models / "vit", method="moco", negatives=9, data={"limit": 40}, probe={"probes": ["knn"]}),
-        seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=8,
-    )  # fmt: skip
+    settings = table(models / "vit", method="moco", negatives=9, data={"limit": 40}, probe={"probes": ["knn"]})
+    adapter = make_adapter(settings, 8)
     assert [line for line in adapter.remarks() if "with the weights" in line] == [adapter.remarks()[0]]
     described = adapter.data_info()["encoder"]
     assert described["weights"] == "pretrained"

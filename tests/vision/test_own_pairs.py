@@ -24,16 +24,15 @@ from dipole.core.train.memory_saving import Encoding
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.seeding import Seeds, seed_everything
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairs.columns import read_pairs, split_rows
 from dipole.vision.retrieval import recall, zero_shot
 from dipole.vision.sources import Decoding
 from tests.ranks import leaving_together, start_ranks
+from tests.vision.made import configured, make_adapter
 
-CPU, SIDE, ROWS = torch.device("cpu"), 12, 40
+SIDE, ROWS = 12, 40
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
 SMALL = {"encoder": {"name": "small-conv", "width": 4, "projector": "linear", "dim": 8}, "augment": {"size": SIDE}}
 
@@ -81,14 +80,11 @@ def settings(folder=None, **table):
             "pairs": "columns", "columns": ["image", "caption"], "caption": {"encoder": f"hub:{folder / 'bert'}"},
             "data": {"source": str(folder / "pairs.csv")}, **table,
         }  # fmt: skip
-    return VisionConfig.model_validate_json(json.dumps({**SMALL, **table}))
+    return configured({**SMALL, **table})
 
 
 def adapter(config, batch_size=8, rank=0, world_size=1):
-    seed_everything(0)
-    return VisionAdapter(
-        config, seed=Seeds(0), device=CPU, workdir=Path(), batch_size=batch_size, rank=rank, world_size=world_size
-    )
+    return make_adapter(config, batch_size, rank=rank, world_size=world_size)
 
 
 # Classes ---------------------------------------------------------------------------------------------------------

@@ -1,10 +1,7 @@
 """Crops cut from images as they are stored, pixels of other depths, and what is said before training."""
 
-import io
-import json
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,24 +14,19 @@ from dipole.core.train.recipe import load as load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, RecordError
-from dipole.core.utils.seeding import Seeds, seed_everything
+from dipole.core.utils.seeding import Seeds
 from dipole.vision import augment as A
-from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import Encoded, decode
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.views import random_views
+from tests.vision.made import make_adapter, png
 
 PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}
 
 
 def encoded(pictures, size):
-    contents = []
-    for picture in pictures:
-        buffer = io.BytesIO()
-        Image.fromarray(picture).save(buffer, "PNG")
-        contents.append(buffer.getvalue())
+    contents = [png(picture) for picture in pictures]
     names = [str(number) for number in range(len(contents))]
     return Encoded(names, contents.__getitem__, torch.arange(len(contents)), size)
 
@@ -129,11 +121,7 @@ def test_training_sees_what_a_centred_square_would_not(tmp_path):
         for i in range(8):
             Image.fromarray(picture).save(tmp_path / name / f"{i}.png")
     table = {"data": {"source": str(tmp_path), "size": 16, "memory": 1e-9}, "augment": {"size": 8, **PLAIN}}
-    config = VisionConfig.model_validate_json(json.dumps(table | {"encoder": {"name": "small-conv", "width": 4}}))
-    seed_everything(0)
-    adapter = VisionAdapter(
-        config, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(), batch_size=8, rank=0, world_size=1
-    )
+    adapter = make_adapter(table | {"encoder": {"name": "small-conv", "width": 4}}, 8)
     view = next(iter(adapter.batches(0))).views[0]
     assert view.amax((1, 2, 3)).max() == 1
     assert adapter.parts.train.images[torch.arange(4)].max() == 0  # probes see the middle

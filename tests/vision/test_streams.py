@@ -2,28 +2,24 @@
 
 import gzip
 import io
-import json
 import os
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dipole.core.train.recipe import load as load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.seeding import Seeds, seed_everything
-from dipole.vision.adapter import VisionAdapter
-from dipole.vision.config import VisionConfig
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import decode
 from dipole.vision.order import ShardByShard, image_order
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces
+from tests.vision.made import make_adapter, png
 
 EACH, SHARDS = 8, 5
 
@@ -33,13 +29,6 @@ def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("DIPOLE_CACHE", str(folder))
     return folder
-
-
-def png(number, size=(14, 10)):
-    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def shard(path, members):
@@ -167,11 +156,7 @@ def adapter(source, rank=0, world_size=1, **data):
         "data": {"source": source, "size": 10, "buffer": 16, **data},
         "probe": {"probes": []},
     }
-    seed_everything(0)
-    return VisionAdapter(
-        VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"), workdir=Path(),
-        batch_size=8, rank=rank, world_size=world_size,
-    )  # fmt: skip
+    return make_adapter(table, 8, rank=rank, world_size=world_size)
 
 
 @pytest.fixture
@@ -278,10 +263,7 @@ def test_settings_without_a_stream_are_refused(shards):
 def test_blocks_are_not_drawn_from_a_stream(parquet):
     table = {"method": "blocks", "data": {"source": f"hub:{parquet}", "streaming": True, "size": 8}}
     with pytest.raises(ConfigError, match="one image after another"):
-        VisionAdapter(
-            VisionConfig.model_validate_json(json.dumps(table)), seed=Seeds(0), device=torch.device("cpu"),
-            workdir=Path(), batch_size=6, rank=0, world_size=1,
-        )  # fmt: skip
+        make_adapter(table, 6)
 
 
 def test_a_run_on_shards(shards, tmp_path):
