@@ -53,7 +53,7 @@ def probed(run):
     return features, adapter.parts.test.images, objective
 
 
-@pytest.mark.parametrize("method", ["simclr", "moco", "swav", "cmc"])
+@pytest.mark.parametrize("method", ["simclr", "moco", "cmc"])
 def test_a_run_folder_needs_nothing_beside_itself(tmp_path, method):
     settings = ["vision.negatives=9"] if method in ("moco", "cmc") else []
     run = trained(tmp_path / "there", *settings, method=method)
