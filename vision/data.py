@@ -266,11 +266,15 @@ def _part(images: ImageSet, index: Tensor) -> ImageSet:
     return images.take(index)
 
 
+def _labels(images: ImageSet, otherwise: str) -> Tensor:
+    if images.labels is None or not images.all_labelled:
+        raise DataError(f"{images.name}: {otherwise}")
+    return images.labels
+
+
 def few_of_each(images: ImageSet, count: int, generator: torch.Generator) -> ImageSet:
     """Keep at most `count` random images of each class. Raise DataError if an image has no label."""
-    labels = images.labels
-    if labels is None or not images.all_labelled:
-        raise DataError(f"{images.name}: vision.data.labelled_per_class needs a label for every image. Remove it.")
+    labels = _labels(images, "vision.data.labelled_per_class needs a label for every image. Remove it.")
     order = torch.randperm(len(labels), generator=generator)
     kept = [order[labels[order] == label][:count] for label in labels.unique()]
     return images.take(torch.cat(kept).sort().values)
@@ -282,11 +286,7 @@ def unbalance(images: ImageSet, rule: str, generator: torch.Generator) -> ImageS
     With C classes in ten bins, class i in bin j = floor(10 i / C) keeps (j + 1) / 10 of its images ("linear") or
     e^(j + 1) / e^10 ("exponential"), at least one. Source: CACR Sec. 5.1 and the authors' code.
     """
-    labels = images.labels
-    if labels is None or not images.all_labelled:
-        raise DataError(
-            f"{images.name}: class imbalance needs a label for every image. Set vision.data.imbalance = 'none'."
-        )
+    labels = _labels(images, "class imbalance needs a label for every image. Set vision.data.imbalance = 'none'.")
     classes = max(len(images.class_names), int(labels.max()) + 1)
     kept = []
     for label in labels.unique().tolist():

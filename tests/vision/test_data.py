@@ -14,7 +14,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import prefetched
 from dipole.vision.data import DataConfig, ImageSet, expected, load, read_classes, unbalance
 from dipole.vision.sources import Decoding, open_source, seen
-from dipole.vision.sources.digits import digits
+from dipole.vision.sources.arrays import digits
 from tests.systems import posix
 
 

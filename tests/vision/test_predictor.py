@@ -12,8 +12,9 @@ from dipole import objective
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.vision.adapter import VisionAdapter
+from dipole.vision.frameworks.byol import momentum_at
 from dipole.vision.frameworks.nnclr import nearest_in
-from dipole.vision.frameworks.predictor import momentum_at, spread
+from dipole.vision.frameworks.predictor import spread
 from tests.vision.made import random_framework
 
 IMAGES, SIDE = 6, 4

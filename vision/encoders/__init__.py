@@ -7,8 +7,7 @@ from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 from torch import nn
 
 from dipole.core.utils.plugins import import_all
-from dipole.vision.encoders.base import ENCODERS, PREFIX, Encoder, EncoderSettings, as_encoder, builder
-from dipole.vision.heads import mlp
+from dipole.vision.encoders.base import ENCODERS, PREFIX, Encoder, EncoderSettings, as_encoder, builder, mlp
 
 import_all(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -14,19 +15,16 @@ from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, F
 from dipole.core.utils.backbone import Source, Weights
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.text import counted
-from dipole.vision.heads import Norm
 from dipole.vision.registry import Entries
 
-__all__ = [
-    "Encoder",
-    "Stages",
-    "register_encoder",
-]
+__all__ = ["Encoder", "Stages", "register_encoder"]
 
 PREFIX = "hub:"  # before the name or folder of a model of transformers
 Stem = Literal["cifar", "imagenet"]
 Pooling = Literal["pooler", "cls", "mean", "max"]
 Statistics = tuple[float, ...]
+Norm = Literal["none", "hidden", "all"]
+"""Layers that batch norm follows: none, all but the last, or all."""
 
 
 class EncoderSettings(Settings):
@@ -207,6 +205,23 @@ def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
         width = module.eval()(torch.zeros(1, channels, size, size)).flatten(1).shape[1]
     module.train(was_training)
     return Stages(channels, {"features": module}, {"features": width})
+
+
+def mlp(widths: Sequence[int], norm: Norm = "none") -> nn.Sequential:
+    """Return linear layers from width to width with ReLU between them.
+
+    A layer before batch norm has no bias. Batch norm after the last layer has no scale and shift (SimSiam, MoCo v3).
+    """
+    layers: list[nn.Module] = []
+    last = len(widths) - 2
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        normed = norm == "all" or (norm == "hidden" and number < last)
+        layers.append(nn.Linear(inputs, outputs, bias=not normed))
+        if normed:
+            layers.append(nn.BatchNorm1d(outputs, affine=number < last))
+        if number < last:
+            layers.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*layers)
 
 
 def scaled(width: int, share: float) -> int:

@@ -21,7 +21,7 @@ from dipole.core.utils.transfer import to_device
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.captions import Tokens
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
-from dipole.vision.heads import Norm
+from dipole.vision.encoders.base import Norm
 from dipole.vision.image_set import ImageSet
 from dipole.vision.order import Order, image_order
 from dipole.vision.registry import Entries

@@ -1,11 +1,69 @@
-"""BYOL: predict the projections of a slowly moving copy."""
+"""BYOL and MoCo v3: predict the projections of a slowly moving copy."""
 
 from __future__ import annotations
 
-from pydantic import Field
+import copy
+import math
+from collections.abc import Sequence
+from typing import Literal
 
-from dipole.vision.frameworks.base import register_framework
-from dipole.vision.frameworks.predictor import Following, PredictorConfig, Schedule
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from dipole.vision.encoders.base import Norm
+from dipole.vision.frameworks.base import Batch, register_framework
+from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
+from dipole.vision.frameworks.queue import follow
+
+Schedule = Literal["cosine", "constant"]
+
+
+class Following(Predicting):
+    """Keys from a slowly moving copy of the branch, whose momentum rises to 1 along a cosine.
+
+    Args:
+        backbone, projector, hidden, norm: as in `Predicting`.
+        momentum: of the copy, at the first step.
+        momentum_schedule: "cosine" or "constant".
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        projector: nn.Module | None = None,
+        hidden: int = 512,
+        norm: Norm = "hidden",
+        momentum: float = 0.996,
+        momentum_schedule: Schedule = "cosine",
+    ) -> None:
+        super().__init__(backbone, projector, hidden, norm)
+        self.target = copy.deepcopy(self.branch).requires_grad_(False)
+        self.momentum = momentum
+        self.schedule: Schedule = momentum_schedule
+
+    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        with torch.no_grad():
+            keys = [self.target(view).to(projected[0].dtype) for view in batch.views]
+        return [self.predictor(z) for z in projected], keys
+
+    @property
+    def momentum_now(self) -> float:
+        """The momentum of this step."""
+        if self.schedule == "constant":
+            return self.momentum
+        return momentum_at(self.progress, self.momentum)
+
+    def after_step(self) -> None:
+        follow(self.target, self.branch, self.momentum_now)
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        return {**super().metrics(), "momentum": self.momentum_now}
+
+
+def momentum_at(progress: float, base: float) -> float:
+    """Return 1 - (1 - base) (cos(pi k/K) + 1) / 2 at step k of K, with progress k/K (Grill et al. 2020, Sec. 3.3)."""
+    return 1 - (1 - base) * (math.cos(math.pi * progress) + 1) / 2
 
 
 class BYOLConfig(PredictorConfig):
@@ -25,3 +83,24 @@ class BYOL(Following):
 
     table = BYOLConfig
     projector = (2, "hidden")
+
+
+class MoCoV3Config(PredictorConfig):
+    """The [vision.mocov3] table."""
+
+    predictor_norm: Norm = Field("all", description="batch norm in the predictor: after no layer, the hidden, all")
+    momentum: float = Field(0.99, ge=0, le=1, description="of the key encoder, at the first step")
+    momentum_schedule: Schedule = Field("cosine", description="cosine: rising to 1 over the run")
+
+
+@register_framework("mocov3")
+class MoCoV3(Following):
+    """Chen, Xie & He 2021, Algorithm 1: a momentum key encoder, a predictor, and no queue.
+
+    The paper's loss is 2 tau (ctr(q1, k2) + ctr(q2, k1)). Here the directions are averaged: for temperature tau,
+    `4 tau * infonce(temperature=tau)` is the paper's. By default the projector has three layers and batch norm after
+    each (Sec. 4, ViT). The authors' ResNet-50 has two layers, and no batch norm at the predictor's end.
+    """
+
+    table = MoCoV3Config
+    projector = (3, "all")

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from dipole.vision.encoders.base import Norm
 from dipole.vision.frameworks.base import Batch, register_framework
 from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
-from dipole.vision.heads import Norm
 
 
 class NNCLRConfig(PredictorConfig):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.config import Settings
+from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded
 from dipole.vision.frameworks.moco import every_view_in_turn
-from dipole.vision.frameworks.queue import follow
-from dipole.vision.heads import Norm, mlp
 from dipole.vision.settings import VisionSettings
-
-Schedule = Literal["cosine", "constant"]
 
 
 class PredictorConfig(Settings):
@@ -91,53 +86,6 @@ class Predicting(OneBranch):
 
     def metrics(self) -> dict[str, Tensor | float]:
         return {} if self._spread is None else {"spread": self._spread}
-
-
-class Following(Predicting):
-    """Keys from a slowly moving copy of the branch, whose momentum rises to 1 along a cosine.
-
-    Args:
-        backbone, projector, hidden, norm: as in `Predicting`.
-        momentum: of the copy, at the first step.
-        momentum_schedule: "cosine" or "constant".
-    """
-
-    def __init__(
-        self,
-        backbone: nn.Module,
-        projector: nn.Module | None = None,
-        hidden: int = 512,
-        norm: Norm = "hidden",
-        momentum: float = 0.996,
-        momentum_schedule: Schedule = "cosine",
-    ) -> None:
-        super().__init__(backbone, projector, hidden, norm)
-        self.target = copy.deepcopy(self.branch).requires_grad_(False)
-        self.momentum = momentum
-        self.schedule: Schedule = momentum_schedule
-
-    def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        with torch.no_grad():
-            keys = [self.target(view).to(projected[0].dtype) for view in batch.views]
-        return [self.predictor(z) for z in projected], keys
-
-    @property
-    def momentum_now(self) -> float:
-        """The momentum of this step."""
-        if self.schedule == "constant":
-            return self.momentum
-        return momentum_at(self.progress, self.momentum)
-
-    def after_step(self) -> None:
-        follow(self.target, self.branch, self.momentum_now)
-
-    def metrics(self) -> dict[str, Tensor | float]:
-        return {**super().metrics(), "momentum": self.momentum_now}
-
-
-def momentum_at(progress: float, base: float) -> float:
-    """Return 1 - (1 - base) (cos(pi k/K) + 1) / 2 at step k of K, with progress k/K (Grill et al. 2020, Sec. 3.3)."""
-    return 1 - (1 - base) * (math.cos(math.pi * progress) + 1) / 2
 
 
 def spread(z: Tensor) -> Tensor:

@@ -1,0 +1,74 @@
+"""The small networks of the papers."""
+
+from torch import nn
+
+from dipole.core.utils.errors import ConfigError
+from dipole.vision.encoders.base import Encoder, EncoderSettings, Stages, conv_norm, register_encoder, scaled
+
+
+@register_encoder("small-conv")
+def small_conv(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
+    """Four 3x3 convolutions of width w, 2w, 4w, 4w with two strides of 2, averaged to 2x2: minutes on a processor."""
+    w = scaled(config.width, share)
+    convolutions = [
+        *conv_norm(channels, w),
+        *conv_norm(w, 2 * w, 2),
+        *conv_norm(2 * w, 4 * w, 2),
+        *conv_norm(4 * w, 4 * w),
+    ]
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    return Stages(channels, {"conv": nn.Sequential(*convolutions), "pooled": pool}, {"pooled": 16 * w})
+
+
+@register_encoder("alexnet")
+def alexnet(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
+    """The small AlexNet of Wang & Isola (2020, App. B) after Tian et al.: five convolutions, fc6 and fc7 of 4096.
+
+    Their fc8 is `projector = "linear"`. Three pools of width 3 and stride 2 need sides of 15 pixels or more.
+    """
+    for _ in range(3):
+        size = (size - 3) // 2 + 1
+    if size < 1:
+        raise ConfigError(
+            "vision.encoder.name: alexnet needs images of 15 x 15 pixels or more; set vision.augment.size."
+        )
+    pool = nn.MaxPool2d(3, 2)
+    a, b, c, hidden = (scaled(width, share) for width in (96, 192, 384, 4096))
+    convolutions = nn.Sequential(
+        *conv_norm(channels, a), pool, *conv_norm(a, b), pool,
+        *conv_norm(b, c), *conv_norm(c, c), *conv_norm(c, b), pool,
+    )  # fmt: skip
+
+    def full(inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
+
+    flat = b * size * size
+    stages: dict[str, nn.Module] = {
+        "conv5": nn.Sequential(convolutions, nn.Flatten()),
+        "fc6": full(flat),
+        "fc7": full(hidden),
+    }
+    return Stages(channels, stages, {"conv5": flat, "fc6": hidden, "fc7": hidden})
+
+
+@register_encoder("vgg16")
+def vgg16(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
+    """VGG-16's thirteen convolutions with batch norm, pooled to 512, then a 512x100 layer (Arora et al. 2019)."""
+    layers: list[nn.Module] = []
+    inputs = channels
+    for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        outputs = scaled(width, share)
+        for _ in range(count):
+            layers += conv_norm(inputs, outputs)
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2, ceil_mode=True))
+    pooled = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Stages(channels, {"pooled": pooled, "fc": nn.Linear(inputs, 100)}, {"pooled": inputs, "fc": 100})
+
+
+@register_encoder("linear")
+def linear(channels: int, size: int, config: EncoderSettings, share: float) -> Encoder:
+    """One linear map of the pixels without bias."""
+    width = scaled(config.width, share)
+    stage = nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, width, bias=False))
+    return Stages(channels, {"map": stage}, {"map": width})

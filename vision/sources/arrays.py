@@ -1,0 +1,80 @@
+"""Sources that are arrays: scikit-learn's digits, .npz files, and STL-10 as its authors distribute it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dipole.core.utils.errors import DataError
+from dipole.vision.image_set import ImageSet
+from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
+from dipole.vision.sources.images import select
+
+
+@register_source(names=("digits",), known={"digits": Known(1, 8, 10, {"train": 1797})})
+def open_digits(source: str, options: Decoding, wanted: Classes) -> Source:
+    return Source("digits", ("train",), lambda _: select(digits(), wanted))
+
+
+def digits() -> ImageSet:
+    """Load the 1,797 handwritten digits of 8 x 8 pixels in scikit-learn (Alpaydin & Kaynak, UCI, 1998)."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
+    return ImageSet("digits", images, torch.from_numpy(bunch.target).long(), tuple(map(str, range(10))))
+
+
+@register_source("an .npz of arrays", matches=lambda text, path: path.suffix == ".npz", quick=True)
+def open_npz(source: str, options: Decoding, wanted: Classes) -> Source:
+    return Source(source, ("train",), lambda _: select(read_npz(Path(source).expanduser()), wanted))
+
+
+def read_npz(path: Path) -> ImageSet:
+    """Read an .npz with `images` uint8 (n, H, W[, C]) and, optionally, `labels` (n,) and `class_names`."""
+    if not path.is_file():
+        raise DataError(f"no file {path}.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files if key in ("images", "labels", "class_names")}
+    except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
+        raise DataError(f"{path} cannot be read as an .npz archive: {error}.") from error
+    images = arrays.get("images")
+    if images is None:
+        raise DataError(f"{path} has no array 'images'; expected images (n, H, W, C) uint8, labels (n,), class_names.")
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}."
+        )
+    if images.ndim == 3:
+        images = images[..., None]
+    labels = arrays.get("labels")
+    if labels is not None and (labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer)):
+        raise DataError(f"{path}: labels must be integers of shape (n,), got {labels.dtype} {labels.shape}.")
+    pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    classes = None if labels is None else torch.from_numpy(labels.astype(np.int64))
+    return ImageSet(path.stem, pixels, classes, tuple(map(str, arrays.get("class_names", ()))))
+
+
+@register_source("a folder of STL-10's own files", matches=lambda text, path: (path / "train_X.bin").is_file())
+def stl10_binary(source: str, options: Decoding, wanted: Classes) -> Source:
+    """Open STL-10 as distributed: {train,test,unlabeled}_X.bin, {train,test}_y.bin, class_names.txt."""
+    path = Path(source).expanduser()
+    splits = tuple(name for name in ("train", "test", "unlabeled") if (path / f"{name}_X.bin").is_file())
+    listed = path / "class_names.txt"
+    names: tuple[str, ...] = ()
+    if listed.is_file():
+        names = tuple(listed.read_text(encoding="utf-8").split())
+
+    def read(split: str) -> ImageSet:
+        raw = np.fromfile(path / f"{split}_X.bin", np.uint8)
+        if len(raw) % (3 * 96 * 96):
+            raise DataError(f"{path / f'{split}_X.bin'} is truncated: {len(raw)} bytes are no multiple of 3 x 96 x 96.")
+        images = torch.from_numpy(raw).view(-1, 3, 96, 96).mT.contiguous()  # stored column by column
+        labelled = path / f"{split}_y.bin"
+        if not labelled.is_file():
+            return ImageSet("stl10", images, None, names)
+        labels = torch.from_numpy(np.fromfile(labelled, np.uint8).astype(np.int64)) - 1
+        return select(ImageSet("stl10", images, labels, names), wanted)
+
+    return Source(str(path), splits, read)
