@@ -127,12 +127,13 @@ def cached(
             f"cached: encoder must be a torch.nn.Module, got {type(encoder).__name__}. Several encoders are one module "
             "whose forward pass calls each of them."
         )
-    if not isinstance(objective, str) and not callable(objective):
+    if isinstance(objective, str):
+        objective = build_objective(objective)
+    elif not callable(objective):
         raise OptionError(
             f"cached: objective must be an objective, its text or a function of embeddings, got {objective!r}."
         )
     if pairs is not None and not callable(pairs):
         raise OptionError(f"cached: pairs must be a function from embeddings to Pairs, got {pairs!r}.")
     check_whole("cached: microbatch", microbatch)
-    built = build_objective(objective) if isinstance(objective, str) else objective
-    return Cached(encoder, built, microbatch, pairs)
+    return Cached(encoder, objective, microbatch, pairs)

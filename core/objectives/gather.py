@@ -12,6 +12,7 @@ from torch import Tensor
 from dipole.core.objectives.checks import reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
 from dipole.core.objectives.indices import NO_VIEW
+from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError
@@ -216,10 +217,10 @@ def _agreed(given: Input) -> tuple[list[_Part], list[int]]:
 def _parts(given: Input) -> list[_Part]:
     if isinstance(given, EncodedBatch):
         return [_Part(_rows(given), given.relate, {})]
-    parts = [
-        _by_hand(pairs) if pairs.source is None else _Part(_rows(pairs.source), pairs.source.relate, {})
-        for pairs in _several(given)
-    ]
+    parts = []
+    for pairs in _several(given):
+        source = pairs.source
+        parts.append(_Part(_rows(source), source.relate, {}) if source else _by_hand(pairs))
     if len({_count(part) for part in parts}) != 1:
         raise PairsError("a tuple of Pairs under several ranks must be made of batches of one size.")
     return parts
@@ -230,12 +231,13 @@ def _count(part: _Part) -> int:
 
 
 def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
-    found = (pairs,) if isinstance(pairs, Pairs) else tuple(pairs) if isinstance(pairs, Sequence) else ()
-    if not found or not all(isinstance(each, Pairs) for each in found):
+    if isinstance(pairs, Pairs):
+        return (pairs,)
+    if not isinstance(pairs, Sequence) or not pairs or not all(isinstance(each, Pairs) for each in pairs):
         raise PairsError(
             f"an objective takes EncodedBatch, Pairs, a tuple of Pairs, or views; got {type(pairs).__name__}."
         )
-    return found
+    return tuple(pairs)
 
 
 def _is_list(row: Tensor) -> bool:
@@ -249,17 +251,14 @@ def _by_hand(pairs: Pairs) -> _Part:
             "Pairs that were changed after a constructor made them are of this rank's rows alone; change them where "
             "all ranks' rows are seen: EncodedBatch(rows, lambda rows: Pairs.cross(...).without(...))."
         )
-    square = pairs.anchors is pairs.candidates
-    rows = {name: getattr(pairs, name) for name in ("anchors", "positives", "ignored", "labels", "index")}
-    apart = {name: getattr(pairs, name) for name in ("candidates", "candidate_labels", "candidate_index")}
-    if square:
+    rows, apart = (
+        {name: values for name in names if (values := getattr(pairs, name)) is not None}
+        for names in (OF_ANCHORS, OF_CANDIDATES)
+    )
+    if pairs.anchors is pairs.candidates:
         del apart["candidates"]
 
     def relate(rows: dict[str, Tensor]) -> Pairs:
         return Pairs(**{"candidates": rows["anchors"], **rows}, views=pairs.views)  # type: ignore[arg-type]
 
-    return _Part(_there(rows), relate, _there(apart), ("positives", "ignored"))
-
-
-def _there(rows: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    return {name: row for name, row in rows.items() if row is not None}
+    return _Part(rows, relate, apart, ("positives", "ignored"))

@@ -15,8 +15,7 @@ from dipole.core.objectives.options import check_whole, remember_options
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import Entry, registry
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
-from dipole.core.objectives.spec import Term, format_terms, numbered, option_span, parse
-from dipole.core.objectives.spec import caret as caret_under
+from dipole.core.objectives.spec import Term, caret, format_terms, numbered, option_span, parse
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
@@ -68,10 +67,8 @@ class Objective(nn.Module):
     def __init__(self, similarity: str | None = None) -> None:
         super().__init__()
         if similarity not in SIMILARITIES:
-            allowed = ", ".join(map(repr, SIMILARITIES))
-            raise OptionError(
-                f"{self.registered_name()}: similarity must be one of {allowed}, got {similarity!r}.", "similarity"
-            )
+            said = f"must be one of {', '.join(map(repr, SIMILARITIES))}, got {similarity!r}."
+            raise OptionError(f"{self.registered_name()}: similarity {said}", "similarity")
         self.similarity = similarity
         if similarity == "bilinear":
             self.W = UninitializedParameter()
@@ -80,8 +77,6 @@ class Objective(nn.Module):
     def registered_name(cls) -> str:
         """Return the registered name, or the class name."""
         return registry.name_of(cls) or cls.__name__
-
-    # Hooks that a subclass may define.
 
     def prepare(self, pairs: Pairs) -> Pairs:
         """Return the pairs that this term uses. The default returns its input.
@@ -212,8 +207,6 @@ class Objective(nn.Module):
         """Return sentences for the record about noteworthy final states of the term."""
         return []
 
-    # Methods that a subclass inherits.
-
     def materialize(self, name: str, shape: tuple[int, ...], init: Callable[[Tensor], Any]) -> None:
         """Give a lazy parameter its shape. Later calls must use the same shape.
 
@@ -248,15 +241,17 @@ class Objective(nn.Module):
             x (A, h), y (C, h) and an upper bound of |x_i . y_j|, or None without a bound. x and y are the same tensor
             if anchors and candidates are.
         """
-        symmetric = pairs.anchors is pairs.candidates
-        a = full_precision(pairs.anchors)
-        c = a if symmetric else full_precision(pairs.candidates)
-        if self.similarity == "cosine":
-            x = normalize(a)
-            return x, x if symmetric else normalize(c), 1.0
+        x = y = full_precision(pairs.anchors)
+        if pairs.candidates is not pairs.anchors:
+            y = full_precision(pairs.candidates)
         if self.similarity == "bilinear":
-            return a @ self.W.to(a.dtype), c, None
-        return a, c, None
+            return x @ self.W.to(x.dtype), y, None
+        if self.similarity != "cosine":
+            return x, y, None
+        unit = normalize(x)
+        if y is x:
+            return unit, unit, 1.0
+        return unit, normalize(y), 1.0
 
     def build_for(self, embeddings: Tensor) -> None:
         """Create missing parameters with the width and device of the embeddings.
@@ -295,8 +290,7 @@ class Objective(nn.Module):
         Raises:
             PairsError: as in `Composite.forward`.
         """
-        outcome: Outcome = Composite([self], [1.0])(pairs, *views)
-        return outcome.loss
+        return Composite([self], [1.0]).forward(pairs, *views).loss
 
     def extra_repr(self) -> str:
         return str(self.term())
@@ -311,7 +305,8 @@ class Objective(nn.Module):
         Args:
             weight: the weight to write, >= 0. None writes no weight.
         """
-        return Term(self.registered_name(), tuple(self.given.items()) if "given" in self.__dict__ else (), weight)
+        given: dict[str, Any] = self.__dict__.get("given", {})
+        return Term(self.registered_name(), tuple(given.items()), weight)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         # A lazy parameter without a shape has nothing to save.
@@ -350,7 +345,7 @@ class Composite(nn.Module):
         if weights is not None and len(weights) != len(terms):
             raise OptionError(f"Composite needs a weight for each of {len(terms)} terms, got {len(weights)}.")
         self.terms = nn.ModuleList(terms)
-        self.weights = list(weights) if weights is not None else [entry_of(term).weight for term in terms]
+        self.weights = list(weights or [entry_of(term).weight for term in terms])
         self.names = numbered([term.registered_name() for term in terms])
 
     def __iter__(self) -> Iterator[tuple[str, float, Objective]]:
@@ -476,30 +471,29 @@ def objective(text: str, dim: int | None = None) -> Composite:
     """
     terms, weights = [], []
     for term in parse(text):
-        name_end = term.end if not term.options else text.index("(", term.start)
         name_start = text.index(term.name, term.start)
+        name_span = name_start, name_start + len(term.name)
         try:
             entry = registry.get(term.name)
         except SpecError as error:
-            raise SpecError(f"{error}\n{caret_under(text, name_start, name_end)}") from None
+            raise SpecError(f"{error}\n{caret(text, *name_span)}") from None
         if entry.kind == "diagnostic":
+            others = ", ".join(each.name for each in registry.entries() if each.kind != "diagnostic")
             raise SpecError(
                 f"{entry.name!r} is a diagnostic: it measures and has no gradient. Objectives and regularizers: "
-                f"{', '.join(e.name for e in registry.entries() if e.kind != 'diagnostic')}.\n"
-                f"{caret_under(text, name_start, name_end)}"
+                f"{others}.\n{caret(text, *name_span)}"
             )
         try:
-            built = entry.target(**dict(term.options))
+            terms.append(entry.target(**dict(term.options)))
         except OptionError as error:
-            given = error.option in dict(term.options)
-            span = option_span(text, term, error.option) if given else (name_start, term.end)
-            raise SpecError(f"{error}\n{caret_under(text, *span)}") from None
-        if term.weight is not None and term.weight < 0:
-            raise SpecError(
-                f"the weight of {entry.name} must be >= 0, got {term.weight:g}.\n"
-                f"{caret_under(text, term.start, name_start)}"
-            )
-        terms.append(built)
-        weights.append(entry.weight if term.weight is None else term.weight)
+            span = name_start, term.end
+            if error.option in dict(term.options):
+                span = option_span(text, term, error.option)
+            raise SpecError(f"{error}\n{caret(text, *span)}") from None
+        weight = entry.weight if term.weight is None else term.weight
+        if weight < 0:
+            said = f"the weight of {entry.name} must be >= 0, got {weight:g}."
+            raise SpecError(f"{said}\n{caret(text, term.start, name_start)}")
+        weights.append(weight)
     composite = Composite(terms, weights)
     return composite.build(dim) if dim is not None else composite

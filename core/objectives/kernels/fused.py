@@ -38,8 +38,7 @@ class Blocks:
 
 
 # By half precision.
-FORWARD = {True: Blocks(64, 64, 64, 8, 3), False: Blocks(32, 32, 32, 4, 2)}
-BACKWARD = {True: Blocks(64, 64, 64, 8, 3), False: Blocks(32, 32, 32, 4, 2)}
+COMPILED = {True: Blocks(64, 64, 64, 8, 3), False: Blocks(32, 32, 32, 4, 2)}
 INTERPRETED = Blocks(32, 32, 32, 4, 1)
 # Embeddings up to this width are loaded at once.
 WHOLE = {True: 128, False: 32}
@@ -136,11 +135,9 @@ class Matrix:
         shifts = torch.empty(len(counts), splits, stride, device=device)
         best = torch.empty(len(self.extremes), splits, stride, device=device)
         where = torch.empty_like(best, dtype=torch.int32)
-        blocks = INTERPRETED if interpreted() else FORWARD[self.half]
         self._launch(
             template.forward,
-            (triton.cdiv(anchors, blocks.rows), splits),
-            blocks,
+            (triton.cdiv(anchors, self.blocks.rows), splits),
             chunk=chunk,
             stride=stride,
             shifts=shifts.unbind(),
@@ -173,13 +170,11 @@ class Matrix:
         left = x.to(dtype)
         right = left if y is x else y.to(dtype)
         counts = [part_count(each) for each in self.statistics]
-        blocks = INTERPRETED if interpreted() else BACKWARD[self.half]
         for start in range(0, anchors, most):
             end = min(start + most, anchors)
             self._launch(
                 template.backward,
-                (triton.cdiv(end - start, blocks.rows), triton.cdiv(columns, blocks.columns)),
-                blocks,
+                (triton.cdiv(end - start, self.blocks.rows), triton.cdiv(columns, self.blocks.columns)),
                 start=start,
                 end=end,
                 stride=stride,
@@ -199,6 +194,10 @@ class Matrix:
     def half(self) -> bool:
         return self.x.values.dtype in HALF
 
+    @property
+    def blocks(self) -> Blocks:
+        return INTERPRETED if interpreted() else COMPILED[self.half]
+
     def _splits(self) -> tuple[int, int]:
         """Return the number of column runs and the columns of each. More runs help to occupy the device."""
         anchors, columns = len(self.x.values), len(self.y.values)
@@ -207,7 +206,8 @@ class Matrix:
         chunk = max(step, triton.cdiv(columns, splits * step) * step)
         return max(1, triton.cdiv(columns, chunk)), chunk
 
-    def _launch(self, kernel: Any, grid: tuple[int, int], blocks: Blocks, **arguments: Any) -> None:
+    def _launch(self, kernel: Any, grid: tuple[int, int], **arguments: Any) -> None:
+        blocks = self.blocks
         width, listed = self.x.values.shape[1], self.lists.shape[1]
         exponents = []
         for statistic, running in zip(self.statistics, self.running, strict=True):
