@@ -16,123 +16,98 @@ from dipole.core.cli.parser import above_zero, add_overrides, positive, resumabl
 from dipole.core.utils.text import counted
 
 NEXT = """
-What comes next:
-  dipole train digits-simclr --set 'objective=hcl + 0.2*dp'       # a run of your own
-  dipole list objectives                                          # all objectives; `dipole show NAME` explains one
-  dipole list runs{runs}  # what was just trained; `dipole compare RUN RUN`
-  dipole bench --plan                                             # the papers' tables, and how long each takes"""
+Next steps:
+  dipole train digits-simclr --set 'objective=hcl + 0.2*dp'       # train an objective of your own
+  dipole list objectives                                          # `dipole show NAME` explains one
+  dipole list runs{runs}  # the runs of the demo. `dipole compare RUN RUN`
+  dipole bench --plan                                             # the papers' tables with their times"""
+RUNS = "folders of runs, results files and folders of them. `shipped`: the results that come with dipole"
 
 
 def bench(parser: argparse.ArgumentParser) -> Runner:
     """Run a suite: recipes x objectives x seeds."""
-    parser.add_argument("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file; none lists them")
-    parser.add_argument("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
+    add = parser.add_argument
+    add("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file. Without it: list the suites")
+    add("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
     add_overrides(parser, "change settings of every run, such as text.senteval=FOLDER")
     _running(parser)
-    parser.add_argument("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
-    parser.add_argument(
-        "--plan", action="store_true",
-        help="print jobs, estimated time and seeds needed, and stop; without SUITE a line for every suite",
-    )  # fmt: skip
-    parser.add_argument(
-        "--effect",
-        type=above_zero("a number above 0, in units of the columns"),
-        metavar="D",
-        help="difference the plan's seeds are to show",
-    )
-    parser.add_argument(
-        "--known", metavar="PLACE", action="append", default=[], type=_place,
-        help="runs in this results file, or the files of this folder, are not made again; "
-        "`shipped`: the results that come with dipole",
-    )  # fmt: skip
-    parser.add_argument(
-        "--all", action="store_true", help="every shipped suite, what costs least first; on this machine"
-    )
-    parser.add_argument(
-        "--within",
-        type=above_zero("a number of hours above 0"),
-        default=inf,
-        metavar="HOURS",
-        help="with --all: leave out suites that take longer by the plan",
-    )
+    add("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
+    text = "print jobs, estimated time and seeds needed, and stop. Without SUITE: a line for every suite"
+    add("--plan", action="store_true", help=text)
+    effect = above_zero("a number above 0, in units of the columns")
+    add("--effect", type=effect, metavar="D", help="difference that the plan's seeds are to show")
+    text = "do not repeat the runs of this results file, or of a folder of them. `shipped`: those that come with dipole"
+    add("--known", metavar="PLACE", action="append", default=[], type=_place, help=text)
+    add("--all", action="store_true", help="every shipped suite, the shortest first, on this machine")
+    text = "with --all: leave out suites that take longer by the plan"
+    add("--within", type=above_zero("a number of hours above 0"), default=inf, metavar="HOURS", help=text)
     _json(parser)
 
     def run(arguments: argparse.Namespace) -> int:
-        if arguments.within < inf and not arguments.all:
+        a = arguments
+        alone = {"--plan": a.plan, "--effect": a.effect, "--seeds": a.seeds, "--set": a.overrides}
+        given = [option for option, value in alone.items() if value]
+        if a.within < inf and not a.all:
             parser.error("--within belongs to --all")
-        if arguments.all:
-            if arguments.suite:
-                parser.error(f"--all runs every shipped suite: leave out {arguments.suite!r}, or --all")
-            if arguments.engine != "local":
-                parser.error("--all runs on this machine; give --engine a SUITE at a time")
-            alone = {"plan": "--plan", "effect": "--effect", "seeds": "--seeds", "overrides": "--set"}
-            if given := [option for name, option in alone.items() if getattr(arguments, name)]:
-                parser.error(f"{', '.join(given)} cannot be used with --all")
-            return _bench(arguments)
-        if arguments.effect is not None and not (arguments.plan and arguments.suite):
+        if a.all and a.suite:
+            parser.error(f"--all runs every shipped suite: leave out {a.suite!r}, or --all")
+        if a.all and a.engine != "local":
+            parser.error("--all runs on this machine; give --engine a SUITE at a time")
+        if a.all and given:
+            parser.error(f"{', '.join(given)} cannot be used with --all")
+        if a.effect is not None and not (a.plan and a.suite):
             parser.error("--effect belongs to --plan of one suite")
-        if arguments.suite is None and (arguments.overrides or arguments.seeds or arguments.engine != "local"):
+        if not a.suite and not a.all and (a.overrides or a.seeds or a.engine != "local"):
             parser.error("--set, --seeds and --engine need a SUITE; without arguments `dipole bench` lists them")
-        if arguments.suite is None and not arguments.plan:
-            return _print_suites(arguments.json)
-        return _bench(arguments)
+        if a.suite or a.all or a.plan:
+            return _bench(a)
+        return _print_suites(a.json)
 
     return resumable(run)
 
 
 def sweep(parser: argparse.ArgumentParser) -> Runner:
     """Search a space of settings, then train the winner's seeds."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe or a .toml file")
-    parser.add_argument(
-        "--space", metavar="KEY=KIND(...)", nargs="+", action="extend", default=[], required=True,
-        help="what varies: log(LOW, HIGH), uniform(LOW, HIGH), int(LOW, HIGH), logint(LOW, HIGH), choice(A, B, ...); "
-        "a KEY as for --set, or objective.TERM.OPTION or objective.TERM.weight",
-    )  # fmt: skip
-    parser.add_argument("--trials", type=positive, default=20, metavar="N", help="of the whole search (default 20)")
-    parser.add_argument(
-        "--metric", required=True, metavar="NAME", help="a number of the evaluation, such as linear/accuracy"
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a shipped recipe or a .toml file")
+    text = (
+        "what varies: log(LOW, HIGH), uniform(LOW, HIGH), int(LOW, HIGH), logint(LOW, HIGH), choice(A, B, ...). "
+        "KEY is as for --set, or objective.TERM.OPTION or objective.TERM.weight"
     )
-    parser.add_argument("--minimize", action="store_true", help="less is better")
-    parser.add_argument(
-        "--seeds", type=positive, default=3, metavar="N", help="seeds 0 to N-1 of the winner, on the test part"
-    )
+    space: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "required": True}
+    add("--space", metavar="KEY=KIND(...)", help=text, **space)
+    add("--trials", type=positive, default=20, metavar="N", help="of the whole search (default 20)")
+    add("--metric", required=True, metavar="NAME", help="a number of the evaluation, such as linear/accuracy")
+    add("--minimize", action="store_true", help="less is better")
+    add("--seeds", type=positive, default=3, metavar="N", help="seeds 0 to N-1 of the winner, on the test part")
     add_overrides(parser, "change settings of every run")
     _running(parser)
-    parser.add_argument("--name", metavar="NAME", help="of the search, by which it is continued (default: by content)")
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the proposals (default 0)")
+    add("--name", metavar="NAME", help="of the search, by which it is continued (default: by content)")
+    add("--seed", type=whole, default=0, metavar="N", help="of the proposals (default 0)")
     _json(parser)
     return resumable(_sweep)
 
 
 def report(parser: argparse.ArgumentParser) -> Runner:
     """Write an HTML report of recorded runs."""
-    parser.add_argument(
-        "runs", type=_place, nargs="+", metavar="RUNS",
-        help="folders of runs, results files and folders of them; `shipped`: the results that come with dipole",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", type=_named, default=Path("report.html"), metavar="PATH",
-        help="NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures",
-    )  # fmt: skip
-    parser.add_argument(
-        "--figures", type=Path, metavar="FOLDER",
-        help="every chart as SVG, PDF and Vega-Lite spec, with its numbers as a LaTeX table",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("runs", type=_place, nargs="+", metavar="RUNS", help=RUNS)
+    text = "NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures"
+    add("-o", "--output", type=_named, default=Path("report.html"), metavar="PATH", help=text)
+    text = "every chart as SVG, PDF and Vega-Lite spec, with its numbers as a LaTeX table"
+    add("--figures", type=Path, metavar="FOLDER", help=text)
     _json(parser)
     return _report
 
 
 def results(parser: argparse.ArgumentParser) -> Runner:
     """Keep finished runs in small files that can be committed, or list what such files hold."""
-    parser.add_argument("what", choices=("add", "list"), help="add the runs of folders to them; list what they hold")
-    parser.add_argument(
-        "places", nargs="+", type=_place, metavar="PLACE",
-        help="folders of runs (to add), results files and folders of them; `shipped`: those that come with dipole",
-    )  # fmt: skip
-    parser.add_argument("--to", type=Path, metavar="DIR", help="folder of results files, one for each suite")
-    parser.add_argument(
-        "--replace", action="store_true", help="where DIR has other results of a run, or another suite, take the new"
-    )
+    add = parser.add_argument
+    add("what", choices=("add", "list"), help="add the runs of folders to results files, or list what the files hold")
+    add("places", nargs="+", type=_place, metavar="PLACE", help=RUNS)
+    add("--to", type=Path, metavar="DIR", help="folder of results files, one for each suite")
+    text = "where DIR has other results of a run, or another suite, take the new"
+    add("--replace", action="store_true", help=text)
     _json(parser)
 
     def run(arguments: argparse.Namespace) -> int:
@@ -145,24 +120,20 @@ def results(parser: argparse.ArgumentParser) -> Runner:
 
 def demo(parser: argparse.ArgumentParser) -> Runner:
     """Compare objectives on embedded data and show the result."""
-    parser.add_argument(
-        "part", nargs="?", choices=("all", "vision"), default="all",
-        help="all (default): six objectives in vision, text and rl; vision: four objectives on digits",
-    )  # fmt: skip
+    add = parser.add_argument
+    text = "all (default): six objectives in vision, text and rl. vision: four objectives on digits"
+    add("part", nargs="?", choices=("all", "vision"), default="all", help=text)
     _running(parser)
-    parser.add_argument(
-        "-o", "--output", type=_named, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)"
-    )
+    add("-o", "--output", type=_named, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)")
     _json(parser)
-    alone = {
-        action.dest: action.default for action in parser._actions if action.dest not in ("part", "runs", "json", "help")
-    }
+    names = ("engine", "slurm", "jobs", "threads", "output")
+    defaults = {name: parser.get_default(name) for name in names}
 
     def run(arguments: argparse.Namespace) -> int:
-        if arguments.part == "vision" and (given := [n for n, v in alone.items() if getattr(arguments, n) != v]):
-            parser.error(
-                f"`dipole demo vision` has only --runs and --json, not {', '.join(f'--{name}' for name in given)}"
-            )
+        given = [name for name, default in defaults.items() if getattr(arguments, name) != default]
+        if arguments.part == "vision" and given:
+            odd = ", ".join(f"--{name}" for name in given)
+            parser.error(f"`dipole demo vision` has only --runs and --json, not {odd}")
         return _demo(arguments)
 
     return resumable(run)
@@ -173,17 +144,15 @@ def _json(parser: argparse.ArgumentParser) -> None:
 
 
 def _running(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
-    parser.add_argument(
-        "--engine", choices=("local", "ray", "slurm"), default="local",
-        help="processes here, a Ray cluster, or SLURM jobs",
-    )  # fmt: skip
-    parser.add_argument(
-        "--slurm", metavar="KEY=VALUE", nargs="+", action="extend", default=[], type=_option,
-        help="options of sbatch with --engine slurm, such as partition=gpu time=600 gpus_per_node=1",
-    )  # fmt: skip
-    parser.add_argument("--jobs", type=positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="computing threads of a job")
+    add = parser.add_argument
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    text = "processes here, a Ray cluster, or SLURM jobs"
+    add("--engine", choices=("local", "ray", "slurm"), default="local", help=text)
+    slurm: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "type": _option}
+    text = "options of sbatch with --engine slurm, such as partition=gpu time=600 gpus_per_node=1"
+    add("--slurm", metavar="KEY=VALUE", help=text, **slurm)
+    add("--jobs", type=positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
+    add("--threads", type=positive, metavar="N", help="computing threads of a job")
 
 
 def _named_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -213,15 +182,14 @@ def _bench(arguments: argparse.Namespace) -> int:
         if a.all:
             code = bench_all(**common, within=a.within, answer=answer)
         elif a.suite is None:
-            return plan_all(**common, answer=answer)
+            code = plan_all(**common, answer=answer)
         else:
             own = _named_options(a, "engine", "effect", "overrides", "seeds")
             code = bench(a.suite, **common, **own, plan_only=a.plan, slurm=dict(a.slurm), answer=answer)
-    if a.plan or a.json:
-        return code
-    shipped = _place("shipped") if a.known else None
-    places = join("shipped" if place == shipped else str(place) for place in [a.runs, *a.known])
-    print(f"Report: dipole report {places} -o report.html")
+    if not a.plan and not a.json:
+        shipped = _place("shipped")
+        places = join("shipped" if place == shipped else str(place) for place in [a.runs, *a.known])
+        print(f"Report: dipole report {places} -o report.html")
     return code
 
 
@@ -237,20 +205,18 @@ def _results(arguments: argparse.Namespace) -> int:
         else:
             found = add(a.places, a.to, a.replace)
         answer["suites"] = [{**asdict(each), "path": str(each.path)} for each in found]
-    conflicts = [said for each in found for said in each.conflicts]
-    left_out = [said for each in found for said in each.left_out]
+    conflicts = [text for each in found for text in each.conflicts]
+    left_out = [text for each in found for text in each.left_out]
+    is_unchanged = bool(conflicts) and not a.replace
     if not a.json:
         rows = [("suite", "runs", "new", "computing time", "kB")]
         for e in found:
             rows.append((e.suite, f"{e.runs} of {e.wanted}", str(e.new), duration(e.seconds), f"{e.bytes / 1000:.0f}"))
-        print(text_table(rows))
-        for said in conflicts:
-            print(f"conflict: {said}")
-        if conflicts and not a.replace:
-            print("The file is unchanged. Use --replace to take the new results and the new suite.")
-        for said in left_out:
-            print(f"left out: {said}")
-    return int(bool(left_out) or bool(conflicts and not a.replace))
+        lines = [text_table(rows), *(f"conflict: {text}" for text in conflicts)]
+        if is_unchanged:
+            lines.append("The file is unchanged. Use --replace to take the new results and the new suite.")
+        print("\n".join([*lines, *(f"left out: {text}" for text in left_out)]))
+    return int(bool(left_out) or is_unchanged)
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -274,7 +240,7 @@ def _demo(arguments: argparse.Namespace) -> int:
             code, picture = 0, Path("demo.png")
             vision_demo(a.runs, picture)
             answer |= {"runs": str(a.runs), "picture": str(picture), "ok": True}
-            said = f"Picture of the distances: {picture}"
+            text = f"Picture of the distances: {picture}"
         else:
             from dipole.benchmarks.report.write import check_output, write_report
             from dipole.benchmarks.run.bench import bench
@@ -284,11 +250,10 @@ def _demo(arguments: argparse.Namespace) -> int:
             code = bench("demo", **where, slurm=dict(a.slurm), answer=answer, mentions_shipped=False)
             write_report(a.runs, a.output)
             answer |= {"report": str(a.output)}
-            said = f"Report: {a.output}"
-    if a.json:
-        return code
-    print(said)
-    if code == 0:
+            text = f"Report: {a.output}"
+    if not a.json:
+        print(text)
+    if code == 0 and not a.json:
         print(_next(a.runs))
     return code
 
@@ -309,17 +274,15 @@ def _report(arguments: argparse.Namespace) -> int:
         facts: dict[str, int | str] = dict(found.facts)
         facts |= {name: int(value) for name, value in found.facts.items() if value.isdecimal()}
         answer |= {"report": str(arguments.output), "facts": facts}
-    unread = "problems" in found.facts and found.facts["runs"] == "0"
-    if unread:
+    is_unread = "problems" in found.facts and found.facts["runs"] == "0"
+    if is_unread:
         print(f"nothing could be read: `Problems` in {arguments.output} says why", file=sys.stderr)
-    if arguments.json:
-        return int(unread)
-    print(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
-    if arguments.figures is not None:
-        print(
-            f"{arguments.figures}: {counted(len(named_charts(found)), 'chart')}, each as .svg, .pdf, .tex and .vl.json"
-        )
-    return int(unread)
+    if not arguments.json:
+        print(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
+    if not arguments.json and arguments.figures is not None:
+        charts = counted(len(named_charts(found)), "chart")
+        print(f"{arguments.figures}: {charts}, each as .svg, .pdf, .tex and .vl.json")
+    return int(is_unread)
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -330,14 +293,14 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _named(text: str) -> Path:
-    """A path that is not empty, as that of a variable without a value is."""
+    """Return a path. Refuse an empty one, as from a variable without a value."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a file, or . for this folder")
     return Path(text)
 
 
 def _place(text: str) -> Path:
-    """A path, or the results that come with dipole by their name."""
+    """Return a path, that of the results that come with dipole for "shipped"."""
     if text != "shipped":  # SHIPPED_NAME, without what its module loads
         return Path(text)
     from dipole.benchmarks.results_file import SHIPPED

@@ -115,8 +115,7 @@ def _expanded(part: Entry, suite: Entry, shared: Grid, of: str) -> dict[str, Any
         pairs = [(row, point, new) for row in rows for point, new in _multiplied(row, "method", shared, of)]
         found["rows"] = [new for _, _, new in pairs]
         if shared.axes:
-            families = _Families(pairs)
-            found["rows"] = [families.with_base(new, point, suite.get("base")) for _, point, new in pairs]
+            found["rows"] = list(_with_bases(pairs, suite.get("base")))
             found.pop("base", None)  # each row names its own
     return found
 
@@ -165,33 +164,22 @@ def _at(entry: Entry, name: str, point: Mapping[str, Value], together: Sequence[
     return found
 
 
-class _Families:
-    """Maps each row of the file to the labels of its multiplied-out rows, by the values of their points."""
-
-    def __init__(self, rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]]) -> None:
-        self._points: dict[object, list[tuple[Mapping[str, Value], str]]] = defaultdict(list)
-        for row, point, new in rows:
-            self._points[_label(row)].append((point, _label(new)))
-        self._axes = {
-            label: frozenset.intersection(*(frozenset(point) for point, _ in points))
-            for label, points in self._points.items()
-        }
-        self._by_values: dict[tuple[object, frozenset[str]], dict[tuple[str, ...], str]] = {}
-
-    def with_base(self, row: Entry, point: Mapping[str, Value], base: object) -> dict[str, Any]:
-        """Return the row with its base. If the base has a grid too, it is the one with the row's own values."""
-        wanted = row.get("base", base)
-        shared = frozenset(point) & self._axes.get(wanted, frozenset())
-        if (wanted, shared) not in self._by_values:
-            labels: dict[tuple[str, ...], str] = {}
-            for other, label in self._points.get(wanted, ()):
-                labels.setdefault(_texts(other, shared), label)
-            self._by_values[wanted, shared] = labels
-        return {**row, "base": self._by_values[wanted, shared].get(_texts(point, shared), wanted)}
-
-
-def _texts(point: Mapping[str, Value], axes: frozenset[str]) -> tuple[str, ...]:
-    return tuple(point[axis].text for axis in sorted(axes))
+def _with_bases(rows: Sequence[tuple[Entry, Mapping[str, Value], Entry]], base: object) -> Iterator[dict[str, Any]]:
+    """Yield multiplied-out rows with their bases. A base with a grid too is the one with the row's own values."""
+    families: dict[object, list[tuple[Mapping[str, Value], str]]] = defaultdict(list)
+    for row, point, new in rows:
+        families[_label(row)].append((point, _label(new)))
+    by_values: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
+    for _, point, new in rows:
+        wanted = new.get("base", base)
+        if isinstance(wanted, str) and wanted in families:
+            axes = sorted(point.keys() & families[wanted][0][0].keys())
+            if (wanted, *axes) not in by_values:
+                texts = [tuple(other[axis].text for axis in axes) for other, _ in families[wanted]]
+                labels = [label for _, label in families[wanted]]
+                by_values[wanted, *axes] = dict(zip(reversed(texts), reversed(labels), strict=True))
+            wanted = by_values[wanted, *axes].get(tuple(point[axis].text for axis in axes), wanted)
+        yield {**new, "base": wanted}
 
 
 def read_grid(raw: object, where: str) -> Grid:
@@ -327,14 +315,18 @@ def _with_option(text: str, axis: str, value: str) -> str:
         has = option == "weight" or any(each.name == option for each in registry.get(term.name).options)
         if has and owner in ("", term.name):
             read = dict(parse(f"x(y={value})")[0].options)["y"]
-            if option == "weight":
-                if isinstance(read, bool) or not isinstance(read, int | float):
-                    raise ConfigError(f"[grid] {axis}: a weight is a number, got {value!r}.")
-                term = replace(term, weight=float(read))
-            else:
-                term = replace(term, options=tuple((dict(term.options) | {option: read}).items()))
+            if option == "weight" and (isinstance(read, bool) or not isinstance(read, int | float)):
+                raise ConfigError(f"[grid] {axis}: a weight is a number, got {value!r}.")
+            term = changed(term, option, read)
         terms.append(term)
     return format_terms(terms)
+
+
+def changed(term: Term, option: str, value: Any) -> Term:
+    """Return a term with another value of an option, or another weight."""
+    if option == "weight":
+        return replace(term, weight=float(value))
+    return replace(term, options=tuple((dict(term.options) | {option: value}).items()))
 
 
 def _unused(axis: str, entries: Sequence[Entry], where: str) -> str:

@@ -1,44 +1,46 @@
 """The description of an expanded suite in the runs folder. A report needs neither recipes nor a domain."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dipole.benchmarks.run_records import BENCH, Problem
-from dipole.benchmarks.suite import FileName, Job, Sized, filled
-from dipole.core.record import read_part
+from dipole.core.record import Part, read_part
 from dipole.core.utils.errors import RecordError
 from dipole.core.utils.files import atomic_write, why
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+def _file_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", text):
+        raise ValueError(
+            f"{text!r} names files: use letters, digits, '-', '_' and '.', at most 80, a letter or digit first"
+        )
+    return text
 
 
-class CellEntry(_Part):
-    """One cell with one seed, which a job gives a number for.
+FileName = Annotated[str, AfterValidator(_file_name)]
 
-    Attributes:
-        row: label of its row.
-        column: name of its column.
-        seed: of the run.
-    """
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Replace every {name} in a text."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+class CellEntry(Part):
+    """One cell, by the label of its row and the name of its column, with the seed of the run that fills it."""
 
     row: str
     column: str
     seed: int
 
 
-class JobEntry(_Part):
-    """One run of a suite, and the cells that it fills.
-
-    Attributes:
-        hash: of the run, the name of its folder.
-        command: what is executed, word by word.
-        processes: how many it takes.
-        cells: those it gives numbers for, one at least.
-    """
+class JobEntry(Part):
+    """One run of a suite, its command word by word, its number of processes, and the cells that it fills."""
 
     hash: str
     command: list[str]
@@ -46,31 +48,22 @@ class JobEntry(_Part):
     cells: list[CellEntry] = Field(min_length=1)
 
 
-class RowEntry(_Part):
-    """A row: one method.
+class RowEntry(Part):
+    """A row: one method, labelled "method" or "method / group". `base` is the label of the row it is tested against.
 
-    Attributes:
-        label: "method" or "method / group".
-        objective: its text.
-        base: label of the row that it is tested against, or None.
-        fill: values of placeholders in the metrics of columns, by name.
+    `fill` has the values of placeholders in the metrics of columns, by name.
     """
 
     label: str
     objective: str
     base: str | None
-    fill: dict[str, str] = {}
+    fill: dict[str, str] = Field(default_factory=dict)
 
 
-class ColumnEntry(_Part):
-    """A column: one metric.
+class ColumnEntry(Part):
+    """A column: the name of a number in a record (`measure`), with placeholders for the row's `fill`, times `factor`.
 
-    Attributes:
-        name: of the column.
-        metric: name of the number in a record (`measure`), with placeholders for the row's `fill`.
-        factor: multiplies the number.
-        higher_is_better: False for costs.
-        unit: of the product, such as "%".
+    `unit` is that of the product, such as "%".
     """
 
     name: str
@@ -94,32 +87,15 @@ class ColumnEntry(_Part):
         return -1
 
     def metric_of(self, row: RowEntry) -> str:
-        """Return the metric of a row.
-
-        Args:
-            row: the row.
-        """
+        """Return the metric of a row."""
         return filled(self.metric, row.fill)
 
 
-class Manifest(_Part):
+class Manifest(Part):
     """One suite at one scale as it was expanded. Fields are only ever added, with a default.
 
-    Attributes:
-        schema_version: of this description.
-        suite: name of the suite.
-        scale: name of the scale.
-        title: a line.
-        kind: "table", "figure" or "study".
-        published: id of the printed table that it makes again, or None if there is none.
-        protocol: what is done otherwise than the paper says, by name.
-        x_label: of the horizontal axis, for figures.
-        y_label: of the vertical axis.
-        show: what the report draws of it.
-        note: a remark for the report.
-        rows: in their order.
-        columns: in their order.
-        jobs: every run.
+    `published` is the id of the printed table that it repeats. `protocol` names the differences from the paper. `show`
+    lists what the report draws.
     """
 
     schema_version: Literal[1] = 1
@@ -155,32 +131,6 @@ class Manifest(_Part):
         return self.published is not None and not self.protocol
 
 
-def manifest(sized: Sized, jobs: list[Job]) -> Manifest:
-    suite = sized.suite
-    same = {name: getattr(suite, name) for name in ("title", "kind", "published", "x_label", "y_label", "note")}
-    return Manifest(
-        **same,
-        suite=suite.name,
-        scale=sized.name,
-        protocol=dict(sized.protocol),
-        show=list(suite.show),
-        rows=[RowEntry(label=r.label, objective=r.objective, base=sized.base_of(r), fill=r.fill) for r in sized.rows],
-        columns=[
-            ColumnEntry(name=c.name, metric=c.metric, factor=c.factor, higher_is_better=c.higher_is_better, unit=c.unit)
-            for c in sized.columns
-        ],
-        jobs=[
-            JobEntry(
-                hash=job.hash,
-                command=job.command,
-                processes=sized.scale.processes,
-                cells=[CellEntry(row=c.row, column=c.column, seed=c.seed) for c in job.cells],
-            )
-            for job in jobs
-        ],
-    )
-
-
 def write_manifest(runs: Path, found: Manifest) -> Path:
     path = runs / BENCH / "suites" / f"{found.name}.json"
     try:
@@ -192,20 +142,16 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Return every suite that ran in a folder of runs, and a problem for each damaged file.
-
-    Args:
-        runs: the folder. It is not changed.
-    """
+    """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing."""
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:
             one = read_part(path, Manifest)
         except RecordError as error:
             problems.append(Problem(path, f"the description of a suite {error}"))
+            continue
+        if path.stem == one.name:
+            found.append(one)
         else:
-            if path.stem == one.name:
-                found.append(one)
-            else:
-                problems.append(Problem(path, f"the description is that of {one.name}, not of this file"))
+            problems.append(Problem(path, f"the description is that of {one.name}, not of this file"))
     return found, problems

@@ -12,10 +12,11 @@ import numpy as np
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.printed import margin
+from dipole.benchmarks.manifest import CellEntry
 from dipole.benchmarks.report.results import measure
-from dipole.benchmarks.run.reference import Reckoned, kind_of, reckon
+from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import seeds_needed
-from dipole.benchmarks.suite import Cell, Column, Job, Sized
+from dipole.benchmarks.suite import Column, Job, Sized
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
@@ -47,13 +48,20 @@ class Estimator:
                 return median(self._seconds[key])
         return None
 
-    def total(self, configs: Sequence[RunConfig], slots: int) -> "Time":
-        """Return the wall time of several runs, `slots` at a time. Runs without a similar earlier run are estimated."""
+    def total(self, configs: Sequence[RunConfig], slots: int, shares_processes: bool = False) -> "Time":
+        """Return the wall time of several runs, `slots` at a time. Each starts a process, unless runs share processes.
+
+        Runs without a similar earlier run are estimated.
+        """
         known = [self.seconds(config) for config in configs]
         left = [self._reckoned(config) for config, seconds in zip(configs, known, strict=True) if seconds is None]
         every = [0.0, *(seconds for seconds in known if seconds is not None), *(each.seconds for each in left)]
         within = max((each.within for each in left), default=1.0)
-        return Time(max(sum(every) / slots, *every), len(left), within)
+        starts = len(configs)
+        if shares_processes:
+            starts = min(slots, starts)
+        seconds = max((sum(every) + START * starts) / slots, max(every) + START * min(starts, 1))
+        return Time(seconds, len(left), within)
 
     def _reckoned(self, config: RunConfig) -> Reckoned:
         """Look a run up in the table. Runs that differ in objective or seed are looked up once."""
@@ -94,7 +102,7 @@ class Fault:
     """Why runs cannot be built, and their cells."""
 
     message: str
-    cells: tuple[Cell, ...]
+    cells: tuple[CellEntry, ...]
 
     def __str__(self) -> str:
         first, others = self.cells[0], ""
@@ -126,7 +134,7 @@ class Plan:
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
     """Return the jobs that cannot be built, with the reason. Builds encoder and objective without data or memory."""
-    found: dict[str, list[Cell]] = defaultdict(list)
+    found: dict[str, list[CellEntry]] = defaultdict(list)
     for job in jobs:
         try:
             construct(job.config, processes)
@@ -144,7 +152,7 @@ def make_plan(
     if nothing is published, one percentage point (0.01 of a fraction times the column's factor).
     """
     missing = [job.config for job in jobs if job.hash not in records]
-    time = Estimator(records.values()).total(missing, slots)
+    time = Estimator(records.values()).total(missing, slots, sized.scale.shared_process)
     cells = sum(1 for _ in sized.cells())
     lines = tuple(_seeds_line(sized, column, jobs, records, effect) for column in sized.columns)
     return Plan(len(jobs), cells, len(jobs) - len(missing), time, slots, lines)

@@ -5,7 +5,6 @@ are methods with an objective each. Columns are metrics of a record, each with i
 recipe and the seeds. Rows and columns can be written as grids (`grid.py`). Cells with equal configurations share a run.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.protocol import deviations, leaves, tuples
 from dipole.benchmarks.grid import MOST, expand
+from dipole.benchmarks.manifest import CellEntry, ColumnEntry, FileName, JobEntry, Manifest, RowEntry, filled
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.problems import describe
 from dipole.core.train.recipe import load
@@ -31,28 +31,12 @@ from dipole.core.utils.text import shortened
 ScaleName = Literal["small", "paper"]
 
 
-def _file_name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}", text):
-        raise ValueError(
-            f"{text!r} names files: use letters, digits, '-', '_' and '.', at most 80, a letter or digit first"
-        )
-    return text
-
-
-FileName = Annotated[str, AfterValidator(_file_name)]
 CHANGED = "changed by --set"
 """The protocol entry for settings that the command line changed."""
 PLACES = ("device", "text.senteval", "text.cache")
 """Settings of places. They do not change what is measured."""
 OWN = {"objective": "the rows give it", "seed": "use --seeds", "name": "it consists of suite and row"}
 """Settings that a suite sets itself. Overriding them would have no effect or change the meaning of the cells."""
-
-
-def filled(text: str, values: Mapping[str, str]) -> str:
-    """Replace every {name} in a text."""
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text
 
 
 class Column(Settings):
@@ -212,15 +196,6 @@ class Suite(Settings):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A row, a column and a seed of a suite."""
-
-    row: str
-    column: str
-    seed: int
-
-
-@dataclass(frozen=True)
 class Job:
     """One run: the name of its folder, its configuration, the command that repeats it, and the cells it fills."""
 
@@ -228,7 +203,7 @@ class Job:
     config: RunConfig
     recipe: str
     overrides: tuple[str, ...]
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[CellEntry, ...] = ()
 
     @property
     def command(self) -> list[str]:
@@ -330,7 +305,7 @@ class Sized:
     def jobs(self) -> list[Job]:
         """Return the runs of this suite, each once, in the order of the rows. Reports all bad settings together."""
         known: dict[tuple[str, tuple[str, ...]], tuple[RunConfig, str]] = {}
-        jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[Cell]]] = {}
+        jobs: dict[str, tuple[RunConfig, str, tuple[str, ...], list[CellEntry]]] = {}
         problems: dict[str, dict[str, None]] = {}
         for row, column, seed in self.cells():
             place = self.place(row, column, seed)
@@ -342,7 +317,9 @@ class Sized:
                     problems.setdefault(str(error), {})[f"row {row.label!r}, column {column.name!r}"] = None
                     continue
             config, name = known[place]
-            jobs.setdefault(name, (config, *place, []))[3].append(Cell(row.label, column.name, seed))
+            jobs.setdefault(name, (config, *place, []))[3].append(
+                CellEntry(row=row.label, column=column.name, seed=seed)
+            )
         if problems:
             lines = []
             for message, places in problems.items():
@@ -355,6 +332,24 @@ class Sized:
             Job(name, config, recipe, overrides, tuple(cells))
             for name, (config, recipe, overrides, cells) in jobs.items()
         ]
+
+    def manifest(self, jobs: Sequence[Job]) -> Manifest:
+        """Return the description of the suite with its jobs."""
+        suite = self.suite
+        same = {name: getattr(suite, name) for name in ("title", "kind", "published", "x_label", "y_label", "note")}
+        return Manifest(
+            **same,
+            suite=suite.name,
+            scale=self.name,
+            protocol=dict(self.protocol),
+            show=list(suite.show),
+            rows=[RowEntry(label=r.label, objective=r.objective, base=self.base_of(r), fill=r.fill) for r in self.rows],
+            columns=[ColumnEntry.model_validate(column, from_attributes=True) for column in self.columns],
+            jobs=[
+                JobEntry(hash=job.hash, command=job.command, processes=self.scale.processes, cells=list(job.cells))
+                for job in jobs
+            ],
+        )
 
 
 @cache

@@ -10,21 +10,19 @@ from typing import Any, Literal
 from rich.console import Console
 
 from dipole.benchmarks.gather import gather
-from dipole.benchmarks.manifest import Manifest, manifest, write_manifest
+from dipole.benchmarks.manifest import Manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
-from dipole.benchmarks.run.engine import Engine
+from dipole.benchmarks.run.engine import Engine, Result, Task
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
-from dipole.benchmarks.run.tasks import Result, Task
+from dipole.benchmarks.run.reference import basis
 from dipole.benchmarks.run.terminal import (
     Summary,
     consoles,
-    empty_table,
     print_plan,
     print_results,
     print_summary,
-    reckoning,
     reporter,
     say,
 )
@@ -34,7 +32,7 @@ from dipole.core.record import RunRecord, read_record
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.files import why
 from dipole.core.utils.progress import duration
-from dipole.core.utils.text import are, counted
+from dipole.core.utils.text import are, counted, text_table
 
 EngineName = Literal["local", "ray", "slurm"]
 
@@ -92,7 +90,7 @@ def bench(
     if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
-    described = manifest(sized, wanted)
+    described = sized.manifest(wanted)
     summary = run_suite(sized, wanted, described, records, runs, chosen, stderr)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
     print_summary(console, sized, summary, runs)
@@ -179,7 +177,8 @@ def _plan_shipped(
             sized = suite.at(scale, changed.get((name, scale), ()))
             wanted = sized.jobs()
             missing = [job.config for job in wanted if job.hash not in records]
-            found.append(_Planned(sized, wanted, estimator.total(missing, slots)))
+            time = estimator.total(missing, slots, shares_processes=sized.scale.processes == 1)
+            found.append(_Planned(sized, wanted, time))
     return found
 
 
@@ -200,31 +199,22 @@ def plan_all(
     records = known_runs(known) | finished(runs)
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     planned = _plan_shipped(scale, records, known, estimator, slots)
-    table = empty_table(
-        f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time",
-        {"suite": "left", "runs": "right", "finished": "right", "estimated time": "right"},
-    )
+    rows = [("suite", "runs", "finished", "estimated time")]
+    problems, notes, lines = [], [], []
     for each in planned:
-        names = {job.hash for job in each.jobs}
-        table.add_row(each.sized.suite.name, str(len(names)), str(len(names & records.keys())), str(each.time))
-    every = {job.hash: job.config for each in planned for job in each.jobs}
-    total = estimator.total([config for name, config in every.items() if name not in records], slots)
-    table.add_section()
-    table.add_row("all (shared runs once)", str(len(every)), str(len(every.keys() & records.keys())), str(total))
-    console.print(table)
-    say(console, reckoning())
-    for each in planned:
-        if each.sized.overrides:
-            settings = " ".join(each.sized.overrides)
-            say(console, f"{each.sized.suite.name}: as its results are kept, with --set {settings}")
-    problems, lines = [], []
-    for each in planned:
-        name = each.sized.suite.name
+        name, hashes = each.sized.suite.name, {job.hash for job in each.jobs}
+        rows.append((name, str(len(hashes)), str(len(hashes & records.keys())), str(each.time)))
+        lines.append({"suite": name, "runs": len(hashes), "seconds": each.time.seconds, "within": each.time.within})
         problems += [f"{name}: {fault}" for fault in faults(each.jobs, each.sized.scale.processes)]
-        time = {"seconds": each.time.seconds, "within": each.time.within}
-        lines.append({"suite": name, "runs": len(each.jobs), **time})
-    for problem in problems:
-        say(console, f"cannot run: {problem}")
+        if each.sized.overrides:
+            notes.append(f"{name}: as its results are kept, with --set {' '.join(each.sized.overrides)}")
+    every = {job.hash: job.config for each in planned for job in each.jobs}
+    missing = [config for name, config in every.items() if name not in records]
+    total = estimator.total(missing, slots, shares_processes=True)
+    rows.append(("all (shared runs once)", str(len(every)), str(len(every) - len(missing)), str(total)))
+    say(console, f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time\n")
+    for line in (text_table(rows), "", basis(), *notes, *(f"cannot run: {problem}" for problem in problems)):
+        say(console, line)
     if answer is not None:
         answer |= {"scale": scale, "suites": lines, "seconds": total.seconds, "faults": problems}
     return int(bool(problems))
@@ -253,25 +243,24 @@ def bench_all(
     answer = {} if answer is None else answer
     console, stderr = consoles(console)
     elsewhere = known_runs(known)
-    say(stderr, f"Times are reckoned {reckoning()}")
+    say(stderr, f"Times are reckoned {basis()}")
     records = elsewhere | finished(runs)
-    estimator, slots = Estimator(records.values()), make_engine("local", jobs, threads).slots
+    estimator, slots = Estimator(records.values()), PoolEngine(jobs, threads).slots
     summaries = []
-    planned = _plan_shipped(scale, records, known, estimator, slots)
-    for each in sorted(planned, key=lambda each: each.time.seconds):
+    for each in sorted(_plan_shipped(scale, records, known, estimator, slots), key=lambda each: each.time.seconds):
         name = f"{each.sized.suite.name} ({scale})"
+        records = elsewhere | finished(runs)
         if each.time.seconds > 3600 * within:
             say(stderr, f"{name} is left out: {each.time}.")
-            continue
-        records = elsewhere | finished(runs)
-        if all(job.hash in records for job in each.jobs):
+        elif all(job.hash in records for job in each.jobs):
             say(stderr, f"{name}: nothing to do, {counted(len(each.jobs), 'run')} finished.")
-            continue
-        say(stderr, f"{name}: {each.time}.")
-        engine = make_engine("local", jobs, threads, shared_process=each.sized.scale.processes == 1)
-        summary = run_suite(each.sized, each.jobs, manifest(each.sized, each.jobs), records, runs, engine, stderr)
-        print_summary(console, each.sized, summary, runs)
-        summaries.append({"suite": each.sized.suite.name, **summary.as_dict()})
+        else:
+            say(stderr, f"{name}: {each.time}.")
+            engine = make_engine("local", jobs, threads, shared_process=each.sized.scale.processes == 1)
+            described = each.sized.manifest(each.jobs)
+            summary = run_suite(each.sized, each.jobs, described, records, runs, engine, stderr)
+            print_summary(console, each.sized, summary, runs)
+            summaries.append({"suite": each.sized.suite.name, **summary.as_dict()})
     answer |= {"scale": scale, "runs": str(runs), "suites": summaries}
     return int(any(each["failed"] for each in summaries))
 
@@ -312,32 +301,33 @@ def run_jobs(
     processes: int = 1,
 ) -> Summary:
     """Run the jobs without a finished record. A failed job does not stop the others."""
-    missing = {job.hash: job for job in jobs if job.hash not in records}
-    skipped = len(jobs) - len(missing)
+    waiting = {job.hash: job.config for job in jobs if job.hash not in records}
     tasks = [
         Task(job.hash, f"{job.config.name}, {job.recipe}, seed {job.config.seed}", job.command, processes)
-        for job in missing.values()
+        for job in jobs
+        if job.hash in waiting
     ]
-    estimator = Estimator(records.values())
-    waiting = {name: job.config for name, job in missing.items()}
+    estimator, skipped = Estimator(records.values()), len(jobs) - len(tasks)
     failed: list[Result] = []
     done = 0
     if skipped:
         say(console, f"{skipped} of {counted(len(jobs), 'run')} {are(skipped)} finished already.")
     with reporter(console, len(tasks)) as report:
-        started = ""
+
+        def show(line: str) -> None:
+            left = estimator.total(list(waiting.values()), engine.slots, engine.shares_processes)
+            report(done, len(failed), left.seconds, line)
+
         if tasks:
-            started = f"{counted(len(tasks), 'run')}, {engine.slots} at a time"
-        report(0, 0, estimator.total(list(waiting.values()), engine.slots).seconds, started)
+            show(f"{counted(len(tasks), 'run')}, {engine.slots} at a time")
         for result in engine.run(tasks, runs):
             config = waiting.pop(result.task.hash)
             if result.status == "done":
                 done += 1
                 # The record's time: another runner may have done the work, a resumed run took more than this attempt.
                 estimator.add(config, read_record(runs / result.task.hash / "record.json").wall_seconds)
-                line = f"done    {result.task.hash}  {result.task.label}  ({duration(result.seconds)})"
+                show(f"done    {result.task.hash}  {result.task.label}  ({duration(result.seconds)})")
             else:
                 failed.append(result)
-                line = f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})"
-            report(done, len(failed), estimator.total(list(waiting.values()), engine.slots).seconds, line)
+                show(f"FAILED  {result.task.hash}  {result.task.label}: {result.message}  (log: {result.log})")
     return Summary(done, tuple(failed), skipped)

@@ -1,17 +1,64 @@
 """The executor interface: a subclass of `Engine` makes one attempt at a task, `Engine.run` runs them all."""
 
+import os
+import signal
+import subprocess
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any, Literal
 
-from dipole.benchmarks.run.tasks import Result, Task, log_of
-from dipole.core.utils.files import why
+from dipole.benchmarks.run import worker
+from dipole.benchmarks.run.claim import is_held
+from dipole.benchmarks.run_records import BENCH, is_done
+from dipole.core.record import now
+from dipole.core.utils.files import check_own, why
 
 RETRY_HELD_AFTER = 2.0
 """Seconds until a task is tried again that another runner holds."""
+ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
+"""Signals that ask a worker to end. After any other signal it counts as killed."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job as an engine sees it."""
+
+    hash: str
+    label: str
+    command: list[str]
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a task ended, and how long this attempt took."""
+
+    task: Task
+    status: Literal["done", "failed"]
+    seconds: float
+    log: Path
+    message: str = ""
+    killed: bool = False
+
+    def on(self, task: Task, runs: Path) -> "Result":
+        """Return the result with the log's path as this machine has it: a node may use another path."""
+        return replace(self, task=task, log=log_of(task, runs))
+
+    def as_dict(self) -> dict[str, str]:
+        """Return a failure for `--json`."""
+        return {"run": self.task.hash, "label": self.task.label, "message": self.message, "log": str(self.log)}
+
+
+def failed(task: Task, runs: Path, message: str, seconds: float = 0.0, killed: bool = False) -> Result:
+    """Return the result of a failed attempt."""
+    return Result(task, "failed", seconds, log_of(task, runs), message, killed)
 
 
 class Engine(ABC):
@@ -20,6 +67,9 @@ class Engine(ABC):
     Args:
         slots: attempts at a time.
     """
+
+    shares_processes = False
+    """Whether a process runs many tasks."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -72,8 +122,88 @@ class Engine(ABC):
             result = self.attempt(task, runs)
         except OSError as error:
             # A full disk or too many processes fail this task, not the suite.
-            message = f"the worker could not be started: {why(error)}"
-            return Result(task, "failed", 0.0, log_of(task, runs), message)
+            return failed(task, runs, f"the worker could not be started: {why(error)}")
         if result is not None and result.killed:
             result = replace(result, message=f"{result.message}. It was killed twice; was there enough memory?")
         return result
+
+
+def run_worker(
+    task: Task,
+    runs: Path,
+    environment: Mapping[str, str],
+    started: Callable[["subprocess.Popen[bytes]"], object] = lambda child: None,
+) -> Result | None:
+    """Start a worker and wait for it. None, without a start or a line in the log, if another runner holds the task."""
+
+    def run(log: IO[str]) -> int:
+        command: list[str] = worker.command_line(runs, task.hash, task.processes, task.command)
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, env=environment, **pipes) as child:
+            started(child)
+            return child.wait()
+
+    return _attempt(task, runs, run)
+
+
+def run_here(task: Task, runs: Path) -> Result | None:
+    """Run a task in this process. See `run_worker`."""
+
+    def run(log: IO[str]) -> int:
+        with redirect_stdout(log), redirect_stderr(log):
+            return worker.main(worker.arguments(runs, task.hash, task.processes, os.getppid(), task.command))
+
+    return _attempt(task, runs, run)
+
+
+def environment_for(threads: int, gpus: str | None = None) -> dict[str, str]:
+    """Return the environment of a worker: this process's own, with its number of threads and the GPUs it may use."""
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "PYTHONUNBUFFERED": "1"}
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
+    return environment
+
+
+def log_of(task: Task, runs: Path) -> Path:
+    """Return the log of all attempts at a task."""
+    return runs / BENCH / "logs" / f"{task.hash}.log"
+
+
+def _attempt(task: Task, runs: Path, run: Callable[[IO[str]], int]) -> Result | None:
+    """Run with the log of the task open, and judge the attempt by the run's record, not by the exit code alone."""
+    try:
+        if is_held(runs / BENCH / "claims" / f"{task.hash}.json"):
+            return None
+    except OSError:
+        pass  # the worker reports what is wrong with the folder
+    path = log_of(task, runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_own(path)
+    started = time.monotonic()
+    with path.open("a", encoding="utf-8") as log:
+        began_at = log.tell()
+        log.write(f"\n== {now()} dipole {' '.join(task.command)}\n")
+        log.flush()
+        code = run(log)
+    seconds = time.monotonic() - started
+    if code == worker.TAKEN:
+        return None
+    if code == 0 and is_done(runs / task.hash):
+        return Result(task, "done", seconds, path)
+    return failed(task, runs, _reason(code, path, began_at), seconds, killed=code < 0 and -code not in ASKED_TO_END)
+
+
+def _reason(code: int, log: Path, begin: int) -> str:
+    """Return how the worker ended, and the error or the last line that its part of the log shows.
+
+    Another runner may have begun its own attempt at the same job since, so ours need not be the last.
+    """
+    end = f"exit code {code}"
+    if code < 0:
+        end = f"killed by signal {-code}"
+    attempt = log.read_bytes()[begin:].decode(errors="replace")
+    lines = [line.strip() for line in attempt.splitlines() if line.strip() and not line.startswith("== ")]
+    if not lines:
+        return end
+    error = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+    return f"{end}: {error.removeprefix('error: ')}"

@@ -13,8 +13,7 @@ from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 
-from dipole.benchmarks.run.engine import Engine
-from dipole.benchmarks.run.tasks import Children, Result, Task, environment_for, log_of, run_here, run_worker
+from dipole.benchmarks.run.engine import Engine, Result, Task, environment_for, failed, run_here, run_worker
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.machine import processors
 
@@ -44,16 +43,22 @@ class LocalEngine(Engine):
                     "Set `processes` of the suite's scale, or use --engine ray on a larger cluster."
                 )
         self._free = FreeGPUs(self.gpus, self.slots)
-        self._children = Children()
+        self._children: set[subprocess.Popen[bytes]] = set()
 
     def attempt(self, task: Task, runs: Path) -> Result | None:
         if not self.gpus:
-            return run_worker(task, runs, environment_for(self.threads), self._children)
+            return run_worker(task, runs, environment_for(self.threads), self._started)
         with self._free.take(task.processes) as gpus:
-            return run_worker(task, runs, environment_for(self.threads, ",".join(gpus)), self._children)
+            return run_worker(task, runs, environment_for(self.threads, ",".join(gpus)), self._started)
+
+    def _started(self, child: "subprocess.Popen[bytes]") -> None:
+        self._children.add(child)
+        if self.stopped.is_set():
+            child.terminate()
 
     def stop(self) -> None:
-        self._children.stop()
+        for child in list(self._children):
+            child.terminate()
 
 
 class PoolEngine(Engine):
@@ -63,6 +68,8 @@ class PoolEngine(Engine):
         jobs: processes at a time. Default: one per core.
         threads: computing threads of a process. Default: the cores divided among the processes.
     """
+
+    shares_processes = True
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
         super().__init__(jobs or processors())
@@ -86,8 +93,7 @@ class PoolEngine(Engine):
             assert process is not None
             process.shutdown()
             process = None
-            seconds = time.monotonic() - began
-            return Result(task, "failed", seconds, log_of(task, runs), "its process was killed", killed=True)
+            return failed(task, runs, "its process was killed", time.monotonic() - began, killed=True)
         finally:
             self._free.put(process)
 

@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.run.engine import Engine
-from dipole.benchmarks.run.tasks import Result, Task, environment_for, log_of, run_worker
+from dipole.benchmarks.run.engine import Engine, Result, Task, environment_for, failed, run_worker
 from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
@@ -74,8 +73,7 @@ class RayEngine(Engine):
             result, archive = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            message = f"Ray gave up after {RETRIES} retries: {lines[0]}"
-            return Result(task, "failed", 0.0, log_of(task, runs), message)
+            return failed(task, runs, f"Ray gave up after {RETRIES} retries: {lines[0]}")
         finally:
             with self._lock:
                 self._pending.discard(reference)
@@ -85,7 +83,7 @@ class RayEngine(Engine):
         if archive is not None:
             unpack(archive, runs, task.hash)
             if result.status == "done" and not is_done(runs / task.hash):
-                return Result(task, "failed", result.seconds, result.log, "files of the run are missing after transfer")
+                return failed(task, runs, "files of the run are missing after transfer", result.seconds)
         return result
 
     def stop(self) -> None:

@@ -20,11 +20,12 @@ from dipole.benchmarks.claims.protocol import leaves
 from dipole.benchmarks.run.work import Work, work_of
 from dipole.core.train.config import RunConfig
 from dipole.core.utils.cache import kept_json
-from dipole.core.utils.machine import processor_name
 from dipole.core.utils.process import boot
 
 TABLE = Path(__file__).with_name("times.json")
 TRIES = 5
+START = 5.0
+"""Seconds until a new process trains: the interpreter, PyTorch and the recipe. Not part of a run's recorded time."""
 # Settings that do not influence the time of a unit, or that the estimate treats separately.
 LEFT_OUT = ("name", "description", "seed", "train.epochs", "train.steps", "train.checkpoint_every", "train.log_every")
 # The settings with most influence, and their weights. Any other setting counts 1.
@@ -64,17 +65,18 @@ def reckon(config: RunConfig) -> Reckoned:
     if unit == "step":  # an epoch has the same rows in any batch
         rows *= _ratio(kind, nearest["kind"], "train.batch_size")
     seconds = nearest["fixed"] + length * nearest["per_unit"] * rows
-    return Reckoned(seconds * pace(nearest), within)
+    return Reckoned(seconds * calibration() / nearest["pace"], within)
 
 
 def _by_work(work: Work) -> Reckoned:
     """Estimate from operations, at the rate of the encoder nearest in kind, then in operations of a row."""
+    domain = work.family.partition("/")[0]
 
-    def apart(entry: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        domain, family = work.family.partition("/")[0], entry["family"]
-        return family != work.family, not family.startswith(f"{domain}/"), abs(log(work.flops / entry["flops"]))
+    def distance(entry: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        family = entry["family"]
+        return family != work.family, family.partition("/")[0] != domain, abs(log(work.flops / entry["flops"]))
 
-    nearest = min(table()["steps"], key=apart)
+    nearest = min(table()["steps"], key=distance)
     rate = nearest["per_gigaflop"] / 1e9
     training = work.steps * (nearest["per_step"] + work.rows * work.flops * rate)
     # The evaluation encodes the rows once, forward. Training two views costs six times that.
@@ -82,7 +84,7 @@ def _by_work(work: Work) -> Reckoned:
     within = FOREIGN
     if nearest["family"] == work.family:
         within = COUNTED
-    return Reckoned(seconds * pace(nearest), within)
+    return Reckoned(seconds * calibration() / nearest["pace"], within)
 
 
 def kind_of(config: RunConfig) -> dict[str, Any]:
@@ -100,30 +102,24 @@ def table() -> Mapping[str, Any]:
 
 def calibration() -> float:
     """Return the processor seconds of a fixed task on this machine. It is measured once per boot, in under 2 s."""
-    return float(kept_json("pace", _boot(), measure_pace))
-
-
-def pace(entry: Mapping[str, Any]) -> float:
-    """Return the seconds on this machine per second of an entry's machine."""
-    return calibration() / float(entry["pace"])
-
-
-def machines() -> str:
-    """Return the machines of the table and its newest date."""
-    entries = [*table()["runs"], *table()["steps"]]
-    return f"{', '.join(sorted({entry['machine'] for entry in entries}))}, {max(entry['date'] for entry in entries)}"
-
-
-def machine_name() -> str:
-    """Return the name of the processor for the table."""
-    return f"{processor_name()}, one thread"
-
-
-def _boot() -> str:
     import torch
 
     begun = boot() or f"{time.time() - time.monotonic():.0f}"[:-2]
-    return hashlib.sha256(f"{begun} {torch.__version__} {platform.node()}".encode()).hexdigest()[:16]
+    identity = hashlib.sha256(f"{begun} {torch.__version__} {platform.node()}".encode()).hexdigest()[:16]
+    return float(kept_json("pace", identity, measure_pace))
+
+
+def basis() -> str:
+    """Return the basis of an estimated time."""
+    entries = [*table()["runs"], *table()["steps"]]
+    machines = (
+        f"{', '.join(sorted({entry['machine'] for entry in entries}))}, {max(entry['date'] for entry in entries)}"
+    )
+    return (
+        f"by short runs on {machines}, times {calibration() / table()['steps'][0]['pace']:.2g} for the pace of this "
+        "machine's processor, idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder come "
+        "first."
+    )
 
 
 def measure_pace() -> float:

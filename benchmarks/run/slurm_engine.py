@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dipole.benchmarks.run.engine import RETRY_HELD_AFTER, Engine
-from dipole.benchmarks.run.tasks import Result, Task, environment_for, log_of, run_worker
+from dipole.benchmarks.run.engine import RETRY_HELD_AFTER, Engine, Result, Task, environment_for, failed, run_worker
 from dipole.benchmarks.run_records import BENCH
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.extras import install_line
@@ -73,8 +72,7 @@ class SlurmEngine(Engine):
             result: Result = job.result()
             return result.on(task, runs)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"job {job.job_id}: {lines[-1]}"
-        return Result(task, "failed", 0.0, log_of(task, runs), message, killed=self._is_lost(error))
+        return failed(task, runs, f"job {job.job_id}: {lines[-1]}", killed=self._is_lost(error))
 
     def stop(self) -> None:
         for job in self._jobs.values():

@@ -1,19 +1,16 @@
 """The terminal output of `dipole bench`: the plan, progress with the time left, results and failures."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Task as ProgressTask
-from rich.table import Table
 from rich.text import Text
 
 from dipole.benchmarks.plan import Plan
@@ -21,11 +18,11 @@ from dipole.benchmarks.report import claim_tables, tables
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
-from dipole.benchmarks.run.tasks import Result
+from dipole.benchmarks.run.engine import Result
 from dipole.benchmarks.suite import Sized
 from dipole.core.utils.console import can_draw, console
 from dipole.core.utils.progress import duration
-from dipole.core.utils.text import are, counted
+from dipole.core.utils.text import are, counted, text_table
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary for `--json`."""
-        failed = [
-            {"run": each.task.hash, "label": each.task.label, "message": each.message, "log": str(each.log)}
-            for each in self.failed
-        ]
-        return {"done": self.done, "skipped": self.skipped, "failed": failed}
+        return {"done": self.done, "skipped": self.skipped, "failed": [each.as_dict() for each in self.failed]}
 
 
 def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
@@ -54,39 +47,18 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     )
     say(console, f"Estimated time with {plan.slots} at a time: {plan.time}.")
     if count := plan.time.reckoned:
-        say(console, f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reckoning()}")
+        say(console, f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reference.basis()}")
     print_cells(console, sized)
-    table = empty_table(
-        "Seeds per arm for 80 % power (two-sided t-test at 0.05)",
-        {"column": "left", "difference": "right", "spread": "right", "spread from": "left", "seeds": "right",
-         "planned": "right"},
-    )  # fmt: skip
+    say(console, "\nSeeds per arm for 80 % power (two-sided t-test at 0.05)\n")
+    rows = [("column", "spread from", "difference", "spread", "seeds", "planned")]
     for line in plan.seeds:
         spread, seeds = f"{line.std:.3g}", str(line.seeds)
         if isnan(line.std):
             spread = "-"
         if line.seeds is None:
             seeds = "-"
-        table.add_row(escape(line.column), f"{line.difference:.3g}", spread, line.source, seeds, str(len(sized.seeds)))
-    console.print(table)
-
-
-def reckoning() -> str:
-    """Return the basis of an estimated time."""
-    here = reference.calibration()
-    pace = reference.table()["steps"][0]["pace"]
-    return (
-        f"by short runs on {reference.machines()}, times {here / pace:.2g} for the pace of this machine's processor, "
-        "idle; a GPU is faster, a machine that is shared slower. Earlier runs of the folder come first."
-    )
-
-
-def empty_table(title: str, columns: Mapping[str, Literal["left", "right"]]) -> Table:
-    """Return an empty table with these columns. Long names are folded."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, side in columns.items():
-        table.add_column(name, justify=side, overflow="fold")
-    return table
+        rows.append((line.column, line.source, f"{line.difference:.3g}", spread, seeds, str(len(sized.seeds))))
+    say(console, text_table(rows, words=(0, 1)))
 
 
 def print_cells(console: Console, sized: Sized) -> None:
@@ -136,9 +108,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return "time left unknown"
+def _left(seconds: float) -> str:
     if seconds <= 0:
         return "done any moment"
     return f"about {duration(seconds)} left"
@@ -153,14 +123,11 @@ class _TimeLeft(ProgressColumn):
     """The estimated time left. It counts down between two ended runs."""
 
     def render(self, task: ProgressTask) -> Text:
-        end = task.fields["end"]
-        if end is None:
-            return Text(_left(None))
-        return Text(_left(end - time.monotonic()))
+        return Text(_left(task.fields["end"] - time.monotonic()))
 
 
 @contextmanager
-def reporter(console: Console, total: int) -> Iterator[Callable[[int, int, float | None, str], None]]:
+def reporter(console: Console, total: int) -> Iterator[Callable[[int, int, float, str], None]]:
     """Show a progress bar on a terminal, and one plain line per ended run elsewhere.
 
     Yields a function of the number of finished and of failed runs, the seconds left, and the line to print.
@@ -168,15 +135,13 @@ def reporter(console: Console, total: int) -> Iterator[Callable[[int, int, float
     draws = can_draw(console.file)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
     with Progress(*columns, console=console, transient=True, disable=not draws) as progress:
-        bar = progress.add_task("runs", total=total, end=None)
+        bar = progress.add_task("runs", total=total, end=time.monotonic())
 
-        def report(done: int, failed: int, seconds: float | None, line: str) -> None:
-            ended, description, end = done + failed, "runs", None
+        def report(done: int, failed: int, seconds: float, line: str) -> None:
+            ended, description = done + failed, "runs"
             if failed:
                 description = f"runs ({failed} failed)"
-            if seconds is not None:
-                end = time.monotonic() + seconds
-            progress.update(bar, completed=ended, description=description, end=end)
+            progress.update(bar, completed=ended, description=description, end=time.monotonic() + seconds)
             if line and not draws:
                 line = f"[{ended}/{total}] {line}"
                 if ended < total:

@@ -1,220 +1,312 @@
-"""`python -m dipole.benchmarks.soak`: disturb a small suite until the time is up. Exit with 1 if anything differs."""
+"""Run a small suite under faults, and compare it with an undisturbed run. Exit with 1 if anything differs.
+
+    python -m dipole.benchmarks.soak [--minutes 60] [--seed 0] [--into FOLDER] [--updates 10000] [--json]
+
+docs/reliability.md describes the faults and what must hold. A full disk needs the right to mount a tmpfs, a clock that
+jumps needs a C compiler. Without them these faults are left out.
+"""
 
 import argparse
 import json
 import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
+from safetensors.numpy import load_file
 
-from dipole.benchmarks.soak.faults import FAULTS, HARMFUL, HARMLESS, Scene
-from dipole.benchmarks.soak.judge import differences, left_behind, shared_memory
-from dipole.benchmarks.soak.limits import Clock, Disk, Memory
-from dipole.benchmarks.soak.processes import MAX_CPU_SECONDS, BrokenError, Processes, Watchdog
+from dipole.benchmarks.run_records import BENCH, read_records
+from dipole.core.train.metrics import read_metrics
+from dipole.core.utils.text import text_table
 
-HARMFUL_PER_ROUND = 2
-LONG_RUNS: Mapping[str, tuple[str, ...]] = {
+HERE = Path(__file__).parent
+TOKEN = "DIPOLE_SOAK"
+"""Environment variable of every process of a soak test, so that all of them can be found."""
+CPU_SECONDS, ORPHAN_CPU_SECONDS, IDLE_SECONDS = 400.0, 15.0, 180.0
+"""Most processor seconds of an attempt and of processes after their runner, and most seconds without progress."""
+MAX_GROWTH = 8.0
+"""Megabytes by which memory may grow from the middle fifth of a run to its last fifth. Allocators vary so much."""
+LONG_RUNS = {
     "vision": ("digits-simclr", "train.epochs=", "train.batch_size=32", "vision.probe.baselines=false",
                "vision.probe.probes=['kmeans']", "train.warmup=0"),
     "text": ("pydoc-bow", "train.epochs=", "train.batch_size=32"),
     "rl": ("dot", "rl.learning_starts=200", "rl.buffer_size=500", "rl.episodes=1"),
 }  # fmt: skip
 """Recipe and settings of the runs whose memory is watched."""
-MAX_GROWTH = 8.0
-"""Megabytes by which memory may grow from the middle fifth of a run to its last fifth. Allocators vary so much."""
+TIMES_AND_SIZES = {
+    "started", "updated", "wall_seconds", "training_seconds", "peak_memory_bytes", "peak_device_bytes",
+}  # fmt: skip
+"""Fields of a record that differ between two equal runs."""
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Resident megabytes in the middle and in the last fifth of a run."""
-
-    domain: str
-    updates: int
-    middle: float
-    last: float
-
-    @property
-    def is_flat(self) -> bool:
-        return self.last - self.middle <= MAX_GROWTH
+class BrokenError(Exception):
+    """A guarantee of docs/reliability.md does not hold."""
 
 
-@dataclass
-class Found:
-    """The faults of each round, the growth of memory, and everything that broke."""
-
-    seed: int
-    how: dict[str, str] = field(default_factory=dict)
-    minutes: float = 0.0
-    events: list[dict[str, Any]] = field(default_factory=list)
-    growth: list[Growth] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-
-
-def soak(folder: Path, minutes: float, seed: int, updates: int, log: Console) -> Found:
-    """Disturb the suite for at least one round.
+class Soak:
+    """The processes of a soak test, its folders and its random numbers.
 
     Args:
-        folder: is made. Broken runs stay in it.
-        minutes: no round begins after them.
+        folder: holds the log, temporary files and runs.
         seed: of the faults, their order and their moments.
-        updates: length of the runs whose memory is watched. 0 skips them.
-        log: shows the progress.
     """
-    processes = Processes(folder.resolve(), f"{os.getpid()}-{time.time_ns()}")
-    processes.folder.mkdir(parents=True, exist_ok=True)
-    found, begin, rng = Found(seed), time.monotonic(), random.Random(seed)
-    disk, memory = Disk(processes.folder / "disk"), Memory(f"dipole-soak-{os.getpid()}")
-    clock = Clock(processes.folder)
-    found.how = {"full disk": disk.how, "little memory": memory.how, "clock jumps": clock.how}
-    harmful = _shuffled(list(HARMFUL), rng)
-    harmless = _shuffled([name for name in HARMLESS if name != "clock jumps" or clock.environment], rng)
-    shared, undisturbed = shared_memory(), processes.folder / "undisturbed"
-    try:
-        log.print("An undisturbed run of the suite.")
-        if Watchdog(processes).wait(processes.bench(undisturbed)) != [0]:
-            raise BrokenError(f"the undisturbed suite failed. See {processes.log}")
-        if updates:
-            for domain in LONG_RUNS:
-                _watch_memory(processes, domain, updates, found, log)
-        number, end = 0, time.monotonic() + 60 * minutes
-        while number == 0 or time.monotonic() < end:
-            number += 1
-            faults = [*islice(harmful, HARMFUL_PER_ROUND), next(harmless)]
-            scene = Scene(processes, disk.folder / f"round-{number}", disk, memory, clock, rng)
-            broken = list(_round(scene, faults, number, found, log))
-            if not broken:
-                broken = [
-                    *differences(undisturbed, scene.runs),
-                    *left_behind(scene.runs, processes.temporary, shared, processes.seen),
-                ]
-            for line in broken:
-                found.broken.append(f"round {number}: {line}")
-                log.print(f"round {number}: BROKEN: {line}")
-            if broken and scene.runs.is_dir():
-                shutil.copytree(scene.runs, processes.folder / f"broken-{number}", dirs_exist_ok=True)
-            shutil.rmtree(scene.runs, ignore_errors=True)
-    except BrokenError as error:
-        found.broken.append(str(error))
-    finally:
-        processes.kill_all()
-        memory.remove()
-        disk.remove()
-    found.minutes = (time.monotonic() - begin) / 60
-    return found
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.rng, self.token = folder.resolve(), random.Random(seed), f"{os.getpid()}-{time.time_ns()}"
+        self.log, self.temporary, self.disk = (self.folder / name for name in ("soak.log", "tmp", "disk"))
+        self.runs = self.disk / "runs"
+        for path in (self.temporary, self.disk):
+            path.mkdir(parents=True)
+        self.can_fill = succeeds(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(self.disk)])
+        clock = self.folder / "clock.so"
+        self.clock: dict[str, str] = {}
+        if succeeds(["cc", "-shared", "-fPIC", "-O1", "-o", str(clock), str(HERE / "clock.c")]):
+            self.clock = {"LD_PRELOAD": str(clock)}
+
+    def start(
+        self, arguments: list[str], environment: dict[str, str] | None = None, before: Callable[[], None] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start `python -m ARGUMENTS`. `before` runs in the new process, before the program."""
+        own = {
+            TOKEN: self.token, "TMPDIR": str(self.temporary), "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache"),
+            "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONFAULTHANDLER": "1",
+        }  # fmt: skip
+        with self.log.open("ab") as log:
+            command, everything = [sys.executable, "-m", *arguments], {**os.environ, **own, **(environment or {})}
+            return subprocess.Popen(command, env=everything, stdout=log, stderr=log, preexec_fn=before)
+
+    def bench(self, runs: Path | None = None, **options: Any) -> "subprocess.Popen[bytes]":
+        """Start `dipole bench` with the suite of the soak test."""
+        suite, runs = str(HERE / "suite.toml"), runs or self.runs
+        return self.start(["dipole", "bench", suite, "--runs", str(runs), "--jobs", "2", "--threads", "1"], **options)
+
+    def living(self) -> list[int]:
+        """Return the ids of all processes with the token."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(TOKEN) == self.token:
+                    found.append(process.pid)
+        return sorted(found)
+
+    def end_all(self, which: signal.Signals = signal.SIGKILL) -> None:
+        """Send all processes a signal. After SIGABRT they write their stacks into the log."""
+        for pid in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, which)
+
+    def wait(
+        self, *runners: "subprocess.Popen[bytes]", cpu_seconds: float = CPU_SECONDS, idle_seconds: float = IDLE_SECONDS
+    ) -> list[int]:
+        """Wait for all processes, and return the exit codes of the runners.
+
+        Limits count processor time, because a busy machine gives little of it.
+
+        Raises:
+            BrokenError: the processes compute or wait without end, or outlive their runners.
+        """
+        used: dict[int, float] = {}  # of processes that have ended as well
+        before, since, is_over = 0.0, time.monotonic(), False
+        while (running := [each for each in runners if each.poll() is None]) or self.living():
+            for pid in self.living():
+                with suppress(psutil.Error):
+                    used[pid] = sum(psutil.Process(pid).cpu_times()[:2])
+            total, now = sum(used.values()), time.monotonic()
+            if not running and not is_over:
+                is_over, cpu_seconds = True, total + ORPHAN_CPU_SECONDS
+            if total > before + 1.0:
+                before, since = total, now
+            if total > cpu_seconds or now > since + idle_seconds:
+                self.end_all(signal.SIGABRT)
+                raise BrokenError(
+                    f"an attempt does not end: {total:.0f} s of processor time, {now - since:.0f} s without progress, "
+                    f"{len(running)} runners alive. Its stacks are in {self.log}"
+                )
+            time.sleep(0.2)
+        return [each.returncode for each in runners]
+
+    def pause(self, process: "subprocess.Popen[bytes]", least: float, most: float) -> None:
+        """Wait some seconds, or until the process ends."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(self.rng.uniform(least, most))
 
 
-def _shuffled(names: list[str], rng: random.Random) -> Iterator[str]:
-    """Yield all names in random order, again and again."""
-    while True:
-        yield from rng.sample(names, len(names))
+def succeeds(command: list[str]) -> bool:
+    return shutil.which(command[0]) is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-def _round(scene: Scene, faults: list[str], number: int, found: Found, log: Console) -> Iterator[str]:
-    """Disturb the suite, then let it finish. Yield what prevents that."""
-    try:
-        for name in faults:
-            what = FAULTS[name](scene)
-            found.events.append({"round": number, "fault": name, "what": what})
-            log.print(f"round {number}: {name}: {what}")
-        [code] = scene.wait(scene.processes.bench(scene.runs))
-        if code:
-            yield f"the suite was not finished after the faults (exit code {code})"
-    except BrokenError as error:
-        scene.processes.kill_all()
-        yield str(error)
+def _signal(soak: Soak, which: signal.Signals, is_for_worker: bool) -> str:
+    process = soak.bench()
+    while is_for_worker and process.poll() is None and soak.living() == [process.pid]:
+        time.sleep(0.2)  # a busy machine starts the first worker late
+    soak.pause(process, 1, 18)
+    workers = [pid for pid in soak.living() if pid != process.pid]
+    victim = soak.rng.choice(workers) if is_for_worker and workers else process.pid
+    with suppress(ProcessLookupError):
+        os.kill(victim, which)
+    [code] = soak.wait(process)
+    return f"exit code {code}"
 
 
-def _watch_memory(processes: Processes, domain: str, updates: int, found: Found, log: Console) -> None:
-    try:
-        growth = measure_growth(processes, domain, updates)
-    except BrokenError as error:
-        processes.kill_all()
-        found.broken.append(str(error))
-        return
-    found.growth.append(growth)
-    log.print(f"{domain}: {growth.middle:.0f} MB in the middle of {updates} updates, {growth.last:.0f} at the end")
-    if not growth.is_flat:
-        found.broken.append(f"{domain}: memory grew from {growth.middle:.0f} to {growth.last:.0f} MB")
+def kill_runner(soak: Soak) -> str:
+    return _signal(soak, signal.SIGKILL, False)
 
 
-def measure_growth(processes: Processes, domain: str, updates: int) -> Growth:
-    """Train so many updates and read the resident memory of the process ten times a second.
+def kill_worker(soak: Soak) -> str:
+    """Kill a process that the runner started. The runner must start it again."""
+    return _signal(soak, signal.SIGKILL, True)
+
+
+def terminate(soak: Soak) -> str:
+    return _signal(soak, signal.SIGTERM, soak.rng.random() < 0.5)
+
+
+def full_disk(soak: Soak) -> str:
+    """Fill the disk for some seconds."""
+    process, ballast = soak.bench(), soak.disk / "ballast"
+    soak.pause(process, 2, 15)
+    with suppress(OSError):
+        ballast.write_bytes(bytes(psutil.disk_usage(str(soak.disk)).free))
+    soak.pause(process, 2, 8)
+    ballast.unlink(missing_ok=True)
+    [code] = soak.wait(process)
+    return f"exit code {code}"
+
+
+def little_memory(soak: Soak) -> str:
+    """Limit the addresses of each process to 150 to 1,100 MB above those that libraries reserve."""
+    import resource  # Windows has none
+
+    size = (3000 + soak.rng.randrange(150, 1100)) * 1024**2
+    [code] = soak.wait(soak.bench(before=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size))))
+    return f"{size >> 20} MB, exit code {code}"
+
+
+def jumping_clock(soak: Soak) -> str:
+    if soak.wait(soak.bench(environment=soak.clock)) != [0]:
+        raise BrokenError("the suite failed under a clock that jumps")
+    return "exit code 0"
+
+
+def second_runner(soak: Soak) -> str:
+    """Start two runners on one folder. Kill the first one in half of the cases."""
+    first = soak.bench()
+    soak.pause(first, 0, 4)
+    second, is_killed = soak.bench(), soak.rng.random() < 0.5
+    if is_killed:
+        soak.pause(first, 2, 10)
+        first.kill()
+    codes = soak.wait(first, second)
+    if codes[1] or (codes[0] and not is_killed):
+        raise BrokenError(f"two runners on one folder ended with exit codes {codes}")
+    return f"exit codes {codes}"
+
+
+HARMFUL = {
+    "kill -9": kill_runner, "kill -9 of a worker": kill_worker, "SIGTERM": terminate, "full disk": full_disk,
+    "little memory": little_memory,
+}  # fmt: skip
+"""The suite may be unfinished after these."""
+HARMLESS = {"clock jumps": jumping_clock, "second runner": second_runner}
+"""The suite must be finished after these. They end a round."""
+
+
+def differences(undisturbed: Path, runs: Path) -> Iterator[str]:
+    """Yield a line for each record, metric or file that differs from the undisturbed folder."""
+    wanted, found = read_records(undisturbed), read_records(runs)
+    yield from (f"{problem.path.name}: {problem.message[:300]}" for problem in found.problems)
+    if missing := wanted.records.keys() - found.records.keys():
+        yield f"no record of {', '.join(sorted(missing))}"
+    for name in sorted(wanted.records.keys() & found.records.keys()):
+        ours, theirs = (each.records[name].model_dump(mode="json", exclude=TIMES_AND_SIZES) for each in (found, wanted))
+        if different := sorted(key for key in theirs if ours[key] != theirs[key]):
+            yield f"{name}: the record differs in {', '.join(different)}"
+        mine, other = _contents(runs / name), _contents(undisturbed / name)
+        for file in sorted(mine.keys() | other.keys()):
+            if mine.get(file) != other.get(file):
+                yield f"{name}: {file} differs"
+
+
+def _contents(run: Path) -> dict[str, Any]:
+    """Return the content of every file of a run but its record and checkpoints, without times."""
+    found: dict[str, Any] = {}
+    for path in run.rglob("*"):
+        place = path.relative_to(run)
+        if not path.is_file() or path.name in ("record.json", "metrics.jsonl") or path.name.startswith("."):
+            continue
+        if path.suffix == ".safetensors" and "checkpoints" not in place.parts:
+            found[place.as_posix()] = {name: array.tobytes() for name, array in load_file(path).items()}
+        elif "checkpoints" not in place.parts:
+            found[place.as_posix()] = path.read_bytes()
+    lines = read_metrics(run / "metrics.jsonl")
+    return found | {"metrics.jsonl": [{key: line[key] for key in line if key != "time"} for line in lines]}
+
+
+def left_behind(runs: Path, temporary: Path) -> Iterator[str]:
+    """Yield a line for each temporary file, claim, checkpoint and socket that remains."""
+    for path in sorted(runs.rglob("*")):
+        place = path.relative_to(runs)
+        is_claim = place.match(f"{BENCH}/claims/*.json") or place.match(f"{BENCH}/stops/*")
+        is_checkpoint = place.parts[0] != BENCH and "checkpoints" in place.parts
+        if is_claim or is_checkpoint or ".tmp" in path.name or path.name == ".pid" or path.is_socket():
+            yield f"left behind: {place}"
+    yield from (f"left in TMPDIR: {name}" for name in sorted(os.listdir(temporary)))
+
+
+def growth(soak: Soak, domain: str, updates: int) -> tuple[float, float]:
+    """Train so many updates. Return the resident megabytes in the middle fifth and in the last fifth.
 
     Raises:
-        BrokenError: the run failed, hung, or ended before its memory was read.
+        BrokenError: the run failed, or ended before its memory was read.
     """
-    runs = processes.folder / "growth" / domain
-    recipe, *settings = LONG_RUNS[domain]
-    settings += [
-        f"train.steps={updates}", "train.log_every=10", f"train.checkpoint_every={max(updates // 4, 1)}",
+    runs, (recipe, *settings) = soak.folder / domain, LONG_RUNS[domain]
+    command = ["dipole", "train", recipe, "--runs", str(runs), "--quiet", "--set", *settings, f"train.steps={updates}"]
+    command += [
+        "train.log_every=10",
+        f"train.checkpoint_every={max(updates // 4, 1)}",
         f"train.evaluate_every={updates}",
-    ]  # fmt: skip
-    command = ["dipole", "train", recipe, "--runs", str(runs), "--quiet"]
-    for setting in settings:
-        command += ["--set", setting]
-    process = processes.start(command)
-    middle: list[float] = []
-    last: list[float] = []
-    watchdog = Watchdog(processes, cpu_seconds=updates + MAX_CPU_SECONDS)  # an update takes less than a second
+    ]
+    process = soak.start(command)
+    found: dict[int, list[float]] = {2: [], 4: []}
     while process.poll() is None:
-        watchdog.check()
-        fraction = _last_step(runs) / updates
-        try:
-            megabytes = psutil.Process(process.pid).memory_info().rss / 1e6
-        except psutil.Error:
-            megabytes = 0.0
-        if megabytes and 0.4 <= fraction < 0.6:
-            middle.append(megabytes)
-        if megabytes and 0.8 <= fraction < 1:
-            last.append(megabytes)
-        time.sleep(0.1)
-    if process.returncode or not middle or not last:
-        raise BrokenError(
-            f"the run of {updates} updates in {domain} ended with code {process.returncode}. See {processes.log}"
-        )
-    return Growth(domain, updates, median(middle), median(last))
+        time.sleep(0.2)
+        for path in runs.glob("*/metrics.jsonl"):
+            with suppress(Exception):  # a line that is half written, or a process that has ended
+                fifth = 5 * read_metrics(path)[-1]["step"] // updates
+                found[fifth].append(psutil.Process(process.pid).memory_info().rss / 1e6)
+    if process.returncode or not all(found.values()):
+        raise BrokenError(f"{domain}: the run ended with exit code {process.returncode}. See {soak.log}")
+    return median(found[2]), median(found[4])
 
 
-def _last_step(runs: Path) -> int:
-    """Read the step of the last complete line of metrics, without reading the whole file."""
-    for path in runs.glob("*/metrics.jsonl"):
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, path.stat().st_size - 20_000))
-                *_, line, _ = file.read().split(b"\n")
-            return int(json.loads(line)["step"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return 0
-
-
-def table(found: Found) -> Table:
-    """Show how often each fault was made, and how."""
-    rounds = max((event["round"] for event in found.events), default=0)
-    shown = Table(title=f"{rounds} rounds in {found.minutes:.0f} minutes, seed {found.seed}")
-    for head in ("fault", "times", "how"):
-        shown.add_column(head)
-    times = Counter(event["fault"] for event in found.events)
-    for name in FAULTS:
-        shown.add_row(name, str(times[name]), found.how.get(name, ""))
-    return shown
+def disturb(soak: Soak, faults: list[str], undisturbed: Path) -> Iterator[tuple[str, str]]:
+    """Yield each fault with its outcome, then let the suite finish, and yield what is wrong with it as "BROKEN"."""
+    try:
+        for name in faults:
+            yield name, (HARMFUL | HARMLESS)[name](soak)
+        if soak.wait(soak.bench()) != [0]:
+            raise BrokenError("the suite was not finished after the faults")
+        for line in (*differences(undisturbed, soak.runs), *left_behind(soak.runs, soak.temporary)):
+            yield "BROKEN", line
+    except BrokenError as error:
+        yield "BROKEN", str(error)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dipole.benchmarks.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m dipole.benchmarks.soak", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--minutes", type=float, default=60, metavar="N", help="of faults (default 60)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of faults and moments (default 0)")
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="a new folder (default: a temporary one)")
@@ -222,24 +314,51 @@ def main(argv: list[str] | None = None) -> int:
         "--updates", type=int, default=10_000, metavar="N",
         help="of the runs whose memory is watched, one per domain (default 10000, 0 skips them)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--json", action="store_true", help="print every event as JSON")
     arguments = parser.parse_args(argv)
     if arguments.into is not None and arguments.into.exists() and any(arguments.into.iterdir()):
         parser.error(f"--into {arguments.into} is not empty. Name a new folder")
     folder = arguments.into or Path(tempfile.mkdtemp(prefix="dipole-soak-"))
-    log = Console(stderr=True, highlight=False, soft_wrap=True)
-    found = soak(folder, arguments.minutes, arguments.seed, arguments.updates, log)
+    soak, events = Soak(folder, arguments.seed), list[tuple[int, str, str]]()
+
+    def note(number: int, name: str, what: str) -> None:
+        events.append((number, name, what))
+        print(f"round {number}: {name}: {what}", file=sys.stderr, flush=True)
+
+    harmful = [name for name in HARMFUL if name != "full disk" or soak.can_fill]
+    harmless = [name for name in HARMLESS if name != "clock jumps" or soak.clock]
+    undisturbed, number = soak.folder / "undisturbed", 0
+    try:
+        if soak.wait(soak.bench(undisturbed)) != [0]:
+            raise BrokenError(f"the undisturbed suite failed. See {soak.log}")
+        for domain in LONG_RUNS if arguments.updates else ():
+            middle, last = growth(soak, domain, arguments.updates)
+            note(0, domain, f"{middle:.0f} MB in the middle of {arguments.updates} updates, {last:.0f} MB at the end")
+            if last - middle > MAX_GROWTH:
+                note(0, "BROKEN", f"memory grows in {domain}")
+        end = time.monotonic() + 60 * arguments.minutes
+        while number == 0 or time.monotonic() < end:
+            number += 1
+            faults = [*soak.rng.sample(harmful, 2), soak.rng.choice(harmless)]
+            for name, what in disturb(soak, faults, undisturbed):
+                note(number, name, what)
+            soak.end_all()
+            if any(event[:2] == (number, "BROKEN") for event in events) and soak.runs.is_dir():
+                shutil.copytree(soak.runs, soak.folder / f"broken-{number}", dirs_exist_ok=True)
+            shutil.rmtree(soak.runs, ignore_errors=True)
+    except BrokenError as error:
+        note(number, "BROKEN", str(error))
+    finally:
+        soak.end_all()
+        if soak.can_fill:
+            succeeds(["umount", "-l", str(soak.disk)])
     if arguments.json:
-        print(json.dumps(asdict(found), indent=1))
+        print(json.dumps([{"round": number, "event": name, "what": what} for number, name, what in events], indent=1))
     else:
-        out = Console(highlight=False)
-        out.print(table(found))
-        for each in found.growth:
-            out.print(f"{each.domain}: {each.updates} updates, {each.middle:.0f} -> {each.last:.0f} MB")
-        for line in found.broken:
-            out.print(f"BROKEN: {line}", markup=False)
-    if found.broken:
-        print(f"error: {len(found.broken)} differences or failures. See {folder}", file=sys.stderr)
+        times = Counter(name for _, name, _ in events)
+        print(text_table([("event", "times"), *((name, str(count)) for name, count in times.items())]))
+    if any(name == "BROKEN" for _, name, _ in events):
+        print(f"error: something broke. See {folder}", file=sys.stderr)
         return 1
     if arguments.into is None:
         shutil.rmtree(folder)

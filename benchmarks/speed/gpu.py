@@ -20,31 +20,33 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import dipole
-from dipole.benchmarks.speed.subjects import BUILD, DTYPES, SHARP, Case, backward, embeddings, subjects
+from dipole.benchmarks.speed.subjects import BUILD, DTYPES, SHARP, Case, subjects
 from dipole.benchmarks.speed.timing import RESULTS, floor, rates, time_and_memory, write
 from dipole.core.objectives import engine
 from dipole.core.utils.errors import DipoleError
 
 PARTS = ("losses", "simclr", "agent")
 LOSSES = ("infonce", SHARP, "infonce+dp")
-PACKAGES = ("torch", "triton", "lightly", "pytorch-metric-learning", "siglip-kernel")
+PACKAGES = ("torch", "triton", "lightly", "pytorch_metric_learning", "siglip_kernel")
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {
-        "rows": "65536,16384,4096",
-        "widths": "128,768",
+        "rows": [65536, 16384, 4096],
+        "widths": [128, 768],
         "simclr": {"encoder": "resnet50", "images": 64, "pixels": 224},
         "agent": {"transitions": 512, "stored": 1500, "hidden": (1024, 1024)},
     },
     "cpu": {
-        "rows": "1280,64",
-        "widths": "16",
+        "rows": [1280, 64],
+        "widths": [16],
         "simclr": {"encoder": "small-conv", "images": 4, "pixels": 32},
         "agent": {"transitions": 4, "stored": 16, "hidden": (8,)},
     },
@@ -75,9 +77,9 @@ def jobs(cases: Sequence[Case], device: torch.device, parts: Sequence[str], only
                 ranked.append((rank, loss_job(case, name, device)))
     sizes = SIZES[device.type]
     if "simclr" in parts:
-        ranked.append((1, simclr_job(device=device, **sizes["simclr"])))
+        ranked.append((1, simclr_job(device, **sizes["simclr"])))
     if "agent" in parts:
-        ranked += [(1, agent_job(device=device, precision=each, **sizes["agent"])) for each in ("float32", "bf16")]
+        ranked += [(1, agent_job(device, precision=each, **sizes["agent"])) for each in ("float32", "bf16")]
     return [job for _, job in sorted(ranked, key=lambda each: each[0])]
 
 
@@ -86,7 +88,7 @@ def loss_job(case: Case, name: str, device: torch.device) -> Job:
         generator = torch.Generator(device).manual_seed(0)
         loss, served = BUILD[name](case, device), engine.served()
         found: dict[str, Any] = time_and_memory(
-            lambda: embeddings(name, case, device, generator), lambda views: backward(loss, views), device
+            lambda: case.embeddings(device, generator, name), lambda views: loss(views).backward(), device
         )
         if name.startswith("dipole"):
             found["engine"] = "kernels" if engine.served() > served else "tiles"
@@ -95,38 +97,33 @@ def loss_job(case: Case, name: str, device: torch.device) -> Job:
     return Job("losses", asdict(case) | {"subject": name}, run)
 
 
-def simclr_job(encoder: str, images: int, pixels: int, device: torch.device) -> Job:
+def simclr_job(device: torch.device, encoder: str, images: int, pixels: int) -> Job:
     def run() -> dict[str, Any]:
         from dipole.benchmarks.speed.vision import simclr
 
         calls = simclr(encoder, batch=images, size=pixels, device=device, bf16=True, compiles=False)
-        alone = time_and_memory(lambda: None, lambda _: calls["encoder"](), device)
-        step = time_and_memory(lambda: None, lambda _: calls["step"](), device)
-        return step | {
-            "encoder_ms": alone["ms"],
-            "share_outside_encoder": 1 - alone["ms"] / step["ms"],
-            "images_per_second": 1e3 * images / step["ms"],
-        }
+        alone, step = (time_and_memory(lambda: None, lambda _: call(), device) for call in calls.values())  # noqa: B023
+        numbers = {"encoder_ms": alone["ms"], "share_outside_encoder": 1 - alone["ms"] / step["ms"]}
+        return step | numbers | {"images_per_second": 1e3 * images / step["ms"]}
 
     return Job("simclr", {"encoder": encoder, "images": images, "pixels": pixels, "dtype": "bf16"}, run)
 
 
-def agent_job(transitions: int, stored: int, hidden: Sequence[int], precision: str, device: torch.device) -> Job:
+def agent_job(device: torch.device, transitions: int, stored: int, hidden: Sequence[int], precision: str) -> Job:
     def run() -> dict[str, Any]:
         from dipole.benchmarks.speed.rl import ours, sample
 
         agent = ours(transitions, str(device), stored, hidden=tuple(hidden), precision=precision)
-        # One update with and one without an actor step.
-        pair = time_and_memory(
-            lambda: sample(agent, transitions), lambda batch: [agent.update(batch) for _ in range(2)], device
-        )
-        sampled = time_and_memory(
-            lambda: None, lambda _: [agent.update(sample(agent, transitions)) for _ in range(2)], device
-        )
-        return pair | {
-            "updates_per_second": 2e3 / pair["ms"],
-            "updates_per_second_with_sampling": 2e3 / sampled["ms"],
-        }
+
+        def two(batch: Any) -> None:
+            """Update with and without an actor step."""
+            for _ in range(2):
+                agent.update(batch or sample(agent, transitions))
+
+        pair = time_and_memory(lambda: sample(agent, transitions), two, device)
+        sampled = time_and_memory(lambda: None, two, device)
+        numbers = {"updates_per_second": 2e3 / pair["ms"], "updates_per_second_with_sampling": 2e3 / sampled["ms"]}
+        return pair | numbers
 
     return Job("agent", {"transitions": transitions, "hidden": list(hidden), "precision": precision}, run)
 
@@ -138,8 +135,7 @@ def attempt(job: Job) -> dict[str, Any]:
     except torch.OutOfMemoryError:
         return {"error": "out of memory"}
     except Exception as error:  # an error of another library is a result
-        first = str(error).strip().partition("\n")[0]
-        return {"error": f"{type(error).__name__}: {first}"}
+        return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
     finally:
         if torch.cuda.is_available():
             gc.collect()
@@ -149,7 +145,8 @@ def attempt(job: Job) -> dict[str, Any]:
 def measure(todo: Sequence[Job], device: torch.device, minutes: float, out: Path | None) -> dict[str, Any]:
     """Run the jobs that begin within some minutes, and write the report after each."""
     began = time.monotonic()
-    report: dict[str, Any] = {"device": name_of(device), "date": date.today().isoformat(), "packages": packages()}
+    packages = {name: version(name) if find_spec(name) else "not installed" for name in PACKAGES}
+    report: dict[str, Any] = {"device": name_of(device), "date": date.today().isoformat(), "packages": packages}
     report |= {"minutes": minutes, "rates": rates(device), **{part: [] for part in PARTS}, "left_out": []}
     for job in todo:
         if time.monotonic() - began > 60 * minutes:
@@ -161,10 +158,9 @@ def measure(todo: Sequence[Job], device: torch.device, minutes: float, out: Path
         report[job.part].append(row)
         print(f"{job}: {row.get('error') or format(row['ms'], ',.3f') + ' ms'}", flush=True)
         if out is not None:
-            write(out, report)
-    report["seconds"] = time.monotonic() - began
+            write(out, report | {"seconds": time.monotonic() - began})
     if out is not None:
-        write(out, report)
+        write(out, report | {"seconds": time.monotonic() - began})
     return report
 
 
@@ -174,29 +170,19 @@ def name_of(device: torch.device) -> str:
     return "processor (a dry run)"
 
 
-def packages() -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def table(report: dict[str, Any]) -> str:
     """Return the report as text for the docs."""
     texts = [f"{report['device']}, PyTorch {report['packages']['torch']}, {report['date']}"]
     lines = ["| loss | rows | d | dtype | by | ms | share of the floor | peak MB |", "|" + "---|" * 8]
     for row in report["losses"]:
-        name = f"{row['subject']} ({row['engine']})" if "engine" in row else row["subject"]
+        name = row["subject"]
+        if "engine" in row:
+            name += f" ({row['engine']})"
         numbers = [row.get("error", ""), "", ""]
         if "ms" in row:
             numbers = [f"{row['ms']:.3f}", f"{row['floor_ms'] / row['ms']:.2f}", f"{row.get('peak_mb', 0):.0f}"]
-        lines.append(
-            f"| {row['loss']} | {row['rows']} | {row['width']} | {row['dtype']} | {name} | {' | '.join(numbers)} |"
-        )
+        cells = [row["loss"], row["rows"], row["width"], row["dtype"], name, *numbers]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     if report["losses"]:
         texts.append("\n".join(lines))
     for row in report["simclr"]:
@@ -216,80 +202,74 @@ def table(report: dict[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
+def device_of(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in SIZES:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are cuda, cuda:N and cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise argparse.ArgumentTypeError(f"{text}: torch sees {count} GPUs. --device cpu is a dry run.")
+    return device
+
+
+def numbers_of(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers above 0, separated by commas")
+    return [int(word) for word in words]
+
+
+def words_of(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def words(text: str) -> list[str]:
+        found = [word.strip() for word in text.split(",")]
+        if unknown := [word for word in found if word not in allowed]:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; allowed are {', '.join(allowed)}")
+        return found
+
+    return words
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dipole.benchmarks.speed.gpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a dry run (default cuda)")
-    parser.add_argument("--losses", nargs="+", default=LOSSES, metavar="TEXT", help=f"default {', '.join(LOSSES)}")
-    parser.add_argument("--rows", help="embeddings of both views, separated by commas (default 65536,16384,4096)")
-    parser.add_argument("--widths", help="of the embeddings, separated by commas (default 128,768)")
-    parser.add_argument("--dtypes", default="bf16,float32", help="default bf16,float32")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default all)")
-    parser.add_argument("--only", default="", help="measure only the libraries that match this regular expression")
-    parser.add_argument("--minutes", type=float, default=7.0, help="nothing begins after them (default 7)")
-    parser.add_argument("--out", type=Path, help="JSON file; default results/gpu-DEVICE.json if a GPU is measured")
+    add, dtypes = parser.add_argument, list(DTYPES)
+    add("--device", type=device_of, default="cuda", help="cuda, cuda:1, or cpu for a dry run (default cuda)")
+    add("--losses", nargs="+", default=LOSSES, metavar="TEXT", help=f"default {', '.join(LOSSES)}")
+    add("--rows", type=numbers_of, help="embeddings of both views, separated by commas (default 65536,16384,4096)")
+    add("--widths", type=numbers_of, help="of the embeddings, separated by commas (default 128,768)")
+    add("--dtypes", type=words_of(dtypes), default=dtypes, help="default bf16,float32")
+    add("--parts", type=words_of(PARTS), default=PARTS, help=f"of {', '.join(PARTS)} (default all)")
+    add("--only", default="", help="measure only the libraries that match this regular expression")
+    add("--minutes", type=float, default=7.0, help="nothing begins after them (default 7)")
+    add("--out", type=Path, help="JSON file; default results/gpu-DEVICE.json if a GPU is measured")
     options = parser.parse_args(arguments)
+    device, out = options.device, options.out
+    rows, widths = (getattr(options, name) or SIZES[device.type][name] for name in ("rows", "widths"))
+    if any(number % 2 for number in rows):
+        parser.error("--rows: give even numbers, as two views share the rows")
     try:
-        device = checked_device(options.device)
-        sizes = SIZES[device.type]
-        rows = checked_numbers("--rows", options.rows or sizes["rows"])
-        if any(number % 2 for number in rows):
-            raise ValueError("--rows: give even numbers, as two views share the rows")
-        widths = checked_numbers("--widths", options.widths or sizes["widths"])
-        dtypes = checked_words("--dtypes", options.dtypes, tuple(DTYPES))
-        parts = checked_words("--parts", options.parts, PARTS)
         re.compile(options.only)
         for loss in options.losses:
             dipole.objective(loss, dim=widths[0])
-    except (ValueError, DipoleError, re.error) as error:
+    except (DipoleError, re.error) as error:
         parser.error(str(error))
-    cases = [
-        Case(loss, number, width, dtype)
-        for loss in options.losses
-        for dtype in dtypes
-        for width in widths
-        for number in rows
-    ]
-    out = options.out
+    every = product(options.losses, options.dtypes, widths, rows)
+    cases = [Case(loss, number, width, dtype) for loss, dtype, width, number in every]
     if out is None and device.type == "cuda":
         out = RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', name_of(device).lower()).strip('-')}.json"
     if device.type == "cpu":
         torch.set_num_threads(1)
-    report = measure(jobs(cases, device, parts, options.only), device, options.minutes, out)
+    report = measure(jobs(cases, device, options.parts, options.only), device, options.minutes, out)
     print("\n" + table(report))
     if out is not None:
         print(f"\n{out}")
     return 0
-
-
-def checked_device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise ValueError(f"--device {text}: allowed are cuda, cuda:N and cpu") from None
-    if device.type not in SIZES:
-        raise ValueError(f"--device {text}: allowed are cuda, cuda:N and cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {text}: torch sees {torch.cuda.device_count()} GPUs. --device cpu is a dry run.")
-    return device
-
-
-def checked_numbers(option: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"{option} {text!r}: give numbers above 0, separated by commas")
-    return [int(word) for word in words]
-
-
-def checked_words(option: str, text: str, allowed: Sequence[str]) -> list[str]:
-    words = [word.strip() for word in text.split(",")]
-    unknown = [word for word in words if word not in allowed]
-    if unknown:
-        raise ValueError(f"{option}: there is no {', '.join(unknown)}; allowed are {', '.join(allowed)}")
-    return words
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory of the losses, forward and backward, beside plain PyTorch and other libraries.
+"""Time and memory of the losses, forward and backward, against plain PyTorch and other libraries.
 
     python -m dipole.benchmarks.speed.losses [--batches 16,64,256,1024,4096,8192] [--threads 1,all] [--out FILE]
 
@@ -13,66 +13,48 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from dipole.benchmarks.speed.timing import RESULTS, machine, write
+import torch
+
+from dipole.benchmarks.speed.subjects import BUILD, Case, subjects
+from dipole.benchmarks.speed.timing import CPU, RESULTS, machine, write
+from dipole.core.utils.machine import peak_memory
 
 WIDTH = 128
 OURS = (
-    "infonce",
-    "infonce+dp",
-    "dcl",
-    "hcl",
-    "align_uniform",
-    "cacr",
-    "cacr K=4",
-    "triplet",
-    "co2",
-    "blocks",
-    "swav(prototypes=300, dim=128)",
-    "infonce+cllr(dim=128)",
-)
+    "infonce", "infonce+dp", "dcl", "hcl", "align_uniform", "cacr", "cacr K=4", "triplet", "co2", "blocks",
+    "swav(prototypes=300, dim=128)", "infonce+cllr(dim=128)",
+)  # fmt: skip
 DENSE_LIMIT = 4096  # Larger batches measure only InfoNCE in plain PyTorch, more than twice as large ones nothing.
 SLOW = 5.0  # seconds. Slower steps are measured once, without a warm-up
 
 
-def case_of(loss: str, batch: int) -> Any:
+def case_of(loss: str, batch: int) -> Case:
     """Return the case of a loss. "K=4" means five views with the same number of rows."""
-    from dipole.benchmarks.speed.subjects import Case
-
     views = 5 if loss.endswith("K=4") else 2
     return Case(loss.removesuffix(" K=4"), 2 * batch // views * views, WIDTH, views=views)
 
 
 def chosen(batch: int) -> list[tuple[str, str]]:
     """Return what is measured at a batch size: names of a library and of a loss."""
-    from dipole.benchmarks.speed.subjects import subjects
-    from dipole.benchmarks.speed.timing import CPU
-
     found = []
     for loss in OURS:
         for library in subjects(case_of(loss, batch), CPU):
-            quadratic = library != "dipole" or loss == "co2"
-            fits = batch <= DENSE_LIMIT or (loss == "infonce" and batch <= 2 * DENSE_LIMIT)
-            if library in ("dipole, eager tiles", "dense PyTorch, compiled") or (quadratic and not fits):
-                continue
-            found.append((library, loss))
+            is_linear = library == "dipole" and loss != "co2"
+            fits = is_linear or batch <= DENSE_LIMIT or (loss == "infonce" and batch <= 2 * DENSE_LIMIT)
+            if fits and library not in ("dipole, eager tiles", "dense PyTorch, compiled"):
+                found.append((library, loss))
     return found
 
 
-def child(library: str, loss: str, batch: int, threads: int) -> None:
-    """Measure one subject in this process and print {"ms", "mb"} as JSON."""
-    import torch
-
-    from dipole.benchmarks.speed.subjects import BUILD
-    from dipole.benchmarks.speed.timing import CPU
-    from dipole.core.utils.machine import peak_memory
-
+def measure_here(library: str, loss: str, batch: int, threads: int) -> tuple[float, float]:
+    """Return the milliseconds and megabytes of one subject in this process."""
     torch.set_num_threads(threads)
     case = case_of(loss, batch)
     function = BUILD[library](case, CPU)
@@ -93,27 +75,27 @@ def child(library: str, loss: str, batch: int, threads: int) -> None:
         took = max(seconds(1), 1e-4)
         # 50 steps of 16 pairs are a few milliseconds, too few to measure.
         took = seconds(max(1, min(50, round(1.0 / took)), min(1000, round(0.2 / took))))
-    print(json.dumps({"ms": 1e3 * took, "mb": (peak_memory() - base) / 2**20}))
+    return 1e3 * took, (peak_memory() - base) / 2**20
 
 
 def measure(batch: int, threads: int, rounds: int, only: str) -> dict[str, dict[str, float]]:
     """Return the median time and the peak memory of each subject. Subjects alternate, one process at a time."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    found: dict[str, list[dict[str, float]]] = {}
+    os.environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for library, loss in chosen(batch):
             name = f"{library} {loss}"
-            if re.search(only, name):
-                command = [sys.executable, "-m", "dipole.benchmarks.speed.losses"]
-                command += ["--child", library, loss, str(batch), str(threads)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-                if done.returncode:
-                    print(f"  {name}: could not be measured (see above)", file=sys.stderr)
-                else:
-                    found.setdefault(name, []).append(json.loads(done.stdout))
+            if not re.search(only, name):
+                continue
+            try:
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                    found.setdefault(name, []).append(pool.submit(measure_here, library, loss, batch, threads).result())
+            except Exception as error:  # an error of another library, or a killed process
+                print(f"  {name}: could not be measured: {error}", file=sys.stderr)
     return {
-        name: {"ms": statistics.median(each["ms"] for each in rows), "mb": max(each["mb"] for each in rows)}
+        name: {"ms": statistics.median(ms for ms, _ in rows), "mb": max(mb for _, mb in rows)}
         for name, rows in found.items()
+        if rows
     }
 
 
@@ -132,10 +114,6 @@ def ratios(table: dict[str, dict[str, float]]) -> list[str]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--child"]:
-        library, loss, batch, threads = sys.argv[2:]
-        child(library, loss, int(batch), int(threads))
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="16,64,256,1024,4096,8192", help="points per view, separated by commas")
     parser.add_argument("--threads", default="1,all", help="numbers of threads, separated by commas")
@@ -148,18 +126,16 @@ def main() -> None:
         threads = os.cpu_count() or 1 if word == "all" else int(word)
         for batch in map(int, options.batches.split(",")):
             table = measure(batch, threads, options.rounds if batch <= 8192 else 1, options.only)
-            lines = ratios(table)
             entry = {"batch": batch, "threads": threads, "date": date.today().isoformat(), "machine": machine()}
             # A new measurement replaces the old one of its batch and threads.
             tables = [each for each in tables if (each["batch"], each["threads"]) != (batch, threads)]
-            tables.append(entry | {"subjects": table, "ratios": lines})
+            tables.append(entry | {"subjects": table, "ratios": ratios(table)})
             write(options.out, {"tables": tables})
             kind = "processor" if threads == 1 else "wall"
             print(f"\nB = {batch} ({2 * batch} rows), {threads} thread(s), {kind} time of forward + backward")
             for name, row in sorted(table.items(), key=lambda item: item[1]["ms"]):
                 print(f"  {name:50s} {row['ms']:10.1f} ms {row['mb']:9.0f} MB")
-            for line in lines:
-                print(f"  -> {line}")
+            print("\n".join(f"  -> {line}" for line in ratios(table)))
 
 
 if __name__ == "__main__":

@@ -9,68 +9,57 @@ of the process.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
+import torch
+
+import dipole
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.memory_saving import Encoding
+from dipole.core.utils.machine import peak_memory
+
 WAYS = {
-    "undivided": {},
-    "activation_checkpointing": {"activation_checkpointing": True},
-    "microbatch": {"microbatch": True},
-    "both": {"microbatch": True, "activation_checkpointing": True},
+    "undivided": (False, False),
+    "activation_checkpointing": (False, True),
+    "microbatch": (True, False),
+    "both": (True, True),
 }
+"""Whether a way uses microbatches, and activation checkpointing."""
 
 
-def resnet(rows: int, device: str) -> tuple[Any, list[Any]]:
-    """Return an encoder of images and two views."""
-    import torch
+def subject(name: str, rows: int, device: str) -> tuple[Any, list[Any]]:
+    """Return an encoder of images or sentences, and two views."""
+    if name == "resnet18":
+        from dipole.vision.encoders import EncoderConfig, build_encoder
 
-    from dipole.vision.encoders import EncoderConfig, build_encoder
-
-    encoder = build_encoder(EncoderConfig(name="resnet18"), 3, 32).to(device)
-    return encoder, [torch.rand(rows, 3, 32, 32, device=device) for _ in range(2)]
-
-
-def bert(rows: int, device: str) -> tuple[Any, list[Any]]:
-    """Return an encoder of sentences and two views."""
-    import torch
-
+        encoder = build_encoder(EncoderConfig(name=name), 3, 32).to(device)
+        return encoder, [torch.rand(rows, 3, 32, 32, device=device) for _ in range(2)]
     from dipole.text.encoders import small_transformer
     from dipole.text.encoders.batch import Chunk
 
-    encoder = small_transformer(1000, 256, 4, 4, "mean").to(device)
     lengths = torch.full((rows,), 32)
-    return encoder, [Chunk(torch.randint(1000, (rows, 32), device=device), lengths) for _ in range(2)]
+    views = [Chunk(torch.randint(1000, (rows, 32), device=device), lengths) for _ in range(2)]
+    return small_transformer(1000, 256, 4, 4, "mean").to(device), views
 
 
-SUBJECTS = {"resnet18": resnet, "bert": bert}
-
-
-def measure(subject: str, rows: int, microbatch: int, way: str, device: str) -> dict[str, float]:
-    """Run one step in this process and return its seconds and peak MB."""
-    import torch
-
-    import dipole
-    from dipole.core.train.config import TrainConfig
-    from dipole.core.train.memory_saving import Encoding
-    from dipole.core.utils.machine import peak_memory
-
+def measure(name: str, rows: int, microbatch: int, way: str, device: str) -> tuple[float, float]:
+    """Run one step in this process and return its peak MB and seconds."""
     torch.set_num_threads(1)
-    encoder, views = SUBJECTS[subject](rows, device)
-    settings = WAYS[way] | ({"microbatch": microbatch} if "microbatch" in WAYS[way] else {})
-    encoding = Encoding([encoder], TrainConfig(steps=1, **settings), compiles=False)
-    loss = dipole.objective("infonce")
-    cuda = device.startswith("cuda")
-    before = torch.cuda.memory_allocated() if cuda else peak_memory()
+    encoder, views = subject(name, rows, device)
+    divides, checkpoints = WAYS[way]
+    config = TrainConfig(steps=1, microbatch=microbatch if divides else None, activation_checkpointing=checkpoints)
+    encoding, loss, is_cuda = Encoding([encoder], config, compiles=False), dipole.objective("infonce"), device != "cpu"
+    before = torch.cuda.memory_allocated() if is_cuda else peak_memory()
     began = time.process_time()
     with encoding():
         embeddings = [encoder(view) for view in views]
     loss(*embeddings).loss.backward()
     seconds = time.process_time() - began
-    after = torch.cuda.max_memory_allocated() if cuda else peak_memory()
-    return {"seconds": seconds, "megabytes": (after - before) / 2**20}
+    after = torch.cuda.max_memory_allocated() if is_cuda else peak_memory()
+    return (after - before) / 2**20, seconds
 
 
 def main() -> None:
@@ -79,22 +68,13 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=512, help="of a batch; two views of each")
     parser.add_argument("--microbatch", type=int, default=32, help="rows at a time")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--one", nargs=2, metavar=("SUBJECT", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    rows = {"resnet18": options.images, "bert": options.sentences}
-    if options.one:
-        subject, way = options.one
-        print(json.dumps(measure(subject, rows[subject], options.microbatch, way, options.device)))
-        return
     print("| encoder | rows of a view | way | peak MB | processor seconds |\n|---|---|---|---|---|")
-    for subject in SUBJECTS:
+    for name, rows in (("resnet18", options.images), ("bert", options.sentences)):
         for way in WAYS:
-            command = [sys.executable, "-m", "dipole.benchmarks.speed.memory", *sys.argv[1:], "--one", subject, way]
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            print(
-                f"| {subject} | {rows[subject]} | {way} | {found['megabytes']:.0f} | {found['seconds']:.1f} |",
-                flush=True,
-            )
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                found = pool.submit(measure, name, rows, options.microbatch, way, options.device).result()
+            print(f"| {name} | {rows} | {way} | {found[0]:.0f} | {found[1]:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,20 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import SAC
+from stable_baselines3.common.logger import Logger
 
 from dipole.benchmarks.speed.timing import RESULTS, Results, interleaved, keep_freed_memory
+from dipole.core.utils.machine import processor_name
+from dipole.rl import ContrastiveSAC
+from dipole.rl.contrast import bf16_is_native
+from dipole.rl.networks import detached
+from dipole.rl.replay import FrameReplayBuffer
 
 PARTS = ("update", "parts", "sampling", "rendering", "memory")
 ACTIONS, SEEN, RENDERED, STORED = 6, 84, 100, 1500
@@ -37,56 +49,46 @@ PEER, STOCK = "peer (MishaLaskin/curl)", "SB3 SAC CnnPolicy (no crop, no contras
 
 def pixel_env(size: int = RENDERED) -> Any:
     """Return an environment whose spaces count and that is never stepped."""
-    import gymnasium
-    import numpy as np
-
-    class Blank(gymnasium.Env):  # type: ignore[type-arg]
-        observation_space = gymnasium.spaces.Box(0, 255, (9, size, size), np.uint8)
-        action_space = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return np.zeros((9, size, size), np.uint8), {}
-
-    return Blank()
+    env = gymnasium.Env()
+    env.observation_space = gymnasium.spaces.Box(0, 255, (9, size, size), np.uint8)
+    env.action_space = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)
+    env.reset = lambda seed=None, options=None: (np.zeros((9, size, size), np.uint8), {})
+    return env
 
 
-def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED) -> None:
+def fill(add: Callable[[Any, Any, Any, float], None], transitions: int = STORED, size: int = RENDERED) -> None:
     """Add transitions of random frames to a buffer."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
-    frames = [rng.integers(0, 256, (3, RENDERED, RENDERED), dtype=np.uint8) for _ in range(4)]
+    frames = list(rng.integers(0, 256, (4, 3, size, size), dtype=np.uint8))
     for _ in range(transitions):
-        frames.append(rng.integers(0, 256, (3, RENDERED, RENDERED), dtype=np.uint8))
-        frames.pop(0)
-        add(
-            np.concatenate(frames[:3]),
-            np.concatenate(frames[1:]),
-            rng.uniform(-1, 1, ACTIONS).astype("f4"),
-            rng.random(),
-        )
+        frames = [*frames[1:], rng.integers(0, 256, (3, size, size), dtype=np.uint8)]
+        observation, following = np.concatenate(frames[:3]), np.concatenate(frames[1:])
+        add(observation, following, rng.uniform(-1, 1, ACTIONS).astype("f4"), rng.random())
 
 
-def fill_sb3(buffer: Any, transitions: int = STORED) -> None:
-    """Fill a buffer that takes SB3's arguments."""
-    import numpy as np
-
-    fill(
-        lambda obs, following, action, reward: buffer.add(
-            obs[None], following[None], action[None], np.array([reward]), np.array([False]), [{}]
-        ),
-        transitions,
+def sb3(agent_class: Any, batch_size: int, stored: int = STORED, size: int = RENDERED, **settings: Any) -> Any:
+    """Return an agent of SB3's interface with a filled buffer."""
+    agent = agent_class(
+        "CnnPolicy",
+        pixel_env(size),
+        buffer_size=stored,
+        batch_size=batch_size,
+        seed=0,
+        **({"device": "cpu"} | settings),
     )
+    done, infos = np.array([False]), [{}]
+    fill(
+        lambda obs, following, action, reward: agent.replay_buffer.add(
+            obs[None], following[None], action[None], np.array([reward]), done, infos
+        ),
+        stored,
+        size,
+    )
+    return agent
 
 
 def ours(batch_size: int, device: str = "cpu", stored: int = STORED, **settings: Any) -> Any:
-    from dipole.rl import ContrastiveSAC
-
-    agent = ContrastiveSAC(
-        "CnnPolicy", pixel_env(), buffer_size=stored, batch_size=batch_size, device=device, seed=0, **settings
-    )
-    fill_sb3(agent.replay_buffer, stored)
-    return agent
+    return sb3(ContrastiveSAC, batch_size, stored, device=device, **settings)
 
 
 def sample(agent: Any, batch_size: int) -> Any:
@@ -96,9 +98,6 @@ def sample(agent: Any, batch_size: int) -> Any:
 
 def load_peer(folder: Path) -> tuple[Any, Any]:
     """Import the peer's agent and buffer from its checkout."""
-    import gymnasium
-    import numpy as np
-
     gym: Any = types.ModuleType("gym")
     gym.Wrapper, gym.spaces = gymnasium.Wrapper, gymnasium.spaces
     shape: Any = types.ModuleType("skimage.util.shape")
@@ -118,17 +117,8 @@ def load_peer(folder: Path) -> tuple[Any, Any]:
     return curl_sac.CurlSacAgent, utils.ReplayBuffer
 
 
-class Silent:
-    """A logger for the peer that ignores every call."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
     """Return the peer's agent with the settings of its run script, and its filled buffer."""
-    import torch
-
     agent_class, buffer_class = load_peer(folder)
     agent = agent_class(
         obs_shape=(9, SEEN, SEEN), action_shape=(ACTIONS,), device=torch.device("cpu"), hidden_dim=1024,
@@ -139,68 +129,29 @@ def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
     return agent, buffer
 
 
-class Replayed:
-    """A buffer that returns the same batch each time, so that the peer's update is timed without its sampling."""
-
-    def __init__(self, buffer: Any) -> None:
-        self.batch = buffer.sample_cpc()
-
-    def sample_cpc(self) -> Any:
-        return self.batch
-
-
-def stock(batch_size: int) -> Any:
-    """Return SB3's SAC with CnnPolicy and default settings, on 84 pixels, with a filled buffer."""
-    import numpy as np
-    from stable_baselines3 import SAC
-    from stable_baselines3.common.logger import Logger
-
-    agent = SAC(
-        "CnnPolicy", pixel_env(SEEN), buffer_size=300, batch_size=batch_size, device="cpu", seed=0,
-        policy_kwargs={"net_arch": [1024, 1024]},
-    )  # fmt: skip
-    agent.set_logger(Logger(None, []))
-    rng = np.random.default_rng(0)
-    assert agent.replay_buffer is not None
-    for _ in range(300):
-        images = rng.integers(0, 256, (2, 1, 9, SEEN, SEEN), dtype=np.uint8)
-        action = rng.uniform(-1, 1, (1, ACTIONS)).astype("f4")
-        agent.replay_buffer.add(images[0], images[1], action, np.array([0.5]), np.array([False]), [{}])
-    return agent
-
-
 def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
     """Return the milliseconds of one update without sampling. Use bf16 only if the processor supports it."""
-    import torch
-
-    from dipole.rl.contrast import bf16_is_native
-
-    subjects: dict[str, Callable[[], None]] = {}
+    subjects: dict[str, Callable[[], Any]] = {}
     if folder is not None:
         agent, buffer = peer(folder, batch_size)
-        replayed, step = Replayed(buffer), iter(range(1, 1 << 30))
-
-        def peer_pair() -> None:
-            for _ in range(2):
-                agent.update(replayed, Silent(), next(step) + 1)
-
-        subjects[PEER] = peer_pair
+        batch = buffer.sample_cpc()
+        replayed, silent = types.SimpleNamespace(sample_cpc=lambda: batch), MagicMock()
+        subjects[PEER] = lambda: [agent.update(replayed, silent, step) for step in (2, 3)]
     for name, settings in VARIANTS.items():
         if settings.get("precision") == "bf16" and not bf16_is_native(torch.device("cpu")):
             print(f"{name}: left out, this processor only emulates bfloat16", flush=True)
             continue
         mine = ours(batch_size, **settings)
-        batch = sample(mine, batch_size)
-        subjects[name] = lambda mine=mine, batch=batch: [mine.update(batch) for _ in range(2)]  # type: ignore[misc]
-    sac = stock(batch_size)
+        views = sample(mine, batch_size)
+        subjects[name] = lambda mine=mine, views=views: [mine.update(views) for _ in range(2)]
+    sac = sb3(SAC, batch_size, 300, SEEN, policy_kwargs={"net_arch": [1024, 1024]})
+    sac.set_logger(Logger(None, []))
     subjects[STOCK] = lambda: sac.train(2, batch_size)
     return {name: each / 2 for name, each in interleaved(subjects, rounds).items()}
 
 
 def methods(batch_size: int, rounds: int) -> dict[str, float]:
     """Return the milliseconds of the methods of one update, same mathematics in float32."""
-    from dipole.rl.networks import detached
-
     agent = ours(batch_size)
     batch = sample(agent, batch_size)
     target, logs = agent.target(batch), {}
@@ -231,77 +182,40 @@ def sampling(batch_size: int, rounds: int, folder: Path | None) -> dict[str, flo
 
 
 def rendering(rounds: int, frames: int = 5) -> dict[str, dict[str, float]]:
-    """Return the milliseconds of a frame and of an agent step of the six tasks, by preset, and of physics.render."""
+    """Return the milliseconds of a frame and of an agent step of the six tasks, by preset."""
     from dipole.rl import ControlEnv
     from dipole.rl.envs.suite.tasks import PAPER_TASKS
 
     found = {}
     for task in PAPER_TASKS:
-        # The cost of a frame depends on what it shows: all frames are of the first state, other environments step.
-        envs, stepped = (
-            {preset: ControlEnv(task, rendering=preset, seed=0) for preset in ("paper", "fast")}  # type: ignore[arg-type]
-            for _ in range(2)
-        )
-        plain = ControlEnv(task, seed=0)
-        for env in (*envs.values(), *stepped.values(), plain):
-            env.reset(seed=0)
-        camera = plain._camera._render_camera.fixedcamid
-        subjects: dict[str, Callable[[], Any]] = {
-            f"frame, {name}": (lambda env=env: [env._frame() for _ in range(frames)]) for name, env in envs.items()
-        }
-        subjects["frame, dm_control"] = lambda plain=plain, camera=camera: [
-            plain._physics.render(RENDERED, RENDERED, camera_id=camera) for _ in range(frames)
-        ]
-        for name, env in stepped.items():
-            action = env.action_space.sample()
-            subjects[f"agent step, {name}"] = lambda env=env, action=action: [env.step(action) for _ in range(frames)]
+        subjects: dict[str, Callable[[], Any]] = {}
+        for preset in ("paper", "fast"):
+            # The cost of a frame depends on what it shows: all frames are of the first state, another one steps.
+            still, moving = (ControlEnv(task, rendering=preset, seed=0) for _ in range(2))
+            still.reset(seed=0)
+            moving.reset(seed=0)
+            action = moving.action_space.sample()
+            subjects[f"frame, {preset}"] = lambda env=still: [env._frame() for _ in range(frames)]
+            subjects[f"agent step, {preset}"] = lambda env=moving, action=action: [
+                env.step(action) for _ in range(frames)
+            ]
         found[task] = {name: each / frames for name, each in interleaved(subjects, rounds).items()}
-        found[task]["environment steps/s, paper"] = 1e3 * plain.action_repeat / found[task]["agent step, paper"]
-        found[task]["environment steps/s, fast"] = 1e3 * plain.action_repeat / found[task]["agent step, fast"]
+        for preset in ("paper", "fast"):
+            rate = 1e3 * moving.action_repeat / found[task][f"agent step, {preset}"]
+            found[task][f"environment steps/s, {preset}"] = rate
     return found
 
 
-def memory(transitions: int = 2000) -> dict[str, int]:
-    """Return the bytes of 100,000 transitions of 9x100x100, calculated, and measured on a few and scaled up."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    import gymnasium
-    import numpy as np
-
-    from dipole.rl.replay import FrameReplayBuffer
-
-    whole = 9 * RENDERED * RENDERED
-    images = gymnasium.spaces.Box(0, 255, (9, RENDERED, RENDERED), np.uint8)
-    actions = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)
-    found = {
-        "ours, calculated": FrameReplayBuffer(100_000, images, actions, device="cpu").nbytes,
-        "SB3 default and peer, calculated": 100_000 * (2 * whole + 4 * ACTIONS + 8),
-        "SB3 optimize_memory_usage, calculated": 100_000 * (whole + 4 * ACTIONS + 8),
+def memory() -> dict[str, int]:
+    """Return the calculated bytes of 100,000 transitions of 9x100x100."""
+    env = pixel_env()
+    whole, other = 9 * RENDERED * RENDERED, 4 * ACTIONS + 8
+    mine = FrameReplayBuffer(100_000, env.observation_space, env.action_space, device="cpu")
+    return {
+        "ours": mine.nbytes,
+        "SB3 default and peer": 100_000 * (2 * whole + other),
+        "SB3 optimize_memory_usage": 100_000 * (whole + other),
     }
-    for name in ("ours", "SB3 default"):
-        # A fresh process: otherwise it would reuse memory that an earlier measurement freed.
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            found[f"{name}, measured"] = int(100_000 / transitions * pool.submit(resident, name, transitions).result())
-    return found
-
-
-def resident(name: str, transitions: int) -> int:
-    """Return by how many bytes this process grows when a buffer is filled."""
-    import gymnasium
-    import numpy as np
-    import psutil
-    from stable_baselines3.common.buffers import ReplayBuffer
-
-    from dipole.rl.replay import FrameReplayBuffer
-
-    images = gymnasium.spaces.Box(0, 255, (9, RENDERED, RENDERED), np.uint8)
-    actions = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)
-    before = psutil.Process().memory_info().rss
-    kind = FrameReplayBuffer if name == "ours" else ReplayBuffer
-    buffer = kind(transitions, images, actions, device="cpu")
-    fill_sb3(buffer, transitions)
-    return int(psutil.Process().memory_info().rss - before)
 
 
 def main() -> None:
@@ -322,10 +236,9 @@ def main() -> None:
         parser.error(f"--peer {options.peer} has no curl_sac.py; give a checkout of MishaLaskin/curl")
     if options.allocator == "kept" and not keep_freed_memory():
         parser.error("--allocator kept needs glibc; use --allocator system")
-    import torch
-
     torch.set_num_threads(options.threads)
-    setting = {"processor": processor(), "torch": torch.__version__, "threads": options.threads}
+    name = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()})"
+    setting = {"processor": name, "torch": torch.__version__, "threads": options.threads}
     results = Results(options.out, setting | {"allocator": options.allocator, "unit": "processor milliseconds"})
     for size in map(int, options.batches.split(",")):
         if "update" in parts:
@@ -346,15 +259,6 @@ def against_peer(row: dict[str, float]) -> dict[str, float]:
     if PEER not in row:
         return row
     return row | {f"{name}, times as fast": row[PEER] / value for name, value in row.items()}
-
-
-def processor() -> str:
-    """Return the processor's name and its bfloat16 instructions."""
-    from dipole.core.utils.machine import processor_facts, processor_name
-
-    flags = processor_facts().get("flags", "").split()
-    native = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
-    return f"{processor_name()} ({', '.join(native) or 'no bfloat16 instructions'})"
 
 
 if __name__ == "__main__":

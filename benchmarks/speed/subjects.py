@@ -3,17 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import dipole
-from dipole.benchmarks.speed.dense import DENSE
+from dipole.benchmarks.speed.dense import DENSE, Loss
 from dipole.core.objectives import engine
-
-Loss = Callable[[Sequence[Tensor]], Tensor]
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 SHARP = "infonce(temperature=0.01)"
@@ -39,10 +36,17 @@ class Case:
     dtype: str = "float32"
     views: int = 2
 
-    def embeddings(self, device: torch.device, generator: torch.Generator) -> list[Tensor]:
-        """Return the views, (rows / views, width) each, which ask for a gradient."""
-        shape, dtype = (self.rows // self.views, self.width), DTYPES[self.dtype]
-        views = [torch.randn(*shape, generator=generator, device=device, dtype=dtype) for _ in range(self.views)]
+    def embeddings(self, device: torch.device, generator: torch.Generator, by: str = "dipole") -> list[Tensor]:
+        """Return fresh views that ask for a gradient, (rows / views, width) each.
+
+        siglip-kernel compares two encoders, so each of its views has all rows.
+        """
+        rows, dtype = self.rows // self.views, DTYPES[self.dtype]
+        if by == "siglip-kernel":
+            rows = self.rows
+        views = [
+            torch.randn(rows, self.width, generator=generator, device=device, dtype=dtype) for _ in range(self.views)
+        ]
         return [view.requires_grad_() for view in views]
 
 
@@ -61,36 +65,26 @@ def _tiles(case: Case, device: torch.device) -> Loss:
     return run
 
 
-def _dense(case: Case, device: torch.device) -> Loss:
-    return DENSE[case.loss]
-
-
 def _compiled(case: Case, device: torch.device) -> Loss:
     torch._dynamo.reset()
     return torch.compile(DENSE[case.loss], dynamic=False)
 
 
 def _lightly(case: Case, device: torch.device) -> Loss:
-    from lightly.loss import NTXentLoss
+    from lightly.loss import DCLLoss, NTXentLoss
 
-    loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
-    return lambda views: loss(views[0], views[1])
-
-
-def _lightly_dcl(case: Case, device: torch.device) -> Loss:
-    from lightly.loss import DCLLoss
-
-    loss = DCLLoss(temperature=0.5)
-    return lambda views: loss(views[0], views[1])
+    if case.loss == "dcl":
+        loss = DCLLoss(temperature=0.5)
+    else:
+        loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
+    return lambda views: loss(*views)
 
 
 def _metric_learning(case: Case, device: torch.device) -> Loss:
     from pytorch_metric_learning.losses import NTXentLoss
 
-    loss, labels = (
-        NTXentLoss(temperature=TEMPERATURES[case.loss]),
-        torch.arange(case.rows // 2, device=device).repeat(2),
-    )
+    loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
+    labels = torch.arange(case.rows // 2, device=device).repeat(2)
     return lambda views: loss(torch.cat(list(views)), labels)
 
 
@@ -105,45 +99,29 @@ def _siglip(case: Case, device: torch.device) -> Loss:
 # Functions that build the loss of each library. Their errors are results.
 BUILD: dict[str, Callable[[Case, torch.device], Loss]] = {
     "dipole": _dipole,
-    "dense PyTorch": _dense,
+    "dense PyTorch": lambda case, device: DENSE[case.loss],
     "dipole, eager tiles": _tiles,
     "siglip-kernel": _siglip,
     "dense PyTorch, compiled": _compiled,
     "lightly NTXentLoss": _lightly,
-    "lightly DCLLoss": _lightly_dcl,
+    "lightly DCLLoss": _lightly,
     "pytorch-metric-learning NTXentLoss": _metric_learning,
 }
 
 
 def subjects(case: Case, device: torch.device) -> list[str]:
     """Return the names in BUILD that have the loss of a case and are installed here, the most telling first."""
-    plain = case.loss in DENSE
+    is_plain = case.loss in DENSE
     ntxent = case.loss in TEMPERATURES and case.views == 2
-    small = case.rows <= 2 * PML_LIMIT or device.type == "cuda"
+    is_small = case.rows <= 2 * PML_LIMIT or device.type == "cuda"
     has = {
         "dipole": True,
-        "dense PyTorch": plain,
+        "dense PyTorch": is_plain,
         "dipole, eager tiles": True,
-        "siglip-kernel": case.loss == "infonce" and case.views == 2 and _installed("siglip_kernel"),
-        "dense PyTorch, compiled": plain,
-        "lightly NTXentLoss": ntxent and _installed("lightly"),
-        "lightly DCLLoss": case.loss == "dcl" and case.views == 2 and _installed("lightly"),
-        "pytorch-metric-learning NTXentLoss": ntxent and small and _installed("pytorch_metric_learning"),
+        "siglip-kernel": case.loss == "infonce" and case.views == 2 and find_spec("siglip_kernel"),
+        "dense PyTorch, compiled": is_plain,
+        "lightly NTXentLoss": ntxent and find_spec("lightly"),
+        "lightly DCLLoss": case.loss == "dcl" and case.views == 2 and find_spec("lightly"),
+        "pytorch-metric-learning NTXentLoss": ntxent and is_small and find_spec("pytorch_metric_learning"),
     }
     return [name for name in BUILD if has[name]]
-
-
-def _installed(module: str) -> bool:
-    return find_spec(module) is not None
-
-
-def embeddings(name: str, case: Case, device: torch.device, generator: torch.Generator) -> list[Tensor]:
-    """Return fresh inputs. siglip-kernel compares two encoders: each view has all rows of the case."""
-    if name == "siglip-kernel":
-        case = Case(case.loss, 2 * case.rows, case.width, case.dtype)
-    return case.embeddings(device, generator)
-
-
-def backward(loss: Loss, views: Sequence[Tensor]) -> Any:
-    """One step: loss and gradient."""
-    return loss(views).backward()

@@ -1,23 +1,20 @@
-"""Speed of training, encoding and probing text, beside a plain way to do the same.
+"""Speed of training, encoding and probing text, compared with a plain way to do the same.
 
-    python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes
-        senteval]
-        [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--tasks MR CR] [--torch-tasks TREC] [--width 300]
-        [--vectors random hashed svd] [--share 1] [--rounds 3] [--out FILE]
+    python -m dipole.benchmarks.speed.text [--only gru-train gru-encode transformer-train transformer-encode probes]
+        [--corpus FOLDER] [--senteval DATA] [--genuine CHECKOUT] [--tasks MR TREC] [--width 300]
+        [--protocols fast senteval-sklearn senteval-torch] [--vectors random hashed svd] [--rounds 3] [--out FILE]
 
-One thread, float32, processor time. Rounds of the subjects alternate, and the medians are compared. The plain loop pads
-every batch to its longest sentence, in the order of the text. The encoder of sentence-transformers is the same
-transformer, exported. "probes" compares the probes with SentEval's own classes (from a checkout, `--genuine`), on its
-data, with its documented settings: kfold 10, and for the PyTorch classifier nhid 0, adam, batch 64, tenacity 5, epoch
-size 4. "senteval" compares `fast` with scikit-learn's fits of "senteval-sklearn" in one process. scikit-learn fits only
-a `--share` of the outer folds, and its seconds are scaled up. Results are written as they are found, into a file that
-may exist.
+One thread, float32, processor time. Rounds of the subjects alternate. Medians are compared, of the probes the least
+times. The plain loop pads every batch to its longest sentence, in the order of the text. The encoder of
+sentence-transformers is the same transformer, exported. "probes" compares the protocols of the probes, and SentEval's
+own classes (from a checkout, `--genuine`), on its data with its documented settings. Results are written as they are
+found, into a file that may exist.
 """
 
 import argparse
 import contextlib
+import inspect
 import io
-import os
 import sys
 import tempfile
 import time
@@ -30,65 +27,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from dipole import Pairs, objective
 from dipole.benchmarks.speed.timing import Results, interleaved
 from dipole.text import encoders
 from dipole.text.batching import make_batch, pad
 from dipole.text.corpus import read_documents
-from dipole.text.encode import SentenceEncoder, halves_normalised
+from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Batch
-from dipole.text.sentences import Sentences, encode_documents
-from dipole.text.senteval import protocols
+from dipole.text.sentences import encode_documents
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.tasks import load_task
 from dipole.text.vocabulary import Tokens, build_vocabulary, load_tokens
 
 BATCH = 400
-PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode", "probes", "senteval")
-PROBED = {"probes", "senteval"}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument(
-        "--corpus", default="pydoc", help="running text; the figures of the documentation are of novels"
-    )
-    parser.add_argument(
-        "--senteval", type=Path, help="folder that holds downstream/; without it the probes are left out"
-    )
-    parser.add_argument("--genuine", type=Path, help="checkout of SentEval, compared with `fast` and `senteval-torch`")
-    parser.add_argument("--tasks", nargs="*", default=["MR", "CR", "SUBJ", "MPQA"])
-    parser.add_argument("--torch-tasks", nargs="*", default=["TREC", "MRPC"])
-    parser.add_argument("--width", type=int, default=300, help="of the probed features")
-    parser.add_argument("--halves", action="store_true", help="scale both halves of the probed features to unit length")
-    parser.add_argument("--exact", action="store_true", help="also solve with scikit-learn in float64 to 1e-7 (long)")
-    parser.add_argument("--vectors", nargs="+", choices=VECTORS, default=list(VECTORS), help="of the part senteval")
-    parser.add_argument("--share", type=float, default=1.0, help="of the outer folds that scikit-learn fits")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    results = Results(arguments.out, {"torch": torch.__version__})
-    if set(arguments.only) - PROBED:
-        text = Text(arguments.corpus)
-        for part in arguments.only:
-            if part not in PROBED:
-                found = getattr(text, part.replace("-", "_"))(arguments.rounds)
-                results.add("speed", part, found | {"corpus": Path(arguments.corpus).name})
-    if "probes" in arguments.only and arguments.senteval:
-        probes(arguments, results)
-    if "senteval" in arguments.only and arguments.senteval:
-        against_scikit_learn(arguments, results)
-
-
-def rates(milliseconds: dict[str, float], sentences: int) -> dict[str, float]:
-    """Return sentences per second of each subject, and how many times as fast as the other dipole is."""
-    ours, other = milliseconds.values()
-    found = {name: 1e3 * sentences / value for name, value in milliseconds.items()}
-    return found | {"ratio": other / ours}
+PARTS = ("gru-train", "gru-encode", "transformer-train", "transformer-encode")
 
 
 class PaddedGRU(torch.nn.Module):
@@ -98,156 +53,102 @@ class PaddedGRU(torch.nn.Module):
         super().__init__()
         self.table, self.recurrent = gru.table, gru.recurrent[0]
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.cat(list(self.recurrent(self.table(ids).transpose(0, 1))[1]), 1)
+    def forward(self, rows: Sequence[np.ndarray]) -> torch.Tensor:
+        ids = torch.nn.utils.rnn.pad_sequence([torch.as_tensor(row, dtype=torch.long) for row in rows])
+        return torch.cat(list(self.recurrent(self.table(ids))[1]), 1)
 
 
 class Text:
-    """Consecutive sentences, and the encoders that are compared."""
+    """Consecutive sentences of a corpus, and the encoders that are compared. Each part returns milliseconds."""
 
-    def __init__(self, corpus: str) -> None:
-        documents = []
+    def __init__(self, corpus: str, rounds: int) -> None:
+        self.documents, self.rounds, self.texts = [], rounds, list[str]()
         for document in read_documents(corpus):
-            documents.append(document)
-            if sum(len(d.sentences) for d in documents) > 20_000:
+            self.documents.append(document)
+            self.texts += document.sentences
+            if len(self.texts) > 20_000:
                 break
-        self.texts = [s for d in documents for s in d.sentences]
         self.tokens = build_vocabulary(self.texts, 20_000)
-        self.sentences = encode_documents(documents, self.tokens, 30)
-        self.documents = documents
 
-    def rows(self, start: int, count: int, sentences: Sentences | None = None) -> list[np.ndarray]:
-        return (sentences or self.sentences).ids(np.arange(start, start + count))
+    def rows(self, count: int, tokens: Tokens, longest: int = 30) -> list[np.ndarray]:
+        return encode_documents(self.documents, tokens, longest).ids(np.arange(1000, 1000 + count))
 
     def gru(self) -> encoders.WordGRU:
         torch.manual_seed(0)
-        table = encoders.trained_table(len(self.tokens), 300).requires_grad_(False)
-        return encoders.WordGRU(table, 1200, "bi")
-
-    def gru_train(self, rounds: int) -> dict[str, float]:
-        """Forward, backward and Adam of f and g (2 x 600 units) on 400 consecutive sentences, words cut at 30."""
-        sides = [self.gru(), self.gru()]
-        model = encoders.SentenceModel(*sides)
-        plain = [PaddedGRU(side) for side in sides]
-        rows = self.rows(1000, BATCH)
-        document = torch.zeros(BATCH, dtype=torch.long)
-
-        def padded() -> Pairs:
-            ids = whole(rows)
-            return Pairs.from_window(plain[0](ids), plain[1](ids), document, self_logit="zero")
-
-        def chunked() -> Pairs:
-            return Pairs.from_window(*model(make_batch(rows, 4)), document, self_logit="zero")
-
-        return self.train(model, padded, chunked, rounds)
-
-    def train(
-        self, model: torch.nn.Module, padded: Callable[[], Pairs], chunked: Callable[[], Pairs], rounds: int
-    ) -> dict[str, float]:
-        loss = objective("quickthoughts")
-        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=5e-4, fused=True)
-
-        def step(pairs: Callable[[], Pairs]) -> None:
-            loss(pairs()).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return rates(interleaved({"dipole": lambda: step(chunked), "padded": lambda: step(padded)}, rounds), BATCH)
-
-    def gru_encode(self, rounds: int) -> dict[str, float]:
-        """Encode 800 sentences with f alone, 400 per batch, against the padded loop."""
-        side = self.gru()
-        plain, encoder = PaddedGRU(side), SentenceEncoder(encoders.SentenceModel(side, None), self.tokens)
-        rows = self.rows(1000, 2 * BATCH)
-
-        @torch.inference_mode()
-        def padded() -> None:
-            for start in range(0, len(rows), BATCH):
-                plain(whole(rows[start : start + BATCH]))
-
-        subjects = {"dipole": lambda: encoder.encode_ids(rows, 4096), "padded": padded}
-        return rates(interleaved(subjects, rounds), len(rows))
+        return encoders.WordGRU(encoders.trained_table(len(self.tokens), 300).requires_grad_(False), 1200, "bi")
 
     def transformer(self) -> tuple[encoders.SentenceModel, Tokens]:
         """Return a BERT of 4 layers and width 256, with subwords trained on the text."""
-        from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+        from tokenizers import BertWordPieceTokenizer
 
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        tokenizer.train_from_iterator(
-            self.texts, trainers.WordPieceTrainer(vocab_size=20_000, special_tokens=special, show_progress=False)
-        )
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-        )
+        tokenizer = BertWordPieceTokenizer(lowercase=False)
+        tokenizer.train_from_iterator(self.texts, 20_000, show_progress=False)
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save(f"{folder}/tokenizer.json")
             tokens = load_tokens(folder)
         torch.manual_seed(0)
-        model = encoders.small_transformer(len(tokens), 256, 4, 4, "mean")
-        return encoders.SentenceModel(model, None), tokens
+        return encoders.SentenceModel(encoders.small_transformer(len(tokens), 256, 4, 4, "mean"), None), tokens
 
-    def transformer_train(self, rounds: int) -> dict[str, float]:
-        """Forward, backward and Adam on 400 consecutive sentences, 32 subwords."""
+    def train(
+        self, model: torch.nn.Module, padded: Callable[[], Any], chunked: Callable[[], Any]
+    ) -> tuple[dict[str, float], int]:
+        """Time forward, backward and Adam on 400 consecutive sentences."""
+        loss, document = objective("quickthoughts"), torch.zeros(BATCH, dtype=torch.long)
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=5e-4, fused=True)
+
+        def step(sides: Callable[[], Any]) -> None:
+            loss(Pairs.from_window(*sides(), document, self_logit="zero")).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return interleaved({"dipole": lambda: step(chunked), "padded": lambda: step(padded)}, self.rounds), BATCH
+
+    def gru_train(self) -> tuple[dict[str, float], int]:
+        """Train f and g with 2 x 600 units on sentences of at most 30 words."""
+        sides = [self.gru(), self.gru()]
+        model, plain, rows = encoders.SentenceModel(*sides), list(map(PaddedGRU, sides)), self.rows(BATCH, self.tokens)
+        return self.train(model, lambda: [side(rows) for side in plain], lambda: model(make_batch(rows, 4)))
+
+    def gru_encode(self) -> tuple[dict[str, float], int]:
+        """Encode 800 sentences with f alone."""
+        side, rows = self.gru(), self.rows(2 * BATCH, self.tokens)
+        plain, encoder = PaddedGRU(side), SentenceEncoder(encoders.SentenceModel(side, None), self.tokens)
+
+        @torch.inference_mode()
+        def padded() -> None:
+            for start in range(0, len(rows), BATCH):
+                plain(rows[start : start + BATCH])
+
+        return interleaved({"dipole": lambda: encoder.encode_ids(rows, 4096), "padded": padded}, self.rounds), len(rows)
+
+    def transformer_train(self) -> tuple[dict[str, float], int]:
+        """Train on sentences of at most 32 subwords."""
         model, tokens = self.transformer()
-        rows = self.rows(1000, BATCH, encode_documents(self.documents, tokens, 32))
-        document = torch.zeros(BATCH, dtype=torch.long)
+        rows = self.rows(BATCH, tokens, 32)
+        falling = pad(sorted(rows, key=len, reverse=True))
 
-        def padded() -> Pairs:
-            f, _ = model(Batch([falling(rows)], torch.arange(BATCH)))
-            return Pairs.from_window(f, f, document, self_logit="zero")
+        def padded() -> Any:
+            f, _ = model(Batch([falling], torch.arange(BATCH)))
+            return f, f
 
-        def chunked() -> Pairs:
-            return Pairs.from_window(*model(make_batch(rows, 8)), document, self_logit="zero")
+        return self.train(model, padded, lambda: model(make_batch(rows, 8)))
 
-        return self.train(model, padded, chunked, rounds)
-
-    def transformer_encode(self, rounds: int) -> dict[str, float]:
+    def transformer_encode(self) -> tuple[dict[str, float], int]:
         """`encode` of 1,200 sentences against `SentenceTransformer.encode` (batch 32) of the exported model."""
         from sentence_transformers import SentenceTransformer
 
         from dipole.text.export import export_sentence_transformer
 
         model, tokens = self.transformer()
-        encoder = SentenceEncoder(model, tokens, normalize="unit", max_length=512)
-        texts = self.texts[1000:2200]
+        encoder, texts = SentenceEncoder(model, tokens, normalize="unit", max_length=512), self.texts[1000:2200]
         with tempfile.TemporaryDirectory() as folder:
             export_sentence_transformer(encoder, Path(folder))
             other = SentenceTransformer(folder, device="cpu")
-        quiet = {"show_progress_bar": False}
         subjects = {
             "dipole": lambda: encoder.encode(texts),
-            "sentence-transformers": lambda: other.encode(texts, **quiet),
+            "sentence-transformers": lambda: other.encode(texts, show_progress_bar=False),
         }
-        return rates(interleaved(subjects, rounds), len(texts))
-
-
-def whole(rows: Sequence[np.ndarray]) -> torch.Tensor:
-    """Return all sentences padded to the longest, (B, T), in their order."""
-    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = row
-    return torch.from_numpy(ids)
-
-
-def falling(rows: Sequence[np.ndarray]) -> Any:
-    """Return all sentences as one chunk, the longest first."""
-    return pad(sorted(rows, key=len, reverse=True))
-
-
-# Probes --------------------------------------------------------------------------------------------------------------
-
-
-def features(task: Any, width: int, halves: bool) -> dict[str, np.ndarray]:
-    """Return features of a task from means of random word vectors, which are seeded by the words."""
-    splits, pairs = arranged(task, "fast"), task.pairs
-    out = {}
-    for name, split in splits.items():
-        sides = [random_words([" ".join(s) for s in side], width) for side in split.sentences]
-        sides = [halves_normalised(side) for side in sides] if halves else sides
-        out[name] = pair_features(*sides) if pairs else sides[0]
-    return out
+        return interleaved(subjects, self.rounds), len(texts)
 
 
 def random_words(sentences: list[str], width: int) -> np.ndarray:
@@ -278,87 +179,40 @@ def svd_of_words(sentences: list[str], width: int) -> np.ndarray:
 VECTORS = {"random": random_words, "hashed": hashed_words, "svd": svd_of_words}
 
 
-def against_scikit_learn(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure processor seconds of `fast` and of scikit-learn's fits, the least of the rounds."""
-    from sklearn.exceptions import ConvergenceWarning
-
-    warnings.simplefilter("ignore", ConvergenceWarning)
-    whole_task = protocols._nested
-    for name in arguments.tasks:
-        task = load_task(name, arguments.senteval)
-        splits, pairs = arranged(task, "fast"), task.pairs
-        sentences = sorted({" ".join(s) for split in splits.values() for side in split.sentences for s in side})
-        for kind in arguments.vectors:
-            vectors = dict(zip(sentences, VECTORS[kind](sentences, arguments.width), strict=True))
-            x = {}
-            for part, split in splits.items():
-                sides = [np.stack([vectors[" ".join(s)] for s in side]) for side in split.sentences]
-                x[part] = pair_features(*sides) if pairs else sides[0]
-            row: dict[str, Any] = {"load": round(os.getloadavg()[0], 1)}
-            for protocol, key in (("fast", ""), ("senteval-sklearn", "scikit-learn ")) * arguments.rounds:
-                scale = 1.0
-                if key and task.kind == "nested" and arguments.share < 1:
-                    folds = max(1, round(10 * arguments.share))
-                    scale = 10 / folds
-                    protocols._nested = lambda *given, n=folds: whole_task(*given)[:n]
-                start = time.process_time()
-                probe = classify(task, splits, x, Settings(protocol, 10))
-                seconds = round(scale * (time.process_time() - start), 2)
-                protocols._nested = whole_task
-                row[f"{key}seconds"] = min(seconds, row.get(f"{key}seconds", seconds))
-                row |= {f"{key}acc": probe.test, f"{key}folds": len(probe.folds)}
-                if not key:
-                    first = probe.folds
-                elif len(probe.folds) < len(first):
-                    row["acc of those folds"] = round(float(np.mean(first[: len(probe.folds)])), 2)
-            row["ratio"] = round(row["scikit-learn seconds"] / row["seconds"], 1)
-            results.add("senteval", f"{name} fast against scikit-learn, {kind}, d={arguments.width}", row)
+def features(task: Any, splits: Any, kind: str, width: int) -> dict[str, np.ndarray]:
+    """Return the features of every split of a task."""
+    sentences = sorted({" ".join(s) for split in splits.values() for side in split.sentences for s in side})
+    vectors = dict(zip(sentences, VECTORS[kind](sentences, width), strict=True))
+    found = {}
+    for name, split in splits.items():
+        sides = [np.stack([vectors[" ".join(s)] for s in side]) for side in split.sentences]
+        found[name] = pair_features(*sides) if task.pairs else sides[0]
+    return found
 
 
-def probes(arguments: argparse.Namespace, results: Results) -> None:
-    genuine = load_genuine(arguments.genuine) if arguments.genuine else None
-    plan = [(task, "fast", False) for task in arguments.tasks]
-    plan += [(task, "senteval-torch", True) for task in arguments.torch_tasks]
-    for name, protocol, usepytorch in plan:
-        task = load_task(name, arguments.senteval)
-        splits = arranged(task, "fast")
-        x = features(task, arguments.width, arguments.halves)
+def probe(options: argparse.Namespace, task: Any, kind: str) -> dict[str, float]:
+    """Return accuracy and least processor seconds of each protocol, and of SentEval's own classes."""
+    splits = arranged(task, "fast")
+    x = features(task, splits, kind, options.width)
+
+    def accuracy(subject: str) -> float:
+        if subject == "genuine":
+            return run_genuine(load_genuine(options.genuine), task, splits, x, "senteval-torch" in options.protocols)
+        return classify(task, splits, x, Settings(subject, 10)).test
+
+    row: dict[str, float] = {}
+    for subject in [*options.protocols, *["genuine"] * bool(options.genuine)] * options.rounds:
         start = time.process_time()
-        probe = classify(task, splits, x, Settings(protocol, 10))
-        row: dict[str, Any] = {"dev": probe.dev, "acc": probe.test, "seconds": round(time.process_time() - start, 2)}
-        key = f"{name} {protocol} d={arguments.width}{' halves' if arguments.halves else ''}"
-        results.add("probes", key, row)
-        if genuine is not None:
-            start = time.process_time()
-            dev, acc = run_genuine(genuine, task, splits, x, usepytorch)
-            row |= {"genuine dev": dev, "genuine acc": acc, "genuine seconds": round(time.process_time() - start, 2)}
-            row["ratio"] = round(row["genuine seconds"] / row["seconds"], 1)
-            results.add("probes", key, row)
-        if arguments.exact and not usepytorch:
-            row["exact acc"] = exact(task, splits, x)
-            results.add("probes", key, row)
-
-
-def exact(task: Any, splits: Any, x: dict[str, np.ndarray]) -> float:
-    """Return the test accuracy of the same folds and grid with scikit-learn in float64, to tolerance 1e-7."""
-    from unittest.mock import patch
-
-    from sklearn.linear_model import LogisticRegression
-
-    def converged(**options: Any) -> Any:
-        return LogisticRegression(**options, tol=1e-7, max_iter=10_000)
-
-    double = {name: value.astype(np.float64) for name, value in x.items()}
-    with patch.object(protocols, "LogisticRegression", converged):
-        return classify(task, splits, double, Settings("senteval-sklearn", 10)).test
+        row[f"{subject} acc"] = accuracy(subject)
+        seconds = time.process_time() - start
+        row[f"{subject} seconds"] = min(seconds, row.get(f"{subject} seconds", seconds))
+    return row
 
 
 def load_genuine(checkout: Path) -> types.ModuleType:
     """Import SentEval's classes. Its PyTorch classifier asks for CUDA and gets a `torch` that only uses the CPU."""
     sys.path.insert(0, str(checkout))
-    import inspect
-
-    inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+    inspect.getargspec = inspect.getfullargspec
     import senteval.tools.classifier as classifier
     import senteval.tools.validation as validation
 
@@ -367,33 +221,57 @@ def load_genuine(checkout: Path) -> types.ModuleType:
             return getattr(torch, name)
 
     here = Here("torch")
-    here.device = lambda name: torch.device("cpu")  # type: ignore[attr-defined]
-    here.cuda = types.SimpleNamespace(manual_seed=lambda seed: None, FloatTensor=torch.FloatTensor)  # type: ignore[attr-defined]
+    here.device = lambda name: torch.device("cpu")
+    here.cuda = types.SimpleNamespace(manual_seed=lambda seed: None, FloatTensor=torch.FloatTensor)
     classifier.torch = here
-    torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign, assignment]
-    torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, device=None: self
+    torch.Tensor.cuda = lambda self, *a, **k: self
     return validation
 
 
-def run_genuine(
-    validation: Any, task: Any, splits: Any, x: dict[str, np.ndarray], usepytorch: bool
-) -> tuple[float, float]:
+def run_genuine(validation: Any, task: Any, splits: Any, x: dict[str, np.ndarray], torch_fits: bool) -> float:
+    """Return the test accuracy of SentEval's own classes."""
+    classifier = {"nhid": 0, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4}
     config = {
-        "nclasses": task.classes,
-        "seed": 1111,
-        "usepytorch": usepytorch,
-        "classifier": {"nhid": 0, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4},
-        "kfold": 10,
+        "nclasses": task.classes, "seed": 1111, "usepytorch": torch_fits, "classifier": classifier, "kfold": 10,
         "nhid": 0,
-    }
+    }  # fmt: skip
     y = {name: np.array(split.labels) for name, split in splits.items()}
     with contextlib.redirect_stdout(io.StringIO()):
         if task.kind == "nested":
-            result = validation.InnerKFoldClassifier(x["all"], y["all"], config).run()
-        else:
-            data = [{"X": x[name], "y": y[name]} for name in ("train", "test")]
-            result = validation.KFoldClassifier(*data, config).run()
-    return float(result[0]), float(result[1])
+            return float(validation.InnerKFoldClassifier(x["all"], y["all"], config).run()[1])
+        data = [{"X": x[name], "y": y[name]} for name in ("train", "test")]
+        return float(validation.KFoldClassifier(*data, config).run()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=(*PARTS, "probes"), default=(*PARTS, "probes"))
+    parser.add_argument("--corpus", default="pydoc", help="running text. The numbers in the docs are of novels")
+    parser.add_argument("--senteval", type=Path, help="folder that holds downstream/. Without it there are no probes")
+    parser.add_argument("--genuine", type=Path, help="checkout of SentEval, compared with the protocols")
+    parser.add_argument("--tasks", nargs="+", default=["MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC"])
+    parser.add_argument("--protocols", nargs="+", default=["fast", "senteval-sklearn"])
+    parser.add_argument("--vectors", nargs="+", choices=VECTORS, default=list(VECTORS), help="of the probes")
+    parser.add_argument("--width", type=int, default=300, help="of the probed features")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = Results(options.out, {"torch": torch.__version__})
+    if set(options.only) & set(PARTS):
+        text = Text(options.corpus, options.rounds)
+        for part in (part for part in PARTS if part in options.only):
+            milliseconds, sentences = getattr(text, part.replace("-", "_"))()
+            row = {name: 1e3 * sentences / value for name, value in milliseconds.items()}
+            ours, other = row.values()
+            results.add("sentences per second", part, row | {"ratio": ours / other})
+    if "probes" in options.only and options.senteval:
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for name in options.tasks:
+            for kind in options.vectors:
+                row = probe(options, load_task(name, options.senteval), kind)
+                results.add("probes", f"{name}, {kind}, d={options.width}", row)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ sentences. Accuracy is that of a linear probe on L Phi(x), for classes, or for S
 """
 
 import argparse
-import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from dipole.benchmarks.studies.common import load, markdown, mean_and_interval, of_method, save
+from dipole.benchmarks.studies.common import grouped, load, markdown, mean_and_interval, run_missing
 from dipole.benchmarks.studies.learning_text import link_corpus
 from dipole.core.objectives.regularizers.cllr import survives_above
 from dipole.core.record import RunRecord
-from dipole.core.train.recipe import read_recipe, resolve
+from dipole.core.train.recipe import load as configured
 from dipole.core.train.run import train
 
 LOSSES = {"cosine": "infonce(temperature=0.5)", "dot": "infonce(similarity=dot, temperature=1)"}
@@ -146,44 +147,41 @@ def measurements(record: RunRecord, metric: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mean(runs: list[dict[str, Any]], name: str) -> float:
-    """Return the mean over the runs that have the number, or 0 if none has."""
-    values = [run[name] for run in runs if name in run]
-    if not values:
-        return 0.0
-    return sum(values) / len(values)
-
-
-def most_directions(runs: list[dict[str, Any]], options: str) -> str:
-    """Return energy / (0.65 alpha), which bounds the number of directions of L with the nuclear norm."""
-    if "nuclear" not in options:
-        return ""
-    alpha = float(options.partition("alpha=")[2].partition(",")[0] or 10)
-    return f"{mean(runs, 'energy') / survives_above(alpha):.1f}"
-
-
 def table(results: dict[str, Any], name: str, data_set: DataSet) -> str:
-    """Return a Markdown table of means over the seeds: the properties of L and the accuracy of L Phi."""
-    rows = []
+    """Return a Markdown table of means over the seeds: the properties of L and the accuracy of L Phi.
+
+    "at most" is energy / (0.65 alpha), which bounds the number of directions of L with the nuclear norm.
+    """
+    rows, found = [], grouped(results)
     for case in data_set.cases:
-        runs = of_method(results, f"{name}/{case.name}")
+        runs = found.get(f"{name}/{case.name}", [])
         if not runs:
             continue
-        cells = [case.loss, "none", *[""] * 6]
+        mean = {
+            key: fmean([run[key] for run in runs if key in run] or [0.0]) for key in (*NUMBERS, "all_effective_rank")
+        }
+        cells, bound = [case.loss, "none", *[""] * 6], ""
         if case.options is not None:
             options = ", ".join((case.options, *case.set)).replace("train.", "")
             if case.weight != 0.1:
                 options = f"lambda {case.weight:g}, {options}"
+            if "nuclear" in case.options:
+                alpha = float(case.options.partition("alpha=")[2].partition(",")[0] or 10)
+                bound = f"{mean['energy'] / survives_above(alpha):.1f}"
             cells = [
-                case.loss, options, f"{mean(runs, 'energy'):.2g}", most_directions(runs, case.options),
-                f"{mean(runs, 'rank'):.0f}", f"{mean(runs, 'effective_rank'):.1f}", f"{mean(runs, 'spectral'):.2f}",
-                f"{mean(runs, 'error'):.2f}",
+                case.loss, options, f"{mean['energy']:.2g}", bound, f"{mean['rank']:.0f}",
+                f"{mean['effective_rank']:.1f}", f"{mean['spectral']:.2f}", f"{mean['error']:.2f}",
             ]  # fmt: skip
-        accuracy = mean_and_interval([run["accuracy"] for run in runs])
-        rows.append([*cells, f"{mean(runs, 'all_effective_rank'):.1f}", accuracy])
+        rows.append([*cells, f"{mean['all_effective_rank']:.1f}", mean_and_interval([run["accuracy"] for run in runs])])
     head = ("loss", "CLLR", "energy", "at most", "rank of L", "effective", "longest", "error", "L Phi: effective",
             "accuracy")  # fmt: skip
     return markdown(head, rows)
+
+
+def run(data_set: DataSet, case: Case, seed: int, folder: Path) -> dict[str, Any]:
+    """Train a row of the table, or read its finished run."""
+    settings = [*data_set.set, *case.set, f"objective={case.objective}", f"seed={seed}", "device=cpu"]
+    return measurements(train(configured(data_set.recipe, settings).config, folder, quiet=True), data_set.metric)
 
 
 def main() -> None:
@@ -199,21 +197,17 @@ def main() -> None:
         if unknown := set(arguments.only) - chosen.keys():
             raise SystemExit(f"unknown data sets {sorted(unknown)}. Choose from {', '.join(chosen)}")
         chosen = {name: each for name, each in chosen.items() if name in arguments.only}
-    results = load(arguments.out, {"runs": {}})["runs"]
-    shipped = {name: [text for text in each.set if "/" not in text] for name, each in chosen.items()}
-    most_seeds = max(case.seeds for each in chosen.values() for case in each.cases)
-    for seed, (name, each) in itertools.product(range(most_seeds), chosen.items()):
-        for case in each.cases:
-            if seed >= case.seeds:
-                continue
-            settings = [*each.set, *case.set, f"objective={case.objective}", f"seed={seed}", "device=cpu"]
-            record = train(resolve(read_recipe(each.recipe), settings).config, arguments.runs, quiet=True)
-            key = f"{name}/{case.name}/{seed}"
-            results[key] = measurements(record, each.metric)
-            save(arguments.out, {"settings": shipped, "runs": results})
-            print(name, seed, results[key], flush=True)
+    content = load(arguments.out, {"runs": {}})
+    content["settings"] = {name: [text for text in each.set if "/" not in text] for name, each in chosen.items()}
+    todo = {
+        f"{name}/{case.name}/{seed}": partial(run, each, case, seed, arguments.runs)
+        for name, each in chosen.items()
+        for case in each.cases
+        for seed in range(case.seeds)
+    }
+    run_missing(arguments.out, content, todo)
     for name, each in chosen.items():
-        print(f"\n{name}\n\n{table(results, name, each)}")
+        print(f"\n{name}\n\n{table(content['runs'], name, each)}")
 
 
 if __name__ == "__main__":

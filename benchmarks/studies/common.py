@@ -1,7 +1,7 @@
 """Result files, Markdown tables and means with intervals for all studies."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,21 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def methods(runs: dict[str, Any]) -> list[str]:
-    """Return the names of runs with keys `name/seed`, once each."""
-    return list(dict.fromkeys(key.rpartition("/")[0] for key in runs))
+def grouped(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs with keys `name/seed` by name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, run in sorted(runs.items(), key=lambda item: item[0].rpartition("/")[2]):
+        found.setdefault(key.rpartition("/")[0], []).append(run)
+    return found
 
 
-def of_method(runs: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the runs with keys `name/seed` of one name, by seed."""
-    return [run for key, run in sorted(runs.items()) if key.rpartition("/")[0] == name]
+def run_missing(path: Path, content: dict[str, Any], todo: Mapping[str, Callable[[], Any]]) -> None:
+    """Make the runs that `content["runs"]` lacks, and save the content after each."""
+    for key, run in todo.items():
+        if key not in content["runs"]:
+            content["runs"][key] = run()
+            save(path, content)
+            print(key, content["runs"][key], flush=True)
 
 
 def half_width(values: Sequence[float]) -> float:

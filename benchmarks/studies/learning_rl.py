@@ -7,7 +7,7 @@ checkpoint. `--out` writes a summary. Two calls with different `--seeds` may sha
 """
 
 import argparse
-import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from dipole.core.train.config import RunConfig
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
-from dipole.core.utils.errors import DipoleError
 
 RECIPE = "cartpole-balance-small"
 OBJECTIVES = {
@@ -60,7 +59,7 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return markdown(["objective, seed", *head, "evaluated", "minutes"], rows)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
@@ -68,19 +67,14 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     arguments = parser.parse_args()
     runs: dict[str, dict[str, Any]] = {}
-    for seed in map(int, arguments.seeds.split(",")):
-        for name in OBJECTIVES:
-            record = train(configuration(name, seed, arguments.overrides), arguments.runs)
-            runs[f"{name}, {seed}"] = summarise(record, arguments.runs / record.hash / "metrics.jsonl")
-            print(f"{name}, {seed}: {runs[f'{name}, {seed}']}", flush=True)
-            if arguments.out is not None:
-                save(arguments.out, {"recipe": RECIPE, "set": arguments.overrides, "runs": runs})
+    for seed, name in product(arguments.seeds.split(","), OBJECTIVES):
+        record = train(configuration(name, int(seed), arguments.overrides), arguments.runs)
+        runs[f"{name}, {seed}"] = summarise(record, arguments.runs / record.hash / "metrics.jsonl")
+        print(f"{name}, {seed}: {runs[f'{name}, {seed}']}", flush=True)
+        if arguments.out is not None:
+            save(arguments.out, {"recipe": RECIPE, "set": arguments.overrides, "runs": runs})
     print(table(runs))
-    return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DipoleError as error:
-        sys.exit(f"error: {error}")
+    main()

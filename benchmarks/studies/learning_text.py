@@ -11,13 +11,15 @@ which no word is unknown.
 import argparse
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
-from dipole.benchmarks.studies.common import load, markdown, mean_and_interval, methods, of_method, save
+from dipole.benchmarks.studies.common import grouped, load, markdown, mean_and_interval, run_missing
 from dipole.core.train.recipe import resolve
 from dipole.core.train.run import train
 from dipole.core.utils.seeding import Seeds, seed_everything
@@ -81,51 +83,37 @@ class RandomWords:
 
     def __init__(self, width: int, seed: int) -> None:
         self.width, self.seed = width, seed
-        self.known: dict[str, np.ndarray] = {}
-
-    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
-        return np.stack([np.mean([self.vector(w) for w in s.lower().split() or ["."]], 0) for s in sentences])
 
     def vector(self, word: str) -> np.ndarray:
-        if word not in self.known:
-            draw = np.random.default_rng([self.seed, zlib.crc32(word.encode())])
-            self.known[word] = draw.standard_normal(self.width, dtype=np.float32)
-        return self.known[word]
+        draw = np.random.default_rng([self.seed, zlib.crc32(word.encode())])
+        return draw.standard_normal(self.width, dtype=np.float32)
 
-
-def accuracies(runs: dict[str, Any], name: str, task: str) -> list[float]:
-    """Return the accuracies of all seeds."""
-    return [run[task] for run in of_method(runs, name)]
+    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
+        vectors = {word: self.vector(word) for word in {".", *" ".join(sentences).lower().split()}}
+        return np.stack([np.mean([vectors[w] for w in s.lower().split() or ["."]], 0) for s in sentences])
 
 
 def table(runs: dict[str, Any]) -> str:
     """Return a Markdown table of means and 95 % t-intervals over the seeds."""
     rows = []
-    for name in methods(runs):
-        found = [accuracies(runs, name, task) for task in senteval.SIX_TASKS]
-        rows.append([f"{name} ({len(found[0])})", *map(mean_and_interval, found)])
+    for name, found in grouped(runs).items():
+        cells = [mean_and_interval([run[task] for run in found]) for task in senteval.SIX_TASKS]
+        rows.append([f"{name} ({len(found)})", *cells])
     return markdown(["", *senteval.SIX_TASKS], rows)
 
 
-def tasks_above(runs: dict[str, Any], name: str, other: str) -> list[str]:
-    """Return the tasks with a higher mean over the seeds than the other encoder has."""
-    return [
-        task
-        for task in senteval.SIX_TASKS
-        if np.mean(accuracies(runs, name, task)) > np.mean(accuracies(runs, other, task))
-    ]
-
-
 def verdict(runs: dict[str, Any]) -> str:
-    """Count for each trained encoder the tasks on which it is above the baselines."""
+    """Count for each trained encoder the tasks on which its mean is above the baselines'."""
+    means = {
+        name: {task: fmean(run[task] for run in found) for task in senteval.SIX_TASKS}
+        for name, found in grouped(runs).items()
+    }
     lines = []
-    for name in methods(runs):
-        if name in TRAINED:
-            above = [tasks_above(runs, name, other) for other in BASELINES]
-            counts = [f"{len(tasks)} of 6 above {other}" for tasks, other in zip(above, BASELINES, strict=True)]
-            both = ", ".join(task for task in above[0] if task in above[1])
-            lines.append(f"{name}: {', '.join(counts)}; both: {both}")
-    return "\n".join(lines)
+    for name in means.keys() - BASELINES:
+        above = [[t for t in senteval.SIX_TASKS if means[name][t] > means[other][t]] for other in BASELINES]
+        counts = [f"{len(tasks)} of 6 above {other}" for tasks, other in zip(above, BASELINES, strict=True)]
+        lines.append(f"{name}: {', '.join(counts)}; both: {', '.join(task for task in above[0] if task in above[1])}")
+    return "\n".join(sorted(lines))
 
 
 def main() -> None:
@@ -144,16 +132,15 @@ def main() -> None:
     content = load(arguments.out, {"setting": setting, "runs": {}})
     if content["setting"] != setting:
         raise SystemExit(f"{arguments.out} has results of other settings: {content['setting']}. Name another --out")
-    corpus, runs = link_corpus(arguments.data, arguments.corpus, arguments.runs), content["runs"]
-    for seed in range(arguments.seeds):
-        for name in (*BASELINES, *TRAINED):
-            key = f"{name}/{seed}"
-            if key not in runs:
-                runs[key] = run(name, seed, arguments.data / "senteval", corpus, arguments.runs)
-                save(arguments.out, content)
-                print(name, seed, runs[key], flush=True)
-    print(table(runs))
-    print(verdict(runs))
+    corpus, tasks = link_corpus(arguments.data, arguments.corpus, arguments.runs), arguments.data / "senteval"
+    todo = {
+        f"{name}/{seed}": partial(run, name, seed, tasks, corpus, arguments.runs)
+        for seed in range(arguments.seeds)
+        for name in (*BASELINES, *TRAINED)
+    }
+    run_missing(arguments.out, content, todo)
+    print(table(content["runs"]))
+    print(verdict(content["runs"]))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """`dipole sweep`: ask for values, train on them, prune, tell. Then the winner's seeds on the test part."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -16,41 +14,27 @@ from typing import Any
 from rich.console import Console
 
 from dipole.benchmarks.run.bench import EngineName, make_engine, make_runs_folder, run_jobs
-from dipole.benchmarks.run.engine import Engine
-from dipole.benchmarks.run.tasks import Result, Task
+from dipole.benchmarks.run.engine import Engine, Result, Task
+from dipole.benchmarks.run.local_engine import LocalEngine, visible_gpus
 from dipole.benchmarks.run.terminal import consoles, say
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep.space import Dimension, Value, corners, read_space, settings
-from dipole.benchmarks.sweep.study import SWEEPS, Study, opened
-from dipole.benchmarks.sweep.summary import path_of, write_summary
+from dipole.benchmarks.sweep.study import Study
+from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, TrialLine, path_of, write_summary
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
 
 CHOOSING = "train.evaluate_on=validation"
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a running trial has measured."""
 MOST_FAILURES = 3
-"""So many failed trials without a finished one end a search: it is the settings, then."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """A recipe, a space, and the number by which trials are compared."""
-
-    recipe: str
-    overrides: tuple[str, ...]
-    space: tuple[Dimension, ...]
-    metric: str
-    maximize: bool
-    name: str
-
-    def settings(self, values: dict[str, Value], objective: str) -> tuple[str, ...]:
-        return (*self.overrides, *settings(values, objective))
+"""So many failed trials without a finished one end a search: the settings are wrong."""
 
 
 def sweep(
@@ -89,112 +73,148 @@ def sweep(
         answer: filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
-    console, aside = consoles(console)
-    dimensions = read_space(space)
-    if not dimensions:
-        raise ConfigError("a search needs --space, such as --space 'train.learning_rate=log(1e-4, 1e-2)'.")
-    base = load(recipe, [*overrides, CHOOSING]).config
-    described = {
-        "recipe": base.hash, "space": [str(each) for each in dimensions], "metric": metric, "maximize": not minimize,
-    }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
-    search = Search(recipe, tuple(overrides), dimensions, metric, not minimize, name or f"{Path(recipe).stem}-{digest}")
-    if Path(search.name).name != search.name or search.name.startswith("."):
-        raise ConfigError(f"--name: {search.name!r} is no name of a file.")
-    for corner in corners(dimensions):
-        load(recipe, [*search.settings(corner, base.objective), CHOOSING])
-    if base.train.evaluate_every is None:
-        say(aside, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
+    console, stderr = consoles(console)
+    search = _Search(recipe, overrides, space, metric, not minimize, name, runs, stderr)
     make_runs_folder(runs / SWEEPS)
     slots = make_engine(engine, jobs, threads, slurm=slurm).slots
-    folder = runs / SWEEPS / search.name
-    with opened(folder, dimensions, described, not minimize, seed) as study:
-        driver = _Driver(search, study, base.objective, runs, trials, aside)
-        say(
-            aside,
-            f"Search {search.name}: {len(study.spent())} of {counted(trials, 'trial')} begun, {slots} at a time.",
-        )
+    with closing(Study(runs / SWEEPS / search.name, search.space, search.described, not minimize, seed)) as study:
+        begun = len(study.spent())
+        say(stderr, f"Search {search.name}: {begun} of {counted(trials, 'trial')} begun, {slots} at a time.")
         with ThreadPoolExecutor(slots) as pool:
-            one_each = [_single(engine, threads, place, slots, slurm) for place in range(slots)]
-            for future in [pool.submit(driver.work, each) for each in one_each]:
+            engines = [_one_at_a_time(engine, threads, place, slots, slurm) for place in range(slots)]
+            for future in [pool.submit(search.work, study, trials, each) for each in engines]:
                 future.result()
         best = study.best
         if best is None:
-            driver.put_down([])
+            search.write(study, [])
             say(console, "No trial finished.")
             return 1
-        winner = [_winner(search, best.params, base.objective, number, runs) for number in range(seeds)]
-        driver.put_down([job.hash for job in winner])
-        chosen = ", ".join(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-                           for key, value in best.params.items())  # fmt: skip
+        winner = [search.job(best.params, f"seed={number}") for number in range(seeds)]
+        search.write(study, [job.hash for job in winner])
+        chosen = ", ".join(search.settings(best.params))
+        number = counted(len(study.spent()), "trial")
+        say(console, f"Best of {number}: number {best.number}, {metric} {best.value:.4g}: {chosen}")
+        for key, share in study.importance().items():
+            say(console, f"  {key}: {100 * share:.0f} % of the difference between good and bad trials")
+    answer |= {"search": search.name, "best": best.value, "settings": best.params, "winner": [j.hash for j in winner]}
+    records = read_records(runs).done
+    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), stderr)
+    done = read_records(runs).done
+    found = [done[job.hash].results.get(metric) for job in winner if job.hash in done]
+    if values := [value for value in found if value is not None]:
+        spread = f" +- {stdev(values):.4g}" if len(values) > 1 else ""
         say(
             console,
-            f"Best of {counted(len(study.spent()), 'trial')}: number {best.number}, {metric} {best.value:.4g}: "
-            f"{chosen}",
+            f"On the test part: {metric} {fmean(values):.4g}{spread} over {counted(len(values), 'seed')} (validation "
+            f"{best.value:.4g}). Report: dipole report {runs}; the search: {path_of(runs, search.name)}",
         )
-        for key, share in study.importance().items():
-            say(console, f"  {key}: {100 * share:.0f} % of what tells good trials from others")
-    records = read_records(runs).done
-    answer |= {"search": search.name, "best": best.value, "settings": best.params, "winner": [j.hash for j in winner]}
-    summary = run_jobs(winner, records, runs, make_engine(engine, jobs, threads, slurm=slurm), aside)
-    _tell_test(console, search, winner, runs, best.value)
-    return 1 if summary.failed else 0
+    return int(bool(summary.failed))
 
 
-def _single(engine: EngineName, threads: int | None, place: int, slots: int, slurm: Mapping[str, str] | None) -> Engine:
-    """An engine that runs one trial at a time, in its own part of the machine."""
-    if engine == "local":
-        from dipole.benchmarks.run.local_engine import LocalEngine, visible_gpus
-        from dipole.core.utils.machine import processors
-
-        gpus = visible_gpus()
-        mine = [gpus[place % len(gpus)]] if gpus else []
-        return LocalEngine(1, threads or max(1, processors() // slots), mine)
-    return make_engine(engine, 1, threads, slurm=slurm)
+def _one_at_a_time(
+    engine: EngineName, threads: int | None, place: int, slots: int, slurm: Mapping[str, str] | None
+) -> Engine:
+    """Return an engine that runs one trial at a time, in its own part of the machine."""
+    if engine != "local":
+        return make_engine(engine, 1, threads, slurm=slurm)
+    gpus = visible_gpus()
+    return LocalEngine(1, threads or max(1, processors() // slots), gpus[place % len(gpus) :][:1] if gpus else [])
 
 
-class _Driver:
-    """The loop that every slot of a search runs."""
+class _Search:
+    """A recipe, a space, and the number by which trials are compared. Checks all of them."""
 
-    def __init__(self, search: Search, study: Study, objective: str, runs: Path, trials: int, console: Console) -> None:
-        self._search, self._study, self._objective = search, study, objective
-        self._runs, self._trials, self._console = runs, trials, console
+    def __init__(
+        self,
+        recipe: str,
+        overrides: Sequence[str],
+        space: Sequence[str],
+        metric: str,
+        maximize: bool,
+        name: str | None,
+        runs: Path,
+        console: Console,
+    ) -> None:
+        self.space: tuple[Dimension, ...] = read_space(space)
+        if not self.space:
+            raise ConfigError("a search needs --space, such as --space 'train.learning_rate=log(1e-4, 1e-2)'.")
+        base = load(recipe, [*overrides, CHOOSING]).config
+        self.described = {
+            "recipe": base.hash, "space": [str(each) for each in self.space], "metric": metric, "maximize": maximize,
+        }  # fmt: skip
+        digest = hashlib.sha256(json.dumps(self.described, sort_keys=True).encode()).hexdigest()[:8]
+        self.name = name or f"{Path(recipe).stem}-{digest}"
+        if Path(self.name).name != self.name or self.name.startswith("."):
+            raise ConfigError(f"--name: {self.name!r} is no name of a file.")
+        self._recipe, self._overrides, self._objective = recipe, tuple(overrides), base.objective
+        self._metric, self._maximize, self._runs, self._console = metric, maximize, runs, console
         self._lock = threading.RLock()
-        self._failed: list[str] = []
+        self._failures = 0
+        for corner in corners(self.space):
+            self.job(corner, CHOOSING)
+        if base.train.evaluate_every is None:
+            say(console, "Trials are not pruned: the recipe evaluates only at the end (train.evaluate_every).")
 
-    def work(self, engine: Engine) -> None:
-        """Take one trial after the other until as many as wanted are begun."""
-        while self._go_on() and (asked := self._study.ask(self._trials)) is not None:
-            self._one(engine, *asked)
+    def settings(self, values: dict[str, Value]) -> list[str]:
+        """Return the overrides of chosen values."""
+        return settings(values, self._objective)
 
-    def _go_on(self) -> bool:
-        return len(self._failed) < MOST_FAILURES or self._study.best is not None
+    def job(self, values: dict[str, Value], last: str) -> Job:
+        """Return the run of chosen values and a last setting."""
+        overrides = (*self._overrides, *self.settings(values), last)
+        config = load(self._recipe, overrides).config
+        return Job(config.hash, config, self._recipe, overrides)
 
-    def _one(self, engine: Engine, trial: Any, values: dict[str, Value]) -> None:
-        search = self._search
-        overrides = (*search.settings(values, self._objective), CHOOSING)
-        config = load(search.recipe, overrides).config
-        job = Job(config.hash, config, search.recipe, overrides)
+    def work(self, study: Study, trials: int, engine: Engine) -> None:
+        """Run trials one after the other until the wanted number is started. Every slot of a search does this."""
+        while self._failures < MOST_FAILURES or study.best is not None:
+            asked = study.ask(trials)
+            if asked is None:
+                return
+            self._run(study, engine, *asked)
+
+    def _run(self, study: Study, engine: Engine, trial: Any, values: dict[str, Value]) -> None:
+        job, ended = self.job(values, CHOOSING), threading.Event()
         trial.set_user_attr("run", job.hash)
-        self.put_down([])
-        watch = _Watch(trial, self._runs, job.hash, search.metric)
-        with watch:
-            (result,) = engine.run([Task(job.hash, f"trial {trial.number}", job.command)], self._runs)
-        value, said = self._judge(result)
-        pruned = value is None and watch.pruned
-        self._study.finish(trial, value, pruned)
+        self.write(study, [])
+        with ThreadPoolExecutor(1) as pool:
+            watched = pool.submit(self._prune, trial, job.hash, ended)
+            try:
+                (result,) = engine.run([Task(job.hash, f"trial {trial.number}", job.command)], self._runs)
+            finally:
+                ended.set()
+            is_pruned = watched.result()
+        value, outcome = self._judge(result)
+        is_pruned = is_pruned and value is None
+        study.finish(trial, value, is_pruned)
         with self._lock:
-            if value is None and not pruned:
-                self._failed.append(said)
-            shown = "pruned" if pruned else said
-            say(self._console, f"trial {trial.number}: {shown}  ({', '.join(overrides[len(search.overrides) : -1])})")
-            self.put_down([])
+            if is_pruned:
+                outcome = "pruned"
+            elif value is None:
+                self._failures += 1
+            say(self._console, f"trial {trial.number}: {outcome}  ({', '.join(self.settings(values))})")
+        self.write(study, [])
+
+    def _prune(self, trial: Any, run: str, ended: threading.Event) -> bool:
+        """Report what a running trial measures. Stop it, and return True, if the search has seen enough."""
+        reported: set[int] = set()
+        while not ended.wait(LOOK_EVERY):
+            for line in _metrics(self._runs / run / "metrics.jsonl"):
+                step, value = line["step"], line.get(f"eval/{self._metric}")
+                if step in reported or not isinstance(value, int | float):
+                    continue
+                reported.add(step)
+                trial.report(value, step)
+                if trial.should_prune():
+                    ask_to_stop(self._runs, run)
+                    return True
+        return False
 
     def _judge(self, result: Result) -> tuple[float | None, str]:
+        """Return the metric of a trial, or None with the reason."""
         if result.status != "done":
             return None, f"FAILED: {result.message}  (log: {result.log})"
-        results = read_record(self._runs / result.task.hash / "record.json").results
-        metric = self._search.metric
+        results, metric = read_record(self._runs / result.task.hash / "record.json").results, self._metric
         if metric not in results:
             raise ConfigError(
                 f"--metric: the evaluation has no {metric!r}.{nearest(metric, results)} It has: {', '.join(results)}."
@@ -204,67 +224,27 @@ class _Driver:
             return None, f"FAILED: {metric} is not finite"
         return value, f"{metric} {value:.4g}"
 
-    def put_down(self, winner: list[str]) -> None:
-        search = self._search
-        about = {"name": search.name, "recipe": search.recipe, "metric": search.metric, "maximize": search.maximize}
+    def write(self, study: Study, winner: list[str]) -> None:
+        """Write the state of the search, which the report reads."""
         with self._lock:
-            write_summary(self._runs, self._study, about, winner)
+            lines = [
+                TrialLine(
+                    number=trial.number, state=trial.state.name.lower(), values=trial.params, value=trial.value,
+                    run=trial.user_attrs.get("run", ""),
+                )
+                for trial in study.spent()
+            ]  # fmt: skip
+            best = study.best
+            summary = SearchSummary(
+                name=self.name, recipe=self._recipe, metric=self._metric, maximize=self._maximize,
+                space=[str(each) for each in self.space], trials=lines, importance=study.importance(),
+                best=best and best.number, winner=winner,
+            )  # fmt: skip
+            write_summary(self._runs, summary)
 
 
-class _Watch:
-    """Reports what a running trial measures, and ends it where the search has seen enough."""
-
-    def __init__(self, trial: Any, runs: Path, run: str, metric: str) -> None:
-        self._trial, self._runs, self._run, self._metric = trial, runs, run, metric
-        self._ended = threading.Event()
-        self._told: set[int] = set()
-        self.pruned = False
-
-    def __enter__(self) -> _Watch:
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._ended.wait(LOOK_EVERY):
-            for step, value in self._seen():
-                if step in self._told:
-                    continue
-                self._told.add(step)
-                self._trial.report(value, step)
-                if self._trial.should_prune():
-                    self.pruned = True
-                    ask_to_stop(self._runs, self._run)
-                    return
-
-    def _seen(self) -> list[tuple[int, float]]:
-        path, name = self._runs / self._run / "metrics.jsonl", f"eval/{self._metric}"
-        try:
-            lines = read_metrics(path) if path.is_file() else []
-        except Exception:  # a line that is half written
-            return []
-        return [(line["step"], line[name]) for line in lines if isinstance(line.get(name), int | float)]
-
-
-def _winner(search: Search, values: dict[str, Value], objective: str, seed: int, runs: Path) -> Job:
-    overrides = (*search.settings(values, objective), f"seed={seed}")
-    config = load(search.recipe, overrides).config
-    return Job(config.hash, config, search.recipe, overrides)
-
-
-def _tell_test(console: Console, search: Search, winner: Sequence[Job], runs: Path, chosen: float) -> None:
-    done = read_records(runs).done
-    values = [done[job.hash].results.get(search.metric) for job in winner if job.hash in done]
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return
-    spread = f" +- {stdev(numbers):.4g}" if len(numbers) > 1 else ""
-    say(
-        console,
-        f"On the test part: {search.metric} {fmean(numbers):.4g}{spread} over {counted(len(numbers), 'seed')} "
-        f"(validation {chosen:.4g}). Report: dipole report {runs}; the search: {path_of(runs, search.name)}",
-    )
+def _metrics(path: Path) -> Iterable[dict[str, Any]]:
+    try:
+        return read_metrics(path) if path.is_file() else []
+    except Exception:  # a line that is half written
+        return []

@@ -1,14 +1,13 @@
 """The space of a search, such as `train.learning_rate=log(1e-4, 1e-2)`, and the settings of chosen values."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from dipole.benchmarks.grid import changed
 from dipole.core.objectives.spec import Term, format_terms, numbered, parse
 from dipole.core.utils.errors import ConfigError, SpecError, nearest
 
@@ -161,12 +160,7 @@ def _changed(terms: list[Term], key: str, value: Value) -> list[Term]:
             f"{', '.join(known)}; a key is objective.TERM.OPTION or objective.TERM.weight."
         )
     place = known.index(owner)
-    term = terms[place]
-    if option == "weight":
-        changed = replace(term, weight=float(value))
-    else:
-        changed = replace(term, options=tuple((dict(term.options) | {option: value}).items()))
-    return [*terms[:place], changed, *terms[place + 1 :]]
+    return [*terms[:place], changed(terms[place], option, value), *terms[place + 1 :]]
 
 
 def corners(space: Sequence[Dimension]) -> list[dict[str, Value]]:

@@ -1,13 +1,11 @@
 """The trials of a search in one SQLite file, shared by processes, machines and restarts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.process import is_locked
 
-SWEEPS = ".sweeps"
-"""Folder of the searches inside a runs folder."""
 BUSY = 120.0
 """Seconds that a process waits for another one's write."""
 
@@ -84,13 +80,11 @@ class Study:
         """Propose the unfinished trials of dead processes again. Their runs resume from checkpoints."""
         states = self._optuna.trial.TrialState
         for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            if not self._lives(trial.user_attrs.get("process", "")):
+            driver = trial.user_attrs.get("process")
+            if not driver or not is_locked(self._lock_of(driver)):
                 self._study._storage.set_trial_user_attr(trial._trial_id, "lost", True)
                 self._study.tell(trial.number, state=states.FAIL)
                 self._study.enqueue_trial(trial.params)
-
-    def _lives(self, driver: str) -> bool:
-        return bool(driver) and is_locked(self._lock_of(driver))
 
     def ask(self, trials: int) -> tuple[Any, dict[str, Value]] | None:
         """Return the next trial and its values, or None if enough trials are started."""
@@ -108,13 +102,11 @@ class Study:
 
     def finish(self, trial: Any, value: float | None, pruned: bool = False) -> None:
         """Record how a trial ended. Without a value it failed or was pruned."""
-        states = self._optuna.trial.TrialState
         if value is not None:
             self._study.tell(trial, value)
-        elif pruned:
-            self._study.tell(trial, state=states.PRUNED)
         else:
-            self._study.tell(trial, state=states.FAIL)
+            state = "PRUNED" if pruned else "FAIL"
+            self._study.tell(trial, state=self._optuna.trial.TrialState[state])
 
     @property
     def best(self) -> Any:
@@ -134,16 +126,6 @@ class Study:
             except (ValueError, RuntimeError, UserWarning):
                 return {}
         return {key: float(share) for key, share in found.items()}
-
-
-@contextmanager
-def opened(*arguments: Any) -> Iterator[Study]:
-    """A `Study`, closed at the end."""
-    study = Study(*arguments)
-    try:
-        yield study
-    finally:
-        study.close()
 
 
 def _optuna() -> Any:

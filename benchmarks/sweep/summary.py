@@ -1,16 +1,16 @@
 """The state of a search in one JSON file of the runs folder, which the report reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from dipole.benchmarks.sweep.study import SWEEPS, Study
 from dipole.core.record.run_record import Number, Part, read_part
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import atomic_write
+
+SWEEPS = ".sweeps"
+"""Folder of the searches inside a runs folder."""
 
 
 class TrialLine(Part):
@@ -43,29 +43,8 @@ class SearchSummary(Part):
         return {state: states.count(state) for state in dict.fromkeys(states)}
 
 
-def write_summary(runs: Path, study: Study, about: dict[str, Any], winner: list[str]) -> SearchSummary:
-    """Write the state of a search."""
-    lines = [
-        TrialLine(
-            number=trial.number,
-            state=trial.state.name.lower(),
-            values=trial.params,
-            value=trial.value,
-            run=trial.user_attrs.get("run", ""),
-        )
-        for trial in study.spent()
-    ]
-    best = study.best
-    summary = SearchSummary(
-        **about,
-        space=[str(each) for each in study.space],
-        trials=lines,
-        importance=study.importance(),
-        best=None if best is None else best.number,
-        winner=winner,
-    )
+def write_summary(runs: Path, summary: SearchSummary) -> None:
     atomic_write(path_of(runs, summary.name), summary.model_dump_json(indent=1))
-    return summary
 
 
 def path_of(runs: Path, name: str) -> Path:

@@ -12,10 +12,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from dipole.benchmarks.run import tasks
+from dipole.benchmarks.run import engine as engines
 from dipole.benchmarks.run.claim import claim
+from dipole.benchmarks.run.engine import Task, environment_for, log_of, run_worker
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine, visible_gpus
-from dipole.benchmarks.run.tasks import Task, environment_for, log_of, run_worker
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
@@ -280,8 +280,8 @@ def test_the_reason_of_a_failure_is_that_of_our_attempt_not_of_the_one_before_or
     log = tmp_path / "job.log"
     before, ours, after = "\n== 1\nerror: an old one\n", "\n== 2\nerror: ours\nbye\n", "\n== 3 dipole train\n"
     log.write_text(before + ours + after)
-    assert tasks._reason(1, log, len(before)) == "exit code 1: ours"
-    assert tasks._reason(-9, log, len(before + ours)) == "killed by signal 9"
+    assert engines._reason(1, log, len(before)) == "exit code 1: ours"
+    assert engines._reason(-9, log, len(before + ours)) == "killed by signal 9"
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(jobs=1, gpus=[]), PoolEngine(jobs=1)], ids=["local", "pool"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dipole.benchmarks.run.engine import Task, log_of
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
-from dipole.benchmarks.run.tasks import Task, log_of
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.train.recipe import load
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dipole.benchmarks.run.engine import Task, log_of
 from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
-from dipole.benchmarks.run.tasks import Task, log_of
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.record import read_record
 from dipole.core.train.recipe import load

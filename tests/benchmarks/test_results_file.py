@@ -8,7 +8,7 @@ import pytest
 
 from dipole.benchmarks import results_file
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
+from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.results_command import add, contents
 from dipole.benchmarks.run import bench as every
@@ -239,7 +239,7 @@ def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys):
     (job,) = sized.jobs()
     runs_folder.count = int(job.hash, 16) - 1  # its name
     runs_folder.record(results={"kmeans/accuracy": 0.5})
-    write_manifest(runs_folder.path, manifest(sized, [job]))
+    write_manifest(runs_folder.path, sized.manifest([job]))
     assert main(["results", "add", str(runs_folder.path), "--to", str(tmp_path / "kept")]) == 0
     capsys.readouterr()
     known = [tmp_path / "kept"]

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from dipole.benchmarks.run.bench import make_engine
+from dipole.benchmarks.run.engine import Task
 from dipole.benchmarks.run.slurm_engine import SlurmEngine
-from dipole.benchmarks.run.tasks import Task
 from dipole.core.record import read_record
 from dipole.core.train.recipe import load
 from dipole.core.utils.errors import ConfigError

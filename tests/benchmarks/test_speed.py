@@ -58,16 +58,16 @@ def test_libraries_that_are_not_installed_are_no_subjects():
 
 def test_views_of_two_encoders_have_all_rows_each():
     case, generator = Case("infonce", 64, 16, "bf16"), torch.Generator()
-    assert [len(view) for view in subjects.embeddings("siglip-kernel", case, CPU, generator)] == [64, 64]
-    assert [len(view) for view in subjects.embeddings("dipole", case, CPU, generator)] == [32, 32]
+    assert [len(view) for view in case.embeddings(CPU, generator, "siglip-kernel")] == [64, 64]
+    assert [len(view) for view in case.embeddings(CPU, generator, "dipole")] == [32, 32]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--device", "cpu", "--rows", "63"], "even numbers"),
-        (["--device", "cpu", "--rows", "many"], "--rows 'many'"),
-        (["--device", "cpu", "--widths", "0"], "--widths '0': give numbers above 0"),
+        (["--device", "cpu", "--rows", "many"], "--rows: 'many'"),
+        (["--device", "cpu", "--widths", "0"], "--widths: '0': give numbers above 0"),
         (["--device", "cpu", "--dtypes", "int8"], "there is no int8; allowed are bf16, float32"),
         (["--device", "cpu", "--losses", "infonc"], "Did you mean"),
         (["--device", "cpu", "--only", "("], "unterminated"),

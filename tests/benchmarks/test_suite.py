@@ -7,12 +7,13 @@ import pytest
 from rich.console import Console
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import manifest, read_manifests, write_manifest
+from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.tables import beside_table
+from dipole.benchmarks.run.reference import START
 from dipole.benchmarks.run.terminal import print_plan, print_results, reporter
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_records import read_records
@@ -149,7 +150,7 @@ def test_a_table_suite_must_use_the_papers_rows_and_columns(tmp_path):
 
 def test_manifest_round_trip_and_damage(suite_file, tmp_path):
     sized = read_suite(suite_file).at("small")
-    written = manifest(sized, sized.jobs())
+    written = sized.manifest(sized.jobs())
     path = write_manifest(tmp_path / "runs", written)
     assert read_manifests(tmp_path / "runs") == ([written], [])
     path.write_text(path.read_text()[:100])
@@ -179,7 +180,7 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     # Four left: polarized is known by the settings but for the rate; nothing is as long as long, so the table is asked.
     longer = Estimator([]).total([job.config for job in jobs if job.config.train.epochs == 4], 1)
     assert (plan.time.reckoned, longer.reckoned) == (2, 2)
-    assert plan.time.seconds == pytest.approx((2 * 30 + longer.seconds) / 2)
+    assert plan.time.seconds == pytest.approx((2 * (30 + START) + longer.seconds) / 2)
     linear = next(line for line in plan.seeds if line.column == "linear")
     assert linear.std == pytest.approx(100 * 0.04 / 2**0.5)
     assert linear.difference == 1.0
@@ -216,7 +217,12 @@ def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
     assert Estimator([other]).seconds(job.config) == 50.0
     assert Estimator([other, same]).seconds(job.config) == 10.0
     assert Estimator([]).seconds(job.config) is None
-    assert Estimator([]).total([job.config], 1).seconds > 0
+    # Each run starts a process, unless runs share processes.
+    many = [job.config] * 6
+    assert Estimator([same]).total(many, 2).seconds == 3 * (10 + START)
+    assert Estimator([same]).total(many, 2, shares_processes=True).seconds == 3 * 10 + START
+    assert Estimator([]).total([], 1).seconds == 0
+    assert Estimator([]).total([job.config], 1).seconds > START
 
 
 @pytest.mark.parametrize("name", suites())
@@ -246,7 +252,7 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
 
 def test_a_control_row_stands_beside_the_papers_numbers_with_a_dash():
     sized = read_suite("lmcl-table5").at("small")
-    sheet = beside_table(SuiteResults(manifest(sized, sized.jobs()), {}))
+    sheet = beside_table(SuiteResults(sized.manifest(sized.jobs()), {}))
     printed = {row[0].text: row[3].text for row in sheet.rows}
     assert printed["crop only"] == "-"
     assert printed["CURL"] not in ("", "-")
@@ -298,7 +304,7 @@ def test_a_suite_that_hides_its_differences_is_held_against_the_shipped_one(tmp_
     sized = read_suite(path).at("paper")
     assert sized.protocol["metric"] == "knn/accuracy in place of linear/accuracy"
     assert "digits in place of cifar10" in sized.protocol["vision.data.source"]
-    assert not manifest(sized, sized.jobs()).is_paper_protocol
+    assert not sized.manifest(sized.jobs()).is_paper_protocol
 
 
 def test_the_plan_of_all_suites_has_a_line_for_each(tmp_path, capsys, monkeypatch):
@@ -337,7 +343,7 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
     for job in jobs:
         run = runs_folder.record(results={"linear/accuracy": 0.9 + job.config.seed / 100, "knn/accuracy": 0.8})
         records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
-    written = manifest(sized, jobs)
+    written = sized.manifest(jobs)
     path = write_manifest(tmp_path / "runs", written)
     ((back,), problems) = read_manifests(tmp_path / "runs")
     assert (back, problems) == (written, [])
@@ -361,7 +367,7 @@ def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(t
     for job in jobs:
         run = runs_folder.record(histogram=Histogram(**told), results={"next@10": 0.5})
         records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
-    shown = pictures(SuiteResults(manifest(sized, jobs), records), RunFiles(folder=tmp_path))["Distance histograms"]
+    shown = pictures(SuiteResults(sized.manifest(jobs), records), RunFiles(folder=tmp_path))["Distance histograms"]
     assert [picture.caption for picture in shown] == [
         f"{row.label} (held-out anchors and candidates)" for row in sized.rows
     ]
@@ -370,7 +376,7 @@ def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(t
         assert densities == {"correct (positives)": [1.5, 0.5], "incorrect (negatives)": [0.25, 1.75]}
     # Records from before they were counted show nothing.
     older = {name: record.model_copy(update={"histogram": None}) for name, record in records.items()}
-    assert "Distance histograms" not in pictures(SuiteResults(manifest(sized, jobs), older), RunFiles(folder=tmp_path))
+    assert "Distance histograms" not in pictures(SuiteResults(sized.manifest(jobs), older), RunFiles(folder=tmp_path))
 
 
 def test_a_row_may_have_another_recipe_and_objective_at_one_scale(suite_file):

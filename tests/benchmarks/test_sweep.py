@@ -13,8 +13,8 @@ from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
-from dipole.benchmarks.sweep.study import SWEEPS, Study
-from dipole.benchmarks.sweep.summary import read_summaries, read_summary
+from dipole.benchmarks.sweep.study import Study
+from dipole.benchmarks.sweep.summary import SWEEPS, read_summaries, read_summary
 from dipole.core.record import read_record
 from dipole.core.utils.errors import ConfigError
 
@@ -162,8 +162,8 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     overrides = [*SHORT, "train.steps=4000", "train.evaluate_every=4000", "train.batch_size=16"]
     import threading
 
+    from dipole.benchmarks.run.engine import Task
     from dipole.benchmarks.run.local_engine import LocalEngine
-    from dipole.benchmarks.run.tasks import Task
     from dipole.benchmarks.suite import Job
     from dipole.core.train.recipe import load
 

@@ -42,9 +42,12 @@ def test_every_method_learns_and_none_collapses(tmp_path, method):
 @pytest.mark.slow
 def test_training_helps_on_real_images(tmp_path, shared_data):
     """The first run of the suite `cifar10-learning`: InfoNCE above the untrained encoder and the raw pixels."""
-    from dipole.benchmarks.studies.learning_vision import sized
+    from dipole.benchmarks.suite import read_suite
 
-    job = next(job for job in sized(shared_data / "cifar10").jobs() if job.config.name.endswith("/infonce"))
+    parts = {"source": "train", "test": "test"}
+    files = [f"vision.data.{key}={shared_data}/cifar10/cifar10_{part}.npz" for key, part in parts.items()]
+    jobs = read_suite("cifar10-learning").at("small", files).jobs()
+    job = next(job for job in jobs if job.config.name.endswith("/infonce"))
     found = train(job.config, tmp_path, quiet=True).results
     for probe, margin in (("linear", 0.02), ("few_shot", 0.02), ("knn", 0.05)):
         rivals = (found[f"{name}/{probe}/accuracy"] for name in ("untrained", "raw"))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.benchmarks.manifest import manifest
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite
@@ -60,7 +59,7 @@ def test_a_batch_larger_than_the_set_is_refused(tmp_path):
 def table(runs, seeds):
     """Row -> column -> values by seed, of the suite as `dipole bench` leaves it."""
     sized = read_suite("lmcl-table1").at("small", (), seeds)
-    found = SuiteResults(manifest(sized, sized.jobs()), read_records(runs).records)
+    found = SuiteResults(sized.manifest(sized.jobs()), read_records(runs).records)
     cells = {(cell.row.label, cell.column.name): cell for cell in found.cells}
     assert len(cells) == 6
     return cells
