@@ -8,7 +8,6 @@ without sharing the lock. There a claim counts while its process renews the file
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,11 +36,11 @@ def claim(folder: Path, name: str) -> Iterator[None]:
     path = folder / f"{name}.json"
     try:
         # `is_held` takes the lock for a moment to see whether it is free: that is not a claim.
-        lock = FileLock(_lock_of(path)).acquire(timeout=GLIMPSE, poll_interval=0.01)
+        lock = FileLock(path.with_suffix(".lock")).acquire(timeout=GLIMPSE, poll_interval=0.01)
     except Timeout as error:
         raise TakenError(name) from error
     with lock:
-        if _is_renewed_elsewhere(path) or _beats_in_the_future(path):
+        if _is_renewed_elsewhere(path):
             raise TakenError(name)
         remove_scratch(folder, f"{name}.*")  # of a runner that was killed while it wrote the same
         atomic_write(path, describe_self())
@@ -57,41 +56,21 @@ def claim(folder: Path, name: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether the claim FOLDER/NAME.json belongs to a living process.
-
-    A claim dated in the future is not: `claim` waits for a renewal before it takes it.
-    """
-    return is_locked(_lock_of(path)) or _is_renewed_elsewhere(path)
-
-
-def _lock_of(path: Path) -> Path:
-    return path.with_suffix(".lock")
+    """Return whether the claim FOLDER/NAME.json belongs to a living process."""
+    return is_locked(path.with_suffix(".lock")) or _is_renewed_elsewhere(path)
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:
-    """Return whether a process that may not share our locks renews this file."""
+    """Return whether a process that may not share our locks renews this file.
+
+    A file that is dated far in the future is not renewed: a living process dates it again every `RENEW_EVERY` seconds.
+    """
+    clock = path.parent / ".clock"  # ages are by the clock of the file system
     try:
-        return _may_live(path) and -RENEW_EVERY <= _age(path) < STALE_AFTER
+        clock.touch()
+        return _may_live(path) and abs(clock.stat().st_mtime - path.stat().st_mtime) < STALE_AFTER
     except FileNotFoundError:
         return False
-
-
-def _beats_in_the_future(path: Path) -> bool:
-    """Return whether a process renews a file dated in the future: a clock was set back, or runs ahead of ours.
-
-    Waits for one renewal. Without one the claim is free, however far ahead its date is.
-    """
-    try:
-        if not _may_live(path) or _age(path) >= -RENEW_EVERY:
-            return False
-        seen, end = path.stat().st_mtime, time.monotonic() + 1.5 * RENEW_EVERY
-        while time.monotonic() < end:
-            time.sleep(RENEW_EVERY / 20)
-            if path.stat().st_mtime != seen:
-                return True
-    except FileNotFoundError:
-        pass
-    return False
 
 
 def _may_live(path: Path) -> bool:
@@ -112,25 +91,13 @@ def _may_live(path: Path) -> bool:
     if "boot" not in owner or "namespace" not in owner:
         return False
     if owner["boot"] != here["boot"]:
-        return path.stat().st_mtime > _booted()
+        with suppress(OSError, RuntimeError):
+            return path.stat().st_mtime > psutil.boot_time()
+        return True  # the machine does not say when it was started
     return owner["namespace"] != here["namespace"] or (pid != os.getpid() and not is_gone(text))
-
-
-def _booted() -> float:
-    """When this machine was started. 0 where it does not say."""
-    with suppress(OSError, RuntimeError):
-        return psutil.boot_time()
-    return 0.0
 
 
 def _renew(path: Path, stop: threading.Event) -> None:
     while not stop.wait(RENEW_EVERY):
         with suppress(OSError):
             os.utime(path)
-
-
-def _age(path: Path) -> float:
-    """Seconds since a claim was renewed, by the clock of the file system that dates it. Below 0 in the future."""
-    clock = path.parent / ".clock"
-    clock.touch()
-    return clock.stat().st_mtime - path.stat().st_mtime

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,25 +38,23 @@ def main(argv: list[str]) -> int:
     command = argv[argv.index("--") + 1 :]
     follow(parent)
     try:
-        with claim(runs / BENCH / "claims", name), _stopped_by(_request(runs, name)):
+        with claim(runs / BENCH / "claims", name), _stopped_by(runs / BENCH / "stops" / name):
             if is_done(runs / name):  # another runner may have finished it since its record was looked at
                 return 0
             if not _is_that_run(command, name):
                 return 1
-            return _train(command) if processes == 1 else _torchrun(command, processes)
+            if processes == 1:
+                return _train(command)
+            return _torchrun(command, processes)
     except TakenError:
         return TAKEN
 
 
 def ask_to_stop(runs: Path, name: str) -> None:
     """Ask the worker of a job, wherever it runs, to save a checkpoint and end."""
-    path = _request(runs, name)
+    path = runs / BENCH / "stops" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-
-
-def _request(runs: Path, name: str) -> Path:
-    return runs / BENCH / "stops" / name
 
 
 @contextmanager
@@ -112,18 +110,15 @@ def _train(command: list[str]) -> int:
 
 def _torchrun(command: list[str], processes: int) -> int:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    before = _die_with_parent if sys.platform == "linux" else None
+    before = None
+    if sys.platform == "linux":  # it tells the launcher to end, with its children, when this worker dies
+        before = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
     child = subprocess.Popen([*launch, "-m", "dipole.benchmarks.run.worker", "--rank", *command], preexec_fn=before)
     try:
         return child.wait()
     finally:
         child.terminate()
         child.wait()
-
-
-def _die_with_parent() -> None:
-    """Linux tells the launcher to end when this worker dies. It ends its own children then."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Studies that the docs quote. Run one with `python -m dipole.benchmarks.studies.NAME`."""
+"""Studies that the docs quote: suite files, and scripts `python -m dipole.benchmarks.studies.NAME`."""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dipole.benchmarks.studies.common import load, markdown, save
+from dipole.benchmarks.studies.common import load, save
 from dipole.core.objectives.objective import Composite, objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
@@ -91,10 +91,7 @@ LAYOUTS = {
     "moco, queue": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.99, "batch_negatives": False}),
     "moco": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.9, "intra_batch": True}),
     "moco, queue and queries": _images(
-        steps=120,
-        method="moco",
-        negatives=512,
-        moco={"momentum": 0.9, "batch_negatives": False, "intra_batch": True},
+        steps=120, method="moco", negatives=512, moco={"momentum": 0.9, "batch_negatives": False, "intra_batch": True}
     ),
     "swav": _images(method="swav"),
     "cmc": _images("partner@1", method="cmc", views=1),
@@ -155,11 +152,8 @@ class Trial:
         if isinstance(layout, str):
             layout = LAYOUTS[layout]
         self.layout, self.seed = layout, seed
-        self.subject: _Agent | _Adapted
-        if layout.domain == "rl":
-            self.subject = _Agent(layout, seed)
-        else:
-            self.subject = _Adapted(layout, seed, folder)
+        subject_class = _Agent if layout.domain == "rl" else _Adapted
+        self.subject: _Agent | _Adapted = subject_class(layout, seed, folder)
         self.untrained: dict[str, float] = {}
         self.start = copy.deepcopy(self.subject.module.state_dict())
 
@@ -184,7 +178,8 @@ class Trial:
             self.untrained[metric] = subject.measure(metric, None)
         seed_everything(self.seed)
         loss_of = objective(text.format(classes=layout.classes or 2), dim=subject.width)
-        subject.check(loss_of)
+        if isinstance(subject, _Agent):
+            require_unlabelled(loss_of, subject.width, loss_of.positives_wanted or 1, layout.batch_size)
         parameters = [p for p in (*subject.module.parameters(), *loss_of.parameters()) if p.requires_grad]
         optimizer = torch.optim.Adam(parameters, layout.rate)
         for step, embedded in zip(range(layout.steps), subject.embedded(), strict=False):
@@ -209,8 +204,7 @@ class _Adapted:
         table = dict(layout.settings)
         if layout.domain == "vision" and "data" not in table:
             table["data"] = {
-                "source": str(coloured_digits(folder, "train")),
-                "test": str(coloured_digits(folder, "test")),
+                key: str(coloured_digits(folder, part)) for key, part in (("source", "train"), ("test", "test"))
             }
         recipe = {
             "name": "learning", "domain": layout.domain, "objective": "infonce", layout.domain: table,
@@ -223,9 +217,6 @@ class _Adapted:
             batch_size=layout.batch_size,
         )  # fmt: skip
         self.module, self.width = self.adapter.module, self.adapter.embedding_dim
-
-    def check(self, loss_of: Composite) -> None:
-        """Do nothing: the adapter's pairs raise the errors."""
 
     def embedded(self) -> Iterator[Any]:
         for epoch in itertools.count():
@@ -248,7 +239,7 @@ class _Adapted:
 class _Agent:
     """Train an agent's encoder and its slow copy on crops of observations. The metric compares two crops of each."""
 
-    def __init__(self, layout: Layout, seed: int) -> None:
+    def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         self.batch_size, self.width = layout.batch_size, 50
         self.frames = observations(seed, 1500)
         seed_everything(seed)
@@ -256,9 +247,6 @@ class _Agent:
         slow = copy.deepcopy(encoder).requires_grad_(False)
         self.module = torch.nn.ModuleDict({"encoder": encoder, "slow": slow})
         self.seed, self.draw = seed, torch.Generator()
-
-    def check(self, loss_of: Composite) -> None:
-        require_unlabelled(loss_of, self.width, loss_of.positives_wanted or 1, self.batch_size)
 
     def crops(self, index: Tensor) -> Tensor:
         top, left = torch.randint(0, 5, (2, len(index)), generator=self.draw)
@@ -311,41 +299,19 @@ def observations(seed: int, count: int) -> Tensor:
     return torch.from_numpy(np.stack(found))
 
 
-def coloured_digits(folder: Path, part: str) -> Path:
+def coloured_digits(folder: Path, part: str) -> str:
     """Write scikit-learn's digits in two colours to an .npz. Three in five are for training."""
+    from sklearn.datasets import load_digits
+
     path = folder / f"digits-{part}.npz"
-    if not path.is_file():
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        ink = images.reshape(-1, 8, 8, 1) / 16
-        pixels = np.round(255 * (ink * np.array(INK) + (1 - ink) * np.array(GROUND))).astype(np.uint8)
-        order = np.random.default_rng(0).permutation(len(pixels))
-        cut = 3 * len(order) // 5
-        rows = {"train": order[:cut], "test": order[cut:]}[part]
-        np.savez(path, images=pixels[rows], labels=labels[rows].astype(np.int64))
-    return path
-
-
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """Return a Markdown table of means over the seeds, untrained and after each objective. `-` is refused."""
-    starts, rows = [], []
-    for cells in found.values():
-        values = [value for cell in cells.values() for value in cell.values() if not isinstance(value, str)]
-        starts.append(f"{values[0][0]:.2f}")
-    for name in OBJECTIVES:
-        if any(name in cells for cells in found.values()):
-            rows.append([name, *(_mean(list(cells.get(name, {}).values())) for cells in found.values())])
-    return markdown(["", *found], [["untrained", *starts], *rows])
-
-
-def _mean(values: list[Any]) -> str:
-    numbers = [value[1] for value in values if not isinstance(value, str)]
-    if numbers:
-        return f"{np.mean(numbers):.2f}"
-    if values:
-        return "-"
-    return ""
+    images, labels = load_digits(return_X_y=True)
+    ink = images.reshape(-1, 8, 8, 1) / 16
+    pixels = np.round(255 * (ink * np.array(INK) + (1 - ink) * np.array(GROUND))).astype(np.uint8)
+    order = np.random.default_rng(0).permutation(len(pixels))
+    cut = 3 * len(order) // 5
+    rows = {"train": order[:cut], "test": order[cut:]}[part]
+    np.savez(path, images=pixels[rows], labels=labels[rows].astype(np.int64))
+    return str(path)
 
 
 def main() -> None:
@@ -370,7 +336,6 @@ def main() -> None:
                     cell[seed] = str(error)
                 print(layout, name, seed, cell[seed], flush=True)
                 save(arguments.out, found)
-    print(table(found))
 
 
 if __name__ == "__main__":

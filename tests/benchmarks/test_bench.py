@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.machine import processors
-from tests.systems import kill, kill_all, posix
+from tests.systems import kill_all, posix
 
 SUITE = """
 name = "tiny"
@@ -164,39 +163,6 @@ def test_continues_after_a_kill_without_losing_or_repeating_a_run(tmp_path):
 
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "report.html")]) == 0
     assert "tiny-small-results" in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_kill_9_at_random_moments(tmp_path, seed):
-    moments = random.Random(seed)
-    for name in ("killed", "left-alone"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tiny.toml").write_text(KILLED)
-    folder, kills = tmp_path / "killed", 0
-    for _ in range(9):
-        runner = start(folder)
-        try:
-            runner.wait(moments.uniform(0.3, 14))
-            break
-        except subprocess.TimeoutExpired:
-            kills += 1
-        victim = moments.choice(["group", "runner", "worker"])
-        if victim == "group":
-            kill_all(runner)
-        elif victim == "runner" or not (workers := [pid for pid in claimed(folder) if psutil.pid_exists(pid)]):
-            runner.kill()
-        else:
-            kill(moments.choice(workers))
-            runner.kill()
-        runner.wait()
-    assert kills
-    assert start(folder).wait(900) == 0
-    done = assert_whole(folder, 6)
-    assert start(tmp_path / "left-alone").wait(900) == 0
-    for name, record in finished(tmp_path / "left-alone").items():
-        assert done[name].results == record.results
-        assert done[name].diagnostics == record.diagnostics
 
 
 @posix

@@ -1,0 +1,197 @@
+"""Engines: workers that are killed, nodes that are lost, jobs of Ray and SLURM."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dipole.benchmarks.run.bench import make_engine
+from dipole.benchmarks.run.engine import Task, log_of
+from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
+from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
+from dipole.benchmarks.run.slurm_engine import SlurmEngine
+from dipole.benchmarks.run_records import BENCH, read_records
+from dipole.core.train.recipe import load
+from dipole.core.train.run import train
+from dipole.core.utils.errors import ConfigError
+
+SHORT = (
+    "train.epochs=", "train.warmup=0", "train.batch_size=32", "train.checkpoint_every=1", "train.log_every=1",
+    "vision.data.limit=64", "vision.probe.probes=['knn']", "vision.probe.baselines=false",
+)  # fmt: skip
+
+
+def task(seed, steps=2, *more):
+    settings = [*SHORT, f"seed={seed}", f"train.steps={steps}", *more]
+    command = ["train", "digits-simclr", *(part for text in settings for part in ("--set", text))]
+    return Task(load("digits-simclr", settings).config.hash, f"seed {seed}", command)
+
+
+def run(engine, tasks, runs):
+    """Run the tasks. Return the results by label."""
+    return {result.task.label: result for result in engine.run(tasks, runs)}
+
+
+def starts(task, runs):
+    return log_of(task, runs).read_text().count("== ")
+
+
+class Killer(threading.Thread):
+    """Kill the process that trains a run once it has a checkpoint, and those that go on with it: `times` in all."""
+
+    def __init__(self, runs: Path, name: str, times: int, parent: bool = False) -> None:
+        super().__init__(daemon=True)
+        self.run_folder, self.claim = runs / name, runs / BENCH / "claims" / f"{name}.json"
+        self.times, self.parent, self.killed = times, parent, []
+        self.start()
+
+    def run(self):
+        end = time.monotonic() + 120
+        while len(self.killed) < self.times and time.monotonic() < end:
+            time.sleep(0.005)
+            with suppress(OSError, ValueError, psutil.Error):
+                pid = json.loads(self.claim.read_text())["pid"]
+                if any(self.run_folder.glob("checkpoints/*")) and pid not in self.killed:
+                    victim = psutil.Process(pid)
+                    (victim.parent() if self.parent else victim).kill()
+                    self.killed.append(pid)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PoolEngine(jobs=2, threads=1),
+        pytest.param(lambda: LocalEngine(jobs=2, threads=1, gpus=[]), marks=pytest.mark.slow),
+        pytest.param(lambda: SlurmEngine(2, 1, cluster="local"), marks=pytest.mark.slow),
+    ],
+    ids=["pool", "local", "slurm"],
+)
+def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp_path, make):
+    victim, *others = task(0, 60), task(1), task(2), task(3)
+    engine = make()
+    killer = Killer(tmp_path, victim.hash, times=1, parent=isinstance(engine, SlurmEngine))
+    results = run(engine, [victim, *others], tmp_path)
+    assert len(killer.killed) == 1
+    assert {label: result.status for label, result in results.items()} == dict.fromkeys(results, "done")
+    assert read_records(tmp_path).done.keys() == {each.hash for each in [victim, *others]}
+    # Each step was trained and logged once: the second process began where the first one's checkpoint ends.
+    lines = map(json.loads, (tmp_path / victim.hash / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 61))
+    assert [starts(each, tmp_path) for each in [victim, *others]] == [2, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_is_killed_twice_has_failed_by_name_and_no_other(tmp_path):
+    victim, *others = task(0, 4000), task(1), task(2), task(3)
+    killer = Killer(tmp_path, victim.hash, times=2)
+    results = run(PoolEngine(1, 1), [victim, *others], tmp_path)
+    assert len(killer.killed) == 2
+    assert {label for label, result in results.items() if result.status == "done"} == {"seed 1", "seed 2", "seed 3"}
+    assert "killed twice" in results["seed 0"].message
+    assert starts(victim, tmp_path) == 2
+
+
+def test_slurm_trains_jobs_and_reports_one_that_fails(tmp_path):
+    good, bad = task(0), task(1, 2, f"vision.data.source={tmp_path}/absent")
+    results = run(SlurmEngine(2, 1, cluster="local"), [good, bad], tmp_path / "runs")
+    assert results["seed 0"].status == "done"
+    assert read_records(tmp_path / "runs").done.keys() == {good.hash}
+    assert results["seed 1"].status == "failed"
+    assert "absent" in results["seed 1"].message
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is not None, reason="there is a SLURM here")
+def test_slurm_reports_a_missing_sbatch_and_unknown_options():
+    with pytest.raises(ConfigError, match="no sbatch on this machine"):
+        make_engine("slurm", None, None)
+    with pytest.raises(ConfigError, match=r"partion: no such option\. Did you mean 'partition'"):
+        SlurmEngine(options={"partion": "gpu"}, cluster="local")
+
+
+def test_packs_a_run_without_its_checkpoints(runs_folder, tmp_path):
+    name = runs_folder.record()
+    checkpoints = runs_folder.path / name / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "step-1.pt").write_bytes(b"x" * 1000)
+    log = runs_folder.path / BENCH / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("hello")
+    there = tmp_path / "there"
+    (there / BENCH).mkdir(parents=True)
+    (there / name).mkdir()
+    (there / name / "record.json").write_text("an earlier, failed attempt")
+    unpack(pack(runs_folder.path, name), there, name)
+    assert read_records(there).records == read_records(runs_folder.path).records
+    assert not (there / name / "checkpoints").exists()
+    assert (there / BENCH / "logs" / f"{name}.log").read_text() == "hello"
+    assert [p.name for p in (there / BENCH).iterdir()] == ["logs"]
+
+
+@pytest.fixture
+def two_nodes(monkeypatch):
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_DISABLE_MEMORY_MONITOR", "1")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster, second
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_ray_restarts_the_job_of_a_lost_node_and_trains_as_one_process_does(two_nodes, tmp_path):
+    cluster, second = two_nodes
+    tasks, runs, ended, started = [task(0), task(1)], tmp_path / "runs", tmp_path / "go-on", tmp_path / "started"
+    runs.mkdir()
+    started.mkdir()
+
+    def held(task, runs, token, threads):
+        """Wait before the run, so that the node is lost in the middle of its job on a fast machine as well."""
+        (started / f"{task.hash}-{os.getpid()}").touch()
+        while not ended.exists():
+            time.sleep(0.05)
+        return on_node(task, runs, token, threads)
+
+    engine = RayEngine(threads=1)
+    assert engine.slots == 2
+    engine.on_node = held
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(lambda: list(engine.run(tasks, runs)))
+        deadline = time.monotonic() + 120
+        while len(list(started.iterdir())) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        cluster.remove_node(second, allow_graceful=False)
+        ended.touch()
+        results = results.result(300)
+    assert sorted(result.task.hash for result in results) == sorted(task.hash for task in tasks)
+    assert {(result.status, result.message) for result in results} == {("done", "")}
+    assert all(result.log == log_of(result.task, runs) for result in results)
+    assert len(list(started.iterdir())) == 3
+    assert not list((runs / BENCH).glob("shared-*"))
+    for each in tasks:
+        alone = train(load("digits-simclr", each.command[3::2]).config, tmp_path / "alone", quiet=True)
+        record = read_records(runs).done[each.hash]
+        assert (record.results, record.diagnostics) == (alone.results, alone.diagnostics)
+
+
+def test_ray_sends_a_run_back_from_a_node_without_the_runs_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    one = task(2)
+    result, archive = on_node(one, str(tmp_path / "not-here"), "no-such-token", 1)
+    assert (result.status, result.message) == ("done", "")
+    (tmp_path / "runs" / BENCH).mkdir(parents=True)
+    unpack(archive, tmp_path / "runs", one.hash)
+    assert read_records(tmp_path / "runs").done.keys() == {one.hash}
