@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan, nan
 from statistics import median
 from typing import Any
 
@@ -92,7 +91,7 @@ class SeedsLine:
 
     column: str
     difference: float
-    std: float
+    std: float | None
     source: str
     seeds: int | None
 
@@ -124,12 +123,9 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for `--plan --json`. An unknown spread is null."""
-        lines = [asdict(line) for line in self.seeds]
-        for line in lines:
-            if isnan(line["std"]):
-                line["std"] = None
-        counts = {"jobs": self.jobs, "finished": self.finished, "slots": self.slots}
-        return {**counts, "time": asdict(self.time), "seeds": lines}
+        found = asdict(self)
+        del found["cells"]
+        return found
 
 
 def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
@@ -170,24 +166,18 @@ def _seeds_line(
             value = measure(records[job.hash], column.metric_of(rows[cell.row]))
             if cell.column == column.name and value is not None:
                 by_row[cell.row].append(value * column.factor)
-    spreads = [float(np.var(values, ddof=1)) for values in by_row.values() if len(values) > 1]
-    table = published.tables().get(sized.suite.published or "")
-    printed_spreads = []
-    if table:
+    spreads = [float(np.std(values, ddof=1)) for values in by_row.values() if len(values) > 1]
+    source, difference = counted(sum(map(len, by_row.values())), "earlier run"), 0.01 * column.factor
+    if table := published.tables().get(sized.suite.published or ""):
+        difference = margin(table.metric, 1.0)
         cells = [row.cells[column.name] for row in table.rows if column.name in row.cells]
-        printed_spreads = [cell.std for cell in cells if cell.std is not None]
-    if spreads:
-        std, source = float(np.sqrt(np.mean(spreads))), f"{counted(sum(map(len, by_row.values())), 'earlier run')}"
-    elif printed_spreads:
-        std, source = float(np.sqrt(np.mean(np.square(printed_spreads)))), "the paper's spread"
-    else:
-        std, source = nan, "no spread known yet: run two seeds first"
+        if not spreads:
+            spreads, source = [cell.std for cell in cells if cell.std is not None], "the paper's spread"
     if effect is not None:
         difference = effect
-    elif table:
-        difference = margin(table.metric, 1.0)
-    else:
-        difference = 0.01 * column.factor
+    if not spreads:
+        return SeedsLine(column.name, difference, None, "no spread known yet: run two seeds first", None)
+    std = float(np.sqrt(np.mean(np.square(spreads))))
     return SeedsLine(column.name, difference, std, source, seeds_needed(difference, std))
 
 

@@ -85,8 +85,9 @@ def bench(
             slots = make_engine(engine, jobs, threads, slurm=slurm).slots
         return _print_plan(sized, wanted, records, slots, effect, console, answer)
     chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
-    if mentions_shipped and not known:
-        _mention_shipped(sized, wanted, records, stderr)
+    missing = {job.hash for job in wanted if job.hash not in records}
+    if mentions_shipped and not known and (count := len(shipped_runs(sized) & missing)):
+        say(stderr, f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.")
     if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
@@ -119,12 +120,6 @@ def _print_plan(
     for fault in found:
         say(console, f"cannot run: {fault}")
     return int(bool(found))
-
-
-def _mention_shipped(sized: Sized, wanted: Sequence[Job], records: Mapping[str, RunRecord], console: Console) -> None:
-    missing = {job.hash for job in wanted if job.hash not in records}
-    if count := len(shipped_runs(sized) & missing):
-        say(console, f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.")
 
 
 def run_suite(

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,9 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     say(console, "\nSeeds per arm for 80 % power (two-sided t-test at 0.05)\n")
     rows = [("column", "spread from", "difference", "spread", "seeds", "planned")]
     for line in plan.seeds:
-        spread, seeds = f"{line.std:.3g}", str(line.seeds)
-        if isnan(line.std):
-            spread = "-"
-        if line.seeds is None:
-            seeds = "-"
+        spread, seeds = "-", str(line.seeds or "-")
+        if line.std is not None:
+            spread = f"{line.std:.3g}"
         rows.append((line.column, line.source, f"{line.difference:.3g}", spread, seeds, str(len(sized.seeds))))
     say(console, text_table(rows, words=(0, 1)))
 

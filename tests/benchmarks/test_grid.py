@@ -57,6 +57,7 @@ def written(tmp_path, text):
 def test_a_shipped_suite_has_the_cells_it_had_when_each_was_written_out(name):
     """Names, recipes, settings with objective and seed, metrics and bases: what a run is named by, but for recipes."""
     suite = read_suite(name)
+    assert suite.name == name
     cells = []
     for scale in suite.scale:
         sized = suite.at(scale)

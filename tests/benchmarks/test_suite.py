@@ -19,6 +19,7 @@ from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
+from dipole.core.record import Histogram, read_record
 from dipole.core.train.recipe import load
 from dipole.core.utils.errors import ConfigError
 
@@ -63,6 +64,18 @@ def suite_file(tmp_path):
     return path
 
 
+def recorded(runs_folder, jobs, values):
+    """Return a finished record for each job, with what `values` says of it."""
+    found = {}
+    for job in jobs:
+        name = runs_folder.record(**values(job))
+        config = job.config.model_dump(mode="json")
+        found[job.hash] = read_record(runs_folder.path / name / "record.json").model_copy(
+            update={"hash": job.hash, "config": config}
+        )
+    return found
+
+
 def test_cells_with_equal_settings_share_a_run(suite_file):
     sized = read_suite(suite_file).at("small")
     jobs = sized.jobs()
@@ -75,8 +88,6 @@ def test_cells_with_equal_settings_share_a_run(suite_file):
 
 
 def test_later_settings_win_and_the_command_repeats_the_run(suite_file):
-    from dipole.core.train.recipe import load
-
     sized = read_suite(suite_file).at("small")
     for job in sized.jobs():
         is_polarized = job.cells[0].row == "polarized"
@@ -166,15 +177,12 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     plan = make_plan(sized, jobs, {}, 2, None)
     assert (plan.jobs, plan.finished, plan.time.reckoned) == (6, 0, 6)
     assert 0 < plan.time.seconds < 3600
-    from dipole.core.record import read_record
-
     values = {0: 0.90, 1: 0.94}
-    records = {}
-    for job in jobs[:2]:
-        run = runs_folder.record(results={"linear/accuracy": values[job.config.seed]})
-        record = read_record(runs_folder.path / run / "record.json")
-        update = {"hash": job.hash, "config": job.config.model_dump(mode="json"), "wall_seconds": 30.0}
-        records[job.hash] = record.model_copy(update=update)
+    records = recorded(
+        runs_folder,
+        jobs[:2],
+        lambda job: {"results": {"linear/accuracy": values[job.config.seed]}, "wall_seconds": 30.0},
+    )
     plan = make_plan(sized, jobs, records, 2, None)
     assert plan.finished == 2
     # Four left: polarized is known by the settings but for the rate; nothing is as long as long, so the table is asked.
@@ -192,11 +200,14 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
 def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_folder, metric, spread):
     suite_file.write_text(suite_file.read_text().replace('metric = "knn/accuracy"', f'metric = "{metric}"'))
     sized = read_suite(suite_file).at("small")
-    records = {}
-    for job in sized.jobs()[:2]:
-        seed = job.config.seed
-        run = runs_folder.record(diagnostics={"rank": 30.0 + 3 * seed}, wall_seconds=60.0 + 5 * seed)
-        records[job.hash] = read_records(runs_folder.path).records[run].model_copy(update={"hash": job.hash})
+    records = recorded(
+        runs_folder,
+        sized.jobs()[:2],
+        lambda job: {
+            "diagnostics": {"rank": 30.0 + 3 * job.config.seed},
+            "wall_seconds": 60.0 + 5 * job.config.seed,
+        },
+    )
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
     assert line.std == pytest.approx(spread / 2**0.5)
 
@@ -207,8 +218,6 @@ def test_a_record_with_an_odd_configuration_does_not_stop_the_estimates(runs_fol
 
 
 def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
-    from dipole.core.record import read_record
-
     job = read_suite(suite_file).at("small").jobs()[0]
     base = read_record(runs_folder.path / runs_folder.record() / "record.json")
     config = job.config.model_dump(mode="json")
@@ -225,22 +234,14 @@ def test_estimates_prefer_the_nearest_earlier_run(suite_file, runs_folder):
     assert Estimator([]).total([job.config], 1).seconds > START
 
 
-@pytest.mark.parametrize("name", suites())
-def test_every_shipped_suite_is_valid(name):
-    suite = read_suite(name)
-    assert suite.name == name
-    assert suite.published is None or suite.published in (*published.tables(), *published.figures())
-
-
 @pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
 def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
     suite = read_suite(name)
     (control,) = [row for row in suite.rows if row.objective == "none"]
     assert control.label not in {row.label for row in published.tables()[name].rows}
     for scale in suite.scale:
-        assert all(
-            job.config.objective == "none" for job in suite.at(scale).jobs() if job.cells[0].row == control.label
-        )
+        of_control = [job for job in suite.at(scale).jobs() if job.cells[0].row == control.label]
+        assert all(job.config.objective == "none" for job in of_control)
     # Only a row that says it is a control may go beyond the printed ones.
     text = suites()[name].read_text()
     assert "control = true" in text
@@ -334,15 +335,14 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
         '[[rows]]\nmethod = "neighbours"\nobjective = "infonce"\nbase = "linear"\nfill = { probe = "knn" }\n'
         '[scale.small]\nrecipe = "digits-simclr"\nseeds = [0, 1]\n'
     )
-    from dipole.core.record import read_record
-
     sized = read_suite(path).at("small")
     jobs = sized.jobs()
     assert [len(job.cells) for job in jobs] == [2, 2]
-    records = {}
-    for job in jobs:
-        run = runs_folder.record(results={"linear/accuracy": 0.9 + job.config.seed / 100, "knn/accuracy": 0.8})
-        records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
+    records = recorded(
+        runs_folder,
+        jobs,
+        lambda job: {"results": {"linear/accuracy": 0.9 + job.config.seed / 100, "knn/accuracy": 0.8}},
+    )
     written = sized.manifest(jobs)
     path = write_manifest(tmp_path / "runs", written)
     ((back,), problems) = read_manifests(tmp_path / "runs")
@@ -358,19 +358,12 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
 
 
 def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(tmp_path, runs_folder):
-    from dipole.core.record import Histogram, read_record
-
     sized = read_suite("lmcl-figure5").at("small", seeds=1)
     jobs = sized.jobs()
-    told = {"edges": [0.0, 0.5, 1.0], "all": [5.0, 5.0], "correct": [3.0, 1.0], "incorrect": [1.0, 7.0]}
-    records = {}
-    for job in jobs:
-        run = runs_folder.record(histogram=Histogram(**told), results={"next@10": 0.5})
-        records[job.hash] = read_record(runs_folder.path / run / "record.json").model_copy(update={"hash": job.hash})
+    counts = {"edges": [0.0, 0.5, 1.0], "all": [5.0, 5.0], "correct": [3.0, 1.0], "incorrect": [1.0, 7.0]}
+    records = recorded(runs_folder, jobs, lambda job: {"histogram": Histogram(**counts), "results": {"next@10": 0.5}})
     shown = pictures(SuiteResults(sized.manifest(jobs), records), RunFiles(folder=tmp_path))["Distance histograms"]
-    assert [picture.caption for picture in shown] == [
-        f"{row.label} (held-out anchors and candidates)" for row in sized.rows
-    ]
+    assert [each.caption for each in shown] == [f"{row.label} (held-out anchors and candidates)" for row in sized.rows]
     for picture in shown:
         densities = {steps.label: list(steps.heights) for steps in picture.chart.series}
         assert densities == {"correct (positives)": [1.5, 0.5], "incorrect (negatives)": [0.25, 1.75]}
@@ -393,12 +386,8 @@ def test_a_row_may_have_another_recipe_and_objective_at_one_scale(suite_file):
                 assert job.config.train.optimizer == "lars"
                 assert (vision.views, vision.swav.small_views, vision.negatives in (1024, 4096)) == (2, 6, True)
                 large, *_, tiny = vision.framework.augmentations(vision)
-                assert (large.size, tiny.size, large.crop_scale, tiny.crop_scale) == (
-                    224,
-                    96,
-                    (0.14, 1.0),
-                    (0.05, 0.14),
-                )
+                assert (large.size, large.crop_scale) == (224, (0.14, 1.0))
+                assert (tiny.size, tiny.crop_scale) == (96, (0.05, 0.14))
                 assert large.kernel(224) == tiny.kernel(96)
     text = suite_file.read_text()
     suite_file.write_text(text + '\n[scale.small.change.nobody]\nrecipe = "x"\n')
@@ -419,11 +408,8 @@ def test_scores_at_500_000_steps_are_read_from_the_run_of_those_at_100_000(name)
         assert [cell.column.endswith("500k") for cell in ours.cells] == [False, True]
         train = ours.config.train.model_copy(update={"steps": 100_000})
         assert ours.config.train.steps == 500_000
-        assert (train, ours.config.settings, ours.config.objective) == (
-            theirs.config.train,
-            theirs.config.settings,
-            theirs.config.objective,
-        )
+        assert (train, ours.config.settings) == (theirs.config.train, theirs.config.settings)
+        assert ours.config.objective == theirs.config.objective
 
 
 def test_detection_is_filled_by_what_is_added_to_the_runs():
