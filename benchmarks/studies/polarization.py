@@ -130,15 +130,12 @@ class Pull:
 
 def measure(trial: Trial, setting: Setting) -> dict[str, float]:
     """Train once. Return the metric before and after, and the pull of polarization."""
+    text, pull = "infonce", Pull(setting, trial.layout.steps)
     if setting.weight:
-        pull = Pull(setting, trial.layout.steps)
-        before, after = trial.train(f"infonce + {setting.term}", pull)
-        first, last = pull.found
-        found = {"untrained": before, "trained": after, "first pull": first, "last pull": last}
-    else:
-        before, after = trial.train("infonce")
-        found = {"untrained": before, "trained": after}
-    return {name: float(f"{value:.5g}") for name, value in found.items()}
+        text += f" + {setting.term}"
+    values = [*trial.train(text, pull if setting.weight else None), *pull.found]
+    names = ("untrained", "trained", "first pull", "last pull")
+    return {name: float(f"{value:.5g}") for name, value in zip(names, values, strict=False)}
 
 
 Found = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -190,16 +187,19 @@ def charts(found: Found) -> dict[str, LineChart]:
         is_log = name != "margin"
         pulls = []
         for domain in found:
-            gains = []
-            for reduction, label in LINES.items():
-                found_points = points(name, domain, reduction)
-                gains.append(_line(label, [(x, _gains(found, domain, setting)) for x, setting in found_points]))
+            gains = [
+                _line(label, [(x, _gains(found, domain, each)) for x, each in points(name, domain, reduction)])
+                for reduction, label in LINES.items()
+            ]
             drawn[f"polarization-{name}-{domain}"] = LineChart(
                 f"{TITLES[domain]}: gain over InfoNCE", axis, f"gain in {MEASURES[domain]}",
                 [line for line in gains if line.x], is_log=is_log,
             )  # fmt: skip
-            pull_points = points(name, domain, "anchor_sum")
-            pulls.append(_line(TITLES[domain], [(x, _pulls(found, domain, setting)) for x, setting in pull_points]))
+            pulled = [
+                (x, [cell["first pull"] for cell in found[domain].get(setting.key, {}).values()])
+                for x, setting in points(name, domain, "anchor_sum")
+            ]
+            pulls.append(_line(TITLES[domain], pulled))
         drawn[f"polarization-{name}-pull"] = LineChart(
             "How hard polarization pulls at the first step", axis, "gradient of lambda R over that of InfoNCE",
             [line for line in pulls if line.x], is_log=is_log, is_log_y=True,
@@ -227,10 +227,6 @@ def _gains(found: Found, domain: str, setting: Setting) -> list[float]:
     """Return the gain over InfoNCE at the same batch size, by seed."""
     ours, base = trained(found, domain, setting), trained(found, domain, setting.base)
     return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
-
-
-def _pulls(found: Found, domain: str, setting: Setting) -> list[float]:
-    return [cell["first pull"] for cell in found[domain].get(setting.key, {}).values()]
 
 
 def _line(label: str, points: Sequence[tuple[float, Sequence[float]]]) -> Line:
