@@ -157,13 +157,7 @@ def foreign(
 ) -> Subject:
     """Wrap a loss called as loss(a, b) on two (n, d) tensors: an instance, or a class or function that returns one.
 
-    Args:
-        target: the loss, or what builds it.
-        name: shown in the report.
-        options: constructor arguments.
-        reference: the objective it should equal, as text. Without one it is compared with itself in float64.
-        detached: as in `Subject`, where the loss does not say so itself.
-        stateful: likewise.
+    `detached` and `stateful` add to what the loss declares itself. The other arguments are as in `check_objective`.
     """
     options = options or {}
     builds = inspect.isclass(target) or inspect.isroutine(target)

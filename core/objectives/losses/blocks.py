@@ -165,12 +165,7 @@ class Blocks(Objective):
 
 
 def _of_means(
-    pairs: Pairs,
-    means: Tensor,
-    own: Tensor,
-    ignored: Tensor,
-    first_negative: int,
-    padded: bool = False,
+    pairs: Pairs, means: Tensor, own: Tensor, ignored: Tensor, first_negative: int, padded: bool = False
 ) -> Pairs:
     """Return pairs of the same anchors with means as candidates. Their own mean is the only positive."""
     known = pairs.known
@@ -196,12 +191,8 @@ def _of_means(
 def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:
     """Return numbers of negative blocks of points, (A, k), never their own block, each set equally likely.
 
-    Args:
-        points: (A,) numbers of points of the batch of all ranks, block after block.
-        count: points of that batch. It has count / of_block blocks.
-        of_block: points of a block.
-        k: number of negative blocks, less than the number of blocks.
-        draw: the step's number. The choice depends only on it, the point and the numbers of blocks.
+    `points` (A,) are numbers among the `count` points of all ranks, block after block. The choice depends only on them
+    and on `draw`, the step's number.
     """
     other = distinct(points, count // of_block - 1, k, draw)
     return other + (other >= (points // of_block).unsqueeze(1))
@@ -220,11 +211,8 @@ def hinge(strongest: Tensor) -> Tensor:
 def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared: int | None = None) -> Tensor:
     """Return the anchors, (A, n), whose block has a point that is excluded for the row's anchor. -1 pads.
 
-    Args:
-        excluded: (A, E) candidates that are positives of an anchor or ignored for it.
-        positives: (A, b) the block of each anchor.
-        candidates: number of candidates.
-        shared: largest number of blocks of a point. None counts them, which waits for the device.
+    `positives` (A, b) are the blocks. `shared` is the largest number of blocks of a point. To count them, with None,
+    waits for the device.
     """
     points = torch.where(positives < 0, candidates, positives).flatten()  # padding behind all candidates
     order = points.argsort(stable=True)
@@ -268,13 +256,7 @@ def scrambled(numbers: Tensor) -> Tensor:
 def distinct(places: Tensor, among: int, count: int, draw: int) -> Tensor:
     """Return numbers below `among`, (A, count), different within a row, with every set equally likely.
 
-    Rows are drawn independently of one another (Floyd's sampling on hashes of draw, place and column).
-
-    Args:
-        places: (A,) int64, the key of each row.
-        among: numbers to choose from, at least `count`.
-        count: numbers of a row.
-        draw: another number gives another draw.
+    Rows are drawn independently of one another (Floyd's sampling on hashes of `draw`, the row's place and the column).
     """
     start = scrambled(places * GOLDEN + scrambled(torch.full_like(places, draw % 2**63)))  # (A,)
     column = torch.arange(count, device=places.device)

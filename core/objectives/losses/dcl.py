@@ -16,14 +16,9 @@ Prior = Annotated[float, Range(at_least=0, below=1), "class prior: chance that a
 
 
 def debiased(log_sum: Tensor, positive: Tensor, count: Tensor, rho: float, log_floor: Tensor) -> Tensor:
-    """Return log max( ( e^{log_sum} - rho M e^{positive} ) / (1 - rho), e^{log_floor} ), computed in logs.
+    """Return log max( ( e^{log_sum} - rho M e^{positive} ) / (1 - rho), e^{log_floor} ), (A, K), computed in logs.
 
-    Args:
-        log_sum: (A, 1) log of the summed negatives.
-        positive: (A, K) logits of the positives.
-        count: (A, 1) M, the number of negatives.
-        rho: class prior in [0, 1).
-        log_floor: (A, 1) log of the smallest value the sum can take.
+    `positive` (A, K) are logits, and the other tensors are (A, 1). `count` is M, the number of negatives.
     """
     if rho == 0:
         return log_sum.expand_as(positive)  # no sum is below the floor

@@ -63,8 +63,7 @@ def shrink_spectrum(L: Tensor, threshold: float) -> Tensor:
 def independent_columns(L: Tensor, tolerance: float) -> Tensor:
     """Return the indices of a maximal set of linearly independent columns, by QR with column pivoting.
 
-    Args:
-        tolerance: a column is dependent if its distance from the span of earlier columns is at most this. Absolute.
+    A column is dependent if its distance from the span of earlier columns is at most the tolerance.
     """
     from scipy.linalg import qr
 
