@@ -4,7 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler (to b
 is also an object on stdout.
 
 A command is a function `configure(parser)`. It adds arguments to an ArgumentParser and returns a callable that takes
-the parsed arguments and returns the exit code. Its docstring starts with the summary, and may end with "Examples:".
+the parsed arguments and returns the exit code. Its docstring starts with the summary.
 Each module of `commands/` has one, and packages declare theirs as entry points of the group `dipole.commands`. These
 modules must not import torch when they are imported, so that `--help` is quick.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from dipole.core.cli import commands, output
 from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
-from dipole.core.cli.suggestions import SUGGESTION_FOR
+from dipole.core.cli.words import SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.first_error import is_first
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, package, points
@@ -117,9 +117,12 @@ def _main(arguments: list[str], as_json: bool) -> int:
         return runner(parser.parse_args(rest))
     except SystemExit as stop:
         # From argparse after --help, or from a plug-in.
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        said = stop.code if isinstance(stop.code, str) else f"{name} ended with the exit code {code}"
+        code = int(stop.code is not None)
+        if isinstance(stop.code, int):
+            code = stop.code
+        said = f"{name} ended with the exit code {code}"
         if isinstance(stop.code, str):
+            said = stop.code
             print(said, file=sys.stderr)
         if as_json and code:
             output.print_json_error("SystemExit", said, code)
@@ -151,7 +154,9 @@ def _find(name: str) -> Configure:
         if point.name == name:
             return _load(point)
     word = name.lower()
-    hint = f" {SUGGESTION_FOR[word]}." if word in SUGGESTION_FOR else nearest(word, names())
+    hint = nearest(word, names())
+    if word in SUGGESTION_FOR:
+        hint = f" {SUGGESTION_FOR[word]}."
     raise ConfigError(f"unknown command {name!r}.{hint} Commands: {', '.join(names())}.")
 
 
@@ -210,7 +215,9 @@ def listed_commands() -> list[dict[str, str]]:
 
 def by(origin: str) -> str:
     """Return the suffix of a summary that names another package, or ""."""
-    return f" (by {origin})" if origin not in ("", OURS) else ""
+    if origin in ("", OURS):
+        return ""
+    return f" (by {origin})"
 
 
 def _package(point: EntryPoint | None) -> str:

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from math import inf
 from typing import Any, NoReturn
 
+from dipole.core.cli.words import EXAMPLES
 from dipole.core.utils.errors import nearest
 
 Runner = Callable[[argparse.Namespace], int]
@@ -32,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         hint_for: returns a hint for unrecognized arguments, or "".
     """
 
-    hint_for: Callable[[Sequence[str]], str] | None = None
+    hint_for: Callable[[Sequence[str]], str] = staticmethod(lambda odd: "")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.format_usage()}{self.prog}: error: {message}", message)
@@ -40,14 +41,14 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, odd = self.parse_known_args(args, namespace)
         if odd:
-            hint = self.hint_for(odd) if self.hint_for is not None else ""
-            self.error(f"unrecognized arguments: {' '.join(odd)}{hint or self._nearest_option(odd)}")
+            self.error(f"unrecognized arguments: {' '.join(odd)}{self.hint_for(odd) or self._nearest_option(odd)}")
         return found
 
     def _nearest_option(self, odd: Sequence[str]) -> str:
         first = odd[0].partition("=")[0]
-        found = nearest(first, self.options()) if first.startswith("--") else ""
-        return f".{found}" if found else ""
+        if first.startswith("--") and (found := nearest(first, self.options())):
+            return f".{found}"
+        return ""
 
     def options(self) -> Iterable[str]:
         """Return the long options."""
@@ -65,16 +66,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_parser(name: str, configure: Configure) -> Parser:
-    """Return the parser of a command; the docstring of `configure` gives its description and its examples.
-
-    Everything from the line "Examples:" on stands at the end of the help.
-    """
-    described, _, examples = inspect.cleandoc(configure.__doc__ or "").partition("Examples:\n")
-    paragraphs = described.strip().split("\n\n")
+    """Return the parser of a command. The docstring of `configure` is its description, `EXAMPLES` has its examples."""
+    paragraphs = inspect.cleandoc(configure.__doc__ or "").split("\n\n")
+    examples = None
+    if name in EXAMPLES:
+        examples = "\n  ".join(["examples:", *EXAMPLES[name]])
     return Parser(
         prog=f"dipole {name}",
         description="\n\n".join(textwrap.fill(each, 100) for each in paragraphs),
-        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples).rstrip(), '  ')}" if examples else None,
+        epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 

@@ -3,81 +3,41 @@
 Each name is imported on first use, so that importing this package loads no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dipole.core.utils.extras import lazy
 
 if TYPE_CHECKING:
-    from dipole.core.evaluation.diagnostics import (
-        alignment,
-        conditional_entropy,
-        distance_histogram,
-        effective_rank,
-        margin_occupancy,
-        mean_distance,
-        mean_distance_ceiling,
-        min_max_ratio,
-        mutual_information,
-        numerical_rank,
-        pair_histogram,
-        similarity_error,
-        uniformity,
-    )
-    from dipole.core.evaluation.probes import (
-        ProbeResult,
-        few_shot_probe,
-        kmeans_accuracy,
-        knn_probe,
-        linear_probe,
-        mean_classifier,
-    )
+    from dipole.core.evaluation.diagnostics import alignment as alignment
+    from dipole.core.evaluation.diagnostics import conditional_entropy as conditional_entropy
+    from dipole.core.evaluation.diagnostics import distance_histogram as distance_histogram
+    from dipole.core.evaluation.diagnostics import effective_rank as effective_rank
+    from dipole.core.evaluation.diagnostics import margin_occupancy as margin_occupancy
+    from dipole.core.evaluation.diagnostics import mean_distance as mean_distance
+    from dipole.core.evaluation.diagnostics import mean_distance_ceiling as mean_distance_ceiling
+    from dipole.core.evaluation.diagnostics import min_max_ratio as min_max_ratio
+    from dipole.core.evaluation.diagnostics import mutual_information as mutual_information
+    from dipole.core.evaluation.diagnostics import numerical_rank as numerical_rank
+    from dipole.core.evaluation.diagnostics import pair_histogram as pair_histogram
+    from dipole.core.evaluation.diagnostics import similarity_error as similarity_error
+    from dipole.core.evaluation.diagnostics import uniformity as uniformity
+    from dipole.core.evaluation.probes import ProbeResult as ProbeResult
+    from dipole.core.evaluation.probes import few_shot_probe as few_shot_probe
+    from dipole.core.evaluation.probes import kmeans_accuracy as kmeans_accuracy
+    from dipole.core.evaluation.probes import knn_probe as knn_probe
+    from dipole.core.evaluation.probes import linear_probe as linear_probe
+    from dipole.core.evaluation.probes import mean_classifier as mean_classifier
 
-_EXPORTS = {
-    "diagnostics": (
-        "alignment",
-        "conditional_entropy",
-        "distance_histogram",
-        "effective_rank",
-        "margin_occupancy",
-        "mean_distance",
-        "mean_distance_ceiling",
-        "min_max_ratio",
-        "mutual_information",
-        "numerical_rank",
-        "pair_histogram",
-        "similarity_error",
-        "uniformity",
-    ),
-    "probes": ("ProbeResult", "few_shot_probe", "kmeans_accuracy", "knn_probe", "linear_probe", "mean_classifier"),
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _EXPORTS.items() for name in names}
+_DIAGNOSTICS = (
+    "alignment", "conditional_entropy", "distance_histogram", "effective_rank", "margin_occupancy", "mean_distance",
+    "mean_distance_ceiling", "min_max_ratio", "mutual_information", "numerical_rank", "pair_histogram",
+    "similarity_error", "uniformity",
+)  # fmt: skip
+_PROBES = ("ProbeResult", "few_shot_probe", "kmeans_accuracy", "knn_probe", "linear_probe", "mean_classifier")
+_HOMES = dict.fromkeys(_DIAGNOSTICS, f"{__name__}.diagnostics") | dict.fromkeys(_PROBES, f"{__name__}.probes")
 
-__all__ = [
-    "ProbeResult",
-    "alignment",
-    "conditional_entropy",
-    "distance_histogram",
-    "effective_rank",
-    "few_shot_probe",
-    "kmeans_accuracy",
-    "knn_probe",
-    "linear_probe",
-    "margin_occupancy",
-    "mean_classifier",
-    "mean_distance",
-    "mean_distance_ceiling",
-    "min_max_ratio",
-    "mutual_information",
-    "numerical_rank",
-    "pair_histogram",
-    "similarity_error",
-    "uniformity",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+__all__ = sorted(_HOMES)
+__getattr__ = lazy(__name__, _HOMES, "")
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -74,7 +73,8 @@ def fit_softmax(
         OptionError: l2 is not above 0.
     """
     n = len(x)
-    l2 = 1 / n if l2 is None else l2
+    if l2 is None:
+        l2 = 1 / n
     if l2 <= 0:
         raise OptionError(
             f"l2 of the convex probe must be above 0 (separable points have no optimum without), got {l2}"
@@ -92,22 +92,6 @@ def largest_value(features: np.ndarray) -> float:
     if not features.size:
         return 0.0
     return max(float(features.max()), -float(features.min()))
-
-
-def predictions(
-    features: np.ndarray,
-    labels: np.ndarray,
-    subsets: np.ndarray,
-    grid: Sequence[float],
-    tolerance: float = 1e-3,
-    device: torch.device | str = "cpu",
-) -> np.ndarray:
-    """Return the labels (len(grid), N, P) of `solve_subsets`, and warn of problems that have not converged."""
-    found = solve_subsets(features, labels, subsets, grid, tolerance, device)
-    missed = int((~found.converged).sum())
-    if missed:
-        warnings.warn(NotConverged(missed, found.converged.size), stacklevel=2)
-    return found.labels
 
 
 @torch.no_grad()

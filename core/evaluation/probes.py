@@ -5,6 +5,7 @@ Features are (n, d) of numpy or torch, of any float type. Labels are (n,) intege
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from dipole.core.evaluation.descent import Descent, Rows, descend
@@ -121,10 +124,10 @@ def _labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor
     if y is None:
         raise DataError(f"{name} is missing: this probe needs labels; use a labelled split or switch the probe off")
     tensor = torch.as_tensor(y).detach()
-    rows = len(tensor) if rows is None else rows
-    if tensor.is_floating_point() or tensor.ndim != 1 or len(tensor) != rows:
+    if tensor.is_floating_point() or tensor.ndim != 1 or rows not in (None, len(tensor)):
+        count = "" if rows is None else f"{rows} "
         raise DataError(
-            f"{name} must be {rows} integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            f"{name} must be {count}integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
     return tensor.long().to(device)
 
@@ -206,7 +209,7 @@ def linear_probe(
             f"unknown solver {solver!r} of the linear probe.{nearest(solver, SOLVERS)} Allowed: {', '.join(SOLVERS)}."
         )
     split = _split(train_x, train_y, test_x, test_y)
-    if solver == "convex" if standardize is None else standardize:
+    if standardize or (standardize is None and solver == "convex"):
         split = _standardize(split)
     if solver == "convex":
         weight, bias, converged = fit_softmax(split.train_x, split.train_y, len(split.classes), l2)
@@ -273,12 +276,12 @@ def few_shot_probe(
     Features are standardised by the complete training part, without labels. A class with fewer points uses all of them.
     """
     split = _standardize(_split(train_x, train_y, test_x, test_y))
-    return _over_draws(split, labels_per_class, draws, seed, lambda x, y: _softmax_scores(x, y, split, l2))
 
+    def scores(x: Tensor, y: Tensor) -> Tensor:
+        weight, bias, _ = fit_softmax(x, y, len(split.classes), l2)
+        return split.test_x.double() @ weight.T + bias
 
-def _softmax_scores(x: Tensor, y: Tensor, split: _Split, l2: float | None) -> Tensor:
-    weight, bias, _ = fit_softmax(x, y, len(split.classes), l2)
-    return split.test_x.double() @ weight.T + bias
+    return _over_draws(split, labels_per_class, draws, seed, scores)
 
 
 def mean_classifier(
@@ -369,7 +372,9 @@ def kmeans_accuracy(
     if not len(x):
         raise DataError("k-means accuracy needs labelled points; all labels are missing")
     classes, y = y.unique(return_inverse=True)
-    assignment = kmeans(F.normalize(x, dim=1) if normalize else x, clusters or len(classes), inits, steps, seed)
+    if normalize:
+        x = F.normalize(x, dim=1)
+    assignment = kmeans(x, clusters or len(classes), inits, steps, seed)
     return ProbeResult(matched_accuracy(assignment, y), classes=classes.cpu())
 
 
@@ -382,50 +387,15 @@ def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
 
 
 def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: int = 0) -> Tensor:
-    """Return the cluster of every point (n,) by Lloyd's iteration, of the best of `inits` k-means++ starts."""
+    """Return the cluster of every point (n,) by scikit-learn, of the best of `inits` k-means++ starts."""
     if not 1 <= clusters <= len(x):
         raise OptionError(
             f"k-means of {counted(len(x), 'point')} takes 1 to {counted(len(x), 'cluster')}, got {clusters}"
         )
-    generator = torch.Generator().manual_seed(seed)
-    x = x - x.mean(0)  # distances do not change, and the expanded squares lose fewer digits
-    runs = [_lloyd(x, _plus_plus(x, clusters, generator), steps) for _ in range(inits)]
-    return min(runs, key=lambda run: run[0])[1]
-
-
-def _plus_plus(x: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Draw centres by k-means++ (Arthur & Vassilvitskii 2007), with probability by squared distance."""
-    chosen = [int(torch.randint(len(x), (1,), generator=generator))]
-    distance = (x - x[chosen[0]]).square().sum(1)
-    while len(chosen) < clusters:
-        weight = distance.double().cpu()
-        if weight.sum() <= 0:  # fewer distinct points than clusters
-            weight = torch.ones_like(weight)
-        # inverse of the cumulative sum: no limit on the number of points, unlike torch.multinomial
-        mark = torch.rand(1, generator=generator, dtype=torch.float64) * weight.sum()
-        chosen.append(int(torch.searchsorted(weight.cumsum(0), mark).clamp_max(len(x) - 1)))
-        distance = torch.minimum(distance, (x - x[chosen[-1]]).square().sum(1))
-    return x[chosen]
-
-
-def _lloyd(x: Tensor, centres: Tensor, steps: int) -> tuple[float, Tensor]:
-    norms = x.square().sum(1)
-    assignment = torch.full((len(x),), -1, device=x.device)
-    nearest_distance = norms
-    for _ in range(steps):
-        distance = centres.square().sum(1) - 2 * (x @ centres.T)  # + norms, which does not change the order
-        nearest_distance, new = distance.min(1)
-        nearest_distance = (nearest_distance + norms).clamp_min(0)
-        counts = torch.bincount(new, minlength=len(centres))
-        for empty in (counts == 0).nonzero().flatten().tolist():  # an empty cluster takes the farthest point
-            far = int(nearest_distance.argmax())
-            new[far], nearest_distance[far] = empty, 0
-        if torch.equal(new, assignment):
-            break
-        assignment = new
-        onehot = F.one_hot(assignment, len(centres)).to(x)
-        centres = (onehot.T @ x) / onehot.sum(0).clamp_min(1)[:, None]
-    return float(nearest_distance.double().sum()), assignment
+    fitted = KMeans(clusters, n_init=inits, max_iter=steps, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
+        return torch.from_numpy(fitted.fit_predict(x.cpu().numpy())).long()
 
 
 # --- frozen encoders ------------------------------------------------------------------------------------------------

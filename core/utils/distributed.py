@@ -78,11 +78,6 @@ class _Gather(torch.autograd.Function):
 
 def reduce_scatter(values: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return this rank's rows of the sum over ranks of values (sum of sizes, ...), which are in rank order."""
-    if dist.get_backend() == "mpi":  # PyTorch's only backend without the collective
-        total = values.contiguous().clone()
-        dist.all_reduce(total)
-        own: Tensor = total.split(list(sizes))[dist.get_rank()]
-        return own.clone()
     parts = [part.contiguous() for part in values.split(list(sizes))]
     mine = torch.empty_like(parts[dist.get_rank()])
     dist.reduce_scatter(mine, parts)

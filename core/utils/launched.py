@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dipole.core.utils.errors import ConfigError
 
@@ -80,15 +80,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
     if not 0 <= found.rank < found.size:
         raise ConfigError(f"the launcher calls this process number {found.rank} of {found.size}: that cannot be.")
     address = environment.get("MASTER_ADDR") or found.address
-    return Launched(
-        found.rank,
-        found.size,
-        found.local_rank,
-        found.local_size,
-        address,
-        env("MASTER_PORT", found.port),
-        found.hosted,
-    )
+    return replace(found, address=address, port=env("MASTER_PORT", found.port))
 
 
 class _Numbers:

@@ -40,10 +40,14 @@ def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Fo
     undivided = own_forward(module) if run is None else run
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        rows = _count_rows(module, (args, kwargs))
+        # Other mappings than a dict are leaves of a tree.
+        args = tuple(_as_dict(each) for each in args)
+        kwargs = {name: _as_dict(each) for name, each in kwargs.items()}
+        leaves, spec = tree_flatten((args, kwargs))
+        rows = _count_rows(module, leaves)
         if rows <= size:
             return undivided(*args, **kwargs)
-        passes = _Passes(module, undivided, (args, kwargs), rows, size)
+        passes = _Passes(module, undivided, leaves, spec, rows, size)
         if torch.is_grad_enabled() and passes.leaves:
             outputs = _Microbatched.apply(passes, *passes.leaves)  # type: ignore[no-untyped-call]
         else:
@@ -141,12 +145,14 @@ class _Autocast:
 class _Passes:
     """Both passes of one call."""
 
-    def __init__(self, module: nn.Module, run: Forward, inputs: Any, rows: int, size: int) -> None:
-        self._module, self._run, self._inputs, self._size = module, run, inputs, size
+    def __init__(
+        self, module: nn.Module, run: Forward, inputs: list[Any], tree: TreeSpec, rows: int, size: int
+    ) -> None:
+        self._module, self._run, self._inputs, self._tree, self._size = module, run, inputs, tree, size
         self._cuts = list(pairwise([*range(0, rows, size), rows]))
-        tensors = [each for each in _leaves(inputs) if isinstance(each, Tensor)]
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
         # Places of the inputs that need a gradient.
-        self._wanted = [n for n, each in enumerate(_leaves(inputs)) if isinstance(each, Tensor) and each.requires_grad]
+        self._wanted = [n for n, each in enumerate(inputs) if isinstance(each, Tensor) and each.requires_grad]
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.leaves = [*self._parameters, *(each for each in tensors if each.requires_grad)]
         device = next((each.device for each in [*module.parameters(), *tensors]), torch.device("cpu"))
@@ -205,13 +211,12 @@ class _Passes:
 
     def _chunks(self) -> Iterator[list[Any]]:
         """Yield the leaves of the inputs, `size` rows at a time."""
-        leaves = list(_leaves(self._inputs))
-        split = [each.split(self._size) if _has_rows(each) else [each] * len(self._cuts) for each in leaves]
+        split = [each.split(self._size) if _has_rows(each) else [each] * len(self._cuts) for each in self._inputs]
         for number in range(len(self._cuts)):
             yield [parts[number] for parts in split]
 
     def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
-        args, kwargs = _rebuild(self._inputs, iter(part))
+        args, kwargs = tree_unflatten(part, self._tree)
         outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
         start, stop = self._cuts[number]
         wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
@@ -239,46 +244,20 @@ class _Microbatched(torch.autograd.Function):
         return (None, *ctx.passes.gradients(grads))
 
 
-# Nested inputs -------------------------------------------------------------------------------------------------------
-
-
-def _children(value: Any) -> Sequence[Any] | None:
-    """Return what a container holds, or None for anything else."""
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return value if isinstance(value, list | tuple) else None
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    children = _children(value)
-    if children is None:
-        yield value
-        return
-    for each in children:
-        yield from _leaves(each)
-
-
-def _rebuild(value: Any, leaves: Iterator[Any]) -> Any:
-    """Return the same containers with other leaves. Mappings become dicts."""
-    children = _children(value)
-    if children is None:
-        return next(leaves)
-    rebuilt = [_rebuild(each, leaves) for each in children]
-    if isinstance(value, Mapping):
-        return dict(zip(value, rebuilt, strict=True))
-    return type(value)(*rebuilt) if hasattr(value, "_fields") else type(value)(rebuilt)
-
-
 def _has_rows(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.ndim > 0
     return hasattr(value, "split") and not isinstance(value, str | bytes)
 
 
-def _count_rows(module: nn.Module, inputs: Any) -> int:
-    counts = {len(each) for each in _leaves(inputs) if _has_rows(each)}
+def _as_dict(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _count_rows(module: nn.Module, leaves: list[Any]) -> int:
+    counts = {len(each) for each in leaves if _has_rows(each)}
     if len(counts) != 1:
-        found = f"{', '.join(map(str, sorted(counts)))} rows" if counts else "nothing that has rows"
+        found = ", ".join(map(str, sorted(counts))) or "none"
         raise PairsError(
             f"{type(module).__name__} cannot be called in microbatches: all its inputs must have one number of rows, "
             f"the instances, along the first dimension; got {found}. Wrap it in a module that adds the other inputs."

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Any
 
 from dipole.core.utils.console import can_draw, console
 
@@ -46,7 +47,7 @@ class Progress:
     def __init__(self, quiet: bool = False, mute: bool = False) -> None:
         self._quiet = quiet or mute or _QUIET.get()
         self._mute = mute
-        self._bar: object | None = None
+        self._bar: Any = None
         self._total = 0
         self._shown = 0.0
         self._text = ""
@@ -100,7 +101,7 @@ class Progress:
             return
         self._shown = now
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]
+            self._bar.update(self._task, completed=step, text=self._text)
             return
         line = "  ".join(filter(None, [f"{self._unit} {step}/{self._total}", self._text, self._left(step, now)]))
         if notebook:
@@ -130,7 +131,7 @@ class Progress:
             text: a few words.
         """
         if self._bar is not None:
-            self._bar.update(self._task, text=text)  # type: ignore[attr-defined]
+            self._bar.update(self._task, text=text)
         elif not self._quiet and in_notebook():
             self._write_over(text)
 
@@ -152,7 +153,7 @@ class Progress:
         if self._mute:
             return
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)  # type: ignore[attr-defined]
+            self._bar.console.print(text, markup=False, highlight=False)
         else:
             self._leave_line()
             _print(text)
@@ -176,8 +177,8 @@ class Progress:
         """
         if self._bar is not None:
             if step is not None:
-                self._bar.update(self._task, completed=step, text=self._text)  # type: ignore[attr-defined]
-            self._bar.stop()  # type: ignore[attr-defined]
+                self._bar.update(self._task, completed=step, text=self._text)
+            self._bar.stop()
             self._bar = None
         self._leave_line()
 

@@ -40,10 +40,7 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
         ReceivedError: it is missing, not a regular file, too large, or unreadable. The message starts with its path.
     """
     with _opened(path) as file:
-        try:
-            content = file.read(most + 1)
-        except (OSError, MemoryError) as error:
-            raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
+        content = file.read(most + 1)
     if len(content) > most:
         raise ReceivedError(path, f"is damaged: it has more than {most} bytes")
     return content
@@ -52,20 +49,14 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
 def read_start(path: Path, count: int) -> bytes:
     """Return the first bytes of a regular file of any size. Raise ReceivedError as in `read_bytes`."""
     with _opened(path) as file:
-        try:
-            return file.read(count)
-        except OSError as error:
-            raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
+        return file.read(count)
 
 
 def read_end(path: Path, count: int) -> bytes:
     """Return the last bytes of a regular file of any size. Raise ReceivedError as in `read_bytes`."""
     with _opened(path) as file:
-        try:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
-            return file.read(count)
-        except OSError as error:
-            raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
+        file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+        return file.read(count)
 
 
 def read_text(path: Path, most: int = LARGEST) -> str:
@@ -101,13 +92,10 @@ def read_lines(path: Path) -> Iterator[bytes]:
         ReceivedError: as in `read_bytes`, or a line has more than `LONGEST_LINE` bytes.
     """
     with _opened(path) as file:
-        try:
-            while line := file.readline(LONGEST_LINE + 1):
-                if len(line) > LONGEST_LINE:
-                    raise ReceivedError(path, f"is damaged: a line has more than {LONGEST_LINE} bytes")
-                yield line
-        except OSError as error:
-            raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
+        while line := file.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise ReceivedError(path, f"is damaged: a line has more than {LONGEST_LINE} bytes")
+            yield line
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -168,23 +156,20 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         _check_regular(path, os.stat(path).st_mode)
         # The path may have changed meanwhile, so check the opened file again, and do not block on a pipe.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except (OSError, ValueError) as error:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            _check_regular(path, os.fstat(file.fileno()).st_mode)
+            yield file
+    except OSError as error:
+        raise ReceivedError(path, f"cannot be read: {why(error)}") from error
+    except (MemoryError, ValueError) as error:
         if isinstance(error, ReceivedError):
             raise
-        raise ReceivedError(path, f"cannot be read: {_why(error)}") from error
-    with open(handle, "rb") as file:
-        _check_regular(path, os.fstat(handle).st_mode)
-        yield file
+        raise ReceivedError(path, f"cannot be read: {error}.") from error
 
 
 def _check_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise ReceivedError(path, "cannot be read: it is no regular file")
-
-
-def _why(error: Exception) -> str:
-    return why(error) if isinstance(error, OSError) else f"{error}."
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

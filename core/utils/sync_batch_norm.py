@@ -12,11 +12,9 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from dipole.core.utils.distributed import world_size
+from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.uncompiled import uncompiled
 
 
@@ -38,21 +36,23 @@ def _forward(self: Any, x: Tensor) -> Tensor:
         return plain
     self._check_input_dim(x)
     axes = [0, *range(2, x.ndim)]
-    with torch.no_grad():
-        wide = x.double() if x.dtype == torch.double else x.float()
-        rows = wide.new_full((1,), x.numel() // x.shape[1])
-        sums = torch.cat([wide.sum(axes), rows])
-        dist.all_reduce(sums)
-        count = sums[-1]
-        mean = sums[:-1] / count
-        # Two passes, because E[x^2] - E[x]^2 loses digits.
-        var = (wide - _along(mean, x)).square().sum(axes)
-        dist.all_reduce(var)
-        var /= count
-        if self.track_running_stats:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    sums = all_sum(torch.cat([wide.sum(axes), wide.new_full((1,), x.numel() // x.shape[1])]))
+    count = sums[-1].detach()
+    mean = sums[:-1] / count
+    centred = wide - _along(mean, x)
+    # Two passes, because E[x^2] - E[x]^2 loses digits.
+    var = all_sum(centred.square().sum(axes)) / count
+    if self.track_running_stats:
+        with torch.no_grad():
             _remember(self, mean, var * (count / (count - 1).clamp_min(1)))
-    found: Tensor = _Normalized.apply(x, self.weight, self.bias, mean, (var + self.eps).rsqrt(), count)  # type: ignore[no-untyped-call]
-    return found
+    scale = (var + self.eps).rsqrt()
+    if self.weight is not None:
+        scale = scale * self.weight
+    y = centred * _along(scale, x)
+    if self.bias is not None:
+        y = y + _along(self.bias.to(y.dtype), x)
+    return y.to(x.dtype)
 
 
 _forward.__name__ = "forward"  # under this name a bound method is pickled
@@ -65,41 +65,8 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 
 def _remember(norm: Any, mean: Tensor, var: Tensor) -> None:
     norm.num_batches_tracked.add_(1)
-    share = 1 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+    share = norm.momentum
+    if share is None:
+        share = 1 / norm.num_batches_tracked
     for kept, new in ((norm.running_mean, mean), (norm.running_var, var)):
-        kept.lerp_(new.to(kept.dtype), share) if isinstance(share, float) else kept.add_((new - kept) * share)
-
-
-class _Normalized(torch.autograd.Function):
-    """Sum the gradients of mean and variance over ranks. Weight and bias get this rank's share."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, scale, count)
-        ctx.has_bias = bias is not None
-        y = (x.to(mean.dtype) - _along(mean, x)) * _along(scale, x)
-        if weight is not None:
-            y = y * _along(weight.to(y.dtype), x)
-        if bias is not None:
-            y = y + _along(bias.to(y.dtype), x)
-        return y.to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale, count = ctx.saved_tensors
-        axes = [0, *range(2, x.ndim)]
-        grad = grad.to(mean.dtype)
-        unit = (x.to(mean.dtype) - _along(mean, x)) * _along(scale, x)
-        of_bias, of_weight = grad.sum(axes), (grad * unit).sum(axes)
-        over_all = torch.stack([of_bias, of_weight])
-        dist.all_reduce(over_all)
-        over_all /= count
-        of_x = (grad - _along(over_all[0], x) - unit * _along(over_all[1], x)) * _along(scale, x)
-        if weight is not None:
-            of_x = of_x * _along(weight.to(of_x.dtype), x)
-        learnt = None if weight is None else of_weight.to(weight.dtype)
-        shift = of_bias.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None
-        return of_x.to(x.dtype), learnt, shift, None, None, None
+        kept.add_((new - kept) * share)

@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dipole.core.utils.errors import DataError
 
@@ -29,29 +30,30 @@ def unpack(archive: Path, folder: Path) -> None:
 def _untar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as opened:
         for member in opened:
-            target = _inside(archive, folder, member.name)
             if member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-            elif member.isreg() and (source := opened.extractfile(member)) is not None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with source, open(target, "wb") as file:
-                    shutil.copyfileobj(source, file)
+                _inside(archive, folder, member.name).mkdir(parents=True, exist_ok=True)
             else:
-                raise DataError(f"{archive}: {member.name!r} is a link or a device; only files are unpacked.")
+                _write(archive, folder, member.name, member.isreg() and opened.extractfile(member))
 
 
 def _unzip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as opened:
         for member in opened.infolist():
-            target = _inside(archive, folder, member.filename)
-            if member.external_attr >> 28 == 0o12:
-                raise DataError(f"{archive}: {member.filename!r} is a link; only files are unpacked.")
             if member.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with opened.open(member) as source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file)
+                _inside(archive, folder, member.filename).mkdir(parents=True, exist_ok=True)
+            else:
+                is_link = member.external_attr >> 28 == 0o12
+                _write(archive, folder, member.filename, not is_link and opened.open(member))
+
+
+def _write(archive: Path, folder: Path, name: str, source: Any) -> None:
+    """Write a member. `source` is False for a link or a device."""
+    if not source:
+        raise DataError(f"{archive}: {name!r} is a link or a device; only files are unpacked.")
+    target = _inside(archive, folder, name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source, open(target, "wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def _inside(archive: Path, folder: Path, name: str) -> Path:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.app import broken_plugins
+from dipole.core.cli.words import EXAMPLES
 from dipole.core.record import read_record
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
@@ -230,7 +232,7 @@ def test_check_reports_and_fails(blobs: Path, capsys: pytest.CaptureFixture[str]
     assert (code, "FAIL" in out) == (1, True)
 
 
-def test_doctor_names_problems_with_cures(
+def test_doctor_names_problems_and_fixes(
     blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rl = Domain("rl", "agents", "absent_package:Adapter", "rl", {"simulator": "absent_package:probe"}, "dipole")
@@ -241,9 +243,9 @@ def test_doctor_names_problems_with_cures(
     assert code == 0
     assert findings["torch"]["state"] == "ok"
     assert findings["runs folder"]["state"] == "ok"
-    assert findings["data folder"]["cure"] == "Correct or unset DIPOLE_DATA."
-    assert findings["rl: simulator"]["cure"] == install_line("rl")
-    assert all(each["cure"] for each in findings.values() if each["state"] != "ok")
+    assert findings["data folder"]["fix"] == "Correct or unset DIPOLE_DATA."
+    assert findings["rl: simulator"]["fix"] == install_line("rl")
+    assert all(each["fix"] for each in findings.values() if each["state"] != "ok")
     assert not Path("runs").exists()
     Path("file").write_text("")
     code, out, _ = dipole(capsys, "doctor", "--runs", "file/runs")
@@ -390,6 +392,19 @@ def test_every_file_of_the_folder_is_a_command_with_a_summary(capsys: pytest.Cap
     out = dipole(capsys, "--help")[1]
     for name in cli.names():
         assert re.search(rf"^  {name} +[A-Z].*\.$", out, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("command", cli.names())
+def test_help_ends_with_examples_that_parse(command: str) -> None:
+    assert command in EXAMPLES
+    for example in EXAMPLES[command]:
+        program, name, *arguments = shlex.split(example.partition(" > ")[0])
+        configure = cli._find(name)
+        parser = cli.command_parser(name, configure)
+        configure(parser)
+        assert (program, name) == ("dipole", command)
+        assert example in parser.format_help()
+        parser.parse_args(arguments)
 
 
 def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

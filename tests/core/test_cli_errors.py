@@ -14,7 +14,7 @@ import pytest
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.output import asks_for_json
-from dipole.core.cli.suggestions import SUGGESTION_FOR, SUGGESTIONS
+from dipole.core.cli.words import SUGGESTION_FOR, SUGGESTIONS
 from dipole.core.utils import plugins
 from dipole.core.utils.text import counted
 from tests.systems import POSIX

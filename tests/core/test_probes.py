@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -127,13 +126,6 @@ def test_knn_against_a_loop():
 def test_knn_takes_at_most_all_points():
     x, y = blobs(8)
     assert probes.knn_probe(x, y, x, y, k=500).scores.shape == (8, 4)
-
-
-def test_kmeans_reaches_the_inertia_of_scikit_learn():
-    x, _ = blobs(500, 8, classes=6, spread=1.5)
-    found = probes.kmeans(x, 6, inits=10, seed=0)
-    inertia = sum(float((x[found == k] - x[found == k].mean(0)).square().sum()) for k in range(6))
-    assert inertia <= KMeans(6, n_init=10, random_state=0).fit(x.numpy()).inertia_ * 1.01
 
 
 def test_kmeans_accuracy_matches_clusters_one_to_one():

@@ -92,7 +92,7 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(site, tmp_path):
     assert [row["name"] for row in json.loads(table[1])["settings"]] == ["points", "noise"]
     findings = {each["name"]: each for each in json.loads(doctor[1])}
     assert findings["rings: arithmetic"] == {
-        "name": "rings: arithmetic", "state": "ok", "detail": "circles are round", "cure": ""
+        "name": "rings: arithmetic", "state": "ok", "detail": "circles are round", "fix": ""
     }  # fmt: skip
     parts = "objectives: decoupled, domains: rings, commands: greet, recipes: example"
     assert findings["plug-in dipole-example 0.1"]["detail"] == parts
@@ -202,6 +202,6 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
     assert "'leave' of broken 1.0 (dipole.commands: dipole_leaving:configure): SystemExit: 3" in left[2]
     assert "rings" in domains[1]
     findings = {each["name"]: each for each in json.loads(doctor[1])}
-    assert findings["plug-in broken 1.0: domains bent"]["cure"].endswith("pip uninstall broken")
+    assert findings["plug-in broken 1.0: domains bent"]["fix"].endswith("pip uninstall broken")
     assert findings["plug-in broken 1.0: commands leave"]["detail"] == "SystemExit: 3"
     assert findings["plug-in dipole-example 0.1: objectives decoupled"]["state"] == "missing"

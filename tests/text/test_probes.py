@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from dipole.core.evaluation.logistic import predictions, solve_subsets
+from dipole.core.evaluation.logistic import solve_subsets
 from dipole.core.utils.errors import OptionError
 from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.probe import classify
@@ -34,7 +34,7 @@ def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
     x, y = blobs(400, 12, classes)
     subsets = np.random.default_rng(1).random((400, 7)) < 0.7
     grid = [4.0, 0.25, 32.0]  # unordered on purpose
-    found = predictions(x, y, subsets, grid, tolerance=1e-5)
+    found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
     for i, c in enumerate(grid):
         for p in range(7):
             model = LogisticRegression(C=c, tol=1e-9, max_iter=5000).fit(x[subsets[:, p]], y[subsets[:, p]])
@@ -51,7 +51,7 @@ def test_each_value_of_c_reaches_its_own_optimum(scale, rank):
     parts = np.arange(300) % 6
     subsets = parts[:, None] != np.arange(7)  # six folds, and all rows
     grid = [2.0**t for t in range(-3, 7)]
-    found = predictions(x, y, subsets, grid, tolerance=1e-5)
+    found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
     centre = x.mean(0)
     for i in range(0, len(grid), 3):
         for p in (0, 6):
@@ -65,7 +65,7 @@ def test_uninformative_features_of_many_scales_reach_the_optimum():
     x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
     subsets = np.arange(400)[:, None] % 5 != np.arange(6)
     grid = [0.25, 1.0, 4.0, 16.0, 64.0]
-    found = predictions(x, y, subsets, grid, tolerance=1e-5)
+    found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
     for i, c in enumerate(grid):
         for p in (0, 5):
             model = LogisticRegression(C=c, tol=1e-10, max_iter=2000, solver="newton-cg")
@@ -100,7 +100,7 @@ def test_the_solver_survives_collinear_huge_and_constant_features():
     x, y = blobs(200, 5, 2)
     x = np.concatenate([x, x, np.ones((200, 1)), 1e4 * x[:, :1], np.zeros((200, 2))], 1)
     subsets = np.ones((200, 1), dtype=bool)
-    found = predictions(x, y, subsets, [1.0])[0, :, 0]
+    found = solve_subsets(x, y, subsets, [1.0]).labels[0, :, 0]
     model = LogisticRegression(C=1.0, tol=1e-8, max_iter=20000).fit(x, y)
     assert np.mean(found == model.predict(x)) >= 0.99
 

@@ -12,11 +12,7 @@ from dipole.core.utils.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Add results that another program measured to a run.
-
-    Examples:
-        dipole add 3f2a detection/voc/AP50=0.824 --source 'detectron2 0.6, voc.yaml'
-    """
+    """Add results that another program measured to a run."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="a result, such as detection/voc/AP50=0.824")
     parser.add_argument("--source", required=True, help="what measured it, such as 'detectron2 0.6, voc.yaml'")

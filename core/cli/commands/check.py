@@ -10,13 +10,7 @@ from dipole.core.cli.output import stdout_to_stderr
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Check an objective: values, gradients, precision, memory, several ranks.
-
-    Examples:
-        dipole check "infonce(temperature=0.1) + 0.1*dp"
-        dipole check my_package.losses:MyLoss --option temperature=0.1 --reference infonce
-        dipole check --all
-    """
+    """Check an objective: values, gradients, precision, memory, several ranks."""
     parser.add_argument(
         "target", nargs="?", metavar="TARGET", help="an objective as text, or package.module:Class of any loss(a, b)"
     )

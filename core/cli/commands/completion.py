@@ -36,11 +36,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     It completes commands, options and files. In bash and zsh it also completes the names of recipes, suites,
     objectives and data sets that are installed when it is printed. zsh needs it in a folder of $fpath, and tcsh needs
     `source ~/.dipole.tcsh` in ~/.tcshrc.
-
-    Examples:
-        dipole completion bash > ~/.local/share/bash-completion/completions/dipole
-        dipole completion zsh > ~/.zfunc/_dipole
-        dipole completion tcsh > ~/.dipole.tcsh
     """
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -24,12 +24,7 @@ EVERY = 2.0  # seconds between two lines of progress
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Fetch and prepare the data sets that recipes need, or build one.
-
-    Examples:
-        dipole data list
-        dipole data get imagenette --to ~/data/imagenette --yes
-    """
+    """Fetch and prepare the data sets that recipes need, or build one."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | get NAME | NAME")
     listed = actions.add_parser(
         "list", help="what can be fetched or built", description="What can be fetched or built."

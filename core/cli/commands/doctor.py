@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
 
@@ -30,12 +29,7 @@ from dipole.core.utils.text import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Check this machine: packages, GPU, plug-ins, data folders, disk. Show how to fix each problem.
-
-    Examples:
-        dipole doctor
-        dipole doctor --runs /scratch/runs --json
-    """
+    """Check this machine: packages, GPU, plug-ins, data folders, disk. Show how to fix each problem."""
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs to look at")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     return run
@@ -47,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             print(f"{finding.state:<8} {finding.name}: {finding.detail}", flush=True)
-            if finding.cure:
-                print(f"{'':<8}   -> {finding.cure}", flush=True)
+            if finding.fix:
+                print(f"{'':<8}   -> {finding.fix}", flush=True)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     return 1 if any(finding.state == "broken" for finding in findings) else 0
@@ -59,9 +53,9 @@ class Finding:
     """The result of one check. "missing" affects some work, "broken" stops all work."""
 
     name: str
-    state: Literal["ok", "missing", "broken"]
+    state: str  # "ok", "missing" or "broken"
     detail: str
-    cure: str = ""
+    fix: str = ""
 
 
 LOW_DISK = 2 * 2**30
@@ -87,21 +81,16 @@ def _torch() -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:
-        yield Finding(
-            "torch", "broken", f"cannot be imported: {error}", "Install it again: pip install --force-reinstall torch"
-        )
+        fix = "Install it again: pip install --force-reinstall torch"
+        yield Finding("torch", "broken", f"cannot be imported: {error}", fix)
         return
     yield Finding("torch", "ok", torch.__version__)
     available = processors()
     threads = torch.get_num_threads()
     text = f"{threads} for {counted(available, 'processor')}"
     if threads > available:
-        yield Finding(
-            "threads",
-            "missing",
-            text,
-            f"There are more threads than processors. Set OMP_NUM_THREADS={available}",
-        )
+        fix = f"There are more threads than processors. Set OMP_NUM_THREADS={available}"
+        yield Finding("threads", "missing", text, fix)
     else:
         yield Finding("threads", "ok", text)
     yield _gpu()
@@ -175,13 +164,17 @@ def _packages() -> Iterator[Finding]:
             wanted.setdefault(extra or "core", []).append(line)
     for extra, packages in wanted.items():
         absent, old = _compare(packages)
-        state: Literal["ok", "missing", "broken"] = "broken" if extra == "core" else "missing"
-        install = install_line("" if extra == "core" else extra)
-        if absent or old:
-            detail = "; ".join([*([f"not installed: {', '.join(absent)}"] if absent else []), *old])
-            yield Finding(f"packages of {extra}", state, detail, f"{install} --upgrade" if old else install)
+        name, state, install = f"packages of {extra}", "missing", install_line(extra)
+        if extra == "core":
+            state, install = "broken", install_line()
+        if old:
+            install += " --upgrade"
+        if absent:
+            old.insert(0, f"not installed: {', '.join(absent)}")
+        if old:
+            yield Finding(name, state, "; ".join(old), install)
         else:
-            yield Finding(f"packages of {extra}", "ok", ", ".join(f"{each.name}{each.specifier}" for each in packages))
+            yield Finding(name, "ok", ", ".join(f"{each.name}{each.specifier}" for each in packages))
 
 
 def _compare(packages: list[Requirement]) -> tuple[list[str], list[str]]:
@@ -246,10 +239,12 @@ def _probe(domain: Domain, name: str, target: str) -> Finding:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # plug-ins may call sys.exit
-        return Finding(
-            name, "missing", f"{type(error).__name__}: {error}", "This domain cannot be used until the error is fixed."
-        )
-    return Finding(name, "ok", found if isinstance(found, str) else "loads")
+        fix = "This domain cannot be used until the error is fixed."
+        return Finding(name, "missing", f"{type(error).__name__}: {error}", fix)
+    detail = "loads"
+    if isinstance(found, str):
+        detail = found
+    return Finding(name, "ok", detail)
 
 
 def _data_folder() -> Finding:
@@ -261,9 +256,8 @@ def _data_folder() -> Finding:
         return Finding("data folder", "missing", f"DIPOLE_DATA={text} is not a folder", "Correct or unset DIPOLE_DATA.")
     if not os.access(folder, os.R_OK | os.X_OK):
         return Finding("data folder", "missing", f"{text} cannot be read", f"Change its mode: chmod -R a+rX {text}")
-    return Finding(
-        "data folder", "ok", f"{text}: {', '.join(sorted(each.name for each in folder.iterdir())) or 'empty'}"
-    )
+    names = ", ".join(sorted(each.name for each in folder.iterdir())) or "empty"
+    return Finding("data folder", "ok", f"{text}: {names}")
 
 
 def _hub_cache() -> Finding:

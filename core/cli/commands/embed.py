@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Embed your own images or sentences with a trained model.
-
-    Examples:
-        dipole embed 3f2a photos/ -o photos.parquet
-        dipole embed runs/3f2a9c sentences.txt -o vectors.npy --device cuda
-    """
+    """Embed your own images or sentences with a trained model."""
     parser.add_argument(
         "run", metavar="RUN", help="folder of a finished run, the first digits of its hash, or an exported folder"
     )

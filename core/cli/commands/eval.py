@@ -11,12 +11,7 @@ from dipole.core.cli.output import stdout_to_stderr
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Evaluate the saved model of a run again.
-
-    Examples:
-        dipole eval 3f2a
-        dipole eval runs/3f2a9c --set vision.data.source=/data/cifar10 --device cuda
-    """
+    """Evaluate the saved model of a run again."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Write a trained model for another library.
-
-    Examples:
-        dipole export 3f2a --to sentence-transformers --out my-model
-        dipole export 3f2a --to transformers --license apache-2.0 --push OWNER/NAME
-    """
+    """Write a trained model for another library."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)")

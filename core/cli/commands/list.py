@@ -19,13 +19,7 @@ RUNS = "runs"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """List objectives, regularizers, diagnostics, recipes, suites, domains, commands and runs.
-
-    Examples:
-        dipole list
-        dipole list recipes
-        dipole list runs --runs runs --json
-    """
+    """List objectives, regularizers, diagnostics, recipes, suites, domains, commands and runs."""
     parser.add_argument(
         "kind",
         nargs="?",

@@ -36,12 +36,7 @@ DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Start your own package with an objective, a regularizer, tests and continuous integration.
-
-    Examples:
-        dipole new my-objectives
-        dipole new my-objectives --into ~/projects
-    """
+    """Start your own package with an objective, a regularizer, tests and continuous integration."""
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-objectives")
     parser.add_argument(
         "--into", type=Path, metavar="FOLDER", help="where to make its folder (default: the current folder)"

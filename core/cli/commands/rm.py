@@ -14,12 +14,7 @@ from dipole.core.cli.output import confirm
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Remove runs from a folder of runs.
-
-    Examples:
-        dipole rm 3f2a
-        dipole rm runs/3f2a9c runs/77b01d --yes
-    """
+    """Remove runs from a folder of runs."""
     parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a run in DIR, or the first digits of its hash")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument("--yes", action="store_true", help="do not ask")

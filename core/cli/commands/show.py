@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
-from dipole.core.utils.plugins import OURS, PluginError, points
+from dipole.core.utils.plugins import OURS, points
+from dipole.core.utils.text import text_table
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -25,11 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     """Explain an objective, recipe, suite or domain.
 
     Objectives show formula, options, source, cost and deviations from each paper.
-
-    Examples:
-        dipole show infonce
-        dipole show digits-simclr
-        dipole show train
     """
     parser.add_argument(
         "name",
@@ -57,15 +53,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--expand needs a suite, and {name!r} is none.{nearest(name, files['suite'])}")
     if found:
         if arguments.expand:
-            found = {kind: path for kind, path in found.items() if kind == "suite"}
-        read = _expanded if arguments.expand else _text
-        texts = {kind: read(path) for kind, path in found.items()}
+            texts = {"suite": _expanded(found["suite"])}
+        else:
+            texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
         facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
-        print(json.dumps(facts if len(facts) > 1 else facts[0]) if arguments.json else "\n".join(texts.values()))
+        if not arguments.json:
+            print("\n".join(texts.values()))
+        elif len(facts) == 1:
+            print(json.dumps(facts[0]))
+        else:
+            print(json.dumps(facts))
     elif name in ("run", "train") or name in domain_names():
         tables: dict[str, type[Settings]] = {"run": RunConfig, "train": TrainConfig}
-        table = tables[name] if name in tables else adapter_class(name).config_model
-        _show_table(name, table, arguments.json)
+        if name not in tables:
+            tables[name] = adapter_class(name).config_model
+        _show_table(name, tables[name], arguments.json)
     else:
         from dipole.core.objectives.registry import registry
         from dipole.core.utils.errors import SpecError
@@ -74,14 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
             entry = registry.get(name)
         except SpecError as error:
             near = nearest(name, [*files["recipe"], *files["suite"], *domain_names()])
-            broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in _broken_folders())
-            raise SpecError(f"{error}{f' Recipes, suites and domains:{near}' if near else ''}{broken}") from None
+            folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
+            broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in folders)
+            if near:
+                near = f" Recipes, suites and domains:{near}"
+            raise SpecError(f"{error}{near}{broken}") from None
         _show_entry(entry, arguments.json)
     return 0
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def _expanded(path: Path) -> str:
@@ -91,22 +92,15 @@ def _expanded(path: Path) -> str:
     return text
 
 
-def _broken_folders() -> list[PluginError]:
-    return [*broken_plugins("recipes"), *broken_plugins("suites")]
-
-
 def _show_entry(entry: Entry, as_json: bool) -> None:
     options = [
-        {
-            "name": option.name,
-            "type": option.type,
-            "required": option.default is inspect.Parameter.empty,
-            "default": None if option.default is inspect.Parameter.empty else option.default,
-            "range": option.range,
-            "help": option.help,
-        }
-        for option in entry.options
+        {"name": each.name, "type": each.type, "required": False, "default": each.default, "range": each.range}
+        | {"help": each.help}
+        for each in entry.options
     ]
+    for option in options:
+        if option["default"] is inspect.Parameter.empty:
+            option |= {"required": True, "default": None}
     facts: dict[str, Any] = {
         "name": entry.name,
         "kind": entry.kind,
@@ -140,19 +134,12 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     for paper, lines in entry.deviations.items():
         print(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
         print(*(f"  - {line}" for line in lines), sep="\n", end="\n" if lines else "")
-    if entry.options:
-        rows = [
-            (
-                option.name,
-                option.type,
-                "required" if option.default is inspect.Parameter.empty else _value(option.default),
-                option.range,
-                option.help,
-            )
-            for option in entry.options
-        ]
-        print()
-        _print_rows([("option", "type", "default", "range", ""), *rows])
+    if options:
+        rows = [("option", "type", "default", "range", "")]
+        for option in options:
+            name, kind, required, default, bounds, about = option.values()
+            rows.append((name, kind, "required" if required else _value(default), bounds, about))
+        print(f"\n{_table(rows)}")
 
 
 def _engine(entry: Entry) -> str:
@@ -176,7 +163,7 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
         print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
         return
     print(f"[{name}]  {inspect.getdoc(table) or ''}\n")
-    _print_rows([("setting", "type", "default", "range", ""), *rows])
+    print(_table([("setting", "type", "default", "range", ""), *rows]))
 
 
 def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
@@ -227,7 +214,5 @@ def _value(value: Any) -> str:
     return repr(list(value)) if isinstance(value, tuple) else str(value)
 
 
-def _print_rows(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    return text_table(rows, words=range(5))

@@ -33,14 +33,7 @@ OPTIONS = {option.name: option for option in options_of(Choices)}
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Evaluate the theorems of the papers on a run.
-
-    Examples:
-        dipole theory 3f2a --k 4 --block 5
-        dipole theory 3f2a --picture theory.svg
-        dipole theory --list
-        dipole theory --figure1 figure1.svg
-    """
+    """Evaluate the theorems of the papers on a run."""
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="folder of a finished run, or the first digits of its hash"
     )

@@ -13,13 +13,7 @@ from dipole.core.utils.launched import launched
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Train one recipe and record the result.
-
-    Examples:
-        dipole train digits-simclr
-        dipole train cifar10-simclr --set train.epochs=5 'objective=infonce + 0.1*dp' --seed 1
-        dipole train my-recipe.toml --print-config
-    """
+    """Train one recipe and record the result."""
     parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe (`dipole list recipes`) or a .toml file")
     add_overrides(
         parser, "change settings, such as train.epochs=5 'objective=infonce + 0.1*dp'; KEY= goes back to the default"
