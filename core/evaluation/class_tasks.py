@@ -46,9 +46,10 @@ def class_tasks(
             )
         if name == "trained":
             result = linear_probe(*data, solver=solver, epochs=epochs, seed=seed)
+        elif name == "few":
+            result = mean_classifier(*data, labels_per_class=labels_per_class, draws=draws, seed=seed)
         else:
-            count = labels_per_class if name == "few" else None
-            result = mean_classifier(*data, labels_per_class=count, draws=draws, seed=seed)
+            result = mean_classifier(*data)
         found |= {f"{name}/{task}": value for task, value in _accuracies(result).items()}
     return found
 

@@ -79,11 +79,14 @@ class PairHistogram:
         return float(((1 - near + far) / 2).min())
 
 
-def every_pair(embeddings: Tensor) -> Pairs:
-    """Return pairs in which every other point is a negative."""
-    if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) < 2:
-        got = tuple(embeddings.shape) if isinstance(embeddings, Tensor) else type(embeddings).__name__
-        raise PairsError(f"embeddings must be (n >= 2, d), got {got}.")
+def every_pair(embeddings: Tensor | Pairs) -> Pairs:
+    """Return pairs in which every other point is a negative. Pairs are returned as they are."""
+    if isinstance(embeddings, Pairs):
+        return embeddings
+    if not isinstance(embeddings, Tensor):
+        raise PairsError(f"embeddings must be (n >= 2, d), got {type(embeddings).__name__}.")
+    if embeddings.ndim != 2 or len(embeddings) < 2:
+        raise PairsError(f"embeddings must be (n >= 2, d), got {tuple(embeddings.shape)}.")
     return Pairs.of_points(embeddings.detach())
 
 
@@ -150,11 +153,13 @@ def distance_histogram(
     counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
     for distance, i, j in pair_distances(embeddings):
         place = (distance * bins).long().clamp_max_(bins - 1)
-        same = torch.zeros_like(place) if labels is None else (labels[i] == labels[j]).long().to(place.device)
-        counts += torch.bincount(same * bins + place, minlength=2 * bins).view(2, bins)
+        if labels is not None:
+            place += bins * (labels[i] == labels[j]).long().to(place.device)
+        counts += torch.bincount(place, minlength=2 * bins).view(2, bins)
     edges = torch.linspace(0, 1, bins + 1)
-    known = labels is not None
-    return Histogram(edges, counts.sum(0), counts[1] if known else None, counts[0] if known else None)
+    if labels is None:
+        return Histogram(edges, counts[0], None, None)
+    return Histogram(edges, counts.sum(0), counts[1], counts[0])
 
 
 @register(
@@ -219,7 +224,7 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
         OptionError: the margin is empty.
     """
     check_margin("margin_occupancy", delta_pos, delta_neg)
-    pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    pairs = every_pair(pairs)
     (inside,) = _statistics(pairs, Count(1 - 2 * delta_neg, 1 - 2 * delta_pos))
     total, pairs_seen = inside.sum(), pairs.negative_counts.sum()
     if not pairs.views:
@@ -265,7 +270,8 @@ def similarity_error(
         OptionError: an option is out of its range, or the margin is empty.
     """
     check_margin("similarity_error", delta_pos, delta_neg)
-    mu = (delta_neg - delta_pos) / 2 if mu is None else mu
+    if mu is None:
+        mu = (delta_neg - delta_pos) / 2
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
     for distance, i, j in pair_distances(embeddings):
         same = (labels[i] == labels[j]).to(distance.device)
@@ -274,7 +280,9 @@ def similarity_error(
             sums[kind] += excess[mask].sum()
             counts[kind] += mask.sum()
     outside = len(labels) - labels.unique(return_counts=True)[1]
-    ratio = float(outside.max() / outside.min()) if outside.min() else math.inf
+    ratio = math.inf  # of one class
+    if len(outside) > 1:
+        ratio = float(outside.max() / outside.min())
     bound = 4 * (delta_neg - delta_pos) / weight + ratio / len(outside)
     return float((sums / counts.clamp_min(1)).sum()), bound
 
@@ -302,7 +310,7 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
         PairsError: embeddings of another shape.
         OptionError: `t_neg` is out of its range.
     """
-    pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
+    pairs = every_pair(pairs)
     scale, some = 2 * t_neg, pairs.negative_counts > 0
     if not bool(some.any()):
         return 0.0, 0.0
@@ -426,15 +434,17 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
         PairsError: embeddings of another shape.
         OptionError: `t` is out of its range.
     """
-    pairs = every_pair(pairs) if isinstance(pairs, Tensor) else pairs
-    return float(torch.tensor([_uniformity(side, t) for side in pairs.within_sides()]).mean())
+    sides = every_pair(pairs).within_sides()
+    return float(torch.tensor([_uniformity(side, t) for side in sides]).mean())
 
 
 def _uniformity(pairs: Pairs, t: float) -> float:
     if not bool((pairs.negative_counts > 0).any()):
         return math.nan
     (potential,) = _statistics(pairs, LogSumExp(2 * t))
-    positive = _positive_cosines(pairs) if pairs.positives.shape[1] else pairs.anchors[:, :0]
+    positive = pairs.anchors[:, :0]
+    if pairs.positives.shape[1]:
+        positive = _positive_cosines(pairs)
     mask = pairs.positives >= 0
     return float(log_mean_kernel(potential, pairs.negative_counts, positive, mask, pairs.views, t))
 
@@ -483,7 +493,9 @@ def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
     values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
     if tolerance is None:
         tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
-    return int((values > tolerance * values.amax()).sum()) if values.numel() and values.amax() > 0 else 0
+    if not values.numel():
+        return 0
+    return int((values > tolerance * values.amax()).sum())
 
 
 register(

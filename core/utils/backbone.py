@@ -61,7 +61,9 @@ class Source:
         """Return the folder or file, or None for a name on the Hub."""
         path = Path(self.text).expanduser()
         named = self.text.count("/") <= 1 and not self.text.startswith((".", "~")) and not path.is_absolute()
-        return None if named and not path.exists() else path
+        if named and not path.exists():
+            return None
+        return path
 
     @property
     def weight_files(self) -> list[Path]:
@@ -78,9 +80,10 @@ class Source:
         """
         if self.path is None or not self.path.exists():
             return None
-        files = [self.path] if self.path.is_file() else [self.path / name for name in _CONFIGS]
-        files = [file for file in files if file.is_file()] + (self.weight_files if self.weights != "random" else [])
-        return _hash_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+        files = [file for file in (self.path, *(self.path / name for name in _CONFIGS)) if file.is_file()]
+        if self.weights != "random":
+            files += self.weight_files
+        return _hash_of_files(files)
 
     def error(self, problem: str) -> ConfigError:
         """Return the error to raise.
@@ -124,7 +127,7 @@ class Backbone:
             return [f"{source.setting}: {type(self.model).__name__} of {source.text} starts from random weights"]
         lines = [f"{source.setting}: {type(self.model).__name__} with the weights of {source.text}"]
         if self.missing:
-            shown = ", ".join(self.missing[:3]) + (", ..." if len(self.missing) > 3 else "")
+            shown = ", ".join([*self.missing[:3], "..."][: len(self.missing)])
             lines.append(
                 f"{source.setting}: {counted(len(self.missing), 'tensor')} {are(len(self.missing))} not among its "
                 f"weights and random: {shown}"
@@ -238,8 +241,7 @@ def tokenizer_content(source: Source) -> str | None:
     """Return a hash of the tokenizer's files in a folder, or None for a name on the Hub."""
     if source.path is None:
         return None
-    files = [source.path / name for name in TOKENIZERS if (source.path / name).is_file()]
-    return _hash_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+    return _hash_of_files([source.path / name for name in TOKENIZERS if (source.path / name).is_file()])
 
 
 def _revision(source: Source) -> dict[str, str]:
@@ -261,9 +263,10 @@ def _as_config_error(source: Source) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        missing = "timm" if "timm" in str(error) else str(error).strip().partition("\n")[0]
-        line = f": {install_line('timm')}" if missing == "timm" else ""
-        raise source.error(f"it needs a package that is not installed, {missing}{line}") from error
+        missing = str(error).strip().partition("\n")[0]
+        if "timm" in missing:
+            missing = f"timm: {install_line('timm')}"
+        raise source.error(f"it needs a package that is not installed, {missing}") from error
     except ConfigError:
         raise
     except Exception as error:  # safetensors, json, the Hub's client and models each raise their own
@@ -301,6 +304,10 @@ def quietly() -> Iterator[None]:
         library.set_verbosity(level)
         if bar:
             library.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _hash_of_files(files: list[Path]) -> str:
+    return _hash_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
 
 
 @lru_cache(maxsize=64)

@@ -80,7 +80,7 @@ def address(file: RemoteFile) -> str:
 def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None:
     url = address(file)
     while True:
-        before = part.stat().st_size if part.is_file() else 0
+        before = _size(part)
         try:
             if _go_on(url, part, file.size, progress):
                 return
@@ -91,7 +91,7 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
             if isinstance(error, OSError) and error.errno in OF_THE_DISK:
                 raise
             problem = str(getattr(error, "reason", error)) or type(error).__name__
-        if not part.is_file() or part.stat().st_size <= before:
+        if _size(part) <= before:
             break  # no bytes arrived, so do not retry
     raise DataError(
         f"cannot fetch {url} ({problem}). Repeat the command to resume. Or fetch it by other means, put it at "
@@ -99,15 +99,21 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
     )
 
 
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
+
+
 def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
     """Fetch the missing part of a file. Return whether it is complete."""
-    done = part.stat().st_size if part.is_file() else 0
-    if size is not None and done == size:
+    done = _size(part)
+    if done == size:
         return True
     if size is not None and done > size:
         part.unlink()
         done = 0
-    request = Request(url, headers={"User-Agent": "dipole"} | ({"Range": f"bytes={done}-"} if done else {}))
+    request = Request(url, headers={"User-Agent": "dipole"})
+    if done:
+        request.add_header("Range", f"bytes={done}-")
     try:
         answer: Any = urlopen(request, timeout=PATIENCE)
     except HTTPError as error:
@@ -122,8 +128,11 @@ def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
         if answer.status != 206:
             done = 0  # the server sends the full file
         length = answer.headers.get("Content-Length")
-        total = done + int(length) if length is not None else size
-        with open(part, "ab" if done else "wb") as file:
+        total = size
+        if length is not None:
+            total = done + int(length)
+        with open(part, "ab") as file:
+            file.truncate(done)
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 done += len(chunk)
@@ -143,7 +152,7 @@ def _check(file: RemoteFile, path: Path) -> None:
         if found != published.lower():
             problem = f"{kind} {found}; the published one is {published}"
     if problem:
-        aside = (path.with_suffix("") if path.suffix == ".part" else path).with_name(f"{Path(file.path).name}.wrong")
+        aside = path.with_name(f"{Path(file.path).name}.wrong")
         with suppress(OSError):
             os.replace(path, aside)
         raise DataError(

@@ -24,17 +24,20 @@ def install_line(extra: str = "", package: str = "dipole") -> str:
         extra: name of the extra; "" for the distribution itself.
         package: the distribution that declares it.
     """
-    wanted = f"[{extra}]" if extra else ""
-    folder = _checkout(package)
-    return f"pip install -e {quoted(folder + wanted)}" if folder else f"pip install {quoted(package + wanted)}"
+    wanted = f"[{extra}]" * bool(extra)
+    if folder := _checkout(package):
+        return f"pip install -e {quoted(folder + wanted)}"
+    return f"pip install {quoted(package + wanted)}"
 
 
 def quoted(word: str) -> str:
     """Quote a word of a command line if needed, with double quotes, which cmd, PowerShell, bash and zsh read."""
-    if re.fullmatch(r"[A-Za-z0-9_./:+\\-]+" if WINDOWS else r"[A-Za-z0-9_./:+-]+", word):
+    if re.fullmatch((r"[A-Za-z0-9_./:+-]+", r"[A-Za-z0-9_./:+\\-]+")[WINDOWS], word):
         return word
     # POSIX shells expand these characters inside double quotes.
-    return shlex.quote(word) if not WINDOWS and re.search(r'["$`!\\]', word) else f'"{word}"'
+    if not WINDOWS and re.search(r'["$`!\\]', word):
+        return shlex.quote(word)
+    return f'"{word}"'
 
 
 @contextmanager
@@ -82,5 +85,7 @@ def _checkout(package: str) -> str:
     from urllib.request import url2pathname  # imported here, because it loads ssl
 
     place = urlsplit(origin["url"])
-    share = f"//{place.netloc}" if WINDOWS and place.netloc not in ("", "localhost") else ""
-    return url2pathname(share + place.path)
+    path = place.path
+    if WINDOWS and place.netloc not in ("", "localhost"):
+        path = f"//{place.netloc}{path}"
+    return url2pathname(path)

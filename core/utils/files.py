@@ -32,43 +32,40 @@ _HINTS = {
 def why(error: OSError, option: str = "--runs") -> str:
     """Explain an OSError and how to fix it; `option` is the command line option that chose the path."""
     hint = _HINTS.get(error.errno or 0, "").format(option=option)
-    reason = error.strerror or str(error)
-    return f"{reason}. {hint}." if hint else f"{reason}."
+    return ". ".join(filter(None, [error.strerror or str(error), hint])) + "."
 
 
 def is_file(path: Path) -> bool:
     """Return whether there is such a file; False for an impossible name."""
-    try:
+    with suppress(OSError, ValueError):
         return path.is_file()
-    except (OSError, ValueError):
-        return False
+    return False
 
 
 def is_folder(path: Path) -> bool:
     """Return whether there is such a folder; False for an impossible name."""
-    try:
+    with suppress(OSError, ValueError):
         return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return False
 
 
 def instead_of_folder(path: Path) -> str:
     """Return "" for a folder, and otherwise the problem, such as "it is a file"."""
     if is_folder(path):
         return ""
-    return "it is a file" if is_file(path) else "no such folder"
+    return ("no such folder", "it is a file")[is_file(path)]
 
 
 def instead_of_file(path: Path) -> str:
     """Return what is in the place of a file, such as "a folder"; "" for a file or for nothing."""
     if is_folder(path):
         return "a folder"
-    try:
-        there = path.exists()
-        broken = path.is_symlink() and not there
-    except (OSError, ValueError):
-        return ""
-    return "a link that leads nowhere" if broken else "no regular file" if there and not path.is_file() else ""
+    with suppress(OSError, ValueError):
+        if path.exists() and not path.is_file():
+            return "no regular file"
+        if path.is_symlink() and not path.exists():
+            return "a link that leads nowhere"
+    return ""
 
 
 def check_own(path: Path) -> None:
@@ -129,7 +126,7 @@ def remove_scratch(folder: Path, of: str = "*") -> None:
 
 def put_in_place(temporary: Path, path: Path) -> None:
     """Flush a file, or a folder of files, to the disk and rename it over `path`."""
-    for each in temporary.rglob("*") if temporary.is_dir() else [temporary]:
+    for each in (temporary, *temporary.rglob("*")):
         if each.is_file():
             with open(each, "rb+") as file:
                 os.fsync(file.fileno())
@@ -170,13 +167,9 @@ def _remove(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush a rename inside a folder to the disk, if the system can open folders."""
-    try:
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

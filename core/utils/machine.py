@@ -11,7 +11,9 @@ import psutil
 def processors() -> int:
     """Return the number of processors that this process may use."""
     # macOS has no affinity, neither in os nor in psutil.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def processor_name() -> str:
@@ -41,8 +43,8 @@ def peak_memory() -> int:
         import resource
     except ImportError:  # Windows
         return int(psutil.Process().memory_info().peak_wset)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    unit = {"darwin": 1}.get(sys.platform, 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def free_memory() -> int:
@@ -53,4 +55,6 @@ def free_memory() -> int:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
     except (OSError, ValueError):
         return free
-    return free if limit == "max" else min(free, max(int(limit) - used, 0))
+    if limit == "max":
+        return free
+    return min(free, max(int(limit) - used, 0))

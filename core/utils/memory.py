@@ -15,7 +15,9 @@ def available(device: torch.device) -> int:
     """Return the free bytes of a device. UNKNOWN for the meta device and for devices that do not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return free_memory() if device.type == "cpu" else UNKNOWN
+    if device.type == "cpu":
+        return free_memory()
+    return UNKNOWN
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -32,8 +34,9 @@ def check_fits(what: str, shape: tuple[int, ...], like: Tensor, beside: str = "i
         OptionError: it does not fit. The message has its size and the free memory.
     """
     wanted = 2 * math.prod(shape) * like.dtype.itemsize
-    meta = torch.get_default_device().type == "meta"
-    there = UNKNOWN if meta else available(like.device)
+    if torch.get_default_device().type == "meta":
+        return
+    there = available(like.device)
     if wanted > there:
         size = " x ".join(map(str, shape))
         raise OptionError(

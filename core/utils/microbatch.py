@@ -257,7 +257,9 @@ def _as_dict(value: Any) -> Any:
 def _count_rows(module: nn.Module, leaves: list[Any]) -> int:
     counts = {len(each) for each in leaves if _has_rows(each)}
     if len(counts) != 1:
-        found = ", ".join(map(str, sorted(counts))) or "none"
+        found = "nothing that has rows"
+        if counts:
+            found = f"{', '.join(map(str, sorted(counts)))} rows"
         raise PairsError(
             f"{type(module).__name__} cannot be called in microbatches: all its inputs must have one number of rows, "
             f"the instances, along the first dimension; got {found}. Wrap it in a module that adds the other inputs."

@@ -61,13 +61,14 @@ def refusal(folder: Path, deep: bool = False) -> str:
         folder: of the weights.
         deep: whether to search its subfolders.
     """
-    found = None if allowed() else next(_alone(folder, deep), None)
-    if found is None:
+    found = next(_alone(folder, deep), None)
+    if found is None or allowed():
         return ""
-    sole = "-of-" not in found.name
-    cure = f"Convert it with python -m {MODULE} {found}, or if" if sole else "If"
+    fix = "If"
+    if "-of-" not in found.name:
+        fix = f"Convert it with python -m {MODULE} {found}, or if"
     return (
-        f"its weights {found.relative_to(folder)} are a pickle, which is not read unasked. {cure} it comes from who "
+        f"its weights {found.relative_to(folder)} are a pickle, which is not read unasked. {fix} it comes from who "
         f"you trust, set {SWITCH}=restricted in the environment: PyTorch's restricted reader reads it then"
     )
 

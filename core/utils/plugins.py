@@ -42,9 +42,9 @@ class PluginError(DipoleError, ImportError):
     """
 
     def __init__(self, point: EntryPoint, error: BaseException | str) -> None:
-        # Messages of dipole's errors are complete. Others need the type of the exception.
-        known = isinstance(error, str | DipoleError)
-        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, str | DipoleError):  # whose messages are complete
+            reason = f"{type(error).__name__}: {error}"
         super().__init__(f"{point.name!r} of {distribution(point)} ({point.group}: {point.value}): {reason}")
         self.point = point
         self.package = package(point)
@@ -54,7 +54,8 @@ class PluginError(DipoleError, ImportError):
 def points(kind: str) -> list[EntryPoint]:
     """Return the entry points of a kind: dipole's own first, then other packages by name, unless switched off."""
     found = _sorted_points(f"{OURS}.{kind}", entry_points, _installed())
-    return [point for point in found if is_ours(point)] if switched_off() else list(found)
+    ignored = switched_off()
+    return [point for point in found if is_ours(point) or not ignored]
 
 
 def switched_off() -> bool:
@@ -88,7 +89,9 @@ def _installed() -> tuple[tuple[str, int], ...]:
 
 def package(point: EntryPoint) -> str:
     """Return the name of the distribution that declares an entry point."""
-    return _name(point.dist) if point.dist else "(no package)"
+    if point.dist is None:
+        return "(no package)"
+    return _name(point.dist)
 
 
 @lru_cache(maxsize=256)
@@ -99,7 +102,9 @@ def _name(found: Distribution) -> str:
 
 def distribution(point: EntryPoint) -> str:
     """Return name and version of the distribution that declares an entry point."""
-    return f"{point.dist.name} {point.dist.version}" if point.dist else package(point)
+    if point.dist is None:
+        return package(point)
+    return f"{point.dist.name} {point.dist.version}"
 
 
 def is_ours(point: EntryPoint) -> bool:
@@ -118,7 +123,9 @@ def declared_by(module: str) -> str:
             pairs = zip(module.split("."), point.module.split("."), strict=False)
             shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             if shared > best:
-                best, owner = shared, OURS if is_ours(point) else distribution(point)
+                best, owner = shared, distribution(point)
+                if is_ours(point):
+                    owner = OURS
     return owner
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dipole.core.utils.cache import content_of
 from dipole.core.utils.errors import DataError
@@ -87,9 +87,11 @@ def row_files(path: Path) -> list[Path]:
     """
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _ends(p, ROWS))
-    if not files or not _ends(files[0], ROWS):
-        what = f"the folder {path} holds no such file" if path.is_dir() else f"{path} is none of them"
+    files = [p for p in (path, *sorted(path.rglob("*"))) if _ends(p, ROWS) and p.is_file()]
+    if not files:
+        what = f"{path} is none of them"
+        if path.is_dir():
+            what = f"the folder {path} holds no such file"
         raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
     return files
 
@@ -108,16 +110,21 @@ def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
         yield f"{where}, row {number}", row
 
 
+def _opened(file: Path, encoding: str) -> IO[str]:
+    opener: Any = gzip.open if _ends(file, (".gz",)) else open
+    opened: IO[str] = opener(file, "rt", encoding=encoding, newline="")
+    return opened
+
+
 def json_rows(file: Path) -> Iterator[Located]:
     """Yield the JSON value of each line, without empty lines.
 
     Raises:
         DataError: a line is not JSON or not UTF-8, or the file is cut short.
     """
-    opener = gzip.open if _ends(file, (".gz",)) else open
     number = 0
     try:
-        with opener(file, "rt", encoding="utf-8-sig") as lines:
+        with _opened(file, "utf-8-sig") as lines:
             for line in lines:
                 number += 1
                 if line.strip():
@@ -146,20 +153,19 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
             encoding.
     """
-    opener = gzip.open if _ends(file, (".gz",)) else open
-    tabs = _ends(file, (".tsv", ".tsv.gz"))
+    delimiter = ",\t"[_ends(file, (".tsv", ".tsv.gz"))]
     csv.field_size_limit(LONGEST_CELL)
     begins = 1
     try:
-        with opener(file, "rt", encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="") as lines:
-            reader = csv.reader(lines, delimiter="\t" if tabs else ",", strict=True)
+        with _opened(file, {"utf-8": "utf-8-sig"}.get(encoding, encoding)) as lines:
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{file}, line 1: no header; the first line must name the columns")
             twice = next((name for name in header if header.count(name) > 1), None)
             if twice is not None:
                 raise DataError(f"{file}, line 1: two columns are called {twice!r}")
-            _check_divided(header, "\t" if tabs else ",", file)
+            _check_divided(header, delimiter, file)
             begins = reader.line_num + 1
             for cells in reader:
                 where = f"{file}, line {begins}"
@@ -174,8 +180,10 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     except csv.Error as error:
         raise DataError(f"{file}, line {begins}: not CSV ({error})") from None
     except UnicodeDecodeError as error:
-        cure = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'" if asker.encoding else "Save it as UTF-8"
-        raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {cure}.") from None
+        fix = "Save it as UTF-8"
+        if asker.encoding:
+            fix = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'"
+        raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
     except LookupError:
         raise DataError(
             f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
@@ -186,9 +194,9 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
 
 def _check_divided(header: list[str], by: str, file: Path) -> None:
     """Raise DataError if the header seems to use another delimiter."""
-    for other in (set(DIVIDERS) - {by}) if len(header) == 1 else ():
+    for other in set(DIVIDERS) - {by}:
         names = header[0].split(other)
-        if len(names) > 1 and all(NAME.fullmatch(name.strip()) for name in names):
+        if len(header) == 1 < len(names) and all(NAME.fullmatch(name.strip()) for name in names):
             raise DataError(
                 f"{file}, line 1: one column, {header[0][:80]!r}: its names seem to be divided by {other!r}. Save it "
                 "with commas as .csv, or with tabs as .tsv."

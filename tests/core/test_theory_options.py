@@ -1,25 +1,11 @@
 """What `dipole theory` is asked before it reads a run."""
 
-import argparse
-
 import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.cli.commands.theory import configure
 from dipole.core.evaluation.theory import arora
-from dipole.core.evaluation.theory.theorems import THEOREMS
 from dipole.core.utils.errors import OptionError
-
-
-@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda theorem: theorem.key)
-def test_the_command_of_every_theorem_is_one(theorem):
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    for line in theorem.run.split(";"):
-        program, command, *arguments = line.split()
-        assert (program, command) == ("dipole", "theory")
-        parser.parse_args(arguments)
 
 
 @pytest.mark.parametrize("delta", ["2", "0", "-1", "nan", "x"])

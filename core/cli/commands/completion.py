@@ -54,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     parser = whole_parser()
     functions = "\n".join(_marked(parser, arguments.shell))
     script = shtab.complete(parser, shell=arguments.shell, preamble=functions)
-    print(json.dumps({"shell": arguments.shell, "script": script}) if arguments.json else script)
+    if arguments.json:
+        script = json.dumps({"shell": arguments.shell, "script": script})
+    print(script)
     return 0
 
 
@@ -73,9 +75,9 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
         if kinds and shell in ("bash", "zsh"):
             function = "_dipole_" + "_".join((*parser.prog.split()[1:], action.dest))
             marked.complete = {shell: function}
-            words = [name for kind in kinds if kind != "run folders" for name in _names(kind)]
-            listed = " ".join([*map(quote, words), *([RUN_FOLDERS] if "run folders" in kinds else [])])
-            yield _function(function, listed, metavar in FILES, shell)
+            listed = [RUN_FOLDERS] * ("run folders" in kinds)
+            listed += [quote(name) for kind in kinds if kind != "run folders" for name in _names(kind)]
+            yield _function(function, " ".join(listed), metavar in FILES, shell)
         elif metavar in FOLDERS:
             marked.complete = shtab.DIRECTORY
         elif metavar in FILES:
@@ -84,11 +86,10 @@ def _marked(parser: argparse.ArgumentParser, shell: str) -> Iterator[str]:
 
 def _function(name: str, words: str, files: bool, shell: str) -> str:
     """Return a shell function that offers words, and files if `files`."""
+    lines = [f'compgen -W "{words}" -- "$1"', '_shtab_compgen_files "$1"']
     if shell == "zsh":
-        lines = [f"compadd -- {words}", *(["_files"] if files else [])]
-    else:
-        lines = [f'compgen -W "{words}" -- "$1"', *(['_shtab_compgen_files "$1"'] if files else [])]
-    return "\n".join([f"{name}() {{", *(f"  {line}" for line in lines), "}"])
+        lines = [f"compadd -- {words}", "_files"]
+    return "\n".join([f"{name}() {{", *(f"  {line}" for line in lines[: 1 + files]), "}"])
 
 
 def _names(kind: str) -> list[str]:

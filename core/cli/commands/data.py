@@ -51,12 +51,8 @@ def _list(arguments: argparse.Namespace) -> int:
     found = data_sets()
     if arguments.json:
         facts = [
-            {
-                "name": name,
-                "summary": each.summary,
-                "built": isinstance(each, Built),
-                "licence": None if isinstance(each, Built) else each.licence,
-            }
+            {"name": name, "summary": each.summary, "built": isinstance(each, Built)}
+            | {"licence": getattr(each, "licence", None)}
             for name, each in found.items()
         ]
         print(json.dumps(facts, indent=2))
@@ -66,7 +62,9 @@ def _list(arguments: argparse.Namespace) -> int:
         if isinstance(each, Built):
             print(f"{name:<{width}}  {each.summary} (built: `dipole data {name} --help`)")
         else:
-            size = "size asked when fetched" if isinstance(each.files, str) else _sizes(each.files)
+            size = "size asked when fetched"
+            if not isinstance(each.files, str):
+                size = _sizes(each.files)
             print(f"{name:<{width}}  {each.summary}\n{'':<{width}}  {size}; licence: {each.licence}")
     return 0
 
@@ -135,7 +133,9 @@ def _lines(file: RemoteFile) -> Progress:
         nonlocal told
         if time.monotonic() - told > EVERY:
             told = time.monotonic()
-            of = "" if total is None else f" of {size(total)}"
-            print(f"{file.path}: {size(done)}{of}", file=sys.stderr, flush=True)
+            shown = f"{file.path}: {size(done)}"
+            if total is not None:
+                shown += f" of {size(total)}"
+            print(shown, file=sys.stderr, flush=True)
 
     return progress

@@ -35,8 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.cli.app import broken_plugins, by
 
-    kinds = [arguments.kind] if arguments.kind else KINDS
-    found = {kind: _runs(arguments.runs) if kind == RUNS else list_kind(kind) for kind in kinds}
+    kinds: tuple[str, ...] = KINDS
+    if arguments.kind:
+        kinds = (arguments.kind,)
+    found = {kind: list_kind(kind, arguments.runs) for kind in kinds}
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
@@ -47,16 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"  {entry['name']:<{width}}  {entry['summary']}{by(entry.get('package', ''))}")
             if not entries:
                 print("  (none)")
-    for kind in dict.fromkeys("objectives" if kind in REGISTERED else kind for kind in kinds):
-        for error in broken_plugins(kind):
+    for kind in kinds:
+        if kind in ("regularizers", "diagnostics") and "objectives" in kinds:
+            continue  # their plug-ins are those of objectives
+        for error in broken_plugins("objectives" if kind in REGISTERED else kind):
             print(f"cannot be used: {error}", file=sys.stderr)
     if switched_off():
         print(f"{SWITCH}=none: plug-ins of other packages are left out", file=sys.stderr)
     return 0
 
 
-def list_kind(kind: str) -> list[dict[str, Any]]:
-    """Return name, summary and other facts of each entry of a kind."""
+def list_kind(kind: str, runs: Path = Path(RUNS)) -> list[dict[str, Any]]:
+    """Return name, summary and other facts of each entry of a kind. `runs` is the folder of runs."""
+    if kind == RUNS:
+        return _runs(runs)
     if kind in ("recipes", "suites"):
         return _files(kind)
     if kind == "domains":
@@ -87,17 +93,20 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
     from dipole.core.utils.files import instead_of_folder
     from dipole.core.utils.text import text_table
 
-    wrong = "" if folder == Path(RUNS) and not folder.exists() else instead_of_folder(folder)
-    if wrong:
+    wrong = instead_of_folder(folder)
+    if wrong and (folder != Path(RUNS) or folder.exists()):
         raise ConfigError(f"--runs {folder}: {wrong}. Give a folder that `dipole train` or `dipole bench` wrote.")
     found = [run_line(path) for path in run_folders(folder)]
+    if not found:
+        return []
     rows = [(r.status, r.run, f"seed {'-' if r.seed is None else r.seed}", f"step {r.steps}") for r in found]
-    lines = text_table(rows, words=range(4)).split("\n") if rows else []
-    return [
-        {"name": r.name, "summary": f"{line}  {r.objective}".rstrip() if not r.problem else f"{r.status}: {r.problem}"}
-        | {key: value for key, value in asdict(r).items() if key != "name"}
-        for r, line in zip(found, lines, strict=True)
-    ]
+    entries = []
+    for r, line in zip(found, text_table(rows, words=range(4)).split("\n"), strict=True):
+        summary = f"{line}  {r.objective}".rstrip()
+        if r.problem:
+            summary = f"{r.status}: {r.problem}"
+        entries.append({"name": r.name, "summary": summary} | asdict(r))
+    return entries
 
 
 def _domains() -> list[dict[str, Any]]:

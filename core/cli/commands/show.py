@@ -183,7 +183,9 @@ def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
                 yield f"{prefix}{key}", "table", "", "", field.description
             yield from setting_rows(inner[0], f"{prefix}{key}.")
             continue
-        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+        default = "required"
+        if not field.is_required():
+            default = _value(field.get_default(call_default_factory=True))
         bounds = ", ".join(_bound(each) for each in field.metadata if _bound(each))
         yield f"{prefix}{key}", _type(field.annotation), default, bounds, field.description or ""
 
@@ -211,7 +213,9 @@ def _value(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(list(value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return repr(list(value))
+    return str(value)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

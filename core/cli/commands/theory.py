@@ -96,10 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
         from dipole.core.evaluation.theory.pictures import draw_figure_1
 
         draw_figure_1(arguments.figure1)
-        if arguments.run is None:
-            print(json.dumps({"figure1": str(arguments.figure1)}) if arguments.json else arguments.figure1)
+        if arguments.run is None and arguments.json:
+            print(json.dumps({"figure1": str(arguments.figure1)}))
             return 0
-        print(arguments.figure1, file=sys.stderr if arguments.json else sys.stdout)
+        with stdout_to_stderr(arguments.json):
+            print(arguments.figure1)
+        if arguments.run is None:
+            return 0
     if arguments.run is None:
         raise ConfigError("give a RUN (its folder, or the first digits of its hash), --list, or --figure1 FILE.")
 

@@ -47,14 +47,15 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.recipe import load
 
-    overrides = [*arguments.overrides, *([] if arguments.seed is None else [f"seed={arguments.seed}"])]
-    resolved = load(arguments.recipe, overrides)
+    if arguments.seed is not None:
+        arguments.overrides.append(f"seed={arguments.seed}")
+    resolved = load(arguments.recipe, arguments.overrides)
     config = resolved.config
     if arguments.print_config:
-        if launched().rank == 0:
-            found = {"run": config.hash, "config": config.model_dump(mode="json")}
-            text = f"# run {config.hash}\n{config.to_toml(resolved.origins)}"
-            print(json.dumps(found) + "\n" if arguments.json else text, end="")
+        if launched().rank == 0 and arguments.json:
+            print(json.dumps({"run": config.hash, "config": config.model_dump(mode="json")}))
+        elif launched().rank == 0:
+            print(f"# run {config.hash}\n{config.to_toml(resolved.origins)}", end="")
         return 0
     from dipole.core.train.launch import leave
     from dipole.core.train.run import train
