@@ -97,8 +97,12 @@ def test_the_embedding_is_what_the_objective_sees(tmp_path):
         adapter.embedder("head", objective)
 
 
-def test_images_of_any_size_stay_in_order(tmp_path):
-    run = trained(tmp_path)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("run"))
+
+
+def test_images_of_any_size_stay_in_order(run):
     _, adapter, _ = load_run(RunFolder(run), "cpu")
     embedder = adapter.embedder()
     draw = torch.Generator().manual_seed(0)
@@ -137,15 +141,11 @@ def test_what_is_no_image_is_refused(tmp_path):
         list(read_images(str(tmp_path), None, None, 3).rows)
 
 
-def test_a_damaged_folder_is_said_to_be(tmp_path):
-    run = trained(tmp_path)
-    (RunFolder(run).kept / "vision.json").write_text("{")
+def test_a_damaged_or_incomplete_model_is_refused(tmp_path, run):
+    copied = RunFolder(shutil.copytree(run, tmp_path / "copied"))
+    (copied.kept / "vision.json").write_text("{")
     with pytest.raises(CheckpointError, match="damaged"):
-        load_run(RunFolder(run), "cpu")
-
-
-def test_a_model_without_its_kept_files_is_refused(tmp_path):
-    run = trained(tmp_path)
-    shutil.rmtree(RunFolder(run).kept)
+        load_run(copied, "cpu")
+    shutil.rmtree(copied.kept)
     with pytest.raises(CheckpointError, match=r"the model is incomplete: .*kept is missing"):
-        load_run(RunFolder(run), "cpu")
+        load_run(copied, "cpu")
