@@ -1,7 +1,7 @@
 """Vision for the trainer: data, views, a framework and its evaluation."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from dipole.core.evaluation.probes import measuring_device
+from dipole.core.evaluation.probes import frozen, measuring_device
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.block_losses import BlockShape
@@ -31,10 +31,11 @@ from dipole.vision.config import VisionConfig
 from dipole.vision.data import DataConfig, Parts, expected
 from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
-from dipole.vision.evaluation import Evaluation
+from dipole.vision.evaluation import Evaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.frameworks.clip import CLIP
+from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.inference import FEATURES, ImageEmbedder
 from dipole.vision.online import OnlineProbe, count_classes
@@ -313,14 +314,15 @@ class VisionAdapter(Adapter):
 
     def embedder(self, features: str | None = None, objective: Any = None) -> ImageEmbedder:
         """Return a function of image files. features: "encoder" (the tap of the probes, default) or "embedding"."""
-        module = self.module
-        transform = nn.Identity() if objective is None else objective.transform
+        read: Callable[[Tensor], Tensor] = self.module.features
+        if check_features(features, FEATURES) == "embedding":
+            read = transformed(self.module.embedding, objective)
 
-        def embedding(views: Tensor) -> Tensor:
-            return transform(module.embedding(views))
+        def centred(images: Tensor) -> Tensor:
+            with frozen(self.module):
+                return read(centre(images.to(self.device), self.size))
 
-        read = embedding if check_features(features, FEATURES) == "embedding" else module.features
-        return ImageEmbedder(read, module, self.size, self.images.channels, self.config.data.size, self.device)
+        return ImageEmbedder(centred, self.images.channels, self.config.data.size)
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         model = TrainedModel(self.config, self.module, self.images, self.size, self.data_info(), self.draw)

@@ -27,11 +27,12 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
         if kind is None:
             return None
 
+    import torch
     from transformers import AutoImageProcessor
 
     from dipole.core.train.inference import check_features
     from dipole.core.utils.errors import DataError
-    from dipole.vision.inference import ProcessedEmbedder, onnx_features, transformers_features
+    from dipole.vision.inference import ImageEmbedder, onnx_features, transformers_features
 
     read = onnx_features(folder / ONNX) if is_onnx else transformers_features(folder, device)
     check_features(features, ("encoder",))
@@ -39,4 +40,10 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
         processor = AutoImageProcessor.from_pretrained(folder)
     except Exception as error:  # transformers raises many types
         raise DataError(f"{folder / PROCESSOR} cannot be read: {str(error).partition(chr(10))[0]}") from error
-    return ProcessedEmbedder(processor, read, device)
+
+    def embedded(images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return read(processor(list(images), return_tensors="pt")["pixel_values"].float())
+
+    is_grey = getattr(processor, "do_convert_rgb", True) is False
+    return ImageEmbedder(embedded, 1 if is_grey else 3, batch_size=128)

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from dipole.core.evaluation.probes import frozen
 from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pickles import refusal, safetensors_only
 from dipole.vision.decoding import attempt, decode, file_bytes
-from dipole.vision.image_ops import centre
 from dipole.vision.sources.folder import SUFFIXES
 
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
@@ -26,63 +24,22 @@ class ImageEmbedder(Embedder):
     """Image files to features.
 
     Args:
-        read_views: views (n, C, H, W) in [0, 1], H = W = size -> features.
-        module: set to evaluation mode meanwhile.
-        size: side of the views in pixels. channels: 3, or 1 for grey images.
+        features: images (n, C, H, W) uint8 -> features.
+        channels: C, 3, or 1 for grey images.
         decoded: short side after decoding, then a centred square (vision.data.size); None as stored.
-        device: of the module.
+        batch_size: images per forward pass; default as in the run's evaluation.
     """
 
-    batch_size = 512  # images per forward pass, as in the run's evaluation
-
     def __init__(
-        self,
-        read_views: Callable[[Tensor], Tensor],
-        module: nn.Module,
-        size: int,
-        channels: int,
-        decoded: int | None,
-        device: torch.device,
+        self, features: Callable[[Tensor], Tensor], channels: int, decoded: int | None = None, batch_size: int = 512
     ) -> None:
-        self.read_views, self.module, self.device = read_views, module, device
-        self.size, self.channels, self.decoded = size, channels, decoded
+        self.features, self.channels, self.decoded, self.batch_size = features, channels, decoded, batch_size
 
     def read(self, source: str, column: str | None = None) -> Inputs:
         return read_images(source, column, self.decoded, self.channels)
 
     def vectors(self, rows: list[Any]) -> Tensor:
-        return by_shape(rows, self._embed)
-
-    def _embed(self, images: Tensor) -> Tensor:
-        with frozen(self.module):
-            return self.read_views(centre(images.to(self.device), self.size)).flatten(1).float().cpu()
-
-
-class ProcessedEmbedder(Embedder):
-    """Image files to features by an image processor of transformers.
-
-    Args:
-        processor: of transformers.
-        read_pixels: its `pixel_values` -> features.
-        device: of the features' function.
-    """
-
-    batch_size = 128
-
-    def __init__(self, processor: Any, read_pixels: Callable[[Tensor], Tensor], device: torch.device) -> None:
-        self.processor, self.read_pixels, self.device = processor, read_pixels, device
-
-    def read(self, source: str, column: str | None = None) -> Inputs:
-        is_grey = getattr(self.processor, "do_convert_rgb", True) is False
-        return read_images(source, column, None, 1 if is_grey else 3)
-
-    def vectors(self, rows: list[Any]) -> Tensor:
-        return by_shape(rows, self._embed)
-
-    @torch.no_grad()
-    def _embed(self, images: Tensor) -> Tensor:
-        pixels = self.processor(list(images), return_tensors="pt")["pixel_values"].float()
-        return self.read_pixels(pixels.to(self.device)).flatten(1).float().cpu()
+        return by_shape(rows, lambda images: self.features(images).flatten(1).float().cpu())
 
 
 def by_shape(rows: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -151,4 +108,5 @@ def transformers_features(folder: Path, device: torch.device) -> Callable[[Tenso
             model: Any = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only())
     except Exception as error:  # transformers, safetensors and the model each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    return partial(read_pooled, model.eval().to(device))
+    model.eval().to(device)
+    return lambda pixels: read_pooled(model, pixels.to(device))
