@@ -110,7 +110,8 @@ class PairData:
                 candidate_labels = of_batch
             elif labels_behind is not None:
                 candidate_labels = torch.cat([of_batch, labels_behind.to(device)])
-        index, candidate_index = _spread(index, layout.anchor_views, batch), _spread(index, runs, batch)
+        candidate_index = _spread(index, runs, batch)
+        index = candidate_index if runs == layout.anchor_views else _spread(index, layout.anchor_views, batch)
         if behind:
             candidate_index = torch.cat([candidate_index, index.new_full((behind,), -1)])
         return cls(
