@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3 import DQN
 
-from dipole.rl.callbacks import ContrastiveCallback
+from dipole.rl import ContrastiveCallback
 
 
 class Blocks(gymnasium.Env):

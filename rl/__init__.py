@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from dipole.core.utils.extras import lazy
 
 _HOME = {
-    "CheckpointCallback": "dipole.rl.callbacks.checkpointing",
+    "CheckpointCallback": "dipole.rl.snapshots",
     "ContrastiveCallback": "dipole.rl.callbacks.contrastive",
     "ContrastiveDrQ": "dipole.rl.drq",
     "ContrastiveSAC": "dipole.rl.sac",

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -28,7 +29,8 @@ from dipole.core.train.config import EvaluatedPart, Settings
 from dipole.core.train.inference import Embedder
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import remove_scratch
-from dipole.rl import algorithms, artifacts, augmentation, snapshots
+from dipole.core.utils.received import read_text
+from dipole.rl import algorithms, augmentation, description, snapshots
 from dipole.rl.config import RLConfig
 from dipole.rl.contrast import bilinear_terms, start_bilinear
 from dipole.rl.envs.registry import find, make_env
@@ -38,9 +40,8 @@ from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.at_once import evaluate_each
 from dipole.rl.episodes.history import SCORES, Evaluation, scores
 from dipole.rl.episodes.play import evaluate
-from dipole.rl.export import export_sb3
+from dipole.rl.export import export_hub, export_sb3
 from dipole.rl.exported import NO_VECTORS
-from dipole.rl.hub import export_hub
 from dipole.rl.networks import PixelEncoder
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import parts
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
     from dipole.core.train.run import Run
 
 _PRECISIONS = {"32": "float32", "bf16-mixed": "bf16"}  # of [train] -> of the agent, whose updates scale no loss
+_TRAIN = (
+    "steps", "batch_size", "learning_rate", "precision", "curves_on", "evaluate_on", "evaluate_every",
+    "checkpoint_every", "log_every",
+)  # fmt: skip
+_FILE = "agent.json"
 _KEPT = 512  # observations of the last evaluation whose features go into diagnostics and pictures
 
 
@@ -59,12 +65,7 @@ class RLAdapter(Adapter):
     config_model: ClassVar[type[Settings]] = RLConfig
     validates: ClassVar[bool] = True
     sets_aside: ClassVar[bool] = False
-    train_fields: ClassVar[frozenset[str]] = frozenset(
-        {
-            "steps", "batch_size", "learning_rate", "precision", "curves_on", "evaluate_on", "evaluate_every",
-            "checkpoint_every", "log_every",
-        }
-    )  # fmt: skip
+    train_fields: ClassVar[frozenset[str]] = frozenset(_TRAIN)
     precisions: ClassVar[tuple[str, ...]] = tuple(_PRECISIONS)
     objective_optional: ClassVar[bool] = True
     export_formats: ClassVar[tuple[str, ...]] = ("sb3", "huggingface-sb3")
@@ -81,7 +82,8 @@ class RLAdapter(Adapter):
         if self.kept is None:
             env = self._environments()
         else:
-            self._kept = artifacts.read(self.kept)
+            with _undamaged(self.kept):
+                self._kept = json.loads(read_text(self.kept / _FILE))
         self.agent = algorithms.ALGORITHMS[config.algorithm](
             "CnnPolicy",
             env,
@@ -96,7 +98,9 @@ class RLAdapter(Adapter):
             **config.agent_settings(),
         )
         if self._kept is not None and self.kept is not None:
-            artifacts.make_networks(self.agent, self._kept, self.kept)
+            with _undamaged(self.kept):
+                description.make_networks(self.agent, self._kept)
+                self._info = dict(self._kept["info"])
         self.agent.task = {"name": config.task, "settings": config.environment()}
         self.agent.set_logger(Logger(None, []))
         self.module = nn.ModuleDict(self.agent.parts())
@@ -152,7 +156,6 @@ class RLAdapter(Adapter):
         return self._evaluating
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[FrameBatch]:
-        """Batches of what replay holds, without moving its sampler."""
         buffer = self.agent.replay_buffer
         state = buffer.rng.bit_generator.state
         buffer.rng = self.seed.numpy("data", epoch, start)
@@ -161,14 +164,11 @@ class RLAdapter(Adapter):
         yield batch
 
     def embed(self, batch: FrameBatch) -> Pairs:
-        """Anchors of the encoder against keys of the momentum encoder."""
         return self.agent.make_pairs(batch, self.agent.anchors(batch.observations))
 
     def _played(self, part: EvaluatedPart) -> int:
         """Return the seed of evaluated episodes. Validation and test use different ones."""
-        if part == "validation":
-            return self.seed.stream("probe", "validation")
-        return self.seed.probe
+        return self.seed.stream("probe", "validation") if part == "validation" else self.seed.probe
 
     @property
     def _has_new_score(self) -> bool:
@@ -177,7 +177,6 @@ class RLAdapter(Adapter):
         return any(reached < steps <= self.agent.environment_steps for steps in SCORES.values())
 
     def evaluate(self, objective: Any) -> dict[str, float]:
-        """Returns of whole episodes and the scores reached so far."""
         agent = self.agent
         observations: list[Any] = []
         returns = self._play(self._played(self.part), observations=observations)
@@ -185,21 +184,14 @@ class RLAdapter(Adapter):
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]
         if self.part == self.reported or self._has_new_score:
-            reported = returns
-            if self.part != self.reported:
-                reported = self._play(self._played(self.reported))
+            reported = self._play(self._played(self.reported)) if self.part != self.reported else returns
             self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
-        return {
-            "return/mean": float(np.mean(returns)),
-            "return/std": float(np.std(returns)),
-            "return/iqm": interquartile_mean(returns),
-            "return/min": min(returns),
-            "return/max": max(returns),
-            **{f"score/{name}": value for name, value in scores(self.history).items()},
-        }
+        found = {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "iqm": interquartile_mean(returns)}
+        found |= {"min": min(returns), "max": max(returns)}
+        reached = {f"score/{name}": value for name, value in scores(self.history).items()}
+        return {f"return/{name}": value for name, value in found.items()} | reached
 
     def _play(self, seed: int, observations: list[Any] | None = None) -> list[float]:
-        """Returns of an evaluation's episodes."""
         config = self.config
         if config.evaluation_seeds == "first":
             return evaluate(self.agent, self._evaluation_env, config.episodes, seed, observations=observations)
@@ -233,14 +225,11 @@ class RLAdapter(Adapter):
 
     def data_info(self) -> dict[str, Any]:
         if self._kept is not None:
-            return dict(self._kept["info"])
+            return self._info
         env = self._evaluation_env
         first, _ = env.reset(seed=0)
-        described = {
-            "task": self.config.task,
-            "environment": self.config.environment(),
-            "action_repeat": getattr(env.unwrapped, "action_repeat", 1),
-        }
+        repeat = getattr(env.unwrapped, "action_repeat", 1)
+        described = {"task": self.config.task, "environment": self.config.environment(), "action_repeat": repeat}
         observed = parts(first)
         content = b"".join(np.ascontiguousarray(each).tobytes() for each in observed.values())
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode() + content)
@@ -249,14 +238,13 @@ class RLAdapter(Adapter):
             "name": self.config.task,
             "fingerprint": digest.hexdigest()[:16],
             "sizes": {**shapes, "replay_bytes": self.agent.replay_buffer.nbytes},
-            "action_repeat": described["action_repeat"],
+            "action_repeat": repeat,
             "environment_steps": self.agent.environment_steps,
             "agent_steps": self.agent.num_timesteps,
             "faults": len(self.agent.faults),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Write the agent's own checkpoint beside the run's, and name it."""
         folder = self.workdir / "checkpoints" / f"agent-{self.agent.num_timesteps:09d}"
         snapshots.save(self.agent, folder)
         for old in snapshots.checkpoints(folder.parent)[: -snapshots.KEEP]:
@@ -270,17 +258,15 @@ class RLAdapter(Adapter):
         self.history = [Evaluation(steps, agent, tuple(returns)) for steps, agent, returns in state["history"]]
 
     def keep(self, folder: Path) -> None:
-        artifacts.keep(folder, self.agent, self.data_info())
+        # With the spaces the agent is built without its environment.
+        told = {**description.told_spaces(self.agent), "info": self.data_info()}
+        (folder / _FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
     def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
-        """Refused: what an agent gives for its inputs is actions."""
         raise ConfigError(f"{self.workdir} {NO_VECTORS}")
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
-        """Write agent.zip for the agent's `load`, a zip for SB3's own algorithm, its networks' code, and a card.
-
-        "huggingface-sb3" is the same in that library's layout, with a result and a video of episodes played now.
-        """
+        """Write the folder of a trained agent for stable-baselines3, or in the layout of huggingface_sb3."""
         agent, train = self.agent, record.config["train"]
         agent.adopt(objective, **_settings_of(train["learning_rate"], train["precision"]))
         agent.num_timesteps, agent.environment_steps = record.data["agent_steps"], record.data["environment_steps"]
@@ -288,6 +274,10 @@ class RLAdapter(Adapter):
             export_sb3(agent, folder, record, self.data_info())
             return
         export_hub(agent, folder, record, self.data_info(), self._evaluation_env, self.config.episodes, self.seed.probe)
+
+
+def _undamaged(folder: Path) -> AbstractContextManager[None]:
+    return description.readable(f"the model {folder} is damaged", ". Train again with --overwrite.")
 
 
 def _settings_of(learning_rate: float, precision: str) -> dict[str, Any]:

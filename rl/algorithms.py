@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from dipole.core.objectives.objective import Composite, Objective
 from dipole.rl import description
 from dipole.rl.drq import ContrastiveDrQ
 from dipole.rl.pixel_agent import PixelAgent
@@ -11,18 +12,25 @@ from dipole.rl.sac import ContrastiveSAC
 ALGORITHMS: dict[str, type[PixelAgent]] = {"sac": ContrastiveSAC, "drq": ContrastiveDrQ}
 
 
-def open_agent(path: str | Path, cls: Any = None, *arguments: Any, **given: Any) -> Any:
-    """Build an agent from its zip without running code in it.
+def open_agent(
+    path: str | Path,
+    cls: Any = None,
+    env: Any = None,
+    device: str = "auto",
+    objective: Objective | Composite | None = None,
+    **given: Any,
+) -> Any:
+    """Return an agent built from its zip without running code in it. Without an environment it can only play.
 
-    Args:
-        path: what `ContrastiveSAC.save` wrote.
-        cls: the agent's class. By default that of the algorithm in the file.
-        arguments: as in `description.open_agent`.
-        given: likewise.
-
-    Raises:
-        CheckpointError: the file is damaged or was not written here. ConfigError: the agent needs what was not given.
+    The class is that of the algorithm by default. `given` are keywords that a file cannot hold (functions, SB3's
+    objects). Raise CheckpointError for a damaged file or one that was not written here, ConfigError if something is
+    not given.
     """
-    if cls is None:
-        cls = ALGORITHMS.get(description.read(Path(path))["settings"].get("algorithm"), ContrastiveSAC)
-    return description.open_agent(path, cls, *arguments, **given)
+    told = description.read(Path(path))
+    with description.readable(f"the agent {path} cannot be read"), description.explained(path, objective):
+        cls = cls or ALGORITHMS[told["settings"]["algorithm"]]
+        agent = description.build(cls, told, env, device, objective, **given)
+        description.load_weights(agent, path)
+        for name in description.COUNTERS:
+            setattr(agent, name, told["counters"][name])
+    return agent

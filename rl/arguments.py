@@ -4,8 +4,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from gymnasium.error import ResetNeeded
 
 from dipole.core.utils.errors import ConfigError
 
@@ -44,11 +42,3 @@ def check_seed(seed: Any) -> int | None:
     if not _is(Integral, seed) or not 0 <= seed < 2**32:
         raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1, or None, got {seed!r}.")
     return int(seed)
-
-
-def check_step(playing: bool, action: Any, space: spaces.Space[Any]) -> None:
-    """Raise ResetNeeded outside an episode, ConfigError for an action of another shape."""
-    if not playing:
-        raise ResetNeeded("step() was called before reset(), or after the episode had ended: call reset() first.")
-    if np.shape(action) != space.shape:
-        raise ConfigError(f"an action of this task has the shape {space.shape}, got {np.shape(action)}.")

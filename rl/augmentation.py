@@ -33,12 +33,7 @@ class Augmentation(Protocol):
 
 
 class Crop:
-    """A random window. With `inclusive=False` the last offset is never drawn, as in the CURL repository.
-
-    Args:
-        size: height and width of the window.
-        inclusive: draw offsets 0..m (m = rendered size - size). False draws 0..m-1.
-    """
+    """A random window at offsets 0..m, m = rendered size - size, or 0..m-1 as in the CURL repository."""
 
     def __init__(self, size: Size, inclusive: bool = True) -> None:
         self.size = size
@@ -125,13 +120,7 @@ class Custom:
 
 
 def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:
-    """Move each image by (top - pad, left - pad) pixels, repeating its border.
-
-    Args:
-        images: (B, C, h, w).
-        top, left: (B,) integers in 0..2 pad.
-        pad: largest shift in pixels.
-    """
+    """Move images (B, C, h, w) by (top - pad, left - pad) pixels, integers (B,) in 0..2 pad. Borders are repeated."""
     height, width = images.shape[-2:]
     device = images.device
     rows = to_device(torch.as_tensor(top), device)[:, None] + torch.arange(height, device=device) - pad  # (B, h)
@@ -143,16 +132,7 @@ def shift(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Te
 
 
 def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: int) -> Tensor:
-    """As `shift`, for real shifts: each pixel is interpolated between the four pixels around its place.
-
-    Args:
-        images: (B, C, h, w).
-        top, left: (B,) numbers from 0 to 2 pad.
-        pad: largest shift in pixels.
-
-    Returns:
-        (B, C, h, w) float32.
-    """
+    """As `shift`, for real shifts: pixels of (B, C, h, w) float32 are interpolated between the four around them."""
     height, width = images.shape[-2:]
     device = images.device
     padded = torch.nn.functional.pad(images.float(), (pad,) * 4, "replicate")
@@ -167,20 +147,14 @@ def shift_bilinear(images: Tensor, top: NDArray[Any], left: NDArray[Any], pad: i
 
 def one_number(height: int, width: int) -> Size:
     """Return the size of an image, as one number if it is square."""
-    if height == width:
-        return height
-    return (height, width)
+    return height if height == width else (height, width)
 
 
 def resolve(choice: Any, channels: int, rendered: Size, size: int | None, inclusive: bool) -> Augmentation:
-    """Build the augmentation for a choice: a name in NAMES, or a function.
+    """Build the augmentation for a name in NAMES, or a function.
 
-    Args:
-        choice: "crop", "shift", "bilinear", "none" or a function.
-        channels, rendered: of the environment's observations.
-        size: height and width that the network sees, of a square. By default 84 % of the rendered height and width for
-            crops (84 of 100), the rendered size otherwise.
-        inclusive: see `Crop`.
+    The network sees a square of `size`. By default 84 % of the rendered height and width for crops (84 of 100), the
+    rendered size otherwise.
     """
     if callable(choice):
         custom = Custom(choice, channels, rendered)

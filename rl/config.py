@@ -13,15 +13,8 @@ from dipole.rl.settings import DEFAULT, PRESETS, AgentTable, Storage
 
 # Keywords of an environment's factory, where it has them.
 _OF_THE_ENVIRONMENT = (
-    "size",
-    "frame_stack",
-    "action_repeat",
-    "camera",
-    "rendering",
-    "difficulty",
-    "backgrounds",
-    "dynamic",
-)
+    "size", "frame_stack", "action_repeat", "camera", "rendering", "difficulty", "backgrounds", "dynamic",
+)  # fmt: skip
 
 
 class RLConfig(AgentTable):
@@ -32,28 +25,20 @@ class RLConfig(AgentTable):
         {"preset", "hyperparameters", "storage", "workers", "evaluation_workers"}
     )
 
-    hyperparameters: str | None = Field(
-        None, description="a file of RL Baselines3 Zoo, whose entry for the task (or default) brings what is left out"
-    )
-    task: str = Field(
-        "dot", description='"dot", a task of the suite ("cheetah-run", ...), one of your own, or an id of gymnasium'
-    )
+    hyperparameters: str | None = Field(None, description="a file of RL Baselines3 Zoo, for what is left out")
+    task: str = Field("dot", description='"dot", one of the suite ("cheetah-run"), your own, or an id of gymnasium')
     size: int | None = Field(None, ge=12, description="rendered height and width. Default 100 (dot: 28)")
     frame_stack: int = Field(3, ge=1, description="frames in an observation")
     action_repeat: int | None = Field(None, ge=1, description="control steps per action. Default the papers'")
     camera: int | None = Field(None, ge=0, description="default 0 (quadruped: 2)")
     rendering: Literal["paper", "fast"] = Field("paper", description="fast: no shadows, reflections, anti-aliasing")
-    difficulty: Literal["easy", "medium", "hard"] | None = Field(
-        None, description="distracting: strength of colours and camera, and how many backgrounds"
-    )
+    difficulty: Literal["easy", "medium", "hard"] | None = Field(None, description="distracting: strength and videos")
     backgrounds: str | None = Field(None, description="distracting: a folder of pictures, or of videos as such folders")
     dynamic: bool = Field(False, description="distracting: whether backgrounds move")
     envs: int = Field(1, ge=1, description="environments that are stepped together")
     workers: bool = Field(False, description="each environment in a process of its own")
     augmentation: Literal["crop", "shift", "bilinear", "none"] = "crop"
-    storage: Storage = Field(
-        "auto", description="where replay stores its frames. auto: on a GPU if they fit. disk: in TMPDIR"
-    )
+    storage: Storage = Field("auto", description="of replay's frames. auto: on a GPU if they fit. disk: in TMPDIR")
     episodes: int = Field(10, ge=1, description="episodes of an evaluation")
     evaluation_seeds: Literal["first", "each"] = Field(
         "first", description="first: one seed for the first episode of an evaluation. each: every episode has its own"

@@ -17,8 +17,7 @@ from dipole.core.utils.errors import ConfigError, PairsError
 def as_composite(given: str | Objective | Composite | None) -> Composite | None:
     """Return a Composite for a text, an Objective or a Composite, and None for "none" and None.
 
-    Raises:
-        SpecError: for a wrong text. ConfigError: for anything else.
+    Raise SpecError for a wrong text, ConfigError for anything else.
     """
     if given is None or given == "none":
         return None
@@ -42,13 +41,7 @@ def unregistered(contrast: Composite | None) -> tuple[str, ...]:
 
 
 def fit(contrast: Composite, width: int, bilinear_init: str) -> Composite:
-    """Create missing parameters for embeddings of the agent's width. Existing ones stay.
-
-    Args:
-        contrast: the objective.
-        width: of the embeddings.
-        bilinear_init: how a new matrix W starts, "uniform" or "identity".
-    """
+    """Create missing parameters for embeddings of the width, W as `bilinear_init` says. Existing ones stay."""
     new = [term for term in bilinear_terms(contrast) if isinstance(term.W, UninitializedParameter)]
     contrast.build(width)
     start_bilinear(new, bilinear_init)
@@ -71,8 +64,7 @@ def start_bilinear(terms: list[Objective], bilinear_init: str) -> None:
 def largest(gradients: list[Tensor]) -> Tensor:
     """Return the largest magnitude in each of n gradients, (n,), or NaN if there is one.
 
-    PyTorch's norm of the infinite order takes 18 times as long on a CPU (13 million numbers an update), and one kernel
-    for all of them on a GPU.
+    PyTorch's norm of the infinite order takes 18 times as long on a CPU, and one kernel for all of them on a GPU.
     """
     if gradients[0].device.type == "cpu":
         return torch.stack([torch.maximum(each.amax(), -each.amin()) for each in gradients])
@@ -82,8 +74,7 @@ def largest(gradients: list[Tensor]) -> Tensor:
 def require_unlabelled(contrast: Composite, width: int, positives: int, batch_size: int) -> None:
     """Try a copy of the objective on what an agent has: a batch without labels, `positives` keys for each anchor.
 
-    Raises:
-        ConfigError: if it asks for more. This comes before training instead of at the first update.
+    Raise ConfigError if it asks for more, before training instead of at the first update.
     """
     trial = copy.deepcopy(contrast).cpu()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -94,28 +85,22 @@ def require_unlabelled(contrast: Composite, width: int, positives: int, batch_si
 
 
 def duplicates(stacks: Any, positives: int) -> Tensor | None:
-    """Return the candidates that show the same observation as another anchor, for `Pairs.cross(ignored=)`.
+    """Return the candidates (B, B K) that show the same observation as another anchor, or None if all rows differ.
 
-    Args:
-        stacks: (B, n) integers. Equal rows are the same observation.
-        positives: K, keys of each observation. Candidate j + c B is key c of observation j.
-
-    Returns:
-        (B, E) long, padded with -1, or None if no two rows are equal.
+    Equal rows of `stacks` (B, n) are the same observation. Candidate j + c B is key c of observation j.
     """
-    size = len(stacks)
-    _, group, counts = np.unique(stacks, axis=0, return_inverse=True, return_counts=True)
-    largest = int(counts.max())
-    if largest == 1:
+    rows, names = np.unique(stacks, axis=0, return_inverse=True)
+    if len(rows) == len(stacks):
         return None
-    dropped = np.full((size, (largest - 1) * positives), -1, np.int64)
-    for label in np.flatnonzero(counts > 1):
-        members = np.flatnonzero(group == label)
-        for member in members:
-            others = members[members != member]
-            keys = (others[:, None] + size * np.arange(positives)).ravel()
-            dropped[member, : len(keys)] = keys
-    return torch.from_numpy(dropped)
+    return twins(torch.from_numpy(names.reshape(-1)), positives)
+
+
+def twins(names: Tensor, positives: int) -> Tensor:
+    """Return the candidates (B, B K) with the name of the anchor, names (B,), but not its own keys: -1 elsewhere."""
+    size, device = len(names), names.device
+    candidates = torch.arange(size * positives, device=device)
+    others = candidates % size != torch.arange(size, device=device)[:, None]
+    return torch.where((names[:, None] == names.repeat(positives)) & others, candidates, -1)
 
 
 def bf16_is_native(device: torch.device) -> bool:

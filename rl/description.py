@@ -16,8 +16,9 @@ from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from dipole.core.objectives.objective import Composite, Objective
-from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, SpecError
+from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, ReceivedError, SpecError
 from dipole.rl import settings as presets
+from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.settings import Inputs
 
 FILE = "dipole.json"  # inside the zip
@@ -30,12 +31,8 @@ def describe(agent: Any) -> dict[str, Any]:
     """Return what `build` makes the agent from."""
     settings = dict(agent.settings)
     augmentation = agent.augmentation
-    given: dict[str, Any] = {
-        "learning_rate": settings["learning_rate"],
-        "augmentation": augmentation,
-        "action_noise": agent.action_noise,
-    }
-    if not agent.has_own_replay:
+    given = {name: getattr(agent, name) for name in ("learning_rate", "augmentation", "action_noise")}
+    if agent.replay_buffer_class is not FrameReplayBuffer or agent.replay_buffer_kwargs:
         given["replay_buffer_class"] = agent.replay_buffer_class
         given["replay_buffer_kwargs"] = agent.replay_buffer_kwargs
     # Our files never hold code.
@@ -66,11 +63,7 @@ def add_to(path: Path, agent: Any) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the description in a zip.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, or holds none.
-    """
+    """Read the description in a zip. Raise CheckpointError if the file is missing, damaged, or holds none."""
     try:
         with zipfile.ZipFile(path) as archive:
             if FILE not in archive.namelist():
@@ -108,41 +101,6 @@ def inputs_of(path: Any) -> Inputs:
     """Return the part of its environment's observations that a saved agent sees."""
     found: Inputs = settings_of(path).get("inputs", "auto")
     return found
-
-
-def open_agent(
-    path: str | Path,
-    cls: Any,
-    env: Any = None,
-    device: str = "auto",
-    objective: Objective | Composite | None = None,
-    **given: Any,
-) -> Any:
-    """Build an agent from its zip without running code in it.
-
-    Args:
-        path: what `ContrastiveSAC.save` wrote.
-        cls: the agent's class.
-        env: to go on learning in. Without one the agent can only play.
-        device: where to.
-        objective: as `ContrastiveSAC.load` takes it.
-        given: keywords of `ContrastiveSAC` that a file cannot hold: functions, SB3's objects, tensorboard_log.
-
-    Raises:
-        CheckpointError: the file is damaged or was not written here. ConfigError: the agent needs what was not given.
-    """
-    told = read(Path(path))
-    try:
-        with explained(path, objective):
-            agent = build(cls, told, env, device, objective, **given)
-            load_weights(agent, path)
-            for name in COUNTERS:
-                setattr(agent, name, told["counters"][name])
-    except DipoleError:
-        raise
-    except Exception as error:  # a file of our own form with anything at all in it
-        raise CheckpointError(f"the agent {path} cannot be read: {type(error).__name__}: {error}") from error
-    return agent
 
 
 def build(
@@ -199,6 +157,19 @@ def load_weights(agent: Any, path: str | Path) -> None:
     agent.set_parameters(parameters, exact_match=True, device=agent.device)
     for name, value in (variables or {}).items():
         getattr(agent, name).data = value.data
+
+
+@contextmanager
+def readable(said: str, cure: str = "") -> Iterator[None]:
+    """Raise CheckpointError for any error: a file may have anything at all in it. Our own errors stay."""
+    try:
+        yield
+    except ReceivedError as error:
+        raise CheckpointError(f"{said}: {error}{cure}") from error
+    except DipoleError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{said}: {type(error).__name__}: {error}{cure}") from error
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """DrQ-v2 with a contrastive auxiliary objective, as a subclass of SB3's TD3."""
 
+import itertools
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from stable_baselines3 import TD3
 from stable_baselines3.common.policies import BasePolicy
-from torch import Tensor, nn
+from torch import Tensor
 
 from dipole.rl import settings as presets
 from dipole.rl.networks import DrQPolicy, Maps, detached, q_values, soft_update, with_noise
@@ -65,40 +66,19 @@ class ContrastiveDrQ(PixelAgent, TD3):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": DrQPolicy}
     policy: DrQPolicy
 
-    # Attributes that store settings, besides those of `PixelAgent` and of SB3's TD3.
-    target_every: int
-    target_views: int
-    value_views: int
-    noise_start: float
-    noise_end: float
-    noise_steps: int
-
     # Acting -----------------------------------------------------------------------------------------------------------
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the actions' noise after the agent steps so far, from noise_start to noise_end."""
+        """Standard deviation of the actions' noise after the agent steps so far."""
         return noise_at(self.num_timesteps, self.noise_start, self.noise_end, self.noise_steps)
 
     def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Return actions (B, A), or (A,) for one observation, and the given state, as SB3 does.
-
-        Actions that are not deterministic get the scheduled noise.
-
-        Args:
-            arguments: as in SB3.
-            settings: as in SB3.
-        """
         self.policy.actor.std = self.noise
         return super().predict(*arguments, **settings)
 
-    def noisy_action(self, maps: Maps, states: Tensor | None) -> Tensor:
-        """Return clip(pi(x) + clip(sigma_t e, -c, c)), e ~ N(0, 1): (B, A).
-
-        Args:
-            maps: feature maps (b, filters, height, width) in chunks.
-            states: (B, S) vectors, or None.
-        """
+    def _noisy_action(self, maps: Maps, states: Tensor | None) -> Tensor:
+        """Return clip(pi(x) + clip(sigma_t e, -c, c)), e ~ N(0, 1): (B, A)."""
         actor = self.policy.actor
         features = joined(actor.features_extractor.head(maps), states)  # type: ignore[operator]
         mean = actor.mu(features).to(features.dtype)
@@ -106,19 +86,13 @@ class ContrastiveDrQ(PixelAgent, TD3):
 
     # Updating ---------------------------------------------------------------------------------------------------------
 
-    def update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
-        """Make one update: critic and contrast, then the actor, then the momentum copies.
-
-        Args:
-            batch: drawn by replay.
-            contrasting: whether the contrastive objective takes part.
-            logs: gets the losses, () each.
-        """
-        maps = self.update_critic_and_contrast(batch, self.target(batch), contrasting, logs)
+    def _update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
+        """Make one update: critic and contrast, then the actor, then the momentum copies."""
+        maps = self._update_critic_and_contrast(batch, self.target(batch), contrasting, logs)
         if self._n_updates % self.policy_delay == 0:
-            self.update_actor(first_rows(maps, len(batch.rewards)), batch.states, logs)
+            self._update_actor(first_rows(maps, len(batch.rewards)), batch.states, logs)
         if self._n_updates % self.target_every == 0:
-            self.update_targets()
+            self._update_targets()
         logs["noise"] = torch.tensor(self.noise, device=self.device)
 
     @torch.no_grad()
@@ -130,21 +104,13 @@ class ContrastiveDrQ(PixelAgent, TD3):
         """
         maps = self.policy.encoder.convolve(batch.next_observations)
         states = repeated(batch.next_states, self.target_views)
-        action = self.noisy_action(maps, states)  # (K B, A)
+        action = self._noisy_action(maps, states)  # (K B, A)
         q = q_values(self.critic_target, joined(self.policy.key_encoder.head(maps), states), action)
         value = q.min(1, keepdim=True).values.unflatten(0, (-1, len(batch.rewards))).mean(0)
-        return self.returns(batch, value)
+        return self._returns(batch, value)
 
-    def update_critic_and_contrast(self, batch: FrameBatch, target: Tensor, contrasting: bool, logs: Logs) -> Maps:
-        """Step encoder, Q functions and objective on the sum of both losses. Return the detached feature
-        maps (b, filters, height, width).
-
-        Args:
-            batch: drawn by replay.
-            target: y, (B, 1).
-            contrasting: False leaves the contrast out.
-            logs: gets the losses, () each.
-        """
+    def _update_critic_and_contrast(self, batch: FrameBatch, target: Tensor, contrasting: bool, logs: Logs) -> Maps:
+        """Step encoder, Q functions and objective on the sum of both losses. Return the detached feature maps."""
         encoder, views = self.policy.encoder, self.value_views
         maps = encoder.convolve(batch.observations)
         features = encoder.head(maps)  # (M B, d)
@@ -154,22 +120,16 @@ class ContrastiveDrQ(PixelAgent, TD3):
         self._step_critic(loss, batch, features[: len(batch.rewards)], contrasting, logs)
         return detached(maps)
 
-    def update_actor(self, maps: Maps, states: Tensor | None, logs: Logs) -> None:
-        """Step the policy on -mean min_i Q_i(x_1, a). The gradient stops at the convolutions.
-
-        Args:
-            maps: detached feature maps (b, filters, height, width) of the first view, in chunks.
-            states: (B, S) vectors, or None.
-            logs: gets the loss, ().
-        """
-        action = self.noisy_action(maps, states)
+    def _update_actor(self, maps: Maps, states: Tensor | None, logs: Logs) -> None:
+        """Step the policy on -mean min_i Q_i(x_1, a). The maps are detached: the gradient stops at the convolutions."""
+        action = self._noisy_action(maps, states)
         with torch.no_grad():
             features = joined(self.policy.encoder.head(maps), states)
         loss = -q_values(self.critic, features, action).min(1).values.mean()
-        self.minimise({"actor": loss}, [self.policy.actor.optimizer])
+        self._minimise({"actor": loss}, [self.policy.actor.optimizer])
         logs["actor_loss"] = loss.detach()
 
-    def update_targets(self) -> None:
+    def _update_targets(self) -> None:
         """Move the momentum copies: Qbar and its head with tau, the key encoder's convolutions with encoder_tau."""
         online, copy = self.policy.encoder, self.policy.key_encoder
         heads = ([*self.critic.q_networks, online.fc, online.ln], [*self.critic_target.q_networks, copy.fc, copy.ln])
@@ -180,36 +140,19 @@ class ContrastiveDrQ(PixelAgent, TD3):
 
     @classmethod
     def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
-        """The settings that SB3's TD3 is made with and stores.
-
-        Args:
-            chosen: all settings.
-        """
         own = {"policy_delay": chosen.actor_every, "target_noise_clip": chosen.noise_clip}
         return super().sb3_keywords(chosen) | own
 
     def _sample(self, batch_size: int, times: tuple[int, int] | None = None) -> FrameBatch:
         return super()._sample(batch_size, times or (self.value_views, self.target_views))
 
-    def parts(self) -> dict[str, nn.Module]:
-        """Return the modules that a run saves."""
-        policy = self.policy
-        return {"actor": policy.actor, "critic": policy.critic, "critic_target": policy.critic_target}
-
 
 def repeated(states: Tensor | None, times: int) -> Tensor | None:
     """Repeat states (B, S) for several views of their images: (times B, S)."""
-    if states is None or times == 1:
-        return states
-    return states.repeat(times, 1)
+    return states if states is None or times == 1 else states.repeat(times, 1)
 
 
 def first_rows(maps: Maps, count: int) -> Maps:
     """Return the first rows of chunks of rows."""
-    found, left = [], count
-    for each in maps:
-        if left <= 0:
-            break
-        found.append(each[:left])
-        left -= len(each)
-    return tuple(found)
+    starts = itertools.accumulate((len(each) for each in maps), initial=0)
+    return tuple(each[: count - start] for each, start in zip(maps, starts, strict=False) if start < count)

@@ -7,46 +7,44 @@ them.
 """
 
 import copy
-from dataclasses import dataclass
+import json
+import platform
+import re
+import zipfile
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
+import gymnasium
 import numpy as np
-import torch
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.utils import get_system_info
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.seeding import isolated
 from dipole.rl import networks, seen
 from dipole.rl.envs.running.validate import stack
+from dipole.rl.episodes.pictures import write_video
+from dipole.rl.episodes.play import evaluate
 from dipole.rl.exported import AGENT
 from dipole.rl.inputs import named
 from dipole.rl.pixel_agent import PixelAgent
 
-CODE, SEEN = "networks.py", "seen.py"
 PLAIN_REPLAY = 10_000  # transitions, which SB3's replay stores twice. `buffer_size=` of `SAC.load` changes it
 
 
-@dataclass(frozen=True)
-class Form:
-    """An algorithm as SB3's own.
-
-    Args:
-        base: SB3's class. policy: that of its networks, in `code`.
-        name: of the algorithm, in words. what: likewise, with its paper.
-        also, and_also: what the zips hold beside the networks, in words.
-    """
+class Form(NamedTuple):
+    """An algorithm as SB3's own: the class, that of its networks, its name, with the paper, and what else is kept."""
 
     base: type[OffPolicyAlgorithm]
-    policy: str
-    code: ModuleType
+    policy: type[Any]
     name: str
     what: str
     also: str = ""
-    and_also: str = ""
 
     @property
     def file(self) -> str:
@@ -55,16 +53,8 @@ class Form:
 
 
 FORMS = {
-    "sac": Form(
-        SAC,
-        "PixelPolicy",
-        networks,
-        "soft actor-critic",
-        "soft actor-critic (CURL)",
-        also="the temperature, ",
-        and_also=" and the temperature",
-    ),
-    "drq": Form(TD3, "DrQPolicy", networks, "TD3", "DrQ-v2"),
+    "sac": Form(SAC, networks.PixelPolicy, "soft actor-critic", "soft actor-critic (CURL)", " and the temperature"),
+    "drq": Form(TD3, networks.DrQPolicy, "TD3", "DrQ-v2"),
 }
 
 _USAGE = """from stable_baselines3 import {base}
@@ -77,9 +67,9 @@ from dipole.rl import {own}, make_env
 agent = {own}.load("FOLDER/agent.zip", env={env})
 agent.learn(10_000, reset_num_timesteps=False)  # goes on as it was trained, with a replay of its own"""
 
-_NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `agent.zip` holds the networks, {also}the
-objective with what it has learned, and every setting. Optimizers and replay start anew. `{file}` holds the
-networks{and_also}: its deterministic actions are those of `agent.zip`, bit for bit, and `learn` goes on as plain
+_NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `agent.zip` holds the networks{also},
+the objective with what it has learned, and every setting. Optimizers and replay start anew. `{file}` holds the
+networks{also}: its deterministic actions are those of `agent.zip`, bit for bit, and `learn` goes on as plain
 {name} of stable-baselines3, on images cut to their middle, without augmentation and without contrast, with a replay of
 {replay:,} transitions (`{base}.load(path, env=..., buffer_size=...)` takes another number).
 
@@ -94,110 +84,148 @@ agent = {base}.load("FOLDER/{file}", custom_objects={{"policy_class": {policy}}}
 ```"""
 
 
+_HUB_USAGE = """from huggingface_sb3 import load_from_hub  # pip install huggingface_sb3
+from stable_baselines3 import {base}
+
+agent = {base}.load(load_from_hub(repo_id="OWNER/NAME", filename="{file}"))
+action, _ = agent.predict(observation, deterministic=True)"""
+
+_HUB_NOTES = """Deterministic mean return of {episodes} episodes, the first with seed {seed}: {mean:.2f} +/- {std:.2f}
+(`results.json`). `{file}` is for stable-baselines3 alone, and `agent.zip` for `dipole play FOLDER/agent.zip` and
+`{own}.load`, and holds the objective and every setting as well.
+
+Loading a file with stable-baselines3 runs code in it, so only load files that you trust. The networks' classes in
+`{file}` are those of Python {python}. Elsewhere take them from `networks.py` and `seen.py` beside it:
+`custom_objects={{"policy_class": networks.{policy}}}`."""
+
+
 def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
     """Write agent.zip, SB3's own zip (sac.zip or td3.zip), networks.py, seen.py and README.md into a folder.
 
-    Raises:
-        TrainingError: SB3's own zip would not act as the agent does.
+    Raise TrainingError if SB3's own zip would not act as the agent does.
     """
-    agent.save(folder / AGENT)
-    save_plain(agent, folder)
-    write_card(folder, _card(agent), record, data)
-
-
-def save_plain(agent: PixelAgent, folder: Path) -> None:
-    """Write SB3's own zip and the code of its networks into a folder. Raise TrainingError if it would act otherwise."""
-    form = FORMS[agent.algorithm]
-    played = plain(agent)
-    _require_same(agent, played)
-    code = {CODE: form.code, SEEN: seen}
-    for module in code.values():
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        played.save(folder / form.file)
-    finally:
-        for module in code.values():
-            cloudpickle.unregister_pickle_by_value(module)
-    for name, module in code.items():
-        text = Path(str(module.__file__)).read_text(encoding="utf-8")
-        (folder / name).write_text(text.replace("from dipole.rl.seen import", "from seen import"), encoding="utf-8")
-
-
-def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
-    """The agent as SB3's own algorithm, with the same networks and temperature."""
-    form = FORMS[agent.algorithm]
-    policy, keywords = _keywords(agent)
-    base: Any = form.base
-    made = base(
-        getattr(form.code, form.policy),
-        None,
-        buffer_size=agent.n_envs,
-        policy_kwargs=policy,
-        seed=agent.seed,
-        device="cpu",
-        _init_setup_model=False,
-        **keywords,
-    )
-    made.observation_space, made.action_space = agent.observation_space, agent.action_space
-    made.n_envs = agent.n_envs
-    made._setup_model()
-    made.buffer_size = min(PLAIN_REPLAY, agent.buffer_size)
-    own = {name: value for name, value in agent.policy.state_dict().items() if not name.startswith("contrast.")}
-    made.policy.load_state_dict(own)
-    learned = getattr(agent, "log_ent_coef", None)
-    if learned is not None and made.log_ent_coef is not None:  # it is learned
-        made.log_ent_coef.data = learned.detach().cpu().clone()
-    made.num_timesteps = agent.num_timesteps
-    return made
-
-
-def _keywords(agent: PixelAgent) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what SB3's policy and its algorithm are made with."""
-    keywords = agent.sb3_keywords(agent.settings)
-    keywords.pop("buffer_size")
-    keywords.pop("target_noise_clip", None)  # SB3's TD3 has another noise
-    policy = agent.policy_keywords()
-    if "log_std_bounds" in policy:
-        policy["log_std_bounds"] = list(policy["log_std_bounds"])
-    return policy, keywords
-
-
-def _require_same(agent: PixelAgent, other: OffPolicyAlgorithm) -> None:
-    space = copy.deepcopy(agent.observation_space)  # whose generator is the agent's
-    space.seed(0)
-    shown = stack([space.sample() for _ in range(4)])
-    with torch.no_grad():
-        one, two = (each.predict(shown, deterministic=True)[0] for each in (agent, other))
-    if not np.array_equal(one, two):
-        raise TrainingError(
-            f"{FORMS[agent.algorithm].file} would act otherwise than the agent (by {np.abs(one - two).max():.1e})."
-        )
-
-
-def _card(agent: PixelAgent) -> Card:
-    import platform
-
-    form, known = FORMS[agent.algorithm], agent.task or {"name": "..."}
+    form, known = save_plain(agent, folder), agent.task or {"name": "..."}
     settings = "".join(f", {name}={value!r}" for name, value in known.get("settings", {}).items())
-    words = {
-        "base": form.base.__name__,
-        "own": type(agent).__name__,
-        "file": form.file,
-        "name": form.name,
-        "policy": form.policy,
-        "env": f'make_env("{known["name"]}"{settings})',
-        "also": form.also,
-        "and_also": form.and_also,
-        "replay": PLAIN_REPLAY,
-        "python": ".".join(platform.python_version_tuple()[:2]),
-    }
-    return Card(
-        what=(
-            f"An agent for `{known['name']}` that sees {named(agent.seen)}: {form.what} with a contrastive objective."
-        ),
+    env = f'make_env("{known["name"]}"{settings})'
+    words = _words(agent) | {"name": form.name, "env": env, "also": form.also, "replay": PLAIN_REPLAY}
+    card = Card(
+        what=f"An agent for `{known['name']}` that sees {named(agent.seen)}: {form.what} with a contrastive objective.",
         usage=_USAGE.format(**words),
         pipeline="reinforcement-learning",
         library="stable-baselines3",
         tags=("deep-reinforcement-learning", "stable-baselines3", known["name"]),
         notes=_NOTES.format(**words),
     )
+    write_card(folder, card, record, data)
+
+
+def export_hub(
+    agent: PixelAgent,
+    folder: Path,
+    record: Any,
+    data: dict[str, Any],
+    env: gymnasium.Env[Any, Any],
+    episodes: int,
+    seed: int,
+) -> None:
+    """Write the layout of huggingface_sb3, which the Hub shows as an agent.
+
+    ALGO-ENV.zip for `load_from_hub` and SB3's `load`, config.json (what SB3 has in it, and the system), results.json,
+    replay.mp4 (or .gif, where imageio has no ffmpeg) of an episode, and README.md with the result that the Hub's
+    leaderboards read. Raise TrainingError if SB3's own zip would not act as the agent does.
+    """
+    form = save_plain(agent, folder)
+    task = str((agent.task or {}).get("name", "unknown"))
+    name = name_of(form.base.__name__.lower(), task)
+    (folder / form.file).rename(folder / f"{name}.zip")
+    with zipfile.ZipFile(folder / f"{name}.zip") as archive:
+        archive.extractall(folder / name)
+    config = json.loads((folder / name / "data").read_text(encoding="utf-8"))
+    config["system_info"] = get_system_info(print_info=False)[0]
+    frames: list[Any] | None = [] if env.render_mode == "rgb_array" else None
+    with isolated(seed):
+        returns = evaluate(agent, env, episodes, seed, frames)
+    mean, std = float(np.mean(returns)), float(np.std(returns))
+    result = {
+        "mean_reward": mean,
+        "std_reward": std,
+        "is_deterministic": True,
+        "n_eval_episodes": episodes,
+        "eval_datetime": datetime.now(UTC).isoformat(),
+    }
+    for file, value in (("config.json", config), ("results.json", result)):
+        (folder / file).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    if frames:
+        suffix = "gif" if find_spec("imageio_ffmpeg") is None else "mp4"
+        write_video(frames, folder / f"replay.{suffix}", int(env.metadata.get("render_fps") or 25))
+    words = _words(agent) | {"file": f"{name}.zip", "episodes": episodes, "seed": seed, "mean": mean, "std": std}
+    card = Card(
+        what=f"A {form.base.__name__} agent playing `{task}`.",
+        usage=_HUB_USAGE.format(**words),
+        pipeline="reinforcement-learning",
+        library="stable-baselines3",
+        tags=(task, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3"),
+        notes=_HUB_NOTES.format(**words),
+        measured=(("mean_reward", f"{mean:.2f} +/- {std:.2f}"),),
+    )
+    write_card(folder, card, record, data)
+
+
+def name_of(algorithm: str, task: str) -> str:
+    """Return the model's name: `sac-cheetah-run`. Slashes and colons become dashes, as in huggingface_sb3."""
+    return f"{algorithm}-{re.sub(r'[^0-9A-Za-z._-]', '-', task)}"
+
+
+def _words(agent: PixelAgent) -> dict[str, Any]:
+    form = FORMS[agent.algorithm]
+    return {
+        "base": form.base.__name__,
+        "own": type(agent).__name__,
+        "file": form.file,
+        "policy": form.policy.__name__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def save_plain(agent: PixelAgent, folder: Path) -> Form:
+    """Write agent.zip, SB3's own zip, and the code of its networks. Raise TrainingError if it would act otherwise."""
+    form = FORMS[agent.algorithm]
+    agent.save(folder / AGENT)
+    played = plain(agent)
+    space = copy.deepcopy(agent.observation_space)  # whose generator is the agent's
+    space.seed(0)
+    shown = stack([space.sample() for _ in range(4)])
+    one, two = (each.predict(shown, deterministic=True)[0] for each in (agent, played))
+    if not np.array_equal(one, two):
+        raise TrainingError(f"{form.file} would act otherwise than the agent (by {np.abs(one - two).max():.1e}).")
+    for module in (networks, seen):
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        played.save(folder / form.file)
+    finally:
+        for module in (networks, seen):
+            cloudpickle.unregister_pickle_by_value(module)
+    for module in (networks, seen):
+        path = Path(str(module.__file__))
+        text = path.read_text(encoding="utf-8").replace("from dipole.rl.seen import", "from seen import")
+        (folder / path.name).write_text(text, encoding="utf-8")
+    return form
+
+
+def plain(agent: PixelAgent) -> OffPolicyAlgorithm:
+    """Return the agent as SB3's own algorithm, with the same networks and temperature."""
+    form = FORMS[agent.algorithm]
+    keywords = agent.sb3_keywords(agent.settings) | {"buffer_size": agent.n_envs, "seed": agent.seed, "device": "cpu"}
+    keywords.pop("target_noise_clip", None)  # SB3's TD3 has another noise
+    base: Any = form.base
+    made = base(form.policy, None, policy_kwargs=agent.policy_keywords(), _init_setup_model=False, **keywords)
+    made.observation_space, made.action_space = agent.observation_space, agent.action_space
+    made.n_envs = agent.n_envs
+    made._setup_model()
+    made.buffer_size = min(PLAIN_REPLAY, agent.buffer_size)
+    own = {name: value for name, value in agent.policy.state_dict().items() if not name.startswith("contrast.")}
+    made.policy.load_state_dict(own)
+    if getattr(made, "log_ent_coef", None) is not None:  # it is learned
+        made.log_ent_coef.data = agent.log_ent_coef.detach().cpu().clone()
+    made.num_timesteps = agent.num_timesteps
+    return made

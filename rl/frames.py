@@ -4,8 +4,10 @@ import hashlib
 import math
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.files import why
+from dipole.core.utils.memory import available
 from dipole.core.utils.transfer import to_device
 
 Size = int | tuple[int, int]
@@ -28,13 +31,12 @@ class Frames:
     """A ring of planes (n_envs, F, H, W) in host memory. A plane is one channel of one frame."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
+        self.shape, self.device = shape, device
         # Not touched here: the system commits the pages as they are written.
         self.data: Any = np.empty(shape, np.uint8)
 
-    def put(self, env: int, slots: Any, planes: NDArray[np.uint8]) -> None:
-        """Write planes (n, H, W) at slots (n,), or one plane at one slot."""
+    def put(self, env: int, slots: NDArray[Any], planes: NDArray[np.uint8]) -> None:
+        """Write planes (n, H, W) at slots (n,)."""
         self.data[env, slots] = planes
 
     def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
@@ -53,12 +55,9 @@ class Frames:
         return to_device(torch.from_numpy(view[env[:, None], slots, top[:, None], left[:, None]]), self.device)
 
     def moved(self, ring: int, kept: Iterable[tuple[int, int]], device: torch.device) -> "Frames":
-        """The same planes in a ring of another length, or on another device.
+        """Return the same planes in a ring of another length, or on another device.
 
-        Args:
-            ring: its length.
-            kept: of each environment, the first serial number that is kept and the one after the last.
-            device: where batches go.
+        Of each environment the planes from the first to before the last serial number in `kept` are taken over.
         """
         other = type(self)((self.shape[0], ring, *self.shape[2:]), device)
         for env, (first, last) in enumerate(kept):
@@ -69,18 +68,14 @@ class Frames:
 
 
 class DiskFrames(Frames):
-    """The same ring in a file of the temporary folder (TMPDIR), for more frames than memory holds.
+    """The same ring in an unnamed file of the temporary folder (TMPDIR), for more frames than memory holds.
 
-    The file has no name and is gone when the process ends. The system keeps frequently used parts in memory. It is all
-    reserved at once, because a disk that fills up later would end the process at a write.
-
-    Raises:
-        TrainingError: if the disk refuses.
+    It is all reserved at once, because a disk that fills up later would end the process at a write. Raise TrainingError
+    if the disk refuses.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
+        self.shape, self.device = shape, device
         size = math.prod(shape)
         try:
             with tempfile.TemporaryFile(prefix="dipole-replay-") as file:
@@ -103,29 +98,24 @@ class DeviceFrames(Frames):
     """The same ring in the memory of the training device: no copies from the host while training."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.shape = shape
-        self.device = device
+        self.shape, self.device = shape, device
         self.data = torch.empty(shape, dtype=torch.uint8, device=device)
 
-    def put(self, env: int, slots: Any, planes: NDArray[np.uint8]) -> None:
-        where = slots if isinstance(slots, int) else self._index(slots)
-        self.data[env, where] = to_device(torch.from_numpy(np.ascontiguousarray(planes)), self.device)
+    def put(self, env: int, slots: NDArray[Any], planes: NDArray[np.uint8]) -> None:
+        self.data[env, self._index(slots)] = to_device(torch.from_numpy(np.ascontiguousarray(planes)), self.device)
 
     def take(self, env: int, slots: NDArray[Any]) -> NDArray[np.uint8]:
-        found: NDArray[np.uint8] = self.data[env, self._index(slots)].cpu().numpy()
-        return found
+        return self.data[env, self._index(slots)].cpu().numpy()
 
     def stacks(self, env: NDArray[Any], slots: NDArray[Any]) -> Tensor:
-        found: Tensor = self.data[self._index(env)[:, None], self._index(slots)]
-        return found
+        return self.data[self._index(env)[:, None], self._index(slots)]
 
     def windows(
         self, env: NDArray[Any], slots: NDArray[Any], top: NDArray[Any], left: NDArray[Any], size: Size
     ) -> Tensor:
         height, width = extents(size)
         view = self.data.unfold(-2, height, 1).unfold(-2, width, 1)
-        found: Tensor = view[tuple(self._index(each) for each in (env[:, None], slots, top[:, None], left[:, None]))]
-        return found
+        return view[tuple(map(self._index, (env[:, None], slots, top[:, None], left[:, None])))]
 
     def _index(self, values: NDArray[Any]) -> Tensor:
         return to_device(torch.as_tensor(values, dtype=torch.long), self.device)
@@ -136,9 +126,7 @@ STORES: dict[str, type[Frames]] = {"host": Frames, "device": DeviceFrames, "disk
 
 def extents(size: Size) -> tuple[int, int]:
     """Height and width."""
-    if isinstance(size, int):
-        return (size, size)
-    return (size[0], size[1])
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def digest(plane: NDArray[np.uint8]) -> int:
@@ -146,3 +134,27 @@ def digest(plane: NDArray[np.uint8]) -> int:
     return int.from_bytes(
         hashlib.blake2b(np.ascontiguousarray(plane).data, digest_size=8).digest(), "little", signed=True
     )
+
+
+def available_bytes(place: torch.device | Path) -> int:
+    """Return the bytes that a device, or the disk of a folder, has left."""
+    return shutil.disk_usage(place).free if isinstance(place, Path) else available(place)
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
+def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], place: torch.device | Path) -> None:
+    """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device or disk."""
+    free = available_bytes(place)
+    if needed > free:
+        cure = "free memory, or choose storage='disk'"
+        if isinstance(place, Path):
+            cure = "choose a larger disk (TMPDIR)"
+        fits = int(transitions * free / needed * 0.9)
+        raise TrainingError(
+            f"a replay buffer of {transitions:,} transitions with frames of {'x'.join(map(str, frame))} bytes needs "
+            f"{needed:,} bytes ({gigabytes(needed)}), but {free:,} bytes ({gigabytes(free)}) are free on {place}. "
+            f"Lower buffer_size (about {fits:,} would fit), render smaller frames, {cure}."
+        )

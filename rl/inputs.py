@@ -15,12 +15,7 @@ _ALLOWED = "Allowed: an image (uint8, 0 to 255), a vector (a Box or MultiBinary)
 
 
 class VecKeepDictObs(VecEnvWrapper):
-    """Observations without some entries of their dictionary.
-
-    Args:
-        venv: observes dictionaries.
-        keys: what is left.
-    """
+    """Observations with some entries of their dictionary."""
 
     def __init__(self, venv: VecEnv, keys: tuple[str, ...]) -> None:
         assert isinstance(venv.observation_space, spaces.Dict)
@@ -42,15 +37,9 @@ class VecKeepDictObs(VecEnvWrapper):
 
 
 def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
-    """Return an environment with the part of its observations that an agent sees.
+    """Return an environment with the part of its observations that an agent sees: pixels, state, both, or auto for all.
 
-    Args:
-        learner: the agent's class.
-        env: the environment.
-        inputs: "pixels", "state", "both", or "auto" for all there is.
-
-    Raises:
-        ConfigError: the observations are of another kind, or do not have that part.
+    Raise ConfigError if they are of another kind, or do not have that part.
     """
     space = env.observation_space
     if isinstance(space, spaces.Dict):
@@ -89,13 +78,9 @@ def require_kinds(learner: str, space: spaces.Space[Any]) -> None:
 
 def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None:
     """Raise ConfigError if observations do not have the requested part."""
-    missing = {
-        "pixels": seen.image is None,
-        "state": not seen.vectors or seen.image is not None,
-        "both": seen.image is None or not seen.vectors,
-        "auto": False,
-    }[inputs]
-    if missing:
+    has_image, has_vectors = seen.image is not None, bool(seen.vectors)
+    fits = {"pixels": has_image, "state": has_vectors and not has_image, "both": has_image and has_vectors}
+    if not fits.get(inputs, True):
         words = {"pixels": "an image", "state": "a vector", "both": "an image and a vector, in a dictionary"}
         raise ConfigError(
             f"inputs={inputs!r} needs {words[inputs]}, but the environment gives {space}. Tasks of the suite and the "
@@ -104,14 +89,12 @@ def require_part(seen: Layout, space: spaces.Space[Any], inputs: Inputs) -> None
 
 
 def require_policy(policy: Any, learner: str, seen: Layout) -> None:
-    """Raise ConfigError for the name of a policy that does not fit the observations. All names mean the same policy."""
+    """Raise ConfigError for the name of a policy that does not fit the observations. All names mean one policy."""
     if not isinstance(policy, str):
         return
     fits = ["CnnPolicy"]
-    if seen.is_dictionary:
-        fits.append("MultiInputPolicy")
-    elif seen.image is None:
-        fits.append("MlpPolicy")
+    if seen.is_dictionary or seen.image is None:
+        fits.append("MultiInputPolicy" if seen.is_dictionary else "MlpPolicy")
     if policy not in fits:
         known = " or ".join(map(repr, fits))
         raise ConfigError(f"policy must be {known}, got {policy!r}: {learner} learns from {named(seen)}.")
@@ -127,22 +110,13 @@ def require_image(seen: Layout, learner: str) -> None:
 
 
 def part_of(seen: spaces.Space[Any], space: spaces.Space[Any]) -> tuple[str, ...] | None:
-    """The entries of a dictionary that make the observations of an agent.
-
-    Args:
-        seen: the agent's space, images channels first.
-        space: the environment's, likewise.
-
-    Returns:
-        (key,) for a space that is that entry, all keys of a smaller dictionary, or None.
-    """
+    """Return the keys of a dictionary that make an agent's observations, or None. Images have their channels first."""
     if not isinstance(space, spaces.Dict):
         return None
-    if isinstance(seen, spaces.Dict):
-        if all(space.spaces.get(key) == each for key, each in seen.items()):
-            return tuple(seen.spaces)
-        return None
-    return next(((key,) for key, each in space.items() if each == seen), None)
+    if not isinstance(seen, spaces.Dict):
+        return next(((key,) for key, each in space.items() if each == seen), None)
+    fits = all(space.spaces.get(key) == each for key, each in seen.items())
+    return tuple(seen.spaces) if fits else None
 
 
 def taken(observation: Any, keys: tuple[str, ...], seen: spaces.Space[Any]) -> Any:
@@ -156,6 +130,4 @@ def named(seen: Layout) -> str:
     """Name the inputs in words."""
     if seen.image is None:
         return "vectors"
-    if seen.vectors:
-        return "pixels and vectors"
-    return "pixels"
+    return "pixels and vectors" if seen.vectors else "pixels"

@@ -25,15 +25,11 @@ Maps = tuple[Tensor, ...]
 class PixelEncoder(BaseFeaturesExtractor):
     """Conv 3x3/2, then 3x3/1, ReLU after each, Linear, LayerNorm (SAC-AE, while CURL never applies the tanh).
 
-    Split in `convolve` and `head`, because the actor shares the convolutions of the critic but has a head of its own,
-    and because the actor's loss stops between the two.
-
-    If observations have vectors as well, `forward` appends them to the embedding. Without an image the embedding is
-    empty.
+    Split in `convolve` and `head`: the actor shares the convolutions of the critic, but has a head of its own, and its
+    loss stops between the two. Vectors of an observation are appended to the embedding.
 
     Args:
-        observation_space: Box (C, H, W) uint8, as rendered. Images larger than `image_size` are cut to their middle.
-            Or vectors (a Box), or a Dict of one image and vectors.
+        observation_space: Box (C, H, W) uint8, whose middle is seen, vectors (a Box), or a Dict of both.
         features_dim: width of the embedding.
         image_size: height and width of what the convolutions see, or one number for both.
         layers, filters: number and channels of the convolutions.
@@ -86,7 +82,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         self.apply(initialise)
 
     def prepare(self, images: Tensor) -> Maps:
-        """Images (B, C, size, size) with values 0..255 -> chunks of rows with values 0..1, as the convolutions want."""
+        """Scale images (B, C, size, size) of 0..255 to 0..1, in chunks of rows, as the convolutions want them."""
         if self.seen.image is None:
             return (images.float(),)
         dtype = self.fc.weight.dtype
@@ -100,7 +96,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         return tuple(part.to(dtype, copy=True).div_(255) for part in parts)
 
     def convolve(self, images: Tensor | Maps) -> Maps:
-        """Images, or what `prepare` made of them -> feature maps (b, filters, height, width) of each chunk of rows."""
+        """Return feature maps (b, filters, height, width) of each chunk of images."""
         if isinstance(images, Tensor):
             images = self.prepare(images)
         found = []
@@ -111,7 +107,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         return tuple(found)
 
     def head(self, maps: Maps) -> Tensor:
-        """Feature maps of every chunk -> embedding (B, features_dim), in the parameters' precision."""
+        """Return the embedding (B, features_dim) of feature maps, in the parameters' precision."""
         if self.seen.image is None:
             return maps[0].flatten(1)
         weight = self.fc.weight
@@ -130,7 +126,7 @@ class PixelEncoder(BaseFeaturesExtractor):
         return joined(self.embed(observations), self.seen.state(observations))
 
     def embed(self, observations: Any) -> Tensor:
-        """Observations -> embedding (B, features_dim) of their images, which the contrast sees."""
+        """Return the embedding (B, features_dim) of the images alone, which the contrast sees."""
         return self.head(self.convolve(self.centre(self.seen.pixels(observations))))
 
     def centre(self, images: Tensor) -> Tensor:
@@ -169,7 +165,7 @@ def soft_update(online: Iterable[nn.Module], copies: Iterable[nn.Module], tau: f
 
 
 def detached(maps: Maps) -> Maps:
-    """The same maps, through which no gradient goes."""
+    """Return maps through which no gradient goes."""
     return tuple(each.detach() for each in maps)
 
 
@@ -201,14 +197,14 @@ class SquashedActor(Actor):
         self.keeps_noise, self.noise_is_new = False, True
 
     def explored(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions (B, A) by gSDE for features (B, d), and their log densities (B, 1) (Raffin et al. 2021)."""
+        """Return actions (B, A) by gSDE for features (B, d), and their log densities (B, 1) (Raffin et al. 2021)."""
         latent = self.latent_pi(features)
         mean = self.mu(latent).to(features.dtype)
         action, density = self.action_dist.log_prob_from_params(mean, self.log_std, latent_sde=latent)
         return action, density.unsqueeze(1)
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (B, d) -> mean and log standard deviation (B, A) of the Gaussian before the tanh."""
+        """Return mean and log standard deviation (B, A) of the Gaussian before the tanh."""
         latent = self.latent_pi(features)
         low, high = self.log_std_bounds
         raw = self.log_std(latent).to(features.dtype)  # type: ignore[operator]
@@ -221,6 +217,10 @@ class SquashedActor(Actor):
         return mean, log_std, {}
 
 
+# The encoder divides by 255 itself, chunk by chunk.
+_ENCODER: dict[str, Any] = {"features_extractor_class": PixelEncoder, "normalize_images": False}
+
+
 class Encoders:
     """The shared part of policies whose actor shares the convolutions of their critic."""
 
@@ -228,50 +228,16 @@ class Encoders:
     critic: Any
     critic_target: Any
     beta: float
-    encoder_class: type[PixelEncoder]
-    features_extractor_kwargs: Any
-    critic_kwargs: Any
-    net_arch: Any
-    activation_fn: Any
-
-    def keywords(
-        self, encoder: dict[str, Any], hidden: list[int], critic_hidden: list[int] | None, critics: int, activation: str
-    ) -> dict[str, Any]:
-        """Return keywords of SB3's policy for those of the encoder, of actor and critic."""
-        if critic_hidden is None:
-            critic_hidden = hidden
-        return {
-            "net_arch": {"pi": list(hidden), "qf": list(critic_hidden)},
-            "n_critics": critics,
-            "activation_fn": getattr(nn, activation),
-            "features_extractor_class": self.encoder_class,
-            "features_extractor_kwargs": dict(encoder),
-            "normalize_images": False,  # the encoder divides by 255 itself, chunk by chunk
-        }
-
-    def built_with(self) -> dict[str, Any]:
-        """Keywords of the policy that make such networks again."""
-        arch: Any = self.net_arch
-        return {
-            "encoder": self.features_extractor_kwargs,
-            "hidden": arch["pi"],
-            "critic_hidden": arch["qf"],
-            "critics": self.critic_kwargs["n_critics"],
-            "activation": self.activation_fn.__name__,
-            "beta": self.beta,
-        }
 
     @property
     def encoder(self) -> PixelEncoder:
-        """The critic's encoder: the anchors' encoder."""
-        found: PixelEncoder = self.critic.features_extractor
-        return found
+        """The critic's encoder, of the anchors."""
+        return self.critic.features_extractor
 
     @property
     def key_encoder(self) -> PixelEncoder:
-        """The momentum critic's encoder: the positives' encoder."""
-        found: PixelEncoder = self.critic_target.features_extractor
-        return found
+        """The momentum critic's encoder, of the positives."""
+        return self.critic_target.features_extractor
 
     def adam(self, parameters: Any, rate: float, beta: float | None = None) -> torch.optim.Adam:
         """Adam in its fused form (a third of the time on a CPU, the same values)."""
@@ -298,46 +264,27 @@ class Encoders:
 class PixelPolicy(Encoders, SACPolicy):
     """Actor, critic and momentum critic of SAC on images. The actor's convolutions are the critic's own.
 
-    The optimizer of the actor leaves the convolutions alone.
-
     Args:
         observation_space, action_space, lr_schedule: as SB3 passes them.
-        encoder: keywords of `PixelEncoder`.
-        hidden: widths of the actor, and of the critic where it has none of its own.
         log_std_bounds: range of the actor's log standard deviation.
         beta: Adam's first decay.
-        critic_hidden: widths of the critic.
-        critics: how many Q functions.
-        activation: its name in torch.nn.
-        sde: keywords of SB3's gSDE (log_std_init, use_expln, clip_mean), or None without it.
+        settings: SB3's (net_arch, n_critics, ...), and features_extractor_kwargs of `PixelEncoder`.
     """
 
     actor: SquashedActor
-    encoder_class = PixelEncoder
 
     def __init__(
         self,
         observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         lr_schedule: Schedule,
-        encoder: dict[str, Any],
-        hidden: list[int],
         log_std_bounds: tuple[float, float] = (-10.0, 2.0),
         beta: float = 0.9,
-        critic_hidden: list[int] | None = None,
-        critics: int = 2,
-        activation: str = "ReLU",
-        sde: dict[str, Any] | None = None,
-        use_sde: bool = False,
+        **settings: Any,
     ) -> None:
-        assert use_sde in (False, sde is not None)  # SB3's algorithm says it as well
-        self.sde = sde
         self.log_std_bounds = (log_std_bounds[0], log_std_bounds[1])
         self.beta = beta
-        keywords = self.keywords(encoder, hidden, critic_hidden, critics, activation)
-        if sde is not None:
-            keywords |= {"use_sde": True, **sde}
-        super().__init__(observation_space, action_space, lr_schedule, **keywords)
+        super().__init__(observation_space, action_space, lr_schedule, **(_ENCODER | settings))
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.actor = self.make_actor()
@@ -348,7 +295,7 @@ class PixelPolicy(Encoders, SACPolicy):
         # One orthogonal matrix for mean and deviation, as for a single output layer. gSDE's deviation is a
         # parameter with its own start.
         outputs: list[Any] = [self.actor.mu, self.actor.log_std]
-        if self.sde is not None:
+        if self.actor_kwargs["use_sde"]:
             outputs = [next(each for each in self.actor.mu.modules() if isinstance(each, nn.Linear))]
         joint = nn.init.orthogonal_(torch.empty(len(outputs) * len(outputs[0].weight), outputs[0].weight.shape[1]))
         with torch.no_grad():
@@ -365,14 +312,7 @@ class PixelPolicy(Encoders, SACPolicy):
         return actor
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "lr_schedule": self._dummy_schedule,
-            **self.built_with(),
-            "log_std_bounds": self.log_std_bounds,
-            "sde": self.sde,
-        }
+        return super()._get_constructor_parameters() | {"log_std_bounds": self.log_std_bounds, "beta": self.beta}
 
 
 class NoisyActor(TD3Actor):
@@ -399,36 +339,23 @@ def with_noise(mean: Tensor, noise: Tensor, clip: float | None = None) -> Tensor
 class DrQPolicy(Encoders, TD3Policy):
     """Actor, critic and momentum critic of DrQ-v2. The actor's convolutions are the critic's own.
 
-    There is no momentum copy of the actor: where SB3 wants one it gets the actor itself.
-
-    Args:
-        observation_space, action_space, lr_schedule: as SB3 passes them.
-        encoder: keywords of `CentredEncoder`.
-        hidden, critic_hidden, critics, activation, beta: as in `PixelPolicy`.
+    There is no momentum copy of the actor: where SB3 wants one it gets the actor itself. The arguments are those of
+    `PixelPolicy`, without log_std_bounds.
     """
 
     actor: NoisyActor
-    encoder_class: type[PixelEncoder] = CentredEncoder
 
     def __init__(
         self,
         observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         lr_schedule: Schedule,
-        encoder: dict[str, Any],
-        hidden: list[int],
         beta: float = 0.9,
-        critic_hidden: list[int] | None = None,
-        critics: int = 2,
-        activation: str = "ReLU",
+        **settings: Any,
     ) -> None:
         self.beta = beta
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            **self.keywords(encoder, hidden, critic_hidden, critics, activation),
-        )
+        keywords = _ENCODER | {"features_extractor_class": CentredEncoder} | settings
+        super().__init__(observation_space, action_space, lr_schedule, **keywords)
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.actor = self.make_actor()
@@ -451,9 +378,4 @@ class DrQPolicy(Encoders, TD3Policy):
         return self.actor._predict(observation, deterministic)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-            "lr_schedule": self._dummy_schedule,
-            **self.built_with(),
-        }
+        return super()._get_constructor_parameters() | {"beta": self.beta}

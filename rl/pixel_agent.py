@@ -4,15 +4,14 @@
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.save_util import recursive_getattr
+from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
@@ -29,17 +28,10 @@ from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, plain
 from dipole.rl.augmentation import Augmentation, Centre, one_number, resolve
-from dipole.rl.contrast import (
-    as_composite,
-    bf16_is_native,
-    duplicates,
-    fit,
-    largest,
-    require_unlabelled,
-    unregistered,
-)
+from dipole.rl.contrast import as_composite, bf16_is_native, duplicates, fit, largest, require_unlabelled, unregistered
 from dipole.rl.envs.running.checked import CheckedEnvironments
 from dipole.rl.inputs import require_image, require_part, require_policy, seen_by
+from dipole.rl.networks import PixelEncoder
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.saved_agent import SavedAgent
@@ -54,15 +46,15 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     Every setting is an attribute (`settings.attributes`), which SB3's own code and ours both read. A subclass names its
     base of SB3 after this class, and defines `algorithm`, `policy_aliases`, `sb3_keywords`, `policy_keywords` and
-    `update_networks`.
+    `_update_networks`. The arguments are those of `ContrastiveSAC`.
 
     Args:
-        policy: see `ContrastiveSAC`.
-        env: see `ContrastiveSAC`.
-        objective: see `ContrastiveSAC`.
+        policy: as in `ContrastiveSAC`.
+        env: as in `ContrastiveSAC`.
+        objective: as in `ContrastiveSAC`.
         preset: one of the algorithm's. Its own by default.
-        augmentation: see `ContrastiveSAC`.
-        storage: see `ContrastiveSAC`.
+        augmentation: as in `ContrastiveSAC`.
+        storage: as in `ContrastiveSAC`.
         settings: fields of `settings.AgentSettings`, and the keywords of SB3 in `passed_on`.
 
     Raises:
@@ -99,17 +91,15 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.own_terms = unregistered(self._given)
         if objective is not None:
             settings["objective"] = objective
-        settings = without_sb3_names(settings)
-        if preset is None:
-            preset = presets.DEFAULT[self.algorithm]
+        preset = preset or presets.DEFAULT[self.algorithm]
         chosen = presets.resolve(
-            preset, {**settings, "algorithm": self.algorithm}, (*self.passed_on, "augmentation", "storage")
+            preset,
+            {**without_sb3_names(settings), "algorithm": self.algorithm},
+            (*self.passed_on, "augmentation", "storage"),
         )
         for name, attribute in presets.attributes(self.algorithm).items():
             setattr(self, attribute, getattr(chosen, name))
-        if augmentation is None:
-            augmentation = presets.augmentation(preset)
-        self.augmentation = augmentation
+        self.augmentation = augmentation or presets.augmentation(preset)
         self.storage = storage
         self.environment_steps = 0
         self.task: dict[str, Any] | None = None  # the environment's name and keywords, where they are known
@@ -123,13 +113,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             require_policy(policy, type(self).__name__, seen_by(type(self).__name__, env.observation_space))
         if isinstance(policy, str):
             policy = self.policy_aliases["CnnPolicy"]
-        super().__init__(
-            policy,
-            env,  # type: ignore[arg-type]
-            **self.sb3_keywords(chosen),
-            **sb3,
-            _init_setup_model=False,  # type: ignore[call-arg]
-        )
+        keywords = self.sb3_keywords(chosen) | sb3
+        super().__init__(policy, env, **keywords, _init_setup_model=False)  # type: ignore[arg-type, call-arg]
         self.n_steps = chosen.n_steps
         if _init_setup_model:
             self._setup_model()
@@ -140,10 +125,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         name = type(self).__name__
         self.seen = seen_by(name, self.observation_space)
         require_part(self.seen, self.observation_space, self.inputs)
-        check_fits(
-            "a batch of images", (self.batch_size, *self.seen.shape), torch.empty(0, device=self.device), "a copy"
-        )
-        self._augment = self._make_augmentation()
+        some = torch.empty(0, device=self.device)
+        check_fits("a batch of images", (self.batch_size, *self.seen.shape), some, "a copy")
+        self._augment: Augmentation = Centre(1)
+        if self.seen.image is not None:
+            channels, height, width = self.seen.shape
+            self._augment = resolve(
+                self.augmentation, channels, one_number(height, width), self.image_size, self.crop_inclusive
+            )
         if self._given is not None or self.objective != "none":
             require_image(self.seen, name)
         if self.precision == "bf16" and not bf16_is_native(self.device):
@@ -155,8 +144,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             )
         if self.own_terms and self._given is None:
             raise ConfigError(description.unregistered_message(self.own_terms))
-        if self.replay_buffer_class is None:
-            self.replay_buffer_class = FrameReplayBuffer
+        self.replay_buffer_class = self.replay_buffer_class or FrameReplayBuffer
         if not issubclass(self.replay_buffer_class, FrameReplayBuffer):
             raise ConfigError(
                 f"replay_buffer_class must derive from FrameReplayBuffer, got {self.replay_buffer_class}."
@@ -174,9 +162,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                     raise ConfigError(str(error)) from None
                 raise
         self.replay_buffer_kwargs = replay_keywords
-        contrast = self._given
-        if contrast is None:
-            contrast = as_composite(self.objective)
+        contrast = as_composite(self.objective) if self._given is None else self._given
         if contrast is not None:
             contrast = fit(contrast, self.features, self.bilinear_init).to(self.device)
         self.policy.contrast = contrast
@@ -185,21 +171,13 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._setup_contrast()
         self._fit_optimizers()
 
-    def _make_augmentation(self) -> Augmentation:
-        if self.seen.image is None:
-            return Centre(1)
-        channels, height, width = self.seen.shape
-        return resolve(self.augmentation, channels, one_number(height, width), self.image_size, self.crop_inclusive)
-
     def _compile_networks(self) -> None:
         """Compile both halves of each encoder. Weights and their names stay."""
         for encoder in (self.policy.encoder, self.policy.key_encoder, self.policy.actor.features_extractor):
             encoder.convolve, encoder.head = self._compiled(encoder.convolve), self._compiled(encoder.head)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        mode = None
-        if isinstance(self.compile, str):
-            mode = self.compile
+        mode = self.compile if isinstance(self.compile, str) else None
         return torch.compile(function, dynamic=False, mode=mode)
 
     def _setup_contrast(self) -> None:
@@ -207,39 +185,27 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         contrast = self.contrast
         self._positives = 0
         self.encoder_optimizer = self.contrast_optimizer = None
-        if contrast is None:
-            return
-        require_image(self.seen, type(self).__name__)
-        self._positives = self.positives or contrast.positives_wanted or 1
-        require_unlabelled(contrast, self.features, self._positives, self.batch_size)
-        self._setup_contrast_optimizers(list(contrast.parameters()), self._encoder_rate(1.0))
+        if contrast is not None:
+            require_image(self.seen, type(self).__name__)
+            self._positives = self.positives or contrast.positives_wanted or 1
+            require_unlabelled(contrast, self.features, self._positives, self.batch_size)
+            self._setup_contrast_optimizers(list(contrast.parameters()), self._encoder_rate(1.0))
 
     def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
         """Make an optimizer of the objective's own parameters. The critic's one steps the encoder."""
         if own:
             self.contrast_optimizer = self.policy.adam(own, rate)
 
-    def _adam_betas(self) -> dict[str, float]:
-        """Adam's first decay of each optimizer that has another one than `beta`."""
-        return {}
-
     def _fit_optimizers(self) -> None:
         """Set Adam's decay to the agent's, because a loaded state brings its own."""
-        for name in self._get_torch_save_params()[0]:
-            found = recursive_getattr(self, name, None)
-            if isinstance(found, torch.optim.Adam):
-                for group in found.param_groups:
-                    group["betas"] = (self._adam_betas().get(name, self.beta), 0.999)
+        policy = self.policy
+        optimizers = (policy.actor.optimizer, policy.critic.optimizer, self.encoder_optimizer, self.contrast_optimizer)
+        for optimizer in optimizers:
+            set_beta(optimizer, self.beta)
 
     def set_parameters(self, *arguments: Any, **settings: Any) -> None:
-        """Take parameters as SB3 does. Optimizers keep the agent's settings."""
         super().set_parameters(*arguments, **settings)
         self._fit_optimizers()
-
-    @property
-    def has_own_replay(self) -> bool:
-        """True if the agent made its own replay."""
-        return self.replay_buffer_class is FrameReplayBuffer and not self.replay_buffer_kwargs
 
     def exploration_state(self) -> dict[str, Any] | None:
         """Return the random numbers that the algorithm drew for exploration, for a checkpoint."""
@@ -260,7 +226,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def parts(self) -> dict[str, nn.Module]:
         """Return the modules that a run saves."""
-        raise NotImplementedError
+        policy = self.policy
+        return {"actor": policy.actor, "critic": policy.critic, "critic_target": policy.critic_target}
 
     @property
     def contrast(self) -> Composite | None:
@@ -275,12 +242,10 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             objective: built for embeddings of the agent's width, or None for "none".
             changes: settings that no network depends on (learning_rate, precision, ...).
         """
-        text = "none"
-        if objective is not None:
-            text = str(objective)
-        presets.resolve(self.preset, {**dict(self.settings), "objective": text, **changes})
+        changes["objective"] = "none" if objective is None else str(objective)
+        presets.resolve(self.preset, {**dict(self.settings), **changes})
         stored = presets.attributes(self.algorithm)
-        for name, value in {"objective": text, **changes}.items():
+        for name, value in changes.items():
             setattr(self, stored[name], value)
         self.own_terms = unregistered(objective)
         self.policy.contrast = objective
@@ -288,15 +253,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._setup_contrast()
         self._fit_optimizers()
 
-    # Environments -----------------------------------------------------------------------------------------------------
+    # Learning ---------------------------------------------------------------------------------------------------------
 
     def predict(self, *arguments: Any, **settings: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Return actions (B, A), or (A,) for one observation, and the given state, as SB3 does.
-
-        Args:
-            arguments: as in SB3.
-            settings: as in SB3.
-        """
         self._mark_step()
         return super().predict(*arguments, **settings)
 
@@ -305,15 +264,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         if self.compile in compiling.GRAPHED:
             torch.compiler.cudagraph_mark_step_begin()
 
-    # Learning ---------------------------------------------------------------------------------------------------------
-
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Sample and update. SB3 calls it after each rollout.
-
-        Args:
-            gradient_steps: how many updates, >= 1.
-            batch_size: transitions of each, >= 1.
-        """
         self.policy.set_training_mode(True)
         self._set_learning_rates()
         found: dict[str, list[Tensor]] = {}
@@ -328,43 +279,29 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def _sample(self, batch_size: int, times: tuple[int, int] = (1, 1)) -> FrameBatch:
         return self.replay_buffer.sample_views(
-            batch_size,
-            self._augment,
-            self._positives,
-            env=self._vec_normalize_env,
-            times=times,
-            n_steps=self.n_steps,
-            gamma=self.gamma,
+            batch_size, self._augment, self._positives, self._vec_normalize_env, times, self.n_steps, self.gamma
         )
 
     def _encoder_rate(self, progress: float) -> float:
-        chosen = self.encoder_learning_rate
-        if chosen is None:
+        if self.encoder_learning_rate is None:
             return float(self.lr_schedule(progress))
-        return chosen
+        return float(self.encoder_learning_rate)
 
     def _set_learning_rates(self) -> None:
         rate = float(self.lr_schedule(self._current_progress_remaining))
         encoder_rate = self._encoder_rate(self._current_progress_remaining)
         self.logger.record("train/learning_rate", rate)
-        for optimizer, value in (
-            (self.policy.actor.optimizer, rate),
-            (self.policy.critic.optimizer, rate),
-            (self.encoder_optimizer, encoder_rate),
-            (self.contrast_optimizer, encoder_rate),
-        ):
+        update_learning_rate(self.policy.actor.optimizer, rate)
+        update_learning_rate(self.policy.critic.optimizer, rate)
+        for optimizer in (self.encoder_optimizer, self.contrast_optimizer):
             if optimizer is not None:
-                for group in optimizer.param_groups:
-                    group["lr"] = value
+                update_learning_rate(optimizer, encoder_rate)
 
     def update(self, batch: FrameBatch) -> Logs:
-        """Make one update and return what it logs.
+        """Return what one update logs, name -> a tensor () on the device.
 
         Args:
             batch: drawn by replay.
-
-        Returns:
-            Name -> a tensor () on the device.
 
         Raises:
             TrainingError: a loss or gradient is not finite, before that optimizer step.
@@ -372,57 +309,31 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self._mark_step()
         contrasting = self.contrast is not None and self._n_updates % self.contrast_every == 0
         logs: Logs = {}
-        with self._autocast():
-            self.update_networks(batch, contrasting, logs)
+        device = self.device.type
+        full = without_autocast(device) if self.precision != "bf16" else torch.autocast(device, torch.bfloat16)
+        with full:
+            self._update_networks(batch, contrasting, logs)
         self._n_updates += 1
         return logs
 
-    def update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
-        """Step all networks on a batch.
-
-        Args:
-            batch: drawn by replay.
-            contrasting: whether the contrastive objective takes part in this update.
-            logs: gets the losses, () each.
-        """
+    def _update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
+        """Step all networks on a batch, with the contrastive objective if `contrasting`. Add the losses to `logs`."""
         raise NotImplementedError
 
-    @contextmanager
-    def _autocast(self) -> Iterator[None]:
-        device = self.device.type
-        if self.precision == "bf16":
-            with torch.autocast(device, torch.bfloat16):
-                yield
-        else:
-            with without_autocast(device):
-                yield
-
-    def returns(self, batch: FrameBatch, value: Tensor) -> Tensor:
-        """Return y = R + (1 - done) discount value, (B, 1).
-
-        The discount is gamma, or gamma^m for a return of m rewards.
-
-        Args:
-            batch: holds R and done.
-            value: (B, 1) of the next observation.
-        """
-        discount: Any = batch.discounts
-        if discount is None:
-            discount = self.gamma
+    def _returns(self, batch: FrameBatch, value: Tensor) -> Tensor:
+        """Return y = R + (1 - done) discount value, (B, 1). The discount is gamma, or gamma^m of m rewards."""
+        discount = self.gamma if batch.discounts is None else batch.discounts
         return batch.rewards + (1 - batch.dones) * discount * value
 
-    def minimise(
+    def _minimise(
         self,
         losses: Mapping[str, Tensor],
         optimizers: Sequence[torch.optim.Optimizer | None],
         pairs: Pairs | None = None,
     ) -> None:
-        """Step optimizers on a sum of losses. Raise TrainingError before the step if one is not finite.
+        """Step optimizers on a sum of losses () by name. Raise TrainingError before the step if one is not finite.
 
-        Args:
-            losses: () each, by name. A contrastive loss is called "contrastive".
-            optimizers: of the parameters that get the gradient.
-            pairs: what the contrastive loss was computed from.
+        A contrastive loss is called "contrastive", and was computed from `pairs`.
         """
         stepped = [each for each in optimizers if each is not None]
         parameters = list({id(p): p for o in stepped for g in o.param_groups for p in g["params"]}.values())
@@ -430,9 +341,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             parameter.grad = None
         loss: Any = sum(losses.values())
         # Only these get a gradient: the actor's loss costs none of the critic.
-        wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        loss.backward(inputs=wanted)
-        wanted = [parameter for parameter in wanted if parameter.grad is not None]
+        loss.backward(inputs=[parameter for parameter in parameters if parameter.requires_grad])
+        wanted = [parameter for parameter in parameters if parameter.grad is not None]
         norms = largest([parameter.grad for parameter in wanted if parameter.grad is not None])
         if not bool(torch.cat([loss.detach().reshape(1), norms]).isfinite().all()):
             raise TrainingError(self._trouble(losses, wanted, norms, pairs))
@@ -441,15 +351,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def _step_critic(self, loss: Tensor, batch: FrameBatch, anchors: Tensor, contrasting: bool, logs: Logs) -> None:
         """Step encoder, Q functions and, if it takes part, the objective on the sum of their losses."""
-        losses = {"critic": loss}
         logs["critic_loss"] = loss.detach()
         if not contrasting:
-            self.minimise(losses, [self.policy.critic.optimizer])
+            self._minimise({"critic": loss}, [self.policy.critic.optimizer])
             return
         pairs = self.make_pairs(batch, anchors)
-        losses["contrastive"] = self.contrastive_loss(pairs, logs)
-        self.minimise(losses, [self.policy.critic.optimizer, self.contrast_optimizer], pairs)
-        self.after_contrast()
+        losses = {"critic": loss, "contrastive": self._contrastive_loss(pairs, logs)}
+        self._minimise(losses, [self.policy.critic.optimizer, self.contrast_optimizer], pairs)
+        self._after_contrast()
 
     def _trouble(
         self, losses: Mapping[str, Tensor], parameters: list[Tensor], norms: Tensor, pairs: Pairs | None
@@ -466,7 +375,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                     "rate, or look at the rewards and observations of the environment."
                 )
         names = {id(parameter): label for label, parameter in self.policy.named_parameters()}
-        first = parameters[norms.isfinite().tolist().index(False)]
+        first = names.get(id(parameters[norms.isfinite().tolist().index(False)]), "the temperature")
         source = ""
         if self.contrast is not None and pairs is not None:
             guilty = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast))
@@ -475,9 +384,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         for parameter in parameters:
             parameter.grad = None
         return (
-            f"the gradient of the {' and '.join(losses)} loss is not finite {where}, first in "
-            f"{names.get(id(first), 'the temperature')}. The step was not taken.{source} Lower the learning rate, or "
-            "use precision='float32'."
+            f"the gradient of the {' and '.join(losses)} loss is not finite {where}, first in {first}. The step was "
+            f"not taken.{source} Lower the learning rate, or use precision='float32'."
         )
 
     # The contrast -----------------------------------------------------------------------------------------------------
@@ -488,9 +396,8 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         Args:
             images: views, (B, C, h, w).
         """
-        encoder = self.policy.encoder
-        found: Tensor = encoder.head(encoder.convolve(images))
-        return found
+        encoder: PixelEncoder = self.policy.encoder
+        return encoder.head(encoder.convolve(images))
 
     def make_pairs(self, batch: FrameBatch, anchors: Tensor) -> Pairs:
         """Return anchors (B, d) paired with the momentum encoder's keys (B, K, d).
@@ -506,20 +413,13 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             keys = key_encoder.head(key_encoder.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
         if self.compile in compiling.GRAPHED:
             anchors, keys = anchors.clone(), keys.clone()  # a CUDA graph overwrites what it returned
-        ignored = None
-        if self.exclude_duplicates:
-            ignored = duplicates(batch.stacks, count)
+        ignored = duplicates(batch.stacks, count) if self.exclude_duplicates else None
         if ignored is not None:
             ignored = to_device(ignored, anchors.device)
         return Pairs.cross(anchors, keys, ignored=ignored)
 
-    def contrastive_loss(self, pairs: Pairs, logs: Logs) -> Tensor:
-        """Return the objective's loss, (), computed in full precision.
-
-        Args:
-            pairs: of `make_pairs`.
-            logs: gets each term and their sum, () each.
-        """
+    def _contrastive_loss(self, pairs: Pairs, logs: Logs) -> Tensor:
+        """Return the objective's loss, (), computed in full precision. Add each term to `logs`."""
         assert self.contrast is not None
         with without_autocast(self.device.type):
             outcome: Outcome = self.contrast(pairs)
@@ -528,8 +428,14 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.outcome = Outcome(outcome.loss.detach(), outcome.terms)
         return outcome.loss
 
-    def after_contrast(self) -> None:
+    def _after_contrast(self) -> None:
         """Tell the objective that its step is done."""
         assert self.contrast is not None
         done = self._n_updates // self.contrast_every + 1
         self.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done)
+
+
+def set_beta(optimizer: torch.optim.Optimizer | None, beta: float) -> None:
+    """Set Adam's first decay, where there is an optimizer."""
+    for group in optimizer.param_groups if optimizer is not None else ():
+        group["betas"] = (beta, 0.999)

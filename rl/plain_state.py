@@ -1,12 +1,18 @@
-"""Nested Python values (core/utils/plain_values.py) in two files: NAME.json for their shape, NAME.npz for arrays."""
+"""Nested Python values (core/utils/plain_values.py) in two files: NAME.json for their shape, NAME.npz for arrays.
 
+And the state of SB3's action noise as such a value. Ornstein-Uhlenbeck noise is correlated in time.
+"""
+
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 
+from dipole.core.utils.errors import CheckpointError
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import read_json
 
@@ -17,11 +23,7 @@ def files(name: str) -> tuple[str, str]:
 
 
 def write(folder: Path, name: str, value: Any) -> None:
-    """Write a value into a folder.
-
-    Raises:
-        CheckpointError: there is something else in it, with its place. OSError: the disk refused.
-    """
+    """Write a value into a folder. Raise CheckpointError with the place of anything that is not plain."""
     arrays: list[np.ndarray] = []
 
     def keep(array: Any) -> int:
@@ -42,3 +44,37 @@ def read(folder: Path, name: str) -> Any:
     told = read_json(folder / tree)
     with np.load(folder / stored, allow_pickle=False) as arrays:
         return decode(told, arrays)
+
+
+def noise_state(noise: ActionNoise | None) -> dict[str, Any] | None:
+    """Return the class and the plain attributes. Vectorised noise has one state per environment."""
+    if noise is None:
+        return None
+    values: dict[str, Any] = {}
+    for name, value in vars(noise).items():
+        if name == "_noises":
+            values[name] = [noise_state(each) for each in value]
+        elif not callable(value):  # as noise is: the base of a vectorised one has no state of its own
+            values[name] = copy.deepcopy(value)
+    return {"name": type(noise).__qualname__, "values": values}
+
+
+def set_noise_state(noise: ActionNoise | None, state: dict[str, Any] | None) -> ActionNoise | None:
+    """Return noise that continues from a state, vectorised if the state is. Raise CheckpointError for another noise."""
+    if state is None:
+        return noise
+    vectorised = VectorizedActionNoise.__name__
+    if noise is not None and state["name"] == vectorised and not isinstance(noise, VectorizedActionNoise):
+        noise = VectorizedActionNoise(noise, len(state["values"]["_noises"]))  # as SB3 does when learning begins
+    if noise is None or type(noise).__qualname__ != state["name"]:
+        raise CheckpointError(
+            f"the checkpoint was written with the action_noise {state['name']}, this agent has {noise!r}: give the "
+            "same one."
+        )
+    for name, value in state["values"].items():
+        if name == "_noises":
+            for own, each in zip(noise.noises, value, strict=True):  # type: ignore[attr-defined]
+                set_noise_state(own, each)
+        else:
+            setattr(noise, name, value)
+    return noise

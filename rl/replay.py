@@ -20,15 +20,14 @@ from stable_baselines3.common.buffers import BaseBuffer
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from dipole.rl.arguments import check_number, check_seed, check_whole
-from dipole.rl.frames import STORES, digest
-from dipole.rl.memory import available_bytes, gigabytes, has_room_for, require_bytes
+from dipole.rl.frames import STORES, available_bytes, digest, gigabytes, require_bytes
 from dipole.rl.sampling import FrameSampler
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
 
 # Room for the first stack of each episode: one frame in 32 steps. If episodes need more the ring grows.
 _SLACK = 32
-_STEPS = ("actions", "rewards", "dones", "ends", "valid", "starts")  # (n_envs, steps, ...)
+_STEPS = ("actions", "rewards", "dones", "ends", "valid", "starts", "states")  # (n_envs, steps, ...)
 _COUNTERS = ("_head", "_tail", "_written", "_newest", "pos", "full")
 
 
@@ -113,7 +112,7 @@ class FrameReplayBuffer(FrameSampler):
         needed = self.nbytes
         if storage == "auto":
             storage = "host"
-            if has_room_for(needed, self.device):
+            if self.device.type == "cuda" and 2 * needed <= available_bytes(self.device):
                 storage = "device"
         self.storage = storage
         require_bytes(needed, self.buffer_size * n_envs, self._frame_shape, self._place)
@@ -137,19 +136,10 @@ class FrameReplayBuffer(FrameSampler):
         self.states = np.zeros((*size, 2, self.layout.width), np.float32)  # of observation and next observation
 
     @property
-    def _per_step(self) -> tuple[str, ...]:
-        """The arrays that have an entry for each step."""
-        if self.layout.width:
-            return (*_STEPS, "states")
-        return _STEPS
-
-    @property
     def _place(self) -> torch.device | Path:
         if self.storage == "disk":
             return Path(tempfile.gettempdir())
-        if self.storage == "device":
-            return self.device
-        return torch.device("cpu")
+        return self.device if self.storage == "device" else torch.device("cpu")
 
     @property
     def nbytes(self) -> int:
@@ -164,22 +154,18 @@ class FrameReplayBuffer(FrameSampler):
     @property
     def capacity(self) -> int:
         """Transitions that it can hold. Fewer than `buffer_size` only if memory did not suffice (with a warning)."""
-        if self._room is None:
-            return self.buffer_size * self.n_envs
-        return self._room
+        return self.buffer_size * self.n_envs if self._room is None else self._room
 
     def reset(self) -> None:
-        """Forget every transition, but not the sampler's state."""
         super().reset()
         self._head = np.zeros(self.n_envs, np.int64)  # transitions ever added
         self._tail = np.zeros(self.n_envs, np.int64)  # the oldest that is still whole
         self._written = np.zeros(self.n_envs, np.int64)  # planes ever stored
         self._newest: list[NDArray[np.uint8] | None] = [None] * self.n_envs  # next observation of the last step
         self._room: int | None = None
-        self.files: tuple[Any, ...] = ()  # of the last checkpoint, see `segments`
+        self.files: tuple[Path, list[dict[str, Any]]] = Path(), []  # of the last checkpoint, see `segments`
 
     def size(self) -> int:
-        """Steps stored (of the fullest environment), as SB3 counts."""
         return int((self._head - self._tail).max())
 
     def __len__(self) -> int:
@@ -195,19 +181,10 @@ class FrameReplayBuffer(FrameSampler):
         done: NDArray[Any],
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store one step of every environment.
-
-        Args:
-            obs: (n_envs, C, H, W) uint8, or a dictionary of such and vectors (n_envs, S).
-            next_obs: (n_envs, C, H, W) likewise.
-            action: (n_envs, A).
-            reward: (n_envs,).
-            done: (n_envs,).
-            infos: of each environment, for `TimeLimit.truncated` and `fault`.
-        """
         action = np.asarray(action).reshape(self.n_envs, self.action_dim)
         if self.layout.width:
-            self._put_states(obs, next_obs)
+            vectors = np.stack([self.layout.state(obs), self.layout.state(next_obs)], 1)  # (n_envs, 2, S)
+            self.states[np.arange(self.n_envs), self._head % self.buffer_size] = vectors
         obs, next_obs = self.layout.pixels(obs), self.layout.pixels(next_obs)
         for env, info in enumerate(infos):
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
@@ -215,12 +192,8 @@ class FrameReplayBuffer(FrameSampler):
                 env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
                 bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
             )  # fmt: skip
-        self._count()
-
-    def _put_states(self, obs: Any, next_obs: Any) -> None:
-        """Store the vectors of the step that `_append` is about to store."""
-        both = np.stack([self.layout.state(obs), self.layout.state(next_obs)], 1)  # (n_envs, 2, S)
-        self.states[np.arange(self.n_envs), self._head % self.buffer_size] = both
+        self.pos = int(self._head[0] % self.buffer_size)
+        self.full = bool((self._head - self._tail >= self.buffer_size).all())
 
     def _append(
         self,
@@ -249,10 +222,6 @@ class FrameReplayBuffer(FrameSampler):
             self.actions[env, slot], self.rewards[env, slot] = action, reward
         self.dones[env, slot], self.ends[env, slot], self.valid[env, slot] = done, ends, valid and finite
         self._head[env] += 1
-
-    def _count(self) -> None:
-        self.pos = int(self._head[0] % self.buffer_size)
-        self.full = bool((self._head - self._tail >= self.buffer_size).all())
 
     def _write_next(self, env: int, obs: NDArray[np.uint8], before: int, following: NDArray[np.uint8]) -> int:
         """Store what is new in a next observation: a grey frame, a frame, or all of it."""
@@ -315,13 +284,11 @@ class FrameReplayBuffer(FrameSampler):
     # Saving ----------------------------------------------------------------------------------------------------------
 
     @property
-    def extent(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
+    def _extent(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
         """Numbers of the stored steps, and of each environment's planes: the first, and one after the last."""
         planes = []
         for env, (tail, head, written) in enumerate(zip(self._tail, self._head, self._written, strict=True)):
-            oldest = written
-            if tail < head:
-                oldest = self.starts[env, tail % self.buffer_size, 0]
+            oldest = self.starts[env, tail % self.buffer_size, 0] if tail < head else written
             planes.append((int(oldest), int(written)))
         return (int(self._tail.min()), int(self._head[0])), tuple(planes)
 
@@ -330,14 +297,13 @@ class FrameReplayBuffer(FrameSampler):
         return copy.deepcopy({**{name: getattr(self, name) for name in _COUNTERS}, "ring": self._ring, "rng": self.rng})
 
     def load_counters(self, state: dict[str, Any]) -> None:
-        """Continue from `counters`. `load_part` brings the rest.
+        """Continue from `counters`. `_load_part` brings the rest.
 
         Args:
             state: what `counters` returned.
 
         Raises:
             ValueError: the state is of another buffer.
-            KeyError: the state lacks something.
             TrainingError: memory is too small for it.
         """
         self.reset()
@@ -355,34 +321,20 @@ class FrameReplayBuffer(FrameSampler):
             setattr(self, name, state[name])
         self.rng = state["rng"]
 
-    def part(self, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> dict[str, NDArray[Any]]:
-        """Arrays of steps, (n_envs, n, ...), and of planes, (sum of all environments, H, W), by name.
-
-        Args:
-            steps: number of the first and one after the last, as in `extent`.
-            planes: the same for each environment.
-        """
+    def _part(self, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> dict[str, NDArray[Any]]:
+        """Return arrays of steps, (n_envs, n, ...), and of planes, (sum of all environments, H, W), by name."""
         slots = np.arange(*steps) % self.buffer_size
         serials = [np.arange(*each) % self._ring for each in planes]
         return {
-            **{name: getattr(self, name)[:, slots] for name in self._per_step},
+            **{name: getattr(self, name)[:, slots] for name in _STEPS},
             "frames": np.concatenate([self.frames.take(env, each) for env, each in enumerate(serials)]),
             "digests": np.concatenate([self.digests[env, each] for env, each in enumerate(serials)]),
         }
 
-    def load_part(self, part: Any, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> None:
-        """Put back what `part` returned.
-
-        Args:
-            part: what `part` returned.
-            steps: as in `part`.
-            planes: as in `part`.
-
-        Raises:
-            ValueError: it is of a buffer of another shape.
-        """
+    def _load_part(self, part: Any, steps: tuple[int, int], planes: tuple[tuple[int, int], ...]) -> None:
+        """Put back what `_part` returned for these steps and planes. Raise ValueError for another shape."""
         slots = np.arange(*steps) % self.buffer_size
-        for name in self._per_step:
+        for name in _STEPS:
             stored, own = part[name], getattr(self, name)
             if stored.shape != (self.n_envs, len(slots), *own.shape[2:]) or stored.dtype != own.dtype:
                 raise ValueError(f"replay {name} has the shape {stored.shape}, this agent's {own.shape}")
@@ -397,9 +349,9 @@ class FrameReplayBuffer(FrameSampler):
             start = stop
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("frames", "digests", "files", "states", *_STEPS, *_COUNTERS)
-        steps, planes = self.extent
-        stored = {**self.counters(), "steps": steps, "planes": planes, **self.part(steps, planes)}
+        own = ("frames", "digests", "files", *_STEPS, *_COUNTERS)
+        steps, planes = self._extent
+        stored = {**self.counters(), "steps": steps, "planes": planes, **self._part(steps, planes)}
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"stored": stored}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -409,7 +361,7 @@ class FrameReplayBuffer(FrameSampler):
             self._device = torch.device("cpu")
         self._allocate()
         self.load_counters(stored)
-        self.load_part(stored, stored["steps"], stored["planes"])
+        self._load_part(stored, stored["steps"], stored["planes"])
 
     @property
     def device(self) -> torch.device:

@@ -3,16 +3,15 @@
 import math
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.utils import update_learning_rate
 from torch import Tensor, nn
 
 from dipole.rl import settings as presets
 from dipole.rl.networks import Maps, PixelPolicy, detached, q_values, soft_update
-from dipole.rl.pixel_agent import Logs, PixelAgent
+from dipole.rl.pixel_agent import Logs, PixelAgent, set_beta
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.seen import joined
 
@@ -59,31 +58,12 @@ class ContrastiveSAC(PixelAgent, SAC):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"CnnPolicy": PixelPolicy}
     policy: PixelPolicy
 
-    # Attributes that store settings, besides those of `PixelAgent` and of SB3's SAC.
-    temperature_learning_rate: float
-    temperature_beta: float
-    actor_every: int
-    encoder_steps: int
-    twin_loss: str
-    detach_encoder: bool
-    joint_backward: bool
-    log_std_bounds: tuple[float, float]
-    log_std_init: float
-    use_expln: bool
-    clip_mean: float
-
     # Acting: SB3's predict -> SquashedActor.get_action_dist_params
 
     # Updating ---------------------------------------------------------------------------------------------------------
 
-    def update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
-        """Make one update in the order of the CURL repository.
-
-        Args:
-            batch: drawn by replay.
-            contrasting: whether the contrastive objective takes part.
-            logs: gets the losses, () each.
-        """
+    def _update_networks(self, batch: FrameBatch, contrasting: bool, logs: Logs) -> None:
+        """Make one update in the order of the CURL repository."""
         encoder = self.policy.encoder
         acting = self._n_updates % self.actor_every == 0
         if self.use_sde:
@@ -92,22 +72,22 @@ class ContrastiveSAC(PixelAgent, SAC):
         target = self.target(batch)
         images = encoder.prepare(batch.observations)
         if self.joint_backward:
-            maps = self.update_critic_and_contrast(batch, images, target, contrasting, logs)
+            maps = self._update_critic_and_contrast(batch, images, target, contrasting, logs)
             with torch.no_grad():  # the step has changed the head
                 features = encoder.head(maps)
             contrasting = False
         else:
-            self.update_critic(batch, images, target, logs)
+            self._update_critic(batch, images, target, logs)
             # Until the contrast is stepped the encoder stays: actor and contrast share its features.
             with torch.set_grad_enabled(contrasting):
                 maps = encoder.convolve(images) if acting or contrasting else ()
                 features = encoder.head(maps) if maps else torch.empty(0)
         if acting:
-            self.update_actor(detached(maps), features.detach(), batch.states, logs)
+            self._update_actor(detached(maps), features.detach(), batch.states, logs)
         if self._n_updates % self.target_update_interval == 0:
-            self.update_targets()
+            self._update_targets()
         if contrasting:
-            self.update_contrast(batch, features, logs)
+            self._update_contrast(batch, features, logs)
 
     @torch.no_grad()
     def target(self, batch: FrameBatch) -> Tensor:
@@ -119,113 +99,75 @@ class ContrastiveSAC(PixelAgent, SAC):
         images = self.policy.encoder.prepare(batch.next_observations)
         maps = self.policy.encoder.convolve(images)
         features = joined(self.policy.actor.features_extractor.head(maps), batch.next_states)  # type: ignore[operator]
-        action, log_density = self.draw_action(features)
+        action, log_density = self._draw_action(features)
         key_encoder = self.policy.key_encoder
         features = joined(key_encoder.head(key_encoder.convolve(images)), batch.next_states)
         q = q_values(self.critic_target, features, action).min(1, keepdim=True).values
-        return self.returns(batch, q - self.temperature() * log_density)
+        return self._returns(batch, q - self.temperature() * log_density)
 
-    def update_critic(self, batch: FrameBatch, images: Maps, target: Tensor, logs: Logs) -> None:
-        """Step encoder and Q functions on sum_i mean (Q_i(x, a) - y)^2.
-
-        Args:
-            batch: actions and vectors.
-            images: the prepared observations, (b, C, h, w) in chunks.
-            target: y, (B, 1).
-            logs: gets the loss, ().
-        """
+    def _update_critic(self, batch: FrameBatch, images: Maps, target: Tensor, logs: Logs) -> None:
+        """Step encoder and Q functions on sum_i mean (Q_i(x, a) - y)^2, for prepared images and y (B, 1)."""
         encoder = self.policy.encoder
         with torch.set_grad_enabled(not self.detach_encoder):
             maps = encoder.convolve(images)
-        loss = self.critic_loss(encoder.head(maps), batch, target)
-        self.minimise({"critic": loss}, [self.critic.optimizer])
+        loss = self._critic_loss(encoder.head(maps), batch, target)
+        self._minimise({"critic": loss}, [self.critic.optimizer])
         logs["critic_loss"] = loss.detach()
 
-    def critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
-        """Return the sum over the Q functions of the mean squared error, (), halved with `twin_loss="half"`.
-
-        Args:
-            features: (B, d) of the observations' images.
-            batch: actions and vectors.
-            target: y, (B, 1).
-        """
+    def _critic_loss(self, features: Tensor, batch: FrameBatch, target: Tensor) -> Tensor:
+        """Return the sum over the Q functions of the mean squared error, (), halved with `twin_loss="half"`."""
         q = q_values(self.critic, joined(features, batch.states), batch.actions.to(features.dtype))
         loss = (q - target).square().mean(0).sum()
         if self.twin_loss == "half":
             return 0.5 * loss
         return loss
 
-    def update_actor(self, maps: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
+    def _update_actor(self, maps: Maps, features: Tensor, states: Tensor | None, logs: Logs) -> None:
         """Step the policy on mean (alpha log pi(a|x) - min_i Q_i(x, a)), then the temperature.
 
-        Args:
-            maps: detached feature maps (b, filters, height, width) in chunks: the actor's gradient stops there.
-            features: (B, d), what the Q functions see of the maps.
-            states: (B, S) vectors, or None.
-            logs: gets the losses, () each.
+        The feature maps are detached: the actor's gradient stops there. The Q functions see `features` (B, d) of them.
         """
         actor = self.policy.actor
-        action, log_density = self.draw_action(joined(actor.features_extractor.head(maps), states))  # type: ignore[operator]
+        action, log_density = self._draw_action(joined(actor.features_extractor.head(maps), states))  # type: ignore[operator]
         alpha = self.temperature().detach()
         q = q_values(self.critic, joined(features, states), action).min(1, keepdim=True).values
         loss = (alpha * log_density - q).mean()
-        self.minimise({"actor": loss}, [actor.optimizer])
+        self._minimise({"actor": loss}, [actor.optimizer])
         logs["actor_loss"] = loss.detach()
         if self.log_ent_coef is not None:
             assert isinstance(self.target_entropy, float)
             loss = (self.log_ent_coef.exp() * (-log_density - self.target_entropy).detach()).mean()
-            self.minimise({"temperature": loss}, [self.ent_coef_optimizer])
+            self._minimise({"temperature": loss}, [self.ent_coef_optimizer])
             logs["ent_coef_loss"] = loss.detach()
         logs["ent_coef"], logs["entropy"] = alpha.squeeze(), -log_density.detach().mean()
 
-    def update_contrast(self, batch: FrameBatch, anchors: Tensor, logs: Logs) -> None:
-        """Step encoder and objective on objective(encoder(x), encoder_bar(x+)).
-
-        Args:
-            batch: whose positives are encoded.
-            anchors: (B, d) encoder(x), with their graph.
-            logs: gets the losses, () each.
-        """
+    def _update_contrast(self, batch: FrameBatch, anchors: Tensor, logs: Logs) -> None:
+        """Step encoder and objective on objective(encoder(x), encoder_bar(x+)). The anchors (B, d) have their graph."""
         pairs = self.make_pairs(batch, anchors)
         optimizers = [each for each in (self.encoder_optimizer, self.contrast_optimizer) if each is not None]
-        self.minimise({"contrastive": self.contrastive_loss(pairs, logs)}, optimizers, pairs)
+        self._minimise({"contrastive": self._contrastive_loss(pairs, logs)}, optimizers, pairs)
         gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         logs["contrast_grad_norm_squared"] = torch.stack(torch._foreach_norm(gradients)).square().sum()
-        self.after_contrast()
+        self._after_contrast()
 
-    def update_critic_and_contrast(
+    def _update_critic_and_contrast(
         self, batch: FrameBatch, images: Maps, target: Tensor, contrasting: bool, logs: Logs
     ) -> Maps:
-        """Step encoder, Q functions and objective on the sum of both losses. Return the detached feature
-        maps (b, filters, height, width).
-
-        Args:
-            batch: drawn by replay.
-            images: the prepared observations, (b, C, h, w) in chunks.
-            target: y, (B, 1).
-            contrasting: False leaves the contrast out.
-            logs: gets the losses, () each.
-        """
+        """Step encoder, Q functions and objective on the sum of both losses. Return the detached feature maps."""
         encoder = self.policy.encoder
         maps = encoder.convolve(images)
         anchors = encoder.head(maps)
-        features = anchors
-        if self.detach_encoder:
-            features = encoder.head(detached(maps))
-        self._step_critic(self.critic_loss(features, batch, target), batch, anchors, contrasting, logs)
+        features = encoder.head(detached(maps)) if self.detach_encoder else anchors
+        self._step_critic(self._critic_loss(features, batch, target), batch, anchors, contrasting, logs)
         return detached(maps)
 
-    def update_targets(self) -> None:
+    def _update_targets(self) -> None:
         """Move the momentum copies: Qbar with tau, the encoder with encoder_tau."""
         soft_update(self.critic.q_networks, self.critic_target.q_networks, self.tau)
         soft_update([self.policy.encoder], [self.policy.key_encoder], self.encoder_tau)
 
-    def draw_action(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return drawn actions (B, A) of the policy and their log densities (B, 1).
-
-        Args:
-            features: (B, d), what the actor sees.
-        """
+    def _draw_action(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return drawn actions (B, A) of the policy for features (B, d), and their log densities (B, 1)."""
         actor = self.policy.actor
         if self.use_sde:
             return actor.explored(features)
@@ -234,29 +176,18 @@ class ContrastiveSAC(PixelAgent, SAC):
 
     def temperature(self) -> Tensor:
         """Return alpha, the weight of the entropy: (1,), or () if it is fixed."""
-        if self.log_ent_coef is None:
-            return self.ent_coef_tensor
-        return self.log_ent_coef.exp()
+        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.exp()
 
     # Setting up -------------------------------------------------------------------------------------------------------
 
     @classmethod
     def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
-        """The settings that SB3's SAC is made with and stores.
-
-        Args:
-            chosen: all settings.
-        """
         same = ("target_entropy", "use_sde", "sde_sample_freq", "use_sde_at_warmup")
-        ent_coef: str | float = chosen.ent_coef
-        if ent_coef == "auto":
-            ent_coef = f"auto_{chosen.initial_temperature!r}"
-        return {
-            **super().sb3_keywords(chosen),
-            **{name: getattr(chosen, name) for name in same},
-            "ent_coef": ent_coef,
-            "target_update_interval": chosen.target_every,
-        }
+        own: dict[str, Any] = {name: getattr(chosen, name) for name in same}
+        own |= {"ent_coef": chosen.ent_coef, "target_update_interval": chosen.target_every}
+        if chosen.ent_coef == "auto":
+            own["ent_coef"] = f"auto_{chosen.initial_temperature!r}"
+        return super().sb3_keywords(chosen) | own
 
     def _setting(self, name: str, attribute: str) -> Any:
         if name == "ent_coef" and isinstance(self.ent_coef, str):
@@ -268,11 +199,10 @@ class ContrastiveSAC(PixelAgent, SAC):
         return super()._setting(name, attribute)
 
     def policy_keywords(self) -> dict[str, Any]:
-        """Keywords of `PixelPolicy`."""
-        sde = None
+        found = super().policy_keywords() | {"log_std_bounds": self.log_std_bounds, "use_sde": self.use_sde}
         if self.use_sde:
-            sde = {name: getattr(self, name) for name in ("log_std_init", "use_expln", "clip_mean")}
-        return super().policy_keywords() | {"log_std_bounds": self.log_std_bounds, "sde": sde}
+            found |= {name: getattr(self, name) for name in ("log_std_init", "use_expln", "clip_mean")}
+        return found
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -280,20 +210,19 @@ class ContrastiveSAC(PixelAgent, SAC):
             self.ent_coef_optimizer = self.policy.adam(
                 [self.log_ent_coef], self.temperature_learning_rate, self.temperature_beta
             )
-        self._fit_optimizers()
 
     def _compile_networks(self) -> None:
         super()._compile_networks()
         self.policy.actor.distribution = self._compiled(self.policy.actor.distribution)  # type: ignore[method-assign]
 
-    def _adam_betas(self) -> dict[str, float]:
-        return {"ent_coef_optimizer": self.temperature_beta}
+    def _fit_optimizers(self) -> None:
+        super()._fit_optimizers()
+        set_beta(self.ent_coef_optimizer, self.temperature_beta)
 
     def _set_learning_rates(self) -> None:
         super()._set_learning_rates()
         if self.ent_coef_optimizer is not None:
-            for group in self.ent_coef_optimizer.param_groups:
-                group["lr"] = self.temperature_learning_rate
+            update_learning_rate(self.ent_coef_optimizer, self.temperature_learning_rate)
 
     def _setup_contrast_optimizers(self, own: list[nn.Parameter], rate: float) -> None:
         encoder = list(self.policy.encoder.parameters())
@@ -309,7 +238,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         super()._store_transition(*step)
 
     def exploration_state(self) -> dict[str, Any] | None:
-        """Return the noise matrices of gSDE, or None without it."""
         if not self.use_sde:
             return None
         actor: Any = self.policy.actor
@@ -317,11 +245,6 @@ class ContrastiveSAC(PixelAgent, SAC):
         return drawn | {"new": actor.noise_is_new}
 
     def set_exploration_state(self, state: dict[str, Any] | None) -> None:
-        """Continue from `exploration_state`. A rollout that has not begun keeps its noise.
-
-        Args:
-            state: what `exploration_state` returned. None changes nothing.
-        """
         if state is None or not self.use_sde:
             return
         actor: Any = self.policy.actor
@@ -331,25 +254,14 @@ class ContrastiveSAC(PixelAgent, SAC):
 
     def set_up_for_playing(self) -> None:
         if self.target_entropy == "auto":
-            assert isinstance(self.action_space, spaces.Box)
-            self.target_entropy = float(-np.prod(self.action_space.shape).astype(np.float32))
+            self.target_entropy = -float(math.prod(self.action_space.shape or ()))
         super().set_up_for_playing()
 
     def parts(self) -> dict[str, nn.Module]:
-        """Return the modules that a run saves."""
-        policy = self.policy
-        return {
-            "actor": policy.actor,
-            "critic": policy.critic,
-            "critic_target": policy.critic_target,
-            "temperature": _Temperature(self.temperature_parameter()),
-        }
-
-    def temperature_parameter(self) -> Tensor:
-        """Return the log of the learned or fixed temperature, (1,)."""
-        if self.log_ent_coef is None:
-            return self.ent_coef_tensor.log().reshape(1)
-        return self.log_ent_coef
+        temperature = self.log_ent_coef
+        if temperature is None:
+            temperature = self.ent_coef_tensor.log().reshape(1)
+        return {**super().parts(), "temperature": _Temperature(temperature)}
 
 
 class _Temperature(nn.Module):
@@ -361,16 +273,10 @@ class _Temperature(nn.Module):
 
 
 def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return squashed Gaussian actions and their log densities (SAC, App. C).
+    """Return squashed Gaussian actions (B, A) and their log densities (B, 1) (SAC, App. C).
 
-        u = mean + exp(log_std) noise,  a = tanh(u),
-        log pi = sum_d [ -noise^2 / 2 - log_std - log(2 pi) / 2 - log(1 - a^2 + 1e-6) ]
-
-    Args:
-        mean, log_std, noise: (B, A).
-
-    Returns:
-        a (B, A) and log pi (B, 1).
+    u = mean + exp(log_std) noise,  a = tanh(u),
+    log pi = sum_d [ -noise^2 / 2 - log_std - log(2 pi) / 2 - log(1 - a^2 + 1e-6) ]
     """
     action = torch.tanh(mean + log_std.exp() * noise)
     density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)

@@ -65,13 +65,10 @@ class FrameSampler(ReplayBuffer):
     _tail: NDArray[Any]
 
     def draw(self, batch_size: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Draw transitions uniformly, with replacement.
+        """Return environment (B,) and slot (B,) of transitions drawn uniformly, with replacement.
 
         Args:
             batch_size: B >= 1.
-
-        Returns:
-            Environment (B,) and slot (B,) of each.
 
         Raises:
             TrainingError: nothing is stored, or hardly anything but steps that failed.
@@ -96,12 +93,7 @@ class FrameSampler(ReplayBuffer):
         return env, (self._tail[env] + offset) % self.buffer_size
 
     def _outcomes(
-        self,
-        env: NDArray[Any],
-        slot: NDArray[Any],
-        normalizer: VecNormalize | None,
-        n_steps: int,
-        gamma: float,
+        self, env: NDArray[Any], slot: NDArray[Any], normalizer: VecNormalize | None, n_steps: int, gamma: float
     ) -> tuple[NDArray[Any], NDArray[Any], Tensor | None]:
         """Rewards (B, 1), the slot (B,) of the step that each return ends with, and the discount of what follows.
 
@@ -127,19 +119,6 @@ class FrameSampler(ReplayBuffer):
         )
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        """Draw transitions with whole observations, as SB3's own algorithms expect them.
-
-        Args:
-            batch_size: B >= 1.
-            env: normalises rewards and vectors, if given.
-
-        Returns:
-            observations and next_observations (B, C, H, W) uint8, actions (B, A), rewards and dones (B, 1) float32,
-            discounts (B, 1), None for n_steps = 1.
-
-        Raises:
-            TrainingError: as `draw`.
-        """
         which, slot = self.draw(batch_size)
         rewards, last, discounts = self._outcomes(which, slot, env, self.n_steps, self.gamma)
         states, following = self._drawn_states(which, slot, last, env)
@@ -162,7 +141,7 @@ class FrameSampler(ReplayBuffer):
         n_steps: int | None = None,
         gamma: float | None = None,
     ) -> FrameBatch:
-        """Draw transitions with augmented observations and further views of each.
+        """Return transitions with augmented observations and further views of each.
 
         Offsets are drawn in the order observation, next observation, positives.
 
@@ -170,17 +149,10 @@ class FrameSampler(ReplayBuffer):
             batch_size: B >= 1.
             augmentation: draws a view of each stack.
             positives: K >= 0 further views of each observation.
-            env: as in `sample`.
-            times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w), (N
-                B, C, h, w).
+            env: normalises rewards and vectors, if given.
+            times: M and N >= 1 views of each observation and next observation, one after the other: (M B, C, h, w).
             n_steps: rewards in a return. By default the buffer's.
             gamma: discount of the rewards in a return. By default the buffer's.
-
-        Returns:
-            The batch.
-
-        Raises:
-            TrainingError: as `draw`.
         """
         which, slot = self.draw(batch_size)
         if gamma is None:

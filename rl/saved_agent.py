@@ -2,18 +2,18 @@
 
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq
+from torch import nn
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.files import replacing
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed
-from dipole.rl.augmentation import Augmentation
 from dipole.rl.contrast import as_composite
 from dipole.rl.inputs import shown_to
 from dipole.rl.sb3_names import without_sb3_names
@@ -29,38 +29,14 @@ class SavedAgent(OffPolicyAlgorithm):
         "verbose", "seed", "device",
     )  # fmt: skip
 
-    # Attributes that store settings, besides SB3's own.
-    preset: str
-    inputs: presets.Inputs
-    objective: str
-    precision: str
-    compile: Any
-    bilinear_init: str
-    image_size: int | None
-    crop_inclusive: bool
-    positives: int | None
-    exclude_duplicates: bool
-    encoder_learning_rate: float | None
-    beta: float
-    contrast_every: int
-    encoder_tau: float
-    hidden: tuple[int, ...]
-    critic_hidden: tuple[int, ...] | None
-    n_critics: int
-    activation: str
-    features: int
-    layers: int
-    filters: int
-    tanh: bool
-    channels_last: bool
-    chunk: int
-    _augment: Augmentation
+    if TYPE_CHECKING:
 
-    # Settings ---------------------------------------------------------------------------------------------------------
+        def __getattr__(self, setting: str) -> Any:
+            """Each setting is an attribute (`settings.attributes`)."""
 
     @classmethod
     def sb3_keywords(cls, chosen: presets.AgentSettings) -> dict[str, Any]:
-        """Return the settings that SB3's algorithm is made with and stores.
+        """Return those of the `chosen` settings that SB3's algorithm is made with and stores.
 
         Args:
             chosen: all settings.
@@ -83,27 +59,22 @@ class SavedAgent(OffPolicyAlgorithm):
         value = getattr(self, attribute)
         if isinstance(value, TrainFreq):
             frequency, unit = int(value.frequency), value.unit.value
-            if unit == "step":
-                return frequency
-            return (frequency, unit)
+            return frequency if unit == "step" else (frequency, unit)
         return value
 
     def policy_keywords(self) -> dict[str, Any]:
-        """Keywords of the policy: those of the encoder, of actor and critic."""
+        """Return keywords of the policy."""
+        names = ("layers", "filters", "tanh", "channels_last", "chunk")
+        critic_hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
         return {
-            "encoder": {
+            "features_extractor_kwargs": {
                 "features_dim": self.features,
                 "image_size": self._augment.size,
-                "layers": self.layers,
-                "filters": self.filters,
-                "tanh": self.tanh,
-                "channels_last": self.channels_last,
-                "chunk": self.chunk,
+                **{name: getattr(self, name) for name in names},
             },
-            "hidden": list(self.hidden),
-            "critic_hidden": None if self.critic_hidden is None else list(self.critic_hidden),
-            "critics": self.n_critics,
-            "activation": self.activation,
+            "net_arch": {"pi": list(self.hidden), "qf": list(critic_hidden)},
+            "n_critics": self.n_critics,
+            "activation_fn": getattr(nn, self.activation),
             "beta": self.beta,
         }
 
@@ -111,8 +82,8 @@ class SavedAgent(OffPolicyAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         names, variables = super()._get_torch_save_params()
-        own = ("encoder_optimizer", "contrast_optimizer")
-        return names + [name for name in own if getattr(self, name) is not None], variables
+        own = [name for name in ("encoder_optimizer", "contrast_optimizer") if getattr(self, name) is not None]
+        return names + own, variables
 
     def _excluded_save_params(self) -> list[str]:
         own = ("_augment", "_given", "seen", "outcome", "encoder_optimizer", "contrast_optimizer", "_is_guarded")
@@ -135,9 +106,9 @@ class SavedAgent(OffPolicyAlgorithm):
         SB3 runs code in the file. `resume` and `dipole play` do not.
 
         Args:
-            path: the file.
-            env: to learn in.
-            device: where to.
+            path: as in SB3.
+            env: as in SB3.
+            device: as in SB3.
             custom_objects: as in SB3.
             print_system_info: as in SB3.
             force_reset: as in SB3.
@@ -174,15 +145,7 @@ class SavedAgent(OffPolicyAlgorithm):
         return found | {name: changes[name] for name in named}
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
-        """Save as SB3 does, atomically.
-
-        Replay and random generators are not in the file. `snapshots.save` writes them as well.
-
-        Args:
-            path: NAME.zip, or an open file.
-            exclude: as in SB3.
-            include: as in SB3.
-        """
+        # Replay and random generators are not in the file: `snapshots.save` writes them as well.
         if not isinstance(path, (str, pathlib.Path)):
             super().save(path, exclude, include)
             return
@@ -191,11 +154,6 @@ class SavedAgent(OffPolicyAlgorithm):
             description.add_to(temporary, self)
 
     def save_replay_buffer(self, path: Any) -> None:
-        """Save the replay buffer as SB3 does, atomically.
-
-        Args:
-            path: NAME.pkl, or an open file.
-        """
         if not isinstance(path, (str, pathlib.Path)):
             super().save_replay_buffer(path)
             return
@@ -205,6 +163,4 @@ class SavedAgent(OffPolicyAlgorithm):
 
 def _with_suffix(path: str | pathlib.Path, suffix: str) -> pathlib.Path:
     path = pathlib.Path(path)
-    if path.suffix:
-        return path
-    return path.with_suffix(suffix)
+    return path if path.suffix else path.with_suffix(suffix)

@@ -6,10 +6,7 @@ from typing import Any
 from dipole.core.utils.errors import ConfigError
 
 # SB3's name -> the setting that says the same.
-RENAMED = {
-    "target_update_interval": "target_every",
-    "policy_delay": "actor_every",
-}
+RENAMED = {"target_update_interval": "target_every", "policy_delay": "actor_every"}
 # Keywords that say nothing here, whatever they are.
 _IDLE = ("optimize_memory_usage",)  # replay stores every frame once
 _OTHERS = {
@@ -32,33 +29,29 @@ _NOT_OF_POLICY = {
 
 
 def without_sb3_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of an agent with settings' names in place of SB3's.
+    """Return keywords of an agent with settings' names in place of those of SB3's SAC or TD3.
 
-    Args:
-        given: keywords of SB3's SAC or TD3, and settings.
-
-    Raises:
-        ConfigError: for one without a meaning for this agent, with its replacement, or for a setting that is given
-            twice.
+    Raise ConfigError for one without a meaning here, with its replacement, or for a setting that is given twice.
     """
     rest = {name: value for name, value in given.items() if name not in (*_IDLE, "policy_kwargs")}
     for name, cure in _OTHERS.items():
         if name in rest:
             raise ConfigError(f"{name} is no setting here: {cure}.")
-    for old, new in RENAMED.items():
-        if old in rest:
-            _give(rest, new, rest.pop(old), old)
-    for name, value in policy_settings(given.get("policy_kwargs") or {}).items():
-        _give(rest, name, value, f"policy_kwargs={dict(given['policy_kwargs'])!r}")
+    found = [(new, rest.pop(old), old) for old, new in RENAMED.items() if old in rest]
+    said = f"policy_kwargs={given.get('policy_kwargs')!r}"
+    found += [(name, value, said) for name, value in policy_settings(given.get("policy_kwargs") or {}).items()]
     ent_coef = rest.get("ent_coef")
     if isinstance(ent_coef, str) and ent_coef.startswith("auto_"):
-        del rest["ent_coef"]
-        _give(rest, "initial_temperature", initial_temperature(ent_coef), f"ent_coef={ent_coef!r}")
+        found.append(("initial_temperature", initial_temperature(rest.pop("ent_coef")), f"ent_coef={ent_coef!r}"))
+    for name, value, said in found:
+        if name in rest:
+            raise ConfigError(f"{name} and {said} are the same setting: give one of them.")
+        rest[name] = value
     return rest
 
 
 def initial_temperature(ent_coef: str) -> float:
-    """0.2 of SB3's "auto_0.2"."""
+    """Return 0.2 of SB3's "auto_0.2"."""
     try:
         return float(ent_coef.removeprefix("auto_"))
     except ValueError:
@@ -66,59 +59,39 @@ def initial_temperature(ent_coef: str) -> float:
 
 
 def policy_settings(given: Any) -> dict[str, Any]:
-    """SB3's policy_kwargs as settings.
-
-    Args:
-        given: net_arch (widths, or {"pi": widths, "qf": widths}), activation_fn (a class of torch.nn, or its name),
-            n_critics, log_std_init, use_expln, clip_mean, and optimizer_kwargs={"betas": (beta, 0.999)}.
-
-    Raises:
-        ConfigError: for any other, with what takes its place.
-    """
+    """Return SB3's policy_kwargs as settings. Raise ConfigError for unknown ones, with what takes their place."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"policy_kwargs must be a dictionary, got {given!r}.")
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name == "net_arch":
-            found |= _widths(value)
+        if name == "net_arch" and isinstance(value, list | tuple):
+            found["hidden"] = tuple(value)
+        elif name == "net_arch" and isinstance(value, Mapping) and set(value) == {"pi", "qf"}:
+            found |= {"hidden": tuple(value["pi"]), "critic_hidden": tuple(value["qf"])}
+        elif name == "net_arch":
+            raise ConfigError(
+                f"policy_kwargs: net_arch must be a list of widths or {{'pi': widths, 'qf': widths}}, got {value!r}."
+            )
         elif name == "activation_fn":
             found["activation"] = getattr(value, "__name__", value)
         elif name in _OF_POLICY:
             found[name] = value
         elif name == "optimizer_kwargs":
             found |= _betas(value)
-        elif name == "normalize_images" and value is True:
-            continue
-        else:
-            cure = _NOT_OF_POLICY.get(str(name))
+        elif name != "normalize_images" or value is not True:
             known = ", ".join(["net_arch", "activation_fn", *_OF_POLICY, "optimizer_kwargs"])
-            raise ConfigError(f"policy_kwargs has no {name!r} here: {cure or f'it has {known}'}.")
+            cure = _NOT_OF_POLICY.get(str(name), f"it has {known}")
+            raise ConfigError(f"policy_kwargs has no {name!r} here: {cure}.")
     return found
 
 
-def _widths(value: Any) -> dict[str, Any]:
-    if isinstance(value, list | tuple):
-        return {"hidden": tuple(value)}
-    if isinstance(value, Mapping) and set(value) == {"pi", "qf"}:
-        return {"hidden": tuple(value["pi"]), "critic_hidden": tuple(value["qf"])}
-    raise ConfigError(
-        f"policy_kwargs: net_arch must be a list of widths or {{'pi': widths, 'qf': widths}}, got {value!r}."
-    )
-
-
 def _betas(value: Any) -> dict[str, Any]:
-    betas = value.get("betas") if isinstance(value, Mapping) and set(value) <= {"betas"} else None
-    if value and (not isinstance(betas, list | tuple) or len(betas) != 2 or betas[1] != 0.999):
+    if not value:
+        return {}
+    betas = value.get("betas") if isinstance(value, Mapping) and set(value) == {"betas"} else None
+    if not isinstance(betas, list | tuple) or len(betas) != 2 or betas[1] != 0.999:
         raise ConfigError(
             "policy_kwargs: of optimizer_kwargs only betas=(beta, 0.999) has a meaning here (the setting beta), got "
             f"{value!r}."
         )
-    if betas:
-        return {"beta": betas[0]}
-    return {}
-
-
-def _give(rest: dict[str, Any], name: str, value: Any, said: str) -> None:
-    if name in rest:
-        raise ConfigError(f"{name} and {said} are the same setting: give one of them.")
-    rest[name] = value
+    return {"beta": betas[0]}

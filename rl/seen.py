@@ -15,12 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """The image and the vectors of an observation.
+    """Key and shape (C, H, W) of an observation's image, and the shapes of its vectors by key, in their order.
 
-    Args:
-        image: key of the image. "" if the observation is the image itself, None if there is none.
-        shape: (C, H, W) of the image, or (0, 1, 1) if there is none.
-        vectors: key -> shape of everything else, in the order in which it is put together.
+    The key is "" if the observation is the image itself, and None without one, whose shape is then (0, 1, 1).
     """
 
     image: str | None
@@ -44,9 +41,7 @@ class Layout:
     def pixels(self, observation: Any) -> Any:
         """The images (n, C, H, W) of observations, arrays or tensors."""
         if self.image is not None:
-            if self.image == "":
-                return observation
-            return observation[self.image]
+            return observation if self.image == "" else observation[self.image]
         some = next(iter(self._vectors(observation)))
         return some[:, :0].reshape(len(some), *self.shape)
 
@@ -62,9 +57,7 @@ class Layout:
     def observation(self, pixels: Any, state: Any) -> Any:
         """Images (n, C, H, W) and vectors (n, width) as observations again."""
         if not self.is_dictionary:
-            if self.image == "":
-                return pixels
-            return state.reshape(-1, *self.vectors[""])
+            return pixels if self.image == "" else state.reshape(-1, *self.vectors[""])
         ends = np.cumsum(self.widths)
         found = {
             key: state[:, end - width : end].reshape(-1, *shape)
@@ -89,11 +82,7 @@ def parts(value: Any) -> dict[str, Any]:
 
 
 def layout(space: spaces.Space[Any]) -> Layout:
-    """The layout of a space: a Box of uint8 (C, H, W), another Box, or a Dict of these.
-
-    Raises:
-        ValueError: for any other kind of part, or a second image.
-    """
+    """Return the layout of a Box of uint8 (C, H, W), another Box, or a Dict of these. Raise ValueError otherwise."""
     image, shape, vectors = None, (0, 1, 1), {}
     for key, each in parts(space).items():
         if isinstance(each, spaces.Box) and len(each.shape) == 3 and each.dtype == np.uint8:

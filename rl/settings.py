@@ -5,8 +5,7 @@ in an attribute: in SB3's own if SB3 has one (`ATTRIBUTES`), otherwise in one wi
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -16,10 +15,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from dipole.core.train import compiling
 from dipole.core.train.config import Settings
+from dipole.core.train.problems import describe
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import plain
 
@@ -90,6 +89,19 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+_WIDTHS = "a list of layer widths, integers >= 1"
+# The allowed values of settings whose types are too complex for pydantic's own messages.
+_IN_WORDS = {
+    "hidden": _WIDTHS,
+    "critic_hidden": _WIDTHS,
+    "train_freq": "an integer >= 1, or (an integer >= 1, 'step' or 'episode')",
+    "log_std_bounds": "(low, high) with low < high",
+    "ent_coef": "'auto' or a number >= 0",
+    "target_entropy": "'auto' or a number",
+    "sde_sample_freq": "an integer >= 1, or -1 (one draw for each rollout)",
+    "compile": compiling.ALLOWED,
+    "learning_rate": "a number from 0 to 10, or a function of the remaining progress",
+}
 _OF_SDE = ("sde_sample_freq", "use_sde_at_warmup", "log_std_init", "use_expln", "clip_mean")
 
 # Settings that algorithms but these have no use for.
@@ -97,8 +109,7 @@ USERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "temperature_learning_rate", "temperature_beta", "initial_temperature", "ent_coef", "target_entropy",
-            "log_std_bounds", "encoder_steps", "twin_loss", "detach_encoder", "joint_backward", "use_sde",
-            "sde_sample_freq", "use_sde_at_warmup", "log_std_init", "use_expln", "clip_mean",
+            "log_std_bounds", "encoder_steps", "twin_loss", "detach_encoder", "joint_backward", "use_sde", *_OF_SDE,
         ),
         ("sac",),
     ),
@@ -113,87 +124,55 @@ class AgentTable(Settings):
 
     algorithm: AlgorithmName = Field("sac", description="sac (CURL) or drq (DrQ-v2), which decides the presets")
     preset: Preset = Field("curl", description="gives the settings that are not named")
-    inputs: Inputs = Field(
-        "auto", description="what is learned from: the image, the vectors of numbers, or both (auto: all there is)"
-    )
+    inputs: Inputs = Field("auto", description="what is learned from: image, vectors, or both (auto: all)")
     bilinear_init: Literal["uniform", "identity"] = Field(
-        "uniform", description="how a bilinear W starts: on [0, 1) as the repository, or as the identity"
+        "uniform", description="start of a bilinear W: on [0, 1), or the identity"
     )
     image_size: int | None = Field(
-        None, ge=1, le=4096, description="what the network sees. Default 84 % of the rendered size for crops"
+        None, ge=1, le=4096, description="what the network sees. Crops: 84 % of the rendered"
     )
     crop_inclusive: bool = Field(False, description="false never draws the last crop offset (the repository)")
-    positives: int | None = Field(
-        None, ge=1, le=64, description="views of an observation besides the anchor. Default what the objective asks for"
-    )
+    positives: int | None = Field(None, ge=1, le=64, description="views beside the anchor. Default the objective's")
     exclude_duplicates: bool = Field(False, description="keep exact duplicates in a batch out of the negatives")
     buffer_size: int = Field(100_000, ge=2, description="transitions in replay")
     learning_starts: int = Field(1000, ge=0, description="agent steps of uniform actions before the first update")
     train_freq: Period | tuple[Period, Literal["step", "episode"]] = Field(
-        1,
-        description="agent steps, or episodes, between updates",
-        json_schema_extra={"allowed": "an integer >= 1, or (an integer >= 1, 'step' or 'episode')"},
+        1, description="agent steps, or episodes, between updates"
     )
-    gradient_steps: int = Field(
-        -1,
-        ge=-1,
-        description="updates at a time (-1: one for each transition since the last)",
-        json_schema_extra={"allowed": "an integer >= 0, or -1 (one for each transition)"},
-    )
+    gradient_steps: int = Field(-1, ge=-1, description="updates at a time (-1: one for each new transition)")
     gamma: Share = Field(0.99, description="discount")
-    encoder_learning_rate: float | None = Field(
-        None, ge=0, le=10, description="of the contrastive steps. Default the critic's"
-    )
+    encoder_learning_rate: float | None = Field(None, ge=0, le=10, description="of the contrast. Default the critic's")
     beta: Beta = Field(0.9, description="Adam's first decay of actor, critic and encoder")
     temperature_learning_rate: Rate = Field(1e-4, description="of the entropy temperature's own Adam")
     temperature_beta: Beta = Field(0.5, description="first decay of the entropy temperature's own Adam")
     initial_temperature: float = Field(0.1, ge=1e-12, le=1e12, description="of the entropy bonus")
-    ent_coef: Literal["auto"] | float = Field(
-        "auto",
-        description="weight of the entropy (auto: learned from initial_temperature on)",
-        json_schema_extra={"allowed": "'auto' or a number >= 0"},
+    ent_coef: Literal["auto"] | Annotated[float, Field(ge=0, le=1e12)] = Field(
+        "auto", description="weight of the entropy (auto: learned)"
     )
     n_steps: int = Field(1, ge=1, le=1000, description="rewards in a return, as SB3's n-step replay counts them")
     target_entropy: Literal["auto"] | float = Field(
-        "auto",
-        description="of the policy (auto: minus the number of actions)",
-        json_schema_extra={"allowed": "'auto' or a number"},
+        "auto", description="of the policy (auto: minus the number of actions)"
     )
     actor_every: Period = Field(2, description="updates between steps of the actor")
     target_every: Period = Field(2, description="updates between steps of the targets")
     contrast_every: Period = Field(1, description="updates between steps of the contrast")
     tau: Share = Field(0.01, description="share of the online Q functions in each target step")
     encoder_tau: Share = Field(0.05, description="share of the online encoder in each target step")
-    encoder_steps: Literal[1, 2] = Field(
-        2, description="optimizers that step the encoder on the contrastive gradient (2 in the repository)"
-    )
-    twin_loss: Literal["sum", "half"] = Field(
-        "sum", description="sum adds the two squared errors, half halves each (SAC's paper)"
-    )
+    encoder_steps: Literal[1, 2] = Field(2, description="optimizers that step the encoder on the contrast's gradient")
+    twin_loss: Literal["sum", "half"] = Field("sum", description="half halves each squared error (SAC's paper)")
     detach_encoder: bool = Field(False, description="the critic loss stops at the convolutions")
-    joint_backward: bool = Field(
-        False, description="one backward pass and one encoder step for critic and contrast (not the papers')"
-    )
-    hidden: tuple[Period, ...] = Field(
-        (1024, 1024),
-        description="widths of actor and critic",
-        json_schema_extra={"allowed": "a list of layer widths, integers >= 1"},
-    )
+    joint_backward: bool = Field(False, description="one backward pass for critic and contrast (not the papers')")
+    hidden: tuple[Period, ...] = Field((1024, 1024), description="widths of actor and critic")
     critic_hidden: tuple[Period, ...] | None = Field(
-        None,
-        description="widths of the critic. Default those of the actor",
-        json_schema_extra={"allowed": "a list of layer widths, integers >= 1"},
+        None, description="widths of the critic. Default those of the actor"
     )
     n_critics: int = Field(2, ge=1, le=64, description="Q functions, of which the smallest counts")
     activation: Literal["ReLU", "Tanh", "ELU", "LeakyReLU", "SiLU", "GELU"] = Field(
         "ReLU", description="of the layers of actor and critic"
     )
     use_sde: bool = Field(False, description="generalised state-dependent exploration (gSDE), as SB3 has it")
-    sde_sample_freq: int = Field(
-        -1,
-        ge=-1,
-        description="use_sde: agent steps between draws of its noise (-1: one for each rollout)",
-        json_schema_extra={"allowed": "an integer >= 1, or -1 (one draw for each rollout)"},
+    sde_sample_freq: Literal[-1] | Period = Field(
+        -1, description="use_sde: agent steps between its draws (-1: a rollout)"
     )
     use_sde_at_warmup: bool = Field(False, description="use_sde: its noise before learning_starts as well")
     log_std_init: float = Field(-3.0, ge=-20, le=20, description="use_sde: log standard deviation at first")
@@ -203,11 +182,7 @@ class AgentTable(Settings):
     layers: int = Field(4, ge=1, le=16, description="number of convolutions")
     filters: int = Field(32, ge=1, le=4096, description="channels of the convolutions")
     tanh: bool = Field(False, description="apply tanh to the embedding (SAC-AE does, CURL's repository never)")
-    log_std_bounds: tuple[float, float] = Field(
-        (-10.0, 2.0),
-        description="range of the actor's log standard deviation",
-        json_schema_extra={"allowed": "(low, high) with low < high"},
-    )
+    log_std_bounds: tuple[float, float] = Field((-10.0, 2.0), description="range of the actor's log standard deviation")
     target_views: int = Field(1, ge=1, le=16, description="drq: K, views of the next observation in a target")
     value_views: int = Field(1, ge=1, le=16, description="drq: M, views of an observation in the critic's loss")
     noise_start: float = Field(1.0, ge=0, le=10, description="drq: standard deviation of the actions' noise at first")
@@ -216,9 +191,7 @@ class AgentTable(Settings):
     noise_clip: float = Field(0.3, ge=0, le=10, description="drq: largest noise in targets and in the actor's loss")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
     compile: bool | compiling.CompileMode = Field(
-        False,
-        description="compile the networks of the update (torch.compile), in its default mode or another, for GPUs",
-        json_schema_extra={"allowed": compiling.ALLOWED},
+        False, description="torch.compile the networks, in its default mode or another"
     )
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
 
@@ -243,17 +216,14 @@ class AgentTable(Settings):
                 raise ValueError(
                     f"{name} has no effect on the algorithm {self.algorithm!r}: it is a setting of {', '.join(users)}."
                 )
-        idle: tuple[str, ...] = _OF_SDE
-        if self.use_sde:
-            idle = ("log_std_bounds",)
-        for name in idle:
+        for name in ("log_std_bounds",) if self.use_sde else _OF_SDE:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with use_sde={self.use_sde}.")
+        if self.log_std_bounds[0] >= self.log_std_bounds[1]:
+            raise ValueError(f"log_std_bounds must be (low, high) with low < high, got {self.log_std_bounds!r}.")
         return self
 
-    @field_validator(
-        "hidden", "critic_hidden", "log_std_bounds", "train_freq", "target_entropy", "ent_coef", "compile", mode="wrap"
-    )
+    @field_validator(*_IN_WORDS, mode="wrap", check_fields=False)
     @classmethod
     def _in_words(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         if isinstance(value, list):  # TOML and JSON have no tuples
@@ -262,28 +232,7 @@ class AgentTable(Settings):
             return check(value)
         except ValidationError:
             # pydantic would say what is wrong with each alternative and each element.
-            raise ValueError(f"must be {allowed(cls.model_fields[str(info.field_name)])}, got {value!r}.") from None
-
-    @field_validator("ent_coef")
-    @classmethod
-    def _not_negative(cls, value: Any) -> Any:
-        if value != "auto" and not 0 <= value <= 1e12:
-            raise ValueError(f"must be 'auto' or a number >= 0, got {value!r}.")
-        return value
-
-    @field_validator("sde_sample_freq")
-    @classmethod
-    def _not_zero(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("must be an integer >= 1, or -1.")
-        return value
-
-    @field_validator("log_std_bounds")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float, float]) -> tuple[float, float]:
-        if bounds[0] >= bounds[1]:
-            raise ValueError(f"must be (low, high) with low < high, got {bounds!r}.")
-        return bounds
+            raise ValueError(f"must be {_IN_WORDS[str(info.field_name)]}, got {value!r}.") from None
 
 
 class AgentSettings(AgentTable):
@@ -298,9 +247,7 @@ class AgentSettings(AgentTable):
 
     objective: str = "infonce(similarity=bilinear, temperature=1)"
     batch_size: int = Field(128, ge=2)
-    learning_rate: Rate | Callable[[float], float] = Field(
-        1e-3, json_schema_extra={"allowed": "a number between 0 and 10, or a function of the remaining progress"}
-    )
+    learning_rate: Rate | Callable[[float], float] = 1e-3
     precision: Literal["float32", "bf16"] = "float32"
 
 
@@ -311,7 +258,7 @@ def algorithm_of(preset: str) -> AlgorithmName:
 
 
 def augmentation(preset: str) -> str:
-    """The augmentation that a preset brings, which is no setting of the networks."""
+    """Return the augmentation of a preset, which is no setting of the networks."""
     return str(_PRESETS[preset].get("augmentation", "crop"))
 
 
@@ -351,63 +298,19 @@ def require_changeable(names: Iterable[str]) -> None:
 def resolve(preset: str, overrides: Mapping[str, Any], besides: Iterable[str] = ()) -> AgentSettings:
     """Return a preset with settings replaced. NumPy's numbers count as Python's.
 
-    Args:
-        preset: a name of `PRESETS`.
-        overrides: setting -> value.
-        besides: other keywords that the caller takes, which a message about an unknown one names as well.
-
-    Raises:
-        ConfigError: for an unknown preset or setting, or a value out of range, with the nearest name.
+    Raise ConfigError for an unknown name (with the nearest, of `besides` too) or a value out of range.
     """
-    if preset not in PRESETS:
-        raise ConfigError(f"unknown preset {preset!r}.{nearest(str(preset), PRESETS)} Allowed: {', '.join(PRESETS)}.")
     try:
         return AgentSettings.model_validate(
             {"preset": preset, **{name: plain(each) for name, each in overrides.items()}}
         )
     except ValidationError as error:
-        raise ConfigError(_first_problem(error, overrides, sorted({*NAMES, *besides}))) from None
-
-
-def _first_problem(error: ValidationError, given: Mapping[str, Any], names: list[str]) -> str:
-    first = error.errors()[0]
-    if not first["loc"]:  # what settings are together
-        return str(first["msg"]).removeprefix("Value error, ")
-    name = str(first["loc"][0])
-    field = AgentSettings.model_fields.get(name)
-    if field is None:
-        return f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
-    if given[name] is None:
-        return f"{name} must not be None. Leave it out for the preset's value."
-    near = ""
-    if isinstance(given[name], str) and get_origin(field.annotation) is Literal:
-        near = nearest(given[name], get_args(field.annotation))
-    return f"{name} must be {allowed(field)}, got {given[name]!r}.{near}"
-
-
-def allowed(field: FieldInfo) -> str:
-    """Describe the allowed values of a setting from its type and bounds."""
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "allowed" in extra:
-        return str(extra["allowed"])
-    kinds = get_args(field.annotation)
-    kind: Any = field.annotation
-    if NoneType in kinds:
-        kind = kinds[0]
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(repr, get_args(kind)))}"
-    if kind is bool:
-        return "True or False"
-    if kind is str:
-        return "a text"
-    what = "a number"
-    if kind is int:
-        what = "an integer"
-    low, high = (
-        next((getattr(each, side) for each in field.metadata if hasattr(each, side)), None) for side in ("ge", "le")
-    )
-    if low is not None and high is not None:
-        return f"{what} between {low:g} and {high:g}"
-    if low is None:
-        return what
-    return f"{what} >= {low:g}"
+        problem = error.errors()[0]
+        if not problem["loc"]:  # what settings are together
+            raise ConfigError(str(problem["ctx"]["error"])) from None
+        if problem["type"] == "extra_forbidden":
+            name, names = str(problem["loc"][0]), sorted({*NAMES, *besides})
+            raise ConfigError(
+                f"there is no setting {name!r}.{nearest(name, names)} Settings: {', '.join(names)}."
+            ) from None
+        raise ConfigError(describe(error, AgentSettings)[0]) from None

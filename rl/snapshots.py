@@ -6,30 +6,30 @@ linked if an earlier checkpoint wrote them), and manifest.json (their sizes, che
 replay's). No code in any of them is run.
 """
 
-import dataclasses
 import json
 import re
+import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecTransposeImage
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from dipole.core.objectives.objective import Composite, Objective
-from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError
-from dipole.core.utils.files import replacing, why
+from dipole.core.utils.errors import CheckpointError
+from dipole.core.utils.files import remove_scratch, replacing, why
 from dipole.core.utils.received import read_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
-from dipole.rl.action_noise import noise_state, set_noise_state
 from dipole.rl.algorithms import open_agent
+from dipole.rl.arguments import check_whole
 from dipole.rl.callbacks.contrastive import LEARNED, Learned
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.pixel_agent import PixelAgent
+from dipole.rl.plain_state import noise_state, set_noise_state
 
 KEEP = 2
 _FORMAT = 4
@@ -66,11 +66,11 @@ def save(agent: PixelAgent, folder: str | Path) -> Path:
             plain_state.write(temporary, "state", _state(agent))
             sizes = {name: (temporary / name).stat().st_size for name in _PARTS}
             written = segments.write(temporary, agent.replay_buffer)
-            told = {"format": _FORMAT, "bytes": sizes, "replay": [each.told() for each in written]}
+            told = {"format": _FORMAT, "bytes": sizes, "replay": written}
             (temporary / "manifest.json").write_text(json.dumps(told))
     except OSError as error:
         raise CheckpointError(f"cannot save the checkpoint {folder}: {why(error)}") from error
-    agent.replay_buffer.files = tuple(dataclasses.replace(each, folder=folder) for each in written)
+    agent.replay_buffer.files = folder, written
     return folder
 
 
@@ -111,24 +111,11 @@ def restore(agent: PixelAgent, folder: str | Path) -> None:
     """Put a checkpoint back into an agent of the same settings, in place."""
     folder = Path(folder)
     manifest = check(folder)
-    with _readable(folder):
+    with description.readable(f"the checkpoint {folder} cannot be read"):
         description.load_weights(agent, folder / "agent.zip")
-        replay = plain_state.read(folder, "replay")
-        agent.replay_buffer.load_counters(replay)
+        agent.replay_buffer.load_counters(plain_state.read(folder, "replay"))
         segments.read(folder, agent.replay_buffer, manifest["replay"])
         _take(agent, plain_state.read(folder, "state"))
-
-
-@contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except ReceivedError as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
-    except DipoleError:
-        raise
-    except Exception as error:  # a file of our own form with anything at all in it
-        raise CheckpointError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
@@ -161,9 +148,7 @@ def check(folder: Path) -> dict[str, Any]:
             f"{_FORMAT}). Finish the run with that version, or begin again (dipole train --resume never)."
         )
     for name, size in [(name, sizes.get(name)) for name in _PARTS] + list(parts.items()):
-        found = 0
-        if (folder / name).is_file():
-            found = (folder / name).stat().st_size
+        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != size:
             raise CheckpointError(
                 f"the checkpoint {folder} is incomplete: {name} has {found} of {size} bytes. Use another one."
@@ -172,11 +157,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def named(folder: Path, name: Any) -> Path:
-    """The checkpoint of a name in a folder, and nothing outside it.
-
-    Raises:
-        CheckpointError: for anything else than the name of a checkpoint, or one that leads elsewhere.
-    """
+    """Return the checkpoint of a name in a folder. Raise CheckpointError for any other, or one that leads elsewhere."""
     path = folder / str(name)
     if not isinstance(name, str) or not _NAME.fullmatch(name) or path.is_symlink():
         raise CheckpointError(f"{name!r} is no checkpoint of an agent in {folder}: its name is agent-<agent steps>.")
@@ -185,24 +166,16 @@ def named(folder: Path, name: Any) -> Path:
 
 def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
-    environments = counters = contrastive = None
-    if agent.env.has_attr("wrapper_names"):
-        environments = agent.env.env_method("get_state")
-    innermost = _innermost(agent.env)
-    if isinstance(innermost, WorkerVecEnv):
-        counters = innermost.counters()
-    learned = getattr(agent, LEARNED, None)
-    if learned is not None:
-        contrastive = learned.state()
+    innermost, learned = _innermost(agent.env), getattr(agent, LEARNED, None)
     return {
         "counters": {name: getattr(agent, name) for name in _COUNTERS},
         "last_obs": agent._last_obs,
         "last_original_obs": agent._last_original_obs,
         "action_space": agent.action_space.np_random.bit_generator.state,
-        "environments": environments,
+        "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
         "vector": wrappers_state(agent.env),
-        "workers": counters,
-        "contrastive": contrastive,
+        "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
+        "contrastive": learned.state() if learned is not None else None,
         "action_noise": noise_state(agent.action_noise),
         "exploration": agent.exploration_state(),
         "rng": rng_state(),
@@ -218,16 +191,13 @@ def _innermost(env: VecEnv) -> VecEnv:
 def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any]) -> None:
     # Seeds set while loading would otherwise be used by the next reset.
     env._reset_seeds()
-    states, vector = state["environments"], state.get("vector")
-    guarded = states is not None and len(states) == env.num_envs and env.has_attr("wrapper_names")
-    if vector is not None:
-        require_saved(vector, wrapper_names(env))
-        wrappers_set_state(env, vector)
-    restored = guarded and (vector is not None or not _has_a_state(env))
+    states = state["environments"]
+    require_saved(state["vector"], wrapper_names(env))
+    wrappers_set_state(env, state["vector"])
+    restored = states is not None and len(states) == env.num_envs and env.has_attr("wrapper_names")
     if restored:
         for index, each in enumerate(states):
-            if "wrappers" in each:
-                require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
+            require_saved(each["wrappers"], env.env_method("wrapper_names", indices=index)[0])
         taken = [env.env_method("set_state", each, indices=index)[0] for index, each in enumerate(states)]
         restored = all(taken)
     if not restored:
@@ -244,12 +214,41 @@ def _restore_environments(agent: PixelAgent, env: VecEnv, state: dict[str, Any])
         workers.continue_from(rows_of(state["last_obs"]), state.get("workers"))
 
 
-def _has_a_state(env: VecEnv) -> bool:
-    return isinstance(env, VecEnvWrapper) and not (
-        isinstance(env, VecTransposeImage) and not isinstance(env.venv, VecEnvWrapper)
-    )
-
-
 def checkpoints(folder: str | Path) -> list[Path]:
     """The checkpoints that `CheckpointCallback` wrote into a folder, oldest first."""
     return sorted(path for path in Path(folder).glob("agent-*") if path.is_dir())
+
+
+class CheckpointCallback(BaseCallback):
+    """Saves `folder/agent-<agent steps>` every `every` agent steps, between rollouts, and keeps the newest two.
+
+    Unfinished files of a killed process are removed when training begins.
+
+    Args:
+        folder: where to. It is created.
+        every: agent steps between checkpoints, >= 1.
+
+    Raises:
+        ConfigError: `every` is no whole number >= 1.
+        CheckpointError: from training, a checkpoint cannot be written.
+    """
+
+    def __init__(self, folder: str | Path, every: int = 10_000) -> None:
+        super().__init__()
+        check_whole(every=every)
+        self.folder, self.every = Path(folder), every
+
+    def _on_training_start(self) -> None:
+        self._saved = self.num_timesteps // self.every
+        remove_scratch(self.folder, "agent-*")
+
+    def _on_rollout_start(self) -> None:
+        assert isinstance(self.model, PixelAgent)
+        if self.model.num_timesteps // self.every > self._saved:
+            self._saved = self.model.num_timesteps // self.every
+            save(self.model, self.folder / f"agent-{self.model.num_timesteps:09d}")
+            for old in checkpoints(self.folder)[:-KEEP]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _on_step(self) -> bool:
+        return True

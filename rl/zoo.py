@@ -32,14 +32,9 @@ _PRESET = {
 
 
 def read(path: str | Path, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entry of a task in a file: settings of the agent (and of its environment), and of [train].
+    """Return the settings of a task's entry (or `default`): of the agent and its environment, and of [train].
 
-    Args:
-        path: the file.
-        task: whose entry is read, or else `default`.
-
-    Raises:
-        ConfigError: the file cannot be read, has no such entry, or an entry has a key without a meaning here.
+    Raise ConfigError if the file cannot be read, has no such entry, or an entry has a key without a meaning here.
     """
     import yaml
 
@@ -67,22 +62,18 @@ def _translate(where: str, key: str, value: Any, agent: dict[str, Any], train: d
             raise ConfigError(f"{where}: {key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
     elif key in _TRAIN:
         number = _number(where, key, value)
-        if key != "learning_rate":
-            number = int(number)
-        train[_TRAIN[key]] = number
+        train[_TRAIN[key]] = number if key == "learning_rate" else int(number)
     elif key == "policy_kwargs":
         agent |= _policy_settings(where, value)
     elif key == "ent_coef" and isinstance(value, str) and value.startswith("auto_"):
         agent["initial_temperature"] = _number(where, key, value.removeprefix("auto_"))
     elif key in _SAME or key in _RENAMED:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        agent[_RENAMED.get(key, key)] = value
-    elif key in _PRESET:
-        raise ConfigError(f"{where}: {key} has no meaning here. Use {_PRESET[key]} instead.")
+        is_whole = isinstance(value, float) and value.is_integer()
+        agent[_RENAMED.get(key, key)] = int(value) if is_whole else value
     else:
         known = ", ".join(sorted([*_SAME, *_RENAMED, *_TRAIN, *_FITTING, "policy_kwargs"]))
-        raise ConfigError(f"{where}: {key} has no meaning here. Known: {known}.")
+        cure = f"Use {_PRESET[key]} instead" if key in _PRESET else f"Known: {known}"
+        raise ConfigError(f"{where}: {key} has no meaning here. {cure}.")
 
 
 def _number(where: str, key: str, value: Any) -> float:

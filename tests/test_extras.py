@@ -12,8 +12,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import dipole.rl.callbacks
-import dipole.rl.envs.running
 import dipole.rl.episodes
 import dipole.text.senteval
 from dipole.core.cli import main
@@ -105,9 +103,6 @@ for line in sys.stdin.read().split():
 HANDED_OUT = {
     "dipole": dipole._HOME,
     "dipole.rl": dipole.rl._HOME,
-    "dipole.rl.callbacks": dipole.rl.callbacks._HOME,
-    "dipole.rl.envs": dipole.rl.envs._HOME,
-    "dipole.rl.envs.running": dipole.rl.envs.running._HOME,
     "dipole.rl.episodes": dipole.rl.episodes._HOME,
     "dipole.text": dipole.text._HOME,
     "dipole.text.senteval": dipole.text.senteval.__all__,

@@ -161,10 +161,10 @@ def methods(batch_size: int, rounds: int) -> dict[str, float]:
     return interleaved(
         {
             "target": lambda: agent.target(batch),
-            "critic": lambda: agent.update_critic(batch, observations, target, logs),
-            "actor and temperature (every 2nd)": lambda: agent.update_actor(convolved, features, None, logs),
-            "momentum copies (every 2nd)": agent.update_targets,
-            "contrast": lambda: agent.update_contrast(
+            "critic": lambda: agent._update_critic(batch, observations, target, logs),
+            "actor and temperature (every 2nd)": lambda: agent._update_actor(convolved, features, None, logs),
+            "momentum copies (every 2nd)": agent._update_targets,
+            "contrast": lambda: agent._update_contrast(
                 batch, agent.policy.encoder.head(agent.policy.encoder.convolve(observations)), logs
             ),
         },

@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
@@ -26,7 +27,7 @@ from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
-from dipole.rl.contrast import as_composite, largest, require_unlabelled
+from dipole.rl.contrast import as_composite, largest, require_unlabelled, twins
 from dipole.rl.envs.running.validate import image_keys, stack
 from dipole.rl.seen import parts
 
@@ -104,13 +105,9 @@ class ContrastiveCallback(BaseCallback):
         built = as_composite(objective)
         if built is None:
             raise ConfigError("ContrastiveCallback needs an objective. Leave the callback out for none.")
-        self.objective = built
-        self.updates = updates
-        self.batch_size = batch_size
-        self.augmentation = augmentation
-        self.find = encoder
-        self.learning_rate = learning_rate
-        self.tau = tau
+        self.objective, self.updates, self.batch_size = built, updates, batch_size
+        self.augmentation, self.find = augmentation, encoder
+        self.learning_rate, self.tau = learning_rate, tau
         self.contrast: Composite | None = None
         self._owner: BaseAlgorithm | None = None
         self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
@@ -143,10 +140,8 @@ class ContrastiveCallback(BaseCallback):
         self._try(int(width))
         self.contrast = contrast.to(self.model.device)
         self._owner = self.model
-        self.optimizer = torch.optim.Adam(
-            [*self.encoder.parameters(), *self.contrast.parameters()],
-            lr=self.learning_rate,
-        )
+        trained = [*self.encoder.parameters(), *self.contrast.parameters()]
+        self.optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
         saved = getattr(self.model, LEARNED, None)
         learned = Learned(self.contrast, self.keys, self.optimizer)
         if saved is not None:
@@ -157,9 +152,7 @@ class ContrastiveCallback(BaseCallback):
         """Return the most observations of a step. Raise OptionError if they do not fit into memory."""
         model: Any = self.model
         rollout = getattr(model, "rollout_buffer", None)
-        most = self.batch_size
-        if rollout is not None:
-            most = min(most, rollout.buffer_size * model.n_envs)
+        most = self.batch_size if rollout is None else min(self.batch_size, rollout.buffer_size * model.n_envs)
         some = torch.empty(0, device=model.device)
         for key in self._images:
             check_fits("a batch of images", (most, *parts(space)[key].shape), some, "a copy")
@@ -172,17 +165,16 @@ class ContrastiveCallback(BaseCallback):
             rows = [space.sample() for _ in range(2)]
             trial = copy.deepcopy(self.keys)  # whose statistics may change
             try:
-                seen = obs_as_tensor(stack(rows), self.model.device)
-                views = self._augmented(seen)
+                views = self._augmented(obs_as_tensor(stack(rows), self.model.device))
                 for each in (parts(views)[key] for key in self._images):
                     if not isinstance(each, Tensor) or len(each) != 2:
                         raise ConfigError(
                             f"augmentation made {_shape(each)} of two images. It must give as many, (B, C, H, W)."
                         )
                 found: Any = self._features(trial, views)
-            except (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError) as error:
-                if isinstance(error, DipoleError):
-                    raise
+            except DipoleError:
+                raise
+            except Exception as error:  # of the user's own code
                 raise ConfigError(
                     f"the encoder {type(self.encoder).__name__} cannot see augmented observations of {space}: {error}"
                 ) from error
@@ -198,15 +190,15 @@ class ContrastiveCallback(BaseCallback):
     def _on_rollout_start(self) -> None:
         self._learn_from_rollout()
 
+    def _on_training_end(self) -> None:
+        self._learn_from_rollout()
+
     def _on_rollout_end(self) -> None:
         model: Any = self.model
         if getattr(model, "replay_buffer", None) is not None:
             self._learn(self._replayed)
         else:  # its buffer is emptied before the next rollout begins
             self._rollout = distinct(model.rollout_buffer.observations, model.observation_space)
-
-    def _on_training_end(self) -> None:
-        self._learn_from_rollout()
 
     def _learn_from_rollout(self) -> None:
         """The steps of an on-policy agent, whose own update on the same rollout is done."""
@@ -217,9 +209,8 @@ class ContrastiveCallback(BaseCallback):
     def _learn(self, draw: Callable[[], Seen | None]) -> None:
         for _ in range(self.updates):
             seen = draw()
-            if seen is None:
-                return
-            self.logger.record("train/contrast_loss", self._step(seen))
+            if seen is not None:
+                self.logger.record("train/contrast_loss", self._step(seen))
 
     def _replayed(self) -> Seen | None:
         """Return a batch of the replay buffer, or None while there are too few."""
@@ -270,13 +261,13 @@ class ContrastiveCallback(BaseCallback):
 
     def _require_finite(self, outcome: Outcome, norm: Tensor, pairs: Pairs) -> None:
         assert self.contrast is not None
-        found = {name: term.value for name, term in outcome.terms.items()} | {str(self.contrast): outcome.loss}
-        *values, largest_gradient = torch.stack([*(each.detach() for each in found.values()), norm]).tolist()
+        values = {name: term.value for name, term in outcome.terms.items()} | {str(self.contrast): outcome.loss}
+        found = torch.stack([*(each.detach() for each in values.values()), norm]).tolist()
         where = f"at agent step {self.num_timesteps}. No step was taken."
-        for name, value in zip(found, values, strict=True):
+        for name, value in zip(values, found, strict=False):
             if not math.isfinite(value):
                 raise TrainingError(f"the term {name} is {value} {where}")
-        if not math.isfinite(largest_gradient):
+        if not math.isfinite(found[-1]):
             terms = ", ".join(terms_with_bad_gradient(all_gather_pairs(pairs), self.contrast)) or str(self.contrast)
             raise TrainingError(f"the gradient of {terms} is not finite {where}")
 
@@ -313,7 +304,7 @@ class Learned:
             raise ConfigError(f"what the agent's callback has learned does not fit its encoder: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": {}, "_state": _on_the_host(self.state())}
+        return {"_parts": {}, "_state": tree_map_only(Tensor, lambda each: each.detach().cpu().clone(), self.state())}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Learned":
@@ -324,28 +315,11 @@ class Learned:
 
 
 def _shape(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return str(tuple(value.shape))
-    return f"a {type(value).__name__}"
-
-
-def _on_the_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, dict):
-        return {key: _on_the_host(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_on_the_host(each) for each in value]
-    return value
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def distinct(stored: Any, space: spaces.Space[Any]) -> dict[str, NDArray[Any]]:
-    """Return the different observations of a rollout. If they are no dictionary, the only key is "".
-
-    Args:
-        stored: (steps, environments, ...) array, or a dictionary of such, as a rollout buffer holds.
-        space: of one observation.
-    """
+    """Return the different observations of a rollout (steps, environments, ...) by key, "" if it has no keys."""
     own = parts(space)
     flat = {key: each.reshape(-1, *own[key].shape).astype(own[key].dtype) for key, each in parts(stored).items()}
     seen: dict[bytes, int] = {}
@@ -364,15 +338,9 @@ def equal(seen: Seen, positives: int) -> Tensor:
 
     Observations are compared by a randomly weighted sum of their bytes, modulo 2^64, on their device.
     """
-    images = list(parts(seen).values())
-    size, device = len(images[0]), images[0].device
-    name = torch.zeros(size, dtype=torch.long, device=device)
-    for part in images:
-        content = part.contiguous().view(size, -1).view(torch.uint8)
+    names: Any = 0
+    for part in parts(seen).values():
+        content = part.contiguous().view(len(part), -1).view(torch.uint8)
         weights = torch.from_numpy(np.random.default_rng(content.shape[1]).integers(2**62, size=content.shape[1]))
-        name = name * 31 + (content.long() * to_device(weights, device)).sum(1)
-    candidates = torch.arange(size * positives, device=device)
-    others = (name[:, None] == name.repeat(positives)) & (
-        candidates % size != torch.arange(size, device=device)[:, None]
-    )
-    return torch.where(others, candidates, -1)
+        names = names * 31 + (content.long() * to_device(weights, part.device)).sum(1)
+    return twins(names, positives)

@@ -8,17 +8,21 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from dipole.core.evaluation import diagnostics
+from dipole.core.objectives.objective import SHARPNESS
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.train.evaluation import diagnose_objective
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own
 from dipole.rl.arguments import check_seed, check_whole
-from dipole.rl.diagnosis import diagnose
 from dipole.rl.episodes.history import Evaluation, read_evaluations, scores
+from dipole.rl.episodes.pictures import write_video
 from dipole.rl.episodes.play import check_environment, evaluate
-from dipole.rl.episodes.video import write_video
 from dipole.rl.pixel_agent import PixelAgent
 
 
@@ -59,15 +63,10 @@ class EvaluationCallback(BaseCallback):
         check_whole(0, video_every=video_every)
         if video_every and folder is None:
             raise ConfigError("video_every needs a folder to write into.")
-        self.env = env
-        self.every = every
-        self.episodes = episodes
-        self.folder = None
-        if folder is not None:
-            self.folder = Path(folder)
+        self.env, self.every, self.episodes = env, every, episodes
+        self.video_every, self.diagnose = video_every, diagnose
+        self.folder = None if folder is None else Path(folder)
         self.seed = check_seed(seed)
-        self.video_every = video_every
-        self.diagnose = diagnose
         self.history: list[Evaluation] = []
 
     @property
@@ -97,17 +96,15 @@ class EvaluationCallback(BaseCallback):
             self._evaluate()
 
     def _on_training_end(self) -> None:
-        if self.environment_steps // self.every > self.history[-1].environment_steps // self.every:
-            self._evaluate()
+        self._on_rollout_start()
 
     def _on_step(self) -> bool:
         return True
 
     def _evaluate(self) -> None:
         began = time.monotonic()
-        frames: list[NDArray[np.uint8]] | None = None
-        if self.video_every and len(self.history) % self.video_every == 0:
-            frames = []
+        is_shown = self.video_every and len(self.history) % self.video_every == 0
+        frames: list[NDArray[np.uint8]] | None = [] if is_shown else None
         returns = evaluate(self.model, self.env, self.episodes, self.seed, frames)
         found = Evaluation(
             self.environment_steps, self.model.num_timesteps, tuple(returns), round(time.monotonic() - began, 2)
@@ -124,8 +121,41 @@ class EvaluationCallback(BaseCallback):
             with open(self.folder / "evaluations.jsonl", "a") as file:
                 file.write(json.dumps(asdict(found)) + "\n")
             if frames:
-                write_video(frames, self.folder / f"episode-{found.environment_steps:09d}.gif", _fps(self.env))
+                fps = int(self.env.metadata.get("render_fps") or 25)
+                write_video(frames, self.folder / f"episode-{found.environment_steps:09d}.gif", fps)
 
 
-def _fps(env: gymnasium.Env[Any, Any]) -> int:
-    return int(env.metadata.get("render_fps") or 25)
+@torch.no_grad()
+def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
+    """Return embedding diagnostics of a replay batch and of the objective's terms, by name. {} if replay is too short.
+
+    The batch comes from a copy of the sampler's generator, and torch's is put back: training is not disturbed.
+    """
+    buffer = agent.replay_buffer
+    if agent.contrast is None or len(buffer) < batch_size:
+        return {}
+    state, generator = buffer.rng.bit_generator.state, torch.get_rng_state()
+    batch = buffer.sample_views(batch_size, agent._augment, max(agent._positives, 1))
+    buffer.rng.bit_generator.state = state
+    torch.set_rng_state(generator)
+    pairs = agent.make_pairs(batch, agent.anchors(batch.observations))
+    t_neg = agent.contrast.sharpness()[1]
+    return diagnose_pairs(pairs, t_neg) | diagnose_objective(agent.contrast, pairs.anchors)
+
+
+def diagnose_pairs(pairs: Pairs, t_neg: float = SHARPNESS[1]) -> dict[str, float]:
+    """Return alignment, uniformity, distances, margin occupancy, rank and entropy of anchors and keys, by name.
+
+    `t_neg` >= 0 is the sharpness of the negatives' weights whose entropy it is (`Composite.sharpness`).
+    """
+    entropy, maximum = diagnostics.conditional_entropy(pairs, t_neg)
+    return {
+        "alignment": diagnostics.alignment(pairs),
+        "uniformity": diagnostics.uniformity(pairs),
+        "mean_distance": diagnostics.mean_distance(pairs.anchors),
+        "margin_occupancy": diagnostics.margin_occupancy(pairs),
+        "rank": float(diagnostics.numerical_rank(pairs.anchors)),
+        "conditional_entropy": float(entropy),
+        "conditional_entropy_maximum": float(maximum),
+        "conditional_entropy_t_neg": t_neg,
+    }

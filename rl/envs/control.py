@@ -7,14 +7,13 @@ truncation, and the full state in and out for a bit-equal resume.
 from collections import deque
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl.arguments import check_seed, check_step, check_whole
-from dipole.rl.envs.observed import check_inputs, observed, space_of
+from dipole.rl.arguments import check_seed, check_whole
+from dipole.rl.envs.observed import StackedEnv
 from dipole.rl.envs.registry import environment
 from dipole.rl.envs.suite import tasks
 
@@ -31,7 +30,7 @@ _TIME_LIMIT = 1000
 _STIFFNESS = (15, 25)
 
 
-class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
+class ControlEnv(StackedEnv):
     """One task of the suite through pixels.
 
     The observation is (3 * frame_stack, size, size) uint8, the newest frame last, the first frame repeated at reset.
@@ -82,38 +81,26 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         render_size: int | None = None,
     ) -> None:
         domain, name = tasks.split(task)
-        if render_size is None:
-            render_size = size
-        self.render_size = render_size
-        check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
-        check_inputs(inputs)
+        super().__init__(size, frame_stack, render_mode, inputs, render_size)
         if action_repeat is not None:
             check_whole(action_repeat=action_repeat)
         seed = check_seed(seed)
         if rendering not in ("paper", "fast"):
             raise ConfigError(f"rendering must be 'paper' or 'fast', got {rendering!r}.")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ConfigError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}.")
         # Here, so that `python -m` of that module finds it not yet imported.
         from dipole.rl.envs.suite.rendering import close_at_exit, import_suite
 
         suite: Any = import_suite()
         self.task = f"{domain}-{name}"
         self.action_repeat = action_repeat or tasks.action_repeat(self.task)
-        self.frame_stack = frame_stack
-        self.render_mode = render_mode
         try:
             self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
         except TypeError as error:
             raise ConfigError(f"task_kwargs {task_kwargs!r} do not fit {self.task}: {error}.") from error
         self._physics = self._control.physics
-        self._limit = self._control._step_limit
-        if not np.isfinite(self._limit):
-            self._limit = _TIME_LIMIT
-        self.size, self.inputs, self._rendering = size, inputs, rendering
-        if camera is None:
-            camera = tasks.CAMERA.get(domain, 0)
-        self._view = camera
+        self._limit = self._control._step_limit if np.isfinite(self._control._step_limit) else _TIME_LIMIT
+        self._rendering = rendering
+        self._view = tasks.CAMERA.get(domain, 0) if camera is None else camera
         # One camera per drawn size, made at first use. All sizes must be known before the first.
         self._cameras: dict[int, Any] = {}
         _make_room(self._physics, max(size, self.render_size), rendering)
@@ -125,11 +112,8 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         self._span = np.where(wide, 2.0, spec.maximum - spec.minimum)
         self.action_space = spaces.Box(-1.0, 1.0, spec.shape, np.float32)
         numbers = sum(int(np.prod(each.shape)) for each in self._control.observation_spec().values())
-        self.observation_space = space_of(inputs, (3 * frame_stack, size, size), -np.inf, np.inf, numbers)
+        self._set_space(-np.inf, np.inf, numbers)
         self._vector = np.zeros(numbers, np.float32)
-        self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
-        self._steps = 0
-        self._playing = False
         close_at_exit(self)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -154,7 +138,7 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         """Change the model after the task has set up an episode (for subclasses)."""
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        check_step(self._playing, action, self.action_space)
+        self._require_playing(action, self.action_space)
         control = self._low + (np.asarray(action, np.float64) + 1.0) * 0.5 * self._span
         reward, taken = 0.0, 0
         terminated = truncated = False
@@ -195,8 +179,7 @@ class ControlEnv(gymnasium.Env[Any, NDArray[np.float32]]):
             self._vector = np.concatenate([np.ravel(each) for each in step.observation.values()]).astype(np.float32)
 
     def _observation(self) -> Any:
-        # Copies, so that a stored observation never changes.
-        return observed(self.inputs, lambda: np.concatenate(self._frames), lambda: self._vector.copy())
+        return self._observed(self._vector)
 
     def get_state(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs: physics, model changes, task, counters, frames, generators."""

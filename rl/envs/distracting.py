@@ -1,5 +1,6 @@
 """Tasks of the suite with distractions (Stone et al. 2021): colours, the camera and what is behind the scene."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,37 +11,32 @@ from dipole.rl.arguments import check_number
 from dipole.rl.envs.control import ControlEnv
 from dipole.rl.envs.registry import environment
 from dipole.rl.envs.suite import tasks
-from dipole.rl.envs.suite.backgrounds import Background, videos_in
 
 _SHIFT = 0.3  # of the camera at full difficulty, as a share of its distance from the world's centre
 _ROLL = np.pi / 6  # of the camera at full difficulty
 # Strength of colour and camera, and how many videos (Stone et al. 2021, sec. 4). None: all, 60 in DAVIS.
 DIFFICULTIES: dict[str, tuple[float, int | None]] = {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
+_PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+# Opacity of the floor before the picture (google-research/distracting_control). The others have 0.3.
+_FLOOR = {"reacher": 0.0, "walker": 1.0, "cheetah": 1.0}
+_FLOORS = ("floor", "ground")
 
 
 class DistractingControlEnv(ControlEnv):
     """`ControlEnv` whose colours, camera and background are drawn anew at each reset.
 
-    Colours and camera stay for the episode. A background stays too, or advances by a frame with every step (`dynamic`).
-
-    Every colour of a material or body is moved by up to `colour` in each channel, uniformly. The camera moves by up to
-    `camera_shift` of its way from the centre in each direction, and rolled by up to `camera_shift` / 0.3 of 30 degrees.
-    The draws come from the environment's own generator: the seed fixes them, and the task's start states stay those of
-    `ControlEnv`.
+    Every colour of a material or body is moved by up to `colour` (0 to 1, by default that of the difficulty or 0.1) in
+    each channel, uniformly. The camera moves by up to `camera_shift` (0 to 0.3, or 0.03) of its way from the centre in
+    each direction, and is rolled by up to `camera_shift` / 0.3 of 30 degrees. Both stay for the episode. The draws come
+    from the environment's own generator: the seed fixes them, and the task's start states stay those of `ControlEnv`.
 
     Args:
-        task, size, frame_stack, action_repeat, camera, rendering, seed, render_mode, task_kwargs, inputs, render_size:
-            as `ControlEnv`.
-        colour: 0 to 1. That of the difficulty by default, or 0.1.
-        camera_shift: 0 to 0.3. That of the difficulty by default, or 0.03.
+        task, settings: as `ControlEnv`.
         difficulty: "easy", "medium" or "hard" as the paper names them: 0.1, 0.2 or 0.3 for colour and camera, and the
             first 4, 8 or all videos of the folder.
         backgrounds: a folder of pictures, or of folders with the frames of a video each (DAVIS 2017, as the paper
             has). Without it the sky stays as it is.
-        dynamic: whether videos move.
-
-    Raises:
-        ConfigError: for a setting out of range, or a folder without pictures.
+        dynamic: whether a video advances by a frame with every step.
     """
 
     def __init__(
@@ -52,54 +48,29 @@ class DistractingControlEnv(ControlEnv):
         difficulty: Literal["easy", "medium", "hard"] | None = None,
         backgrounds: str | None = None,
         dynamic: bool = False,
-        size: int = 100,
-        frame_stack: int = 3,
-        action_repeat: int | None = None,
-        camera: int | str | None = None,
-        rendering: Literal["paper", "fast"] = "paper",
-        seed: int | None = None,
-        render_mode: str | None = "rgb_array",
-        task_kwargs: dict[str, Any] | None = None,
-        inputs: str = "pixels",
-        render_size: int | None = None,
+        **settings: Any,
     ) -> None:
         if difficulty is not None and difficulty not in DIFFICULTIES:
             raise ConfigError(f"difficulty must be {', '.join(map(repr, DIFFICULTIES))} or None, got {difficulty!r}.")
         if dynamic and backgrounds is None:
             raise ConfigError("dynamic=True moves backgrounds: give their folder, backgrounds=FOLDER.")
+        inputs = settings.get("inputs", "pixels")
         if inputs == "state" and (backgrounds is not None or difficulty is not None):
             raise ConfigError('inputs="state" shows no image to distract from: take away difficulty and backgrounds.')
-        default_colour, default_shift, most = 0.1, 0.03, None
+        strengths, most = (0.1, 0.03), None
         if difficulty is not None:
             strength, most = DIFFICULTIES[difficulty]
-            default_colour = default_shift = strength
-        if colour is None:
-            colour = default_colour
-        if camera_shift is None:
-            camera_shift = default_shift
-        videos = None
-        if backgrounds is not None:
-            videos = videos_in(backgrounds, most)
+            strengths = strength, strength
+        colour = strengths[0] if colour is None else colour
+        camera_shift = strengths[1] if camera_shift is None else camera_shift
+        videos = videos_in(backgrounds, most) if backgrounds is not None else None
         check_number(0, 1, colour=colour)
         check_number(0, _SHIFT, camera_shift=camera_shift)
-        super().__init__(
-            task,
-            size=size,
-            frame_stack=frame_stack,
-            action_repeat=action_repeat,
-            camera=camera,
-            rendering=rendering,
-            seed=seed,
-            render_mode=render_mode,
-            task_kwargs=task_kwargs,
-            inputs=inputs,
-            render_size=render_size,
-        )
+        super().__init__(task, **settings)
         self.colour, self.camera_shift = colour, camera_shift
         model = self._physics.model
-        self._plain = {
-            name: np.array(getattr(model, name)) for name in ("mat_rgba", "geom_rgba", "cam_pos", "cam_quat")
-        }
+        names = ("mat_rgba", "geom_rgba", "cam_pos", "cam_quat")
+        self._plain = {name: np.array(getattr(model, name)) for name in names}
         self._background: Background | None = None
         if videos is not None and inputs != "state":
             self._background = Background(self._physics, tasks.split(task)[0], videos, dynamic)
@@ -119,9 +90,7 @@ class DistractingControlEnv(ControlEnv):
         moved = random.uniform(-self.camera_shift, self.camera_shift, plain["cam_pos"].shape)
         model.cam_pos[...] = plain["cam_pos"] + distance * moved
         half = random.uniform(-1, 1, model.ncam) * _ROLL * self.camera_shift / _SHIFT / 2
-        model.cam_quat[...] = np.stack(
-            [_rolled(each, angle) for each, angle in zip(plain["cam_quat"], half, strict=True)]
-        )
+        model.cam_quat[...] = np.stack(list(map(_rolled, plain["cam_quat"], half)))
         import mujoco
 
         # MuJoCo moves its cameras in a step, and the first picture is drawn before one.
@@ -152,6 +121,106 @@ def _rolled(quaternion: NDArray[np.float64], half: float) -> NDArray[np.float64]
     w, x, y, z = quaternion
     c, s = np.cos(half), np.sin(half)
     return np.array([w * c - z * s, x * c + y * s, y * c - x * s, z * c + w * s])
+
+
+def videos_in(folder: str | Path, most: int | None) -> list[list[Path]]:
+    """Return the first `most` videos of a folder: folders of pictures, and every loose picture by itself.
+
+    Folders may lie in folders (DAVIS: JPEGImages/480p/bear/00000.jpg). Both are in the order of their names. Raise
+    ConfigError for no folder, or one without pictures.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"backgrounds={str(folder)!r} is no folder. Allowed: one of pictures, or of folders of them.")
+    found: dict[Path, list[Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() not in _PICTURES or not path.is_file():
+            continue
+        if path.parent == folder:
+            found[path] = [path]
+        else:
+            found.setdefault(path.parent, []).append(path)
+    if not found:
+        raise ConfigError(
+            f"backgrounds={str(folder)!r} holds no pictures ({', '.join(_PICTURES)}): put some there, or folders with "
+            "the frames of a video each (such as DAVIS 2017, JPEGImages/480p)."
+        )
+    return list(found.values())[:most]
+
+
+class Background:
+    """The sky of a task's model, on which frames of a video are shown. Raise ConfigError if it has no sky.
+
+    With `dynamic` an episode shows the frames of its video in turn, back and forth, otherwise only one of them. The
+    domain of dm_control sets the floor's opacity.
+    """
+
+    def __init__(self, physics: Any, domain: str, videos: list[list[Path]], dynamic: bool) -> None:
+        import mujoco
+
+        model = physics.model
+        kinds = np.flatnonzero(np.asarray(model.tex_type) == int(mujoco.mjtTexture.mjTEXTURE_SKYBOX))
+        if not len(kinds):
+            raise ConfigError(f"the task {domain} has no sky to show backgrounds on.")
+        self._physics, self._texture = physics, int(kinds[0])
+        self.videos, self.dynamic = videos, dynamic
+        self.place = (0, 0, 1)  # video, frame, direction
+        self.floors = [
+            index
+            for index in range(model.ngeom)
+            if str(model.id2name(index, "geom")) in _FLOORS
+            and model.geom_type[index] == int(mujoco.mjtGeom.mjGEOM_PLANE)
+        ]
+        self.floor = _FLOOR.get(domain, 0.3)
+
+    def clear_floor(self, geoms: NDArray[Any], materials: NDArray[Any]) -> None:
+        """Let the picture be seen through the floor: changes alphas of colours (n, 4), in place."""
+        for index in self.floors:
+            geoms[index, 3] *= self.floor
+            material = int(self._physics.model.geom_matid[index])
+            if material >= 0:
+                materials[material, 3] *= self.floor
+
+    def begin(self, random: np.random.Generator) -> None:
+        """Draw a video and one of its frames."""
+        video = int(random.integers(len(self.videos)))
+        self.show((video, int(random.integers(len(self.videos[video]))), 1))
+
+    def advance(self) -> None:
+        """Show the next frame, where frames move."""
+        video, frame, direction = self.place
+        count = len(self.videos[video])
+        if not self.dynamic or count == 1:
+            return
+        if not 0 <= frame + direction < count:
+            direction = -direction
+        self.show((video, frame + direction, direction))
+
+    def show(self, place: tuple[int, int, int]) -> None:
+        """Show a frame. Raise ConfigError for an unreadable picture, or a missing frame (of another folder)."""
+        import mujoco
+
+        video, frame, _ = self.place = place
+        if video >= len(self.videos) or frame >= len(self.videos[video]):
+            raise ConfigError(f"backgrounds have no frame {frame} of video {video}: the folder is another one.")
+        model, index = self._physics.model, self._texture
+        start, width, height = int(model.tex_adr[index]), int(model.tex_width[index]), int(model.tex_height[index])
+        faces = np.tile(_picture(self.videos[video][frame], width), (height // width, 1, 1))
+        model.tex_data[start : start + faces.size] = faces.ravel()
+        contexts = self._physics.contexts
+        with contexts.gl.make_current() as context:
+            context.call(mujoco.mjr_uploadTexture, model.ptr, contexts.mujoco.ptr, index)
+
+
+def _picture(path: Path, width: int) -> NDArray[np.uint8]:
+    """The middle square of a picture (width, width, 3)."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(ImageOps.fit(image.convert("RGB"), (width, width)), np.uint8)
+    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"the background {path} cannot be read: {error}") from error
 
 
 for _task in tasks.names():

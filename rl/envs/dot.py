@@ -3,25 +3,26 @@
 from collections import deque
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from dipole.core.utils.errors import ConfigError
-from dipole.rl.arguments import check_seed, check_step, check_whole
-from dipole.rl.envs.observed import check_inputs, observed, space_of
+from dipole.rl.arguments import check_seed
+from dipole.rl.envs.observed import StackedEnv
 from dipole.rl.envs.registry import environment
 
 _EPISODE = 50
 _SPEED = 0.1
 _DOT = 2.0  # radius in pixels
 _SMALLEST = 12
+# Velocities (row, column) of the discrete actions: stay, up, down, left, right.
+_MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)], np.float32)
 _VELOCITIES = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 @environment("dot")
-class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
+class DotEnv(StackedEnv):
     """The action pushes a green dot. The reward is 1 on the red dot and falls to 0 at 5/6 of the square's side.
 
     Observations are (3 * frame_stack, size, size) uint8, actions two velocities in [-1, 1], episodes 50 steps
@@ -52,28 +53,13 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         inputs: str = "pixels",
         render_size: int | None = None,
     ) -> None:
-        if render_size is None:
-            render_size = size
-        self.render_size = render_size
-        check_whole(size=size, frame_stack=frame_stack, render_size=self.render_size)
-        check_inputs(inputs)
-        if min(size, self.render_size) < _SMALLEST:
-            raise ConfigError(
-                f"size must be at least {_SMALLEST}, so that two dots can be distinguished, got "
-                f"{min(size, self.render_size)}."
-            )
-        self.inputs = inputs
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ConfigError(f"render_mode must be 'rgb_array' or None, got {render_mode!r}.")
-        self.size = size
-        self.frame_stack = frame_stack
-        self.render_mode = render_mode
-        self.observation_space = space_of(inputs, (3 * frame_stack, size, size), 0.0, 1.0, 4)
+        super().__init__(size, frame_stack, render_mode, inputs, render_size)
+        least = min(size, self.render_size)
+        if least < _SMALLEST:
+            raise ConfigError(f"size must be at least {_SMALLEST}, so that two dots can be distinguished, got {least}.")
+        self._set_space(0.0, 1.0, 4)
         self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self._frames: deque[NDArray[np.uint8]] = deque(maxlen=frame_stack)
         self._dot = self._target = np.zeros(2)
-        self._steps = 0
-        self._playing = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=check_seed(seed))
@@ -84,7 +70,7 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         return self._observation(), {"environment_steps": 0}
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        check_step(self._playing, action, _VELOCITIES)
+        self._require_playing(action, _VELOCITIES)
         self._dot = np.clip(self._dot + _SPEED * np.clip(np.asarray(action, np.float64), -1, 1), 0, 1)
         self._steps += 1
         self._playing = self._steps < _EPISODE
@@ -101,11 +87,7 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         return np.ascontiguousarray(frame.transpose(1, 2, 0))
 
     def _observation(self) -> Any:
-        return observed(
-            self.inputs,
-            lambda: np.concatenate(self._frames),
-            lambda: np.concatenate([self._dot, self._target]).astype(np.float32),
-        )
+        return self._observed(np.concatenate([self._dot, self._target]))
 
     def _frame(self, size: int, scale: float = 1.0) -> NDArray[np.uint8]:
         frame = np.zeros((3, size, size), np.uint8)
@@ -138,3 +120,17 @@ class DotEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         self._playing = self._steps < _EPISODE
         self._frames = deque(state["frames"], maxlen=self.frame_stack)
         self.np_random.bit_generator.state = state["np_random"]
+
+
+@environment("dot-discrete")
+class DiscreteDotEnv(DotEnv):
+    """`DotEnv` whose actions are: stay, up, down, left, right at full speed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.action_space = spaces.Discrete(len(_MOVES))
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if np.shape(action) or not self.action_space.contains(int(action)):
+            raise ConfigError(f"an action of this task is an integer from 0 to {len(_MOVES) - 1}, got {action!r}.")
+        return super().step(_MOVES[int(action)])

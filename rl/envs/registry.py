@@ -23,13 +23,7 @@ _ID = re.compile(r".+-v\d+")
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment by name.
-
-    Args:
-        name: of the task.
-        factory: makes the environment.
-        fixed: the factory's keywords that the name decides.
-    """
+    """An environment by name. The factory makes it, and the name decides its `fixed` keywords."""
 
     name: str
     factory: Callable[..., Any]
@@ -40,15 +34,13 @@ class Environment:
         """Keywords that users can set, or () for an id of gymnasium."""
         if self.factory is gymnasium.make:
             return ()
-        parameters = inspect.signature(self.factory).parameters.values()
-        named = (each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
-        return tuple(name for name in named if name not in self.fixed)
+        return tuple(name for name in _keywords(self.factory) if name not in self.fixed)
 
     def default(self, setting: str) -> Any:
         """Return a keyword's default, or None if the factory has no such keyword."""
         if setting in self.fixed or setting not in self.settings:
             return self.fixed.get(setting)
-        return inspect.signature(self.factory).parameters[setting].default
+        return _keywords(self.factory)[setting].default
 
     @property
     def code(self) -> Callable[..., Any]:
@@ -75,6 +67,17 @@ class Environment:
         if not isinstance(found, gymnasium.Env):
             raise ConfigError(f"the task {self.name!r} made {shown(found)}, which is no gymnasium.Env.")
         return found
+
+
+def _keywords(factory: Any) -> dict[str, inspect.Parameter]:
+    """Return the keywords of a factory. A class that takes any passes them on to its base."""
+    parameters = inspect.signature(factory).parameters
+    found = {
+        name: each for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    if len(found) < len(parameters) and inspect.isclass(factory) and issubclass(factory.__mro__[1], gymnasium.Env):
+        found |= _keywords(factory.__mro__[1])
+    return found
 
 
 _environments: dict[str, Environment] = {}
@@ -126,10 +129,9 @@ def load() -> None:
 
 
 def find(task: str) -> Environment:
-    """The environment of a name ("cheetah-run", "cheetah/run", "ball-in-cup-catch") or id ("package:Their-v0").
+    """Return the environment of a name ("cheetah-run", "cheetah/run") or id ("package:Their-v0").
 
-    Raises:
-        ConfigError: for an unknown one, with the nearest name and all names.
+    Raise ConfigError for an unknown one, with the nearest name and all names.
     """
     load()
     known = _environments.get(_key(task))

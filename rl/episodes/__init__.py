@@ -9,11 +9,11 @@ _HOME = {
     "aggregate": "dipole.rl.episodes.history",
     "evaluate": "dipole.rl.episodes.play",
     "interquartile_mean": "dipole.core.evaluation.intervals",
-    "plot_curves": "dipole.rl.episodes.curves",
+    "plot_curves": "dipole.rl.episodes.pictures",
     "read_evaluations": "dipole.rl.episodes.history",
     "score_at": "dipole.rl.episodes.history",
     "scores": "dipole.rl.episodes.history",
-    "write_video": "dipole.rl.episodes.video",
+    "write_video": "dipole.rl.episodes.pictures",
 }
 
 __all__ = sorted(_HOME)

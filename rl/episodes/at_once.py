@@ -12,8 +12,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from dipole.core.utils.errors import TrainingError
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.envs.running.faults import PATIENCE, fault_message
+from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
-from dipole.rl.episodes.play import check_environment, evaluate, seeing
+from dipole.rl.episodes.play import evaluate, seeing
 
 
 def episode_seed(seed: int, episode: int, attempt: int = 0) -> int:
@@ -47,7 +48,6 @@ def evaluate_each(
     check_whole(episodes=episodes)
     seed = check_seed(seed) or 0
     if not isinstance(env, WorkerVecEnv):
-        check_environment(env)
         returns: list[float] = []
         for episode in range(episodes):
             returns += evaluate(agent, env, 1, observations=observations, seeds=partial(episode_seed, seed, episode))
@@ -82,9 +82,10 @@ class _Field:
             # Environments without an episode take another's action: zeros need not be in the space.
             actions = [actions[index] if each is None else each for each in actions]
             following, rewards, dones, infos = self.env.step(np.reshape(actions, (len(actions), *shape)))
+            rows = rows_of(following)
             for index in list(self.playing):
                 self.totals[index] += float(rewards[index])
-                self.shown[index] = _row(following, index)
+                self.shown[index] = rows[index]
                 if dones[index]:
                     self._end(index, infos[index])
         if observations is not None:
@@ -108,9 +109,3 @@ class _Field:
         else:
             self.left.appendleft((episode, attempt + 1))
         self._begin(index)
-
-
-def _row(observations: Any, index: int) -> Any:
-    if isinstance(observations, dict):
-        return {key: each[index] for key, each in observations.items()}
-    return observations[index]

@@ -60,9 +60,7 @@ def score_at(history: Sequence[Evaluation], environment_steps: int) -> float | N
         environment_steps: >= 0.
     """
     later = [each for each in history if each.environment_steps >= environment_steps]
-    if later:
-        return min(later, key=lambda each: each.environment_steps).mean
-    return None
+    return min(later, key=lambda each: each.environment_steps).mean if later else None
 
 
 def scores(history: Sequence[Evaluation]) -> dict[str, float]:

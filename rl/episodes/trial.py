@@ -2,7 +2,7 @@
 
 import json
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from dipole.core.utils.text import counted
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_seed, check_whole
 from dipole.rl.envs.registry import find
+from dipole.rl.episodes.pictures import require_format, write_video
 from dipole.rl.episodes.play import evaluate
-from dipole.rl.episodes.video import require_format, write_video
 from dipole.rl.exported import AGENT
 from dipole.rl.pixel_agent import PixelAgent
 
-_LARGEST = 4096
-"""Pixels of a video's height and width: a frame then takes 50 MB, and all are held till the end."""
+_LARGEST = 4096  # pixels of a video's height and width: a frame then takes 50 MB, and all are held till the end
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,7 @@ class Trial:
     video: str | None = None
 
     def __str__(self) -> str:
-        how = "stochastic"
-        if self.deterministic:
-            how = "deterministic"
+        how = "deterministic" if self.deterministic else "stochastic"
         text = (
             f"{self.task}: return {np.mean(self.returns):.2f} +- {np.std(self.returns):.2f} "
             f"({counted(len(self.returns), 'episode')}, {how}, seed {self.seed}, interquartile mean "
@@ -52,22 +49,10 @@ class Trial:
         return f"{text}\n{self.video}"
 
     def as_json(self) -> str:
-        """The same as one JSON object, with every return."""
-        return json.dumps(
-            {
-                "task": self.task,
-                "episodes": len(self.returns),
-                "seed": self.seed,
-                "deterministic": self.deterministic,
-                "mean": float(np.mean(self.returns)),
-                "std": float(np.std(self.returns)),
-                "iqm": interquartile_mean(self.returns),
-                "min": min(self.returns),
-                "max": max(self.returns),
-                "returns": list(self.returns),
-                "video": self.video,
-            }
-        )
+        """Return the same as one JSON object, with every return."""
+        found = asdict(self) | {"episodes": len(self.returns), "iqm": interquartile_mean(self.returns)}
+        found |= {"mean": float(np.mean(self.returns)), "std": float(np.std(self.returns))}
+        return json.dumps(found | {"min": min(self.returns), "max": max(self.returns)})
 
 
 def trial(
@@ -88,14 +73,10 @@ def trial(
         task: another one than the agent's own. It is rendered and stacked as the agent expects.
         episodes, seed: how many, and the seed of the first one and of drawn actions.
         deterministic: the mean action. False draws from the policy.
-        video: .gif or .mp4 of the first episode.
-        device: where to.
-        runs: where hashes are looked up.
-        size: height and width of the video, at most 4096, drawn at that size. By default as the agent observes.
+        video: .gif or .mp4 of the first episode. size: its height and width, by default as the agent observes.
+        device, runs: where to, and where hashes are looked up.
 
-    Raises:
-        ConfigError: for an argument out of range, an unknown task, or one that does not fit the agent.
-        CheckpointError: the agent cannot be read.
+    Raise ConfigError for an argument out of range, or a task that does not fit, CheckpointError for a damaged agent.
     """
     check_whole(episodes=episodes)
     check_seed(seed)
@@ -122,13 +103,12 @@ def trial(
         if "render_size" not in chosen.settings:
             raise ConfigError(f"--size: the task {chosen.name!r} draws at its own size (it has no render_size).")
         settings = {**settings, "render_size": size}
+    frames: list[Any] | None = None if video is None else []
     with closing(chosen.make(**settings)) as env, isolated(seed):
-        if video is None:
-            returns = evaluate(agent, env, episodes, seed, deterministic=deterministic)
-            return Trial(chosen.name, seed, deterministic, tuple(returns))
-        frames: list[Any] = []
         returns = evaluate(agent, env, episodes, seed, frames, deterministic=deterministic)
-        write_video(frames, video, int(env.metadata.get("render_fps") or 25))
+    if video is None or frames is None:
+        return Trial(chosen.name, seed, deterministic, tuple(returns))
+    write_video(frames, video, int(env.metadata.get("render_fps") or 25))
     return Trial(chosen.name, seed, deterministic, tuple(returns), str(video))
 
 
@@ -152,9 +132,7 @@ def _open(name: str | Path, runs: Path, device: str | None) -> PixelAgent:
 def _fitting(agent: PixelAgent, settings: tuple[str, ...]) -> dict[str, Any]:
     """Size and stacking of the agent's observations, as keywords of an environment that has such."""
     channels, height, _ = agent.seen.shape
-    wanted: dict[str, Any] = {}
-    if channels:
-        wanted = {"size": height, "frame_stack": channels // 3}
+    wanted: dict[str, Any] = {"size": height, "frame_stack": channels // 3} if channels else {}
     if agent.seen.vectors and channels:
         wanted["inputs"] = "both"
     elif agent.seen.vectors:

@@ -11,16 +11,19 @@ from dipole.rl import ContrastiveSAC, make_env
 from dipole.rl.envs.suite.rendering import choose_backend
 
 TINY = {
-    "image_size": 24,
-    "hidden": (32,),
-    "filters": 8,
-    "layers": 2,
-    "batch_size": 8,
-    "learning_starts": 10,
-    "buffer_size": 400,
-    "seed": 0,
-    "device": "cpu",
-}
+    "image_size": 24, "hidden": (32,), "filters": 8, "layers": 2, "batch_size": 8, "learning_starts": 10,
+    "buffer_size": 400, "seed": 0, "device": "cpu",
+}  # fmt: skip
+
+
+QUICK = ("train.batch_size=16", "rl.learning_starts=40", "rl.episodes=2", "rl.filters=8", "device=cpu")
+"""Settings of a short run of a recipe."""
+
+
+def same(one, two):
+    """Return whether two agents have the same weights, bit for bit."""
+    found = two.policy.state_dict()
+    return all(torch.equal(value, found[name]) for name, value in one.policy.state_dict().items())
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,19 @@ def positive(x):
     return x * (x > 0)
 
 
+def normalised(rest, h):
+    """Linear, then layer normalisation."""
+    weight, bias, scale, offset = rest
+    z = h @ weight.T + bias
+    mean, variance = z.mean(1, keepdim=True), z.var(1, unbiased=False, keepdim=True)
+    return (z - mean) / torch.sqrt(variance + 1e-5) * scale + offset
+
+
 class Encoder:
     """Weights as a list of tensors: four convolutions, linear, layer normalisation."""
 
-    def __init__(self, module):
+    def __init__(self, module, offset=0.0):
+        self.offset = offset
         self.convs = [(c.weight.detach().clone(), c.bias.detach().clone()) for c in module.convs]
         self.rest = [p.detach().clone() for p in (module.fc.weight, module.fc.bias, module.ln.weight, module.ln.bias)]
 
@@ -25,16 +34,13 @@ class Encoder:
         return self
 
     def features(self, images):
-        x = images.double() / 255
+        x = images.double() / 255 - self.offset
         for stride, (weight, bias) in zip([2, 1, 1, 1], self.convs, strict=True):
             x = positive(F.conv2d(x, weight, bias, stride=stride))
         return x.reshape(len(x), -1)
 
     def head(self, h):
-        weight, bias, scale, offset = self.rest
-        z = h @ weight.T + bias
-        mean, variance = z.mean(1, keepdim=True), z.var(1, unbiased=False, keepdim=True)
-        return (z - mean) / torch.sqrt(variance + 1e-5) * scale + offset
+        return normalised(self.rest, h)
 
     def __call__(self, images):
         return self.head(self.features(images))

@@ -8,28 +8,18 @@ import torch
 from safetensors.torch import load_file
 
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.model_files import load_weights
 from dipole.core.train.recipe import load
 from dipole.core.train.run import Run, RunInterruptedError, train
 from dipole.core.train.shipped import shipped_recipes
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import ContrastiveSAC, DotEnv
+from dipole.rl import DotEnv
 from dipole.rl.adapter import RLAdapter
 from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import tasks
+from tests.rl.conftest import QUICK
 
-SHORT = [
-    "train.steps=120",
-    "train.evaluate_every=60",
-    "train.checkpoint_every=50",
-    "train.log_every=20",
-    "train.batch_size=16",
-    "rl.learning_starts=40",
-    "rl.episodes=2",
-    "rl.filters=8",
-    "device=cpu",
-]
+SHORT = [*QUICK, "train.steps=120", "train.evaluate_every=60", "train.checkpoint_every=50", "train.log_every=20"]
 
 
 def short(*overrides):
@@ -108,25 +98,6 @@ def test_agent_without_an_objective_trains(tmp_path):
     record = train(short("objective=none", "train.precision=bf16-mixed"), tmp_path, quiet=True)
     assert record.objective == "none"
     assert "conditional_entropy" not in record.diagnostics
-
-
-def test_weights_of_a_run_play_again_and_are_exported(tmp_path):
-    config = short()
-    record = train(config, tmp_path, quiet=True)
-    from dipole.core.train.run import build
-    from dipole.core.train.run_folder import RunFolder
-
-    adapter, objective = build(config, RunFolder(tmp_path / config.hash), torch.device("cpu"))
-    load_weights(tmp_path / config.hash / "model", adapter.module, objective)
-    adapter.module.eval()
-    adapter.part = adapter.reported  # one that is built to be trained looks at the curves' part
-    found = adapter.evaluate(None)
-    assert found["return/mean"] == pytest.approx(record.results["return/mean"])
-    adapter.export("sb3", tmp_path, record)
-    agent = ContrastiveSAC.load(tmp_path / "agent.zip", device="cpu")
-    observation, _ = adapter._evaluation_env.reset(seed=0)
-    expected, _ = adapter.agent.predict(observation, deterministic=True)
-    assert (agent.predict(observation, deterministic=True)[0] == expected).all()
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if load(name).config.domain == "rl"])

@@ -41,6 +41,8 @@ def test_five_faults_in_a_row_stop(workers, tiny_agent):
     workers.env_method("fail", "always")
     with pytest.raises(TrainingError, match=r"lost|in a row"):
         evaluate_each(tiny_agent(), workers, 2, 0)
+    with pytest.raises(TrainingError, match=r"5 episodes in a row failed: .*lost"):
+        evaluate(tiny_agent(), Failing("always"), 1)
     with pytest.raises(ConfigError, match="made for observations"):
         evaluate_each(tiny_agent(), make_env("dot", size=36), 1)
 

@@ -9,8 +9,7 @@ import itertools
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import make_env
-from dipole.rl.envs.distracting import DIFFICULTIES, _rolled
-from dipole.rl.envs.suite.backgrounds import videos_in
+from dipole.rl.envs.distracting import DIFFICULTIES, _rolled, videos_in
 
 pytestmark = pytest.mark.usefixtures("opengl")
 SMALL = {"size": 40, "rendering": "fast"}

@@ -11,32 +11,22 @@ import torch.nn.functional as F
 
 pytest.importorskip("stable_baselines3")
 
-from dipole.core.utils.errors import ConfigError
-from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, make_env, resume
-from dipole.rl.algorithms import open_agent
+from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, make_env
 from dipole.rl.augmentation import shift, shift_bilinear
 from dipole.rl.drq import noise_at
 from dipole.rl.sampling import FrameBatch
-from dipole.rl.snapshots import save
+from tests.rl.conftest import TINY
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_networks import MLP, Adam, Encoder, linears
+from plain_networks import MLP, Adam, Encoder, linears, normalised
 
 BATCH, ACTIONS, RATE, TAU, ENCODER_TAU = 6, 2, 1e-3, 0.01, 0.05
-SMALL = {
-    "hidden": (32,),
-    "filters": 8,
-    "layers": 2,
-    "batch_size": 8,
-    "learning_starts": 10,
-    "buffer_size": 400,
-    "seed": 0,
-    "device": "cpu",
-}
 
 
 def small(env=None, **settings):
-    return ContrastiveDrQ("CnnPolicy", make_env("dot") if env is None else env, **{**SMALL, **settings})
+    return ContrastiveDrQ(
+        "CnnPolicy", make_env("dot") if env is None else env, **{**TINY, "image_size": None, **settings}
+    )
 
 
 class PlainDrQ:
@@ -44,8 +34,8 @@ class PlainDrQ:
 
     def __init__(self, agent):
         policy = agent.policy
-        self.encoder = Encoder(policy.encoder).track()
-        self.key = Encoder(policy.key_encoder)
+        self.encoder = Encoder(policy.encoder, 0.5).track()
+        self.key = Encoder(policy.key_encoder, 0.5)
         self.q = [MLP(*linears(net)) for net in policy.critic.q_networks]
         self.q_target = [MLP(*linears(net)) for net in policy.critic_target.q_networks]
         self.trunk = Encoder(policy.actor.features_extractor).rest
@@ -61,18 +51,8 @@ class PlainDrQ:
     def actor_tensors(self):
         return [*self.trunk, *self.pi.tensors()]
 
-    def convolutions(self, encoder, images):
-        x = images.double() / 255 - 0.5
-        for stride, (weight, bias) in zip([2, 1, 1, 1], encoder.convs, strict=True):
-            x = F.conv2d(x, weight, bias, stride=stride)
-            x = x * (x > 0)
-        return x.reshape(len(x), -1)
-
     def embed(self, rest, h):
-        weight, bias, scale, offset = rest
-        z = h @ weight.T + bias
-        z = (z - z.mean(1, keepdim=True)) / torch.sqrt(z.var(1, unbiased=False, keepdim=True) + 1e-5)
-        return torch.tanh(z * scale + offset)
+        return torch.tanh(normalised(rest, h))
 
     def act(self, h, sigma):
         mean = torch.tanh(self.pi(self.embed(self.trunk, h)))
@@ -82,13 +62,13 @@ class PlainDrQ:
 
     def update(self, batch, sigma, target_views, value_views):
         with torch.no_grad():
-            h = self.convolutions(self.encoder, batch.next_observations)  # the online convolutions
+            h = self.encoder.features(batch.next_observations)  # the online convolutions
             action = self.act(h, sigma)
             z = self.embed(self.key.rest, h)
             v = torch.minimum(*(q(torch.cat([z, action], 1)) for q in self.q_target))
             mean = sum(v[k * BATCH : (k + 1) * BATCH] for k in range(target_views)) / target_views
             y = batch.rewards + (1 - batch.dones) * batch.discounts * mean
-        h = self.convolutions(self.encoder, batch.observations)
+        h = self.encoder.features(batch.observations)
         z = self.embed(self.encoder.rest, h)
         loss = 0.0
         for m in range(value_views):
@@ -96,7 +76,7 @@ class PlainDrQ:
             for q in self.q:
                 loss = loss + ((q(torch.cat([part, batch.actions], 1)) - y) ** 2).mean() / value_views
         if self.W is not None:
-            keys = self.embed(self.key.rest, self.convolutions(self.key, batch.positives[:, 0])).detach()
+            keys = self.embed(self.key.rest, self.key.features(batch.positives[:, 0])).detach()
             loss = loss + F.cross_entropy(z[:BATCH] @ self.W @ keys.T, torch.arange(BATCH))
         own = [] if self.W is None else [self.W]
         gradient = torch.autograd.grad(loss, [*self.critic_adam.parameters, *own])
@@ -126,15 +106,11 @@ def batches(target_views, value_views):
 
     for _ in range(5):
         yield FrameBatch(
-            images(value_views * BATCH),
-            images(target_views * BATCH),
-            images(BATCH, 1),
-            torch.from_numpy(rng.uniform(-1, 1, (BATCH, ACTIONS))),
-            torch.from_numpy(rng.uniform(size=(BATCH, 1))),
-            torch.from_numpy((rng.uniform(size=(BATCH, 1)) < 0.3).astype(float)),
-            np.arange(BATCH)[:, None],
+            images(value_views * BATCH), images(target_views * BATCH), images(BATCH, 1),
+            torch.from_numpy(rng.uniform(-1, 1, (BATCH, ACTIONS))), torch.from_numpy(rng.uniform(size=(BATCH, 1))),
+            torch.from_numpy((rng.uniform(size=(BATCH, 1)) < 0.3).astype(float)), np.arange(BATCH)[:, None],
             torch.from_numpy(0.99 ** rng.integers(1, 4, (BATCH, 1))),
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -144,15 +120,9 @@ def batches(target_views, value_views):
 )  # fmt: skip
 def test_five_updates_agree_with_the_plain_formulas(objective, target_views, value_views):
     agent = small(
-        make_env("dot", size=24),
-        objective=objective,
-        hidden=(16, 16),
-        layers=4,
-        learning_rate=RATE,
-        target_views=target_views,
-        value_views=value_views,
-        chunk=4,
-    )
+        make_env("dot", size=24), objective=objective, hidden=(16, 16), layers=4, learning_rate=RATE,
+        target_views=target_views, value_views=value_views, chunk=4,
+    )  # fmt: skip
     agent.policy.double()
     agent.num_timesteps = 200_000
     sigma = 1.0 - 0.9 * 0.4
@@ -213,31 +183,8 @@ def test_shifts_by_whole_pixels_need_no_interpolation():
     assert torch.allclose(half, (one + two) / 2, atol=1e-2)
 
 
-def test_drq_resumes_bit_for_bit_and_plays(tmp_path):
-    agent = small(objective="infonce + dp", target_views=2, train_freq=1, seed=3)
-    agent.learn(60)
-    agent.learn(30, reset_num_timesteps=False)
-    other = small(objective="infonce + dp", target_views=2, train_freq=1, seed=3)
-    other.learn(60)
-    save(other, tmp_path / "agent-000000060")
-    again = resume(tmp_path / "agent-000000060", make_env("dot"), "cpu")
-    assert type(again) is ContrastiveDrQ
-    again.learn(30, reset_num_timesteps=False)
-    for (name, one), two in zip(agent.policy.state_dict().items(), again.policy.state_dict().values(), strict=True):
-        assert torch.equal(one, two), name
-    again.save(tmp_path / "agent.zip")
-    seen = make_env("dot").reset(seed=0)[0]
-    for read in (ContrastiveDrQ.load(tmp_path / "agent.zip"), open_agent(tmp_path / "agent.zip")):
-        assert np.array_equal(read.predict(seen, deterministic=True)[0], agent.predict(seen, deterministic=True)[0])
-
-
 def test_callbacks_accept_drq(tmp_path):
     agent = small()
     watching = EvaluationCallback(make_env("dot"), every=30, episodes=1, folder=tmp_path)
     agent.learn(60, callback=[watching, ContrastiveCallback("infonce", batch_size=8)])
     assert [each.environment_steps for each in watching.history] == [0, 30, 60]
-
-
-def test_a_setting_of_soft_actor_critic_is_refused():
-    with pytest.raises(ConfigError, match="ent_coef has no effect on the algorithm 'drq'"):
-        small(ent_coef=0.1)

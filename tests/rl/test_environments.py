@@ -18,13 +18,9 @@ from dipole.rl.envs.suite import tasks
 from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, osmesa_works
 
 REPEATS = {
-    "finger-spin": 2,
-    "cartpole-swingup": 8,
-    "reacher-easy": 4,
-    "cheetah-run": 4,
-    "walker-walk": 2,
+    "finger-spin": 2, "cartpole-swingup": 8, "reacher-easy": 4, "cheetah-run": 4, "walker-walk": 2,
     "ball_in_cup-catch": 4,
-}
+}  # fmt: skip
 
 
 def test_task_names_are_all_of_dm_control(opengl):

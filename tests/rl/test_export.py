@@ -24,19 +24,10 @@ from dipole.rl.algorithms import open_agent
 from dipole.rl.description import FILE
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.trial import trial
+from tests.rl.conftest import QUICK
 
-SETTINGS = [
-    "objective=infonce(similarity=bilinear) + 0.5*dp",
-    "train.steps=90",
-    "train.evaluate_every=90",
-    "train.checkpoint_every=90",
-    "train.batch_size=16",
-    "rl.learning_starts=40",
-    "rl.episodes=2",
-    "rl.filters=8",
-    "rl.hidden=[32]",
-    "device=cpu",
-]
+SETTINGS = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=90", "train.evaluate_every=90"]
+SETTINGS += ["train.checkpoint_every=90", "rl.hidden=[32]"]
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +85,6 @@ def test_damaged_run_raises_an_error_that_names_it(run, tmp_path):
             load_run(RunFolder(folder), "cpu")
 
 
-_CONTRASTIVE = """
-import json, sys
-import numpy as np
-from stable_baselines3.common.evaluation import evaluate_policy
-from dipole.rl import ContrastiveSAC, DotEnv
-agent = ContrastiveSAC.load(sys.argv[1], env=DotEnv(), device="cpu")
-played = agent.predict(np.load(sys.argv[2]), deterministic=True)[0]
-mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=2)
-before = agent.contrast.terms[0].W.detach().clone()
-agent.learn(50)
-moved = float((agent.contrast.terms[0].W.detach() - before).abs().max())
-trainer = [name for name in sys.modules if name in ("dipole.core.train.run", "dipole.rl.adapter")]
-print(json.dumps([played.tolist(), mean, moved, len(agent.replay_buffer), agent.settings.objective, trainer]))
-"""
-
 _PLAIN = """
 import json, sys
 import gymnasium, numpy as np
@@ -140,22 +116,6 @@ agent.learn(30)
 assert agent.actor.features_extractor.convs[0].weight is convolutions
 print(json.dumps([played.tolist(), mean, float((convolutions - before).abs().max()), agent.policy.__class__.__name__]))
 """
-
-
-def test_the_agent_plays_and_goes_on_learning_in_a_fresh_process(run, exported, seen, tmp_path):
-    np.save(tmp_path / "seen.npy", seen)
-    _, adapter, objective = load_run(RunFolder(run[0]), "cpu")
-    adapter.module.eval()
-    expected = adapter.agent.predict(seen, deterministic=True)[0]
-    played, mean, moved, stored, text, trainer = fresh(
-        _CONTRASTIVE, exported / "agent.zip", tmp_path / "seen.npy", cwd=tmp_path
-    )
-    np.testing.assert_array_equal(np.array(played, np.float32), expected)
-    assert 0 <= mean <= 50
-    assert moved > 0
-    assert stored == 50
-    assert text == str(objective)
-    assert trainer == []
 
 
 @pytest.mark.parametrize("code", [[], ["networks"]], ids=["classes in the zip", "classes beside it"])

@@ -13,6 +13,7 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from dipole.core.utils.errors import CheckpointError, ConfigError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.running.faults import PATIENCE, Guard
+from tests.rl.conftest import same
 from tests.rl.in_workers import Dying
 
 
@@ -73,15 +74,15 @@ def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent):
 
 def test_a_dead_worker_is_restarted(tiny_agent, tmp_path):
     marker = str(tmp_path / "died")
-    env = WorkerVecEnv([lambda: Dying(marker, 5), DotEnv])
+    env = WorkerVecEnv([lambda: Dying(marker, 57), DotEnv])
+    said = r"environment 0 failed at its step 57 \(episode 2 after seed 0\).*exit code 3"
     try:
         agent = tiny_agent(env)
-        with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 5 .*exit code 3"):
-            agent.learn(40)
-        assert agent.num_timesteps == 40
-        assert len(agent.faults) == 1
-        assert not agent.replay_buffer.valid[0, 4]
-        assert agent.replay_buffer.valid[1, :20].all()
+        with pytest.warns(RuntimeWarning, match=said):
+            agent.learn(120)
+        assert (agent.num_timesteps, len(agent.faults), env.counters()["_episodes"][0]) == (120, 1, 3)
+        assert not agent.replay_buffer.valid[0, 56]
+        assert agent.replay_buffer.valid[1, :60].all()
     finally:
         env.close()
 
@@ -150,8 +151,7 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
     again = resume(tmp_path / "agent-000000018", env(), device="cpu")
     assert again.num_timesteps == 18
     again.learn(22, reset_num_timesteps=False)
-    expected = straight.policy.state_dict()
-    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    assert same(straight, again)
     assert again.environment_steps == straight.environment_steps
     for one, two in zip(
         straight.contrast_optimizer.state_dict()["state"].values(),
@@ -176,8 +176,7 @@ def test_correlated_action_noise_resumes_bit_for_bit(tiny_agent, tmp_path, envs)
     env, noise = parts()
     again = resume(snapshots.checkpoints(tmp_path)[0], env, device="cpu", action_noise=noise)
     again.learn(40 * envs - again.num_timesteps, reset_num_timesteps=False)
-    expected = straight.policy.state_dict()
-    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    assert same(straight, again)
     with pytest.raises(CheckpointError, match=r"written with the action_noise .*Noise, this agent has NormalAction"):
         resume(
             snapshots.checkpoints(tmp_path)[0],
@@ -265,16 +264,6 @@ def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path):
         WorkerVecEnv([DotEnv], timeout=0)
     with pytest.raises(ConfigError, match=r"start_method must be one of '\w+', .*, got 'foo'"):
         WorkerVecEnv([DotEnv], start_method="foo")
-
-
-def test_fault_of_a_dead_worker_has_its_episode_and_step(tiny_agent, tmp_path):
-    env = WorkerVecEnv([partial(Dying, str(tmp_path / "died"), 57)])
-    try:
-        with pytest.warns(RuntimeWarning, match=r"failed at its step 57 \(episode 2 after seed 0\).*exit code 3"):
-            tiny_agent(env).learn(60)
-        assert env.counters()["_episodes"] == [3]
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize("functions", [[], [DotEnv()], DotEnv])

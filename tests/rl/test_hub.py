@@ -1,10 +1,6 @@
-"""The folder that the Hub shows as an agent: huggingface_sb3's files, read from a server on this machine."""
+"""The folder that the Hub shows as an agent: huggingface_sb3's files."""
 
-import hashlib
 import json
-import threading
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from dipole.core.train.run import train
 from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.registry import make_env
 from dipole.rl.episodes.play import evaluate
-from dipole.rl.hub import name_of
+from dipole.rl.export import name_of
 
 SHORT = ["train.steps=60", "train.evaluate_every=60", "train.checkpoint_every=60", "train.batch_size=8"]
 SHORT += ["rl.learning_starts=40", "rl.episodes=2", "rl.hidden=[8]", "device=cpu"]
@@ -56,49 +52,12 @@ def test_the_folder_is_laid_out_as_that_of_huggingface_sb3(folder):
     assert first.metric_value == f"{result['mean_reward']:.2f} +/- {result['std_reward']:.2f}"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub as a download asks for."""
-
-    def __init__(self, folder, *given):
-        self.folder = folder
-        super().__init__(*given)
-
-    def do_GET(self):
-        path = self.folder / self.path.rpartition("/resolve/main/")[2]
-        content = path.read_bytes() if path.is_file() else b""
-        self.send_response(200 if path.is_file() else 404)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *_):
-        pass
-
-
-def test_agent_from_the_hub_loads(folder, tmp_path, monkeypatch):
-    """By what `load_from_hub` calls; that the zip needs no dipole is in test_inputs.py."""
-    from huggingface_hub import constants, hf_hub_download
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, "*")
-    try:
-        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        path = hf_hub_download("me/agent", "sac-dot.zip", endpoint=endpoint, cache_dir=tmp_path)
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_zip_for_the_hub_acts_like_the_agent(folder):
     shown = np.random.default_rng(0).uniform(size=(3, 4)).astype(np.float32)
     expected = open_agent(folder / "agent.zip", device="cpu").predict(shown, deterministic=True)[0]
-    assert np.array_equal(SAC.load(path, device="cpu").predict(shown, deterministic=True)[0], expected)
+    assert np.array_equal(
+        SAC.load(folder / "sac-dot.zip", device="cpu").predict(shown, deterministic=True)[0], expected
+    )
 
 
 def test_names_are_those_of_huggingface_sb3():

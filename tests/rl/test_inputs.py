@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from stable_baselines3 import SAC
+from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from dipole.core.cli import main
@@ -112,14 +112,10 @@ def test_without_vectors_in_the_values_the_two_agents_are_one():
     for seed in range(2):
         images = [torch.from_numpy(rng.integers(0, 256, (8, 9, 24, 24), dtype=np.uint8)) for _ in range(3)]
         batch = {
-            "observations": images[0],
-            "next_observations": images[1],
-            "positives": images[2][:, None],
-            "actions": torch.rand(8, 2),
-            "rewards": torch.rand(8, 1),
-            "dones": torch.zeros(8, 1),
+            "observations": images[0], "next_observations": images[1], "positives": images[2][:, None],
+            "actions": torch.rand(8, 2), "rewards": torch.rand(8, 1), "dones": torch.zeros(8, 1),
             "stacks": np.arange(8)[:, None],
-        }
+        }  # fmt: skip
         zeros = torch.zeros(8, 4)
         torch.manual_seed(seed)
         plain.update(FrameBatch(**batch))
@@ -132,7 +128,7 @@ def test_without_vectors_in_the_values_the_two_agents_are_one():
         assert torch.allclose(mine, value, atol=1e-6), name
 
 
-@pytest.mark.parametrize("inputs", ["both", "state"])
+@pytest.mark.parametrize("inputs", ["pixels", "both", "state"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_resumed_agent_is_the_undisturbed_one(kind, inputs, tmp_path):
     agent = made(kind, inputs).learn(20)
@@ -140,6 +136,7 @@ def test_a_resumed_agent_is_the_undisturbed_one(kind, inputs, tmp_path):
     agent.learn(8, reset_num_timesteps=False)
     again = resume(tmp_path / "saved", make_env("dot", inputs=inputs), device="cpu")
     again.learn(8, reset_num_timesteps=False)
+    assert type(again) is KINDS[kind]
     assert same(weights(agent), weights(again))
     agent.save(tmp_path / "agent.zip")
     played = open_agent(tmp_path / "agent.zip", device="cpu")
@@ -237,18 +234,19 @@ def test_exports_act_alike_without_dipole(tmp_path):
         np.testing.assert_array_equal(np.array(found, expected.dtype), expected)
 
 
-@pytest.mark.parametrize("recipe", ["dot-state", "dot-both"])
+@pytest.mark.parametrize("recipe", ["dot-state", "dot-both", "dot-drq"])
 def test_recipes_run_are_evaluated_and_exported(recipe, tmp_path):
     wanted = ["train.steps=60", "train.evaluate_every=60", "train.checkpoint_every=60", "train.batch_size=8"]
     wanted += ["rl.learning_starts=50", "rl.episodes=1", "rl.hidden=[16]", "device=cpu"]
-    wanted += ["rl.filters=4"] if recipe == "dot-both" else []
+    wanted += ["rl.filters=4"] if recipe != "dot-state" else []
     config = load(recipe, wanted).config
     record = train(config, tmp_path, quiet=True)
     _, found = evaluate_run(RunFolder(tmp_path / config.hash), "cpu")
     assert found.results["return/mean"] == record.results["return/mean"]
     assert main(["export", str(tmp_path / config.hash), "--to", "sb3"]) == 0
-    plain = SAC.load(tmp_path / config.hash / "export-sb3" / "sac.zip", device="cpu")
-    env = make_env("dot", inputs=config.rl.inputs)
+    base = {"sac": SAC, "drq": TD3}[config.rl.algorithm]
+    plain = base.load(tmp_path / config.hash / "export-sb3" / f"{base.__name__.lower()}.zip", device="cpu")
+    env = make_env("dot", inputs={"auto": "pixels"}.get(config.rl.inputs, config.rl.inputs))
     played = open_agent(tmp_path / config.hash / "export-sb3" / "agent.zip", device="cpu")
     assert evaluate(plain, env, 1, seed=4) == evaluate(played, env, 1, seed=4)
     assert main(["play", str(tmp_path / config.hash), "--episodes", "1"]) == 0
@@ -305,7 +303,7 @@ IMAGE, VECTOR = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8), gymnasium.s
         (lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="both"), "needs an image and a vector, in a dict"),
         (
             lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="words"),
-            "inputs must be one of 'auto', 'pixels'",
+            "inputs: 'words' is not allowed. Allowed: auto, pixels, state",
         ),
         (lambda: make_env("dot", inputs="stat"), "inputs must be 'pixels', 'state', 'both', got 'stat'.*Did you mean"),
         (lambda: load("dot-state", ["rl.frame_stack=2"]), "frame_stack has no effect with inputs='state'"),

@@ -14,6 +14,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env, resume, snapshots
+from tests.rl.conftest import QUICK, same
 
 
 class Scaled(Objective):
@@ -32,11 +33,6 @@ class Scaled(Objective):
 
 def observation():
     return make_env("dot").reset(seed=0)[0]
-
-
-def same(one, two):
-    a, b = one.policy.state_dict(), two.policy.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_composite_keeps_its_weights(tiny_agent, tmp_path):
@@ -120,18 +116,10 @@ def test_an_export_holds_the_trained_objective_and_the_runs_settings(tmp_path):
     config = load(
         "dot",
         [
-            "objective=infonce(similarity=bilinear) + 0.5*dp",
-            "train.steps=120",
-            "train.evaluate_every=60",
-            "train.batch_size=16",
-            "train.learning_rate=3e-4",
-            "rl.learning_starts=40",
-            "rl.episodes=1",
-            "rl.filters=8",
-            "rl.beta=0.8",
-            "device=cpu",
+            *QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=120", "train.evaluate_every=60",
+            "train.learning_rate=3e-4", "rl.beta=0.8",
         ],
-    ).config
+    ).config  # fmt: skip
     train(config, tmp_path / "runs", quiet=True)
     record, adapter, objective = load_run(RunFolder(tmp_path / "runs" / config.hash), "cpu")
     adapter.module.eval()

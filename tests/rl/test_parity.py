@@ -15,7 +15,7 @@ from dipole.rl import ContrastiveSAC, make_env
 from dipole.rl.sampling import FrameBatch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_networks import MLP, Adam, Encoder, linears, positive
+from plain_networks import MLP, Adam, Encoder, linears, normalised, positive
 
 ACTIONS, BATCH, UPDATES = 2, 8, 6
 DISCOUNT, TAU, ENCODER_TAU = 0.99, 0.01, 0.05
@@ -49,10 +49,7 @@ class PlainCurl:
         return [*self.actor_head, *self.trunk.tensors(), *self.out]
 
     def policy(self, h):
-        weight, bias, scale, offset = self.actor_head
-        z = h @ weight.T + bias
-        z = (z - z.mean(1, keepdim=True)) / torch.sqrt(z.var(1, unbiased=False, keepdim=True) + 1e-5) * scale + offset
-        latent = positive(self.trunk(z))
+        latent = positive(self.trunk(normalised(self.actor_head, h)))
         mean = latent @ self.out[0].T + self.out[1]
         log_std = -10 + 6 * (torch.tanh(latent @ self.out[2].T + self.out[3]) + 1)
         noise = torch.randn_like(mean)
@@ -106,29 +103,18 @@ def batches():
 
     for _ in range(UPDATES):
         yield FrameBatch(
-            images(),
-            images(),
-            images(1),
-            torch.from_numpy(rng.uniform(-1, 1, (BATCH, ACTIONS))),
+            images(), images(), images(1), torch.from_numpy(rng.uniform(-1, 1, (BATCH, ACTIONS))),
             torch.from_numpy(rng.uniform(size=(BATCH, 1))),
-            torch.from_numpy((rng.uniform(size=(BATCH, 1)) < 0.2).astype(float)),
-            np.arange(BATCH)[:, None],
-        )
+            torch.from_numpy((rng.uniform(size=(BATCH, 1)) < 0.2).astype(float)), np.arange(BATCH)[:, None],
+        )  # fmt: skip
 
 
 def double_agent(**settings):
     """An agent in float64 with optimizers that hold its float64 weights."""
     agent = ContrastiveSAC(
-        "CnnPolicy",
-        make_env("dot"),
-        image_size=24,
-        hidden=(32, 32),
-        filters=8,
-        chunk=3,
-        seed=0,
-        device="cpu",
+        "CnnPolicy", make_env("dot"), image_size=24, hidden=(32, 32), filters=8, chunk=3, seed=0, device="cpu",
         **settings,
-    )
+    )  # fmt: skip
     agent.policy.double()
     agent.log_ent_coef = agent.log_ent_coef.detach().double().requires_grad_()
     agent.ent_coef_optimizer = agent.policy.adam([agent.log_ent_coef], 1e-4, 0.5)

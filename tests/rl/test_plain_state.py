@@ -31,20 +31,13 @@ def same(a, b):
 
 def test_values_come_back_as_they_were(tmp_path):
     value = {
-        "nothing": None,
-        "numbers": [True, 3, -0.1, 1e-300, 2**127, float("inf")],
-        "text": "\u00e4\n",
-        "bytes": b"\x00\xff",
-        3: (1, (2,), []),
-        (1, "a"): {4, 5},
-        "array": np.arange(6, dtype=np.uint8).reshape(2, 3)[:, ::2],
-        "empty": np.zeros((0, 3), np.float32),
-        "scalar": np.float32(0.1),
-        "flag": np.bool_(True),
-        "tensor": torch.tensor([[1.5, float("-inf")]], dtype=torch.float64),
-        "deque": deque([{"r": 1.0}], maxlen=7),
+        "nothing": None, "numbers": [True, 3, -0.1, 1e-300, 2**127, float("inf")], "text": "\u00e4\n",
+        "bytes": b"\x00\xff", 3: (1, (2,), []), (1, "a"): {4, 5},
+        "array": np.arange(6, dtype=np.uint8).reshape(2, 3)[:, ::2], "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.float32(0.1), "flag": np.bool_(True),
+        "tensor": torch.tensor([[1.5, float("-inf")]], dtype=torch.float64), "deque": deque([{"r": 1.0}], maxlen=7),
         "dict": {"array": 0},
-    }
+    }  # fmt: skip
     write(tmp_path, "state", value)
     assert same(read(tmp_path, "state"), value)
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl import memory, replay
+from dipole.rl import frames, replay
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer
 
@@ -209,14 +209,14 @@ def test_a_pickled_buffer_goes_on_bit_for_bit(storage):
 
 
 def test_100_000_transitions_take_about_3_gigabytes(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 10**12)
+    monkeypatch.setattr(frames, "available_bytes", lambda device: 10**12)
     six = spaces.Box(-1, 1, (6,), np.float32)
     needed = FrameReplayBuffer(100_000, spaces.Box(0, 255, (9, 100, 100), np.uint8), six, "cpu", seed=0).nbytes
     assert 3.0e9 < needed < 3.15e9
 
 
 def test_a_buffer_that_cannot_fit_is_refused_with_the_bytes(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 1_000_000_000)
+    monkeypatch.setattr(frames, "available_bytes", lambda device: 1_000_000_000)
     whole = spaces.Box(0, 255, (9, 100, 100), np.uint8)
     with pytest.raises(
         TrainingError, match=r"100,000 transitions.*needs 3,[01]\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"
@@ -231,7 +231,7 @@ def test_replay_on_disk_leaves_no_file_and_needs_free_space(tmp_path, monkeypatc
     fill(buffer, [Stream(0)], 20, 20)
     mapped = pathlib.Path("/proc/self/maps")
     assert not mapped.is_file() or str(tmp_path) in mapped.read_text()
-    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
+    monkeypatch.setattr(frames.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
     with pytest.raises(TrainingError, match=rf"5 bytes .* are free on {tmp_path}.*a larger disk \(TMPDIR\)"):
         FrameReplayBuffer(300, space(), ACTION, "cpu", storage="disk", seed=0)
 
@@ -257,31 +257,24 @@ def test_stock_sac_learns_from_this_buffer():
     from dipole.rl import make_env
 
     agent = SAC(
-        "CnnPolicy",
-        make_env("dot", size=36),
-        replay_buffer_class=FrameReplayBuffer,
-        buffer_size=100,
-        learning_starts=5,
-        batch_size=4,
-        device="cpu",
-        policy_kwargs={"net_arch": [8]},
-    )
+        "CnnPolicy", make_env("dot", size=36), replay_buffer_class=FrameReplayBuffer, buffer_size=100,
+        learning_starts=5, batch_size=4, device="cpu", policy_kwargs={"net_arch": [8]},
+    )  # fmt: skip
     agent.learn(8)
     assert len(agent.replay_buffer) == 8
 
 
 def test_frames_are_stored_on_the_gpu_if_they_fit(monkeypatch):
     needed = FrameReplayBuffer(60, space(), ACTION, "cpu", seed=0).nbytes
+    monkeypatch.setattr(FrameReplayBuffer, "_allocate", lambda self: None)
     for free, device, expected in (
-        (2 * needed, "cuda", True),
-        (2 * needed - 1, "cuda", False),
-        (2 * needed, "cpu", False),
+        (2 * needed, "cuda", "device"),
+        (2 * needed - 1, "cuda", "host"),
+        (10**9, "cpu", "host"),
     ):
-        monkeypatch.setattr(memory, "available_bytes", lambda device, free=free: free)
-        assert memory.has_room_for(needed, torch.device(device)) is expected
-    assert FrameReplayBuffer(60, space(), ACTION, "cpu", storage="auto", seed=0).storage == "host"
-    monkeypatch.setattr(replay, "has_room_for", lambda needed, device: True)
-    assert FrameReplayBuffer(60, space(), ACTION, "cpu", storage="auto", seed=0).storage == "device"
+        for module in (frames, replay):
+            monkeypatch.setattr(module, "available_bytes", lambda place, free=free: free)
+        assert FrameReplayBuffer(60, space(), ACTION, device, storage="auto", seed=0).storage == expected
 
 
 def strided(seed, kind):

@@ -7,69 +7,18 @@ from dipole.core.utils.errors import ConfigError
 from dipole.rl.config import RLConfig
 from dipole.rl.settings import DEFAULT, PRESETS, USERS, AgentSettings, AgentTable
 from dipole.rl.settings import resolve as settings_of
+from tests.rl.test_changed_settings import CHANGED as LATER
 
 # What a recipe says in `objective` and [train].
 ELSEWHERE = {"objective", "batch_size", "learning_rate", "precision"}
-CHANGED = {
-    "ent_coef": 0.2,
-    "n_steps": 3,
-    "bilinear_init": "identity",
-    "image_size": 24,
-    "crop_inclusive": True,
-    "positives": 3,
-    "exclude_duplicates": True,
-    "buffer_size": 500,
-    "learning_starts": 7,
-    "train_freq": [2, "episode"],
-    "gradient_steps": 3,
-    "gamma": 0.9,
-    "encoder_learning_rate": 5e-4,
-    "beta": 0.8,
-    "temperature_learning_rate": 2e-4,
-    "temperature_beta": 0.7,
-    "initial_temperature": 0.3,
-    "target_entropy": -1.5,
-    "actor_every": 3,
-    "target_every": 3,
-    "contrast_every": 2,
-    "tau": 0.02,
-    "encoder_tau": 0.1,
-    "encoder_steps": 1,
-    "twin_loss": "half",
-    "detach_encoder": True,
-    "joint_backward": True,
-    "hidden": [8, 9],
-    "features": 20,
-    "layers": 3,
-    "filters": 8,
-    "tanh": True,
-    "inputs": "pixels",
-    "critic_hidden": (32, 8),
-    "n_critics": 3,
-    "activation": "ELU",
-    "use_sde": True,
-    "sde_sample_freq": 4,
-    "use_sde_at_warmup": True,
-    "log_std_init": -2.0,
-    "use_expln": True,
-    "clip_mean": 1.0,
-    "channels_last": False,
-    "chunk": 0,
-    "compile": True,
-}
-# Those that one algorithm alone has.
-OWN = {
-    "sac": {},
-    "drq": {
-        "target_views": 2,
-        "value_views": 3,
-        "noise_start": 0.5,
-        "noise_end": 0.2,
-        "noise_steps": 1000,
-        "noise_clip": 0.2,
-    },
-}
-OTHERWISE = {"drq": {"actor_every": 2, "n_steps": 2, "tanh": False, "train_freq": 1, "gradient_steps": 2}}
+# Settings that cannot change once an agent is saved.
+AT_FIRST = {
+    "ent_coef": 0.2, "bilinear_init": "identity", "image_size": 24, "initial_temperature": 0.3, "encoder_steps": 1,
+    "joint_backward": True, "hidden": [8, 9], "critic_hidden": (32, 8), "features": 20, "layers": 3, "filters": 8,
+    "inputs": "pixels", "n_critics": 3, "use_sde": True, "log_std_init": -2.0, "tanh": True,
+}  # fmt: skip
+CHANGED = {name: value for name, value in LATER.items() if name not in (*ELSEWHERE, "log_std_bounds")} | AT_FIRST
+OTHERWISE = {"drq": {"tanh": False}}
 RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}
 
 
@@ -79,9 +28,8 @@ def recipe(**table):
 
 def changed_for(algorithm):
     """A value for every setting of an algorithm, other than its preset's."""
-    of_sac = {name for name, users in USERS.items() if "sac" in users and algorithm not in users}
-    common = {name: value for name, value in CHANGED.items() if name not in of_sac}
-    return common | OTHERWISE.get(algorithm, {}) | OWN[algorithm]
+    own = {name: value for name, value in CHANGED.items() if algorithm in USERS.get(name, (algorithm,))}
+    return own | OTHERWISE.get(algorithm, {})
 
 
 @pytest.mark.parametrize("algorithm", DEFAULT)
@@ -130,19 +78,14 @@ def test_recipe_without_an_algorithm_has_the_same_run_id():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("gamma", 2, "1"),
-        ("beta", 1.0, "0.999999"),
-        ("layers", 17, "16"),
-        ("twin_loss", "third", "half"),
-        ("twin_loss", "halff", "Did you mean 'half'?"),
-        ("preset", "curls", "'curl'"),
+        ("gamma", 2, "1"), ("beta", 1.0, "0.999999"), ("layers", 17, "16"), ("twin_loss", "third", "half"),
+        ("twin_loss", "halff", "Did you mean 'half'?"), ("preset", "curls", "'curl'"),
         ("log_std_bounds", [2, -10], "(low, high) with low < high"),
         ("train_freq", [1, "week"], "must be an integer >= 1, or (an integer >= 1, 'step' or 'episode'), got"),
         ("target_entropy", "x", "must be 'auto' or a number, got 'x'"),
-        ("hidden", 5, "must be a list of layer widths, integers >= 1, got 5"),
-        ("gama", 0.9, "'gamma'"),
+        ("hidden", 5, "must be a list of layer widths, integers >= 1, got 5"), ("gama", 0.9, "'gamma'"),
     ],
-)
+)  # fmt: skip
 def test_python_and_recipes_refuse_the_same_values(name, value, said):
     with pytest.raises(ConfigError) as keyword:
         settings_of(

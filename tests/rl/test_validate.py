@@ -54,13 +54,10 @@ class Altered(DotEnv):
         return {
             "float": lambda: observation.astype(np.float32),
             "normalised": lambda: (observation / 255).astype(np.float32),
-            "int16": lambda: observation.astype(np.int16),
-            "NaN": lambda: np.full(observation.shape, np.nan),
-            "0..1": lambda: (observation > 9).astype(np.uint8),
-            "None": lambda: None,
-            "list": lambda: observation.tolist(),
-            "shape": lambda: observation[:, :-1],
-        }.get(self.kind, lambda: observation)()
+            "int16": lambda: observation.astype(np.int16), "NaN": lambda: np.full(observation.shape, np.nan),
+            "0..1": lambda: (observation > 9).astype(np.uint8), "None": lambda: None,
+            "list": lambda: observation.tolist(), "shape": lambda: observation[:, :-1],
+        }.get(self.kind, lambda: observation)()  # fmt: skip
 
     def render(self):
         return None if self.kind == "render is None" else super().render()
@@ -227,16 +224,13 @@ class Spaceless(gymnasium.Env):
     [
         (None, r"an environment is needed, got None"),
         (DotEnv, r"DotEnv is a class and no environment: make one of it, DotEnv\(\.\.\.\)"),
-        (Many(), r"Many is an environment of PettingZoo"),
-        (Old(), r"Old is no gymnasium\.Env\. This is gym's API"),
-        (make_env, r"make_env is no environment\. Call it"),
-        ([DotEnv()], r"list is no environment"),
-        (Spaceless(), r"Spaceless has no observation_space"),
-        ("Nowhere-v0", r"unknown task 'Nowhere-v0'"),
+        (Many(), r"Many is an environment of PettingZoo"), (Old(), r"Old is no gymnasium\.Env\. This is gym's API"),
+        (make_env, r"make_env is no environment\. Call it"), ([DotEnv()], r"list is no environment"),
+        (Spaceless(), r"Spaceless has no observation_space"), ("Nowhere-v0", r"unknown task 'Nowhere-v0'"),
         ("dott", r"unknown task 'dott'.*dot"),
         (gymnasium.vector.SyncVectorEnv([DotEnv]), r"SyncVectorEnv is a vector environment of gymnasium"),
     ],
-)
+)  # fmt: skip
 def test_wrong_types_of_environments_raise_errors(env, said):
     with pytest.raises(ConfigError, match=said):
         ContrastiveSAC("CnnPolicy", env)

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from dipole.core.utils.errors import CheckpointError
 from dipole.rl import DotEnv, resume, snapshots
 from dipole.rl.envs.running.faults import guarded
+from tests.rl.conftest import same
 
 
 class Numbers(gymnasium.Env):
@@ -104,8 +105,7 @@ def test_a_resumed_episode_keeps_its_limit_bit_for_bit(tiny_agent, tmp_path, wor
     snapshots.save(first, tmp_path / "saved")
     again = resume(tmp_path / "saved", env(), device="cpu")
     again.learn(9, reset_num_timesteps=False)
-    expected = straight.policy.state_dict()
-    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    assert same(straight, again)
     assert [each["l"] for each in again.ep_info_buffer] == [each["l"] for each in straight.ep_info_buffer] == [13] * 3
 
 
@@ -121,8 +121,7 @@ def test_vector_wrappers_continue_as_well(tiny_agent, tmp_path):
     snapshots.save(tiny_agent(env()).learn(36), tmp_path / "saved")
     again = resume(tmp_path / "saved", env(), device="cpu")
     again.learn(12, reset_num_timesteps=False)
-    expected = straight.policy.state_dict()
-    assert all(torch.equal(expected[name], value) for name, value in again.policy.state_dict().items())
+    assert same(straight, again)
     assert again.env.ret_rms.count == straight.env.ret_rms.count
 
 

@@ -10,7 +10,6 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.rl.action_noise import noise_state, set_noise_state
 from dipole.rl.arguments import check_whole
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
 from dipole.rl.envs.running.validate import (
@@ -21,6 +20,7 @@ from dipole.rl.envs.running.validate import (
     validate,
 )
 from dipole.rl.inputs import require_kinds, shown_to
+from dipole.rl.plain_state import noise_state, set_noise_state
 from dipole.rl.settings import Inputs
 
 
@@ -49,20 +49,14 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.inputs)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Take another environment, as SB3 does.
-
-        Args:
-            env: with the same observations and actions as the first one.
-            force_reset: as in SB3.
-        """
         super().set_env(self._shown(env, self.verbose), force_reset)
 
     @classmethod
     def _require_actions(cls, space: spaces.Space[Any]) -> None:
-        fits = False
-        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
-            fits = bool((np.isfinite(space.low) & np.isfinite(space.high) & (space.low < space.high)).all())
-        if not fits:
+        floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape
+        low: Any = getattr(space, "low", None)
+        high: Any = getattr(space, "high", None)
+        if not floats or not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise ConfigError(
                 f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
                 f"{space}."

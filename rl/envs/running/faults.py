@@ -46,8 +46,6 @@ def require_finite(reward: Any) -> None:
 class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Turns an exception in `step`, or a reward that is not finite, into a truncated episode with `info["fault"]`.
 
-    The fault holds error, step, episode and seed.
-
     The observation of such a step is the last good one, the reward is 0, and replay leaves the step out. A failing
     `reset` is tried again. Five faults without a good step raise TrainingError. A wrong interface (an observation
     outside its space, gym's old tuples) raises ConfigError at once.
@@ -114,11 +112,8 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     def get_state(self) -> dict[str, Any]:
         """Return the state of the environment (or None), of its wrappers and of this one."""
         inner: Any = self.unwrapped
-        state = None
-        if has_state(inner):
-            state = inner.get_state()
         return {
-            "inner": state,
+            "inner": inner.get_state() if has_state(inner) else None,
             "wrappers": wrappers_state(self.env),
             "guard": (self._last, self._seed, self._episode, self._step, self._in_a_row),
         }
@@ -146,11 +141,7 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def guarded(env: gymnasium.Env[Any, Any]) -> Guard:
-    """Wrap in Monitor (unless it is) and Guard (unless it is).
-
-    Raises:
-        ConfigError: for what is no environment.
-    """
+    """Wrap in Monitor and Guard, unless it is. Raise ConfigError for what is no environment."""
     if isinstance(env, Guard):
         return env
     env = under_contract(validate(env))

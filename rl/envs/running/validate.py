@@ -1,6 +1,7 @@
 """Checks of environments and of what they return, with one message per mistake."""
 
 import inspect
+from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
@@ -24,37 +25,34 @@ _OLD = (
 
 
 def validate(env: Any) -> Any:
-    """Return the environment, and make it if it is a name.
-
-    Raises:
-        ConfigError: for anything else.
-    """
+    """Return the environment, and make it if it is a name. Raise ConfigError for anything else."""
     if isinstance(env, str):
         return validate(_made(env))
     if isinstance(env, VecEnv):
         return env
     allowed = "Allowed: a gymnasium.Env, a VecEnv of stable-baselines3, or a name (make_env)."
-    what = shown(env)
+    wrong, what = "", shown(env)
     if env is None:
-        raise ConfigError(f"an environment is needed, got None. {allowed}")
-    if inspect.isclass(env):
-        raise ConfigError(f"{what} is a class and no environment: make one of it, {env.__name__}(...). {allowed}")
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        raise ConfigError(
+        wrong = "an environment is needed, got None."
+    elif inspect.isclass(env):
+        wrong = f"{what} is a class and no environment: make one of it, {env.__name__}(...)."
+    elif isinstance(env, gymnasium.vector.VectorEnv):
+        wrong = (
             f"{what} is a vector environment of gymnasium: use WorkerVecEnv([make, ...]) or stable-baselines3's "
-            f"DummyVecEnv. {allowed}"
+            "DummyVecEnv."
         )
-    if hasattr(env, "possible_agents") or type(env).__module__.partition(".")[0] == "pettingzoo":
-        raise ConfigError(
-            f"{what} is an environment of PettingZoo, with several agents: wrap one agent of it as a gymnasium.Env. "
-            f"{allowed}"
-        )
-    if not isinstance(env, gymnasium.Env):
-        if callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
-            raise ConfigError(f"{what} is no gymnasium.Env.{_OLD} {allowed}")
-        if callable(env):
-            raise ConfigError(f"{what} is no environment. Call it, or give it to WorkerVecEnv([...]). {allowed}")
-        raise ConfigError(f"{what} is no environment. {allowed}")
+    elif hasattr(env, "possible_agents") or type(env).__module__.partition(".")[0] == "pettingzoo":
+        wrong = f"{what} is an environment of PettingZoo, with several agents: wrap one agent of it as a gymnasium.Env."
+    elif isinstance(env, gymnasium.Env):
+        pass
+    elif callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
+        wrong = f"{what} is no gymnasium.Env.{_OLD}"
+    elif callable(env):
+        wrong = f"{what} is no environment. Call it, or give it to WorkerVecEnv([...])."
+    else:
+        wrong = f"{what} is no environment."
+    if wrong:
+        raise ConfigError(f"{wrong} {allowed}")
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise ConfigError(f"the environment {what} has no {name}: set one of gymnasium.spaces in its __init__.")
@@ -126,59 +124,54 @@ def _is_flag(value: Any) -> bool:
 def _told(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)} ({', '.join(type(each).__name__ for each in result)})"
-    if result is None:
-        return "None"
-    return f"one {type(result).__name__}"
+    return "None" if result is None else f"one {type(result).__name__}"
 
 
-def require_observation(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
-    """Raise ConfigError for an observation of another kind or shape than its space says.
+def require_observation(name: str, space: spaces.Space[Any], observation: Any) -> None:
+    """Raise ConfigError for an observation of another kind or shape than its space says."""
+    for key, each, part in _parts_of(name, space, observation):
+        which = _gives(name, key)
+        if part is None:
+            raise ConfigError(f"{which} None as an observation. Allowed: {each}.")
+        if not isinstance(each, spaces.Box):
+            if not each.contains(part):
+                raise ConfigError(f"{which} {_short(part)}, which is not in its space {each}.")
+            continue
+        if not isinstance(part, np.ndarray | np.generic):
+            raise ConfigError(f"{which} a {type(part).__name__} as an observation. Allowed: an array of {each}.")
+        if part.shape != each.shape:
+            raise ConfigError(
+                f"{which} an observation of the shape {part.shape}, but its space says {each.shape}: every observation "
+                "must have that shape."
+            )
+        if each.dtype == np.uint8 and part.dtype != np.uint8:
+            cure = "x.astype(np.uint8)"
+            if part.dtype.kind == "f" and np.array_equal(np.clip(part, 0, 1), part):
+                cure = "(255 * x).astype(np.uint8)"
+            raise ConfigError(
+                f"{which} an observation of {part.dtype} from {_short(np.min(part))} to {_short(np.max(part))}, but "
+                f"its space is uint8. Allowed: uint8 from 0 to 255 ({cure})."
+            )
+        if not np.can_cast(part.dtype, each.dtype, "same_kind"):
+            raise ConfigError(f"{which} an observation of {part.dtype}, but its space is {each}.")
 
-    Args:
-        name: of the environment.
-        space: Box, a Dict of spaces, or any space that can say whether it contains it.
-        observation: what `reset` or `step` gave.
-        part: the key inside a dictionary.
-    """
-    which = _gives(name, part)
+
+def _parts_of(name: str, space: spaces.Space[Any], observation: Any) -> Iterator[tuple[str, spaces.Space[Any], Any]]:
+    """Yield key, space and value of each part of an observation. Raise ConfigError for a missing part."""
+    if not isinstance(space, spaces.Dict):
+        yield "", space, observation
+        return
     if observation is None:
-        raise ConfigError(f"{which} None as an observation. Allowed: {space}.")
-    if isinstance(space, spaces.Dict):
-        if set(parts(observation)) != set(space.spaces):
-            got = type(observation).__name__
-            if isinstance(observation, dict):
-                got = str(sorted(observation))
-            raise ConfigError(f"{which} {got}, but its space is a dictionary of {sorted(space.spaces)}.")
-        for key, each in space.spaces.items():
-            require_observation(name, each, observation[key], key)
-        return
-    if not isinstance(space, spaces.Box):
-        if not space.contains(observation):
-            raise ConfigError(f"{which} {_short(observation)}, which is not in its space {space}.")
-        return
-    if not isinstance(observation, np.ndarray | np.generic):
-        raise ConfigError(f"{which} a {type(observation).__name__} as an observation. Allowed: an array of {space}.")
-    if observation.shape != space.shape:
-        raise ConfigError(
-            f"{which} an observation of the shape {observation.shape}, but its space says {space.shape}: every "
-            "observation must have that shape."
-        )
-    if space.dtype == np.uint8 and observation.dtype != np.uint8:
-        cure = "x.astype(np.uint8)"
-        if observation.dtype.kind == "f" and np.array_equal(np.clip(observation, 0, 1), observation):
-            cure = "(255 * x).astype(np.uint8)"
-        raise ConfigError(
-            f"{which} an observation of {observation.dtype} from {_short(np.min(observation))} to "
-            f"{_short(np.max(observation))}, but its space is uint8. Allowed: uint8 from 0 to 255 ({cure})."
-        )
-    if not np.can_cast(observation.dtype, space.dtype, "same_kind"):
-        raise ConfigError(f"{which} an observation of {observation.dtype}, but its space is {space}.")
+        raise ConfigError(f"{_gives(name, '')} None as an observation. Allowed: {space}.")
+    if not isinstance(observation, dict) or set(observation) != set(space.spaces):
+        got = str(sorted(observation)) if isinstance(observation, dict) else type(observation).__name__
+        raise ConfigError(f"{_gives(name, '')} {got}, but its space is a dictionary of {sorted(space.spaces)}.")
+    for key, each in space.spaces.items():
+        yield key, each, observation[key]
 
 
 def _gives(name: str, part: str) -> str:
-    if part:
-        return f"the environment {name} gives for {part!r}"
-    return f"the environment {name} gives"
+    return f"the environment {name} gives for {part!r}" if part else f"the environment {name} gives"
 
 
 def rows_of(observations: Any) -> list[Any]:
@@ -195,22 +188,20 @@ def stack(rows: list[Any]) -> Any:
     return np.stack(rows)
 
 
-def require_contained(name: str, space: spaces.Space[Any], observation: Any, part: str = "") -> None:
+def require_contained(name: str, space: spaces.Space[Any], observation: Any) -> None:
     """Raise ConfigError for NaN or values outside a space's bounds, in the first observations of an environment."""
-    if isinstance(space, spaces.Dict):
-        for key, each in space.spaces.items():
-            require_contained(name, each, observation[key], key)
-    elif isinstance(space, spaces.Box):
-        which = _gives(name, part)
-        if np.isnan(observation).any():
-            raise ConfigError(f"{which} NaN as an observation. Allowed: {space}.")
+    for key, each, part in _parts_of(name, space, observation):
+        if not isinstance(each, spaces.Box):
+            continue
+        which = _gives(name, key)
+        if np.isnan(part).any():
+            raise ConfigError(f"{which} NaN as an observation. Allowed: {each}.")
         slack: Any = 0
-        if np.issubdtype(space.dtype, np.floating):
-            slack = 1e-3 * np.maximum(1, np.abs(observation))  # allow rounding
-        if (observation < space.low - slack).any() or (observation > space.high + slack).any():
+        if np.issubdtype(each.dtype, np.floating):
+            slack = 1e-3 * np.maximum(1, np.abs(part))  # allow rounding
+        if (part < each.low - slack).any() or (part > each.high + slack).any():
             raise ConfigError(
-                f"{which} observations from {_short(observation.min())} to {_short(observation.max())}, outside of its "
-                f"space {space}."
+                f"{which} observations from {_short(part.min())} to {_short(part.max())}, outside of its space {each}."
             )
 
 
@@ -223,16 +214,13 @@ def require_finite_observation(observation: Any) -> None:
 
 def require_full_range(name: str, space: spaces.Space[Any], observations: list[Any]) -> None:
     """Raise ConfigError for pixels of 0 and 1 in a space of 0 to 255: a normalised image that was cast to uint8."""
-    if isinstance(space, spaces.Dict):
-        for key, each in space.spaces.items():
-            require_full_range(name, each, [observation[key] for observation in observations])
-        return
-    pixels = image_keys(space) == ("",) and space.dtype == np.uint8 and space.high.max() > 1  # type: ignore[attr-defined]
-    if pixels and max(int(each.max()) for each in observations) == 1:
-        raise ConfigError(
-            f"the environment {name} gives pixels of 0 and 1 in a space of 0 to 255, which the networks divide by 255. "
-            "Allowed: uint8 from 0 to 255 (for an image x of 0..1: (255 * x).astype(np.uint8))."
-        )
+    for key, each in parts(space).items():
+        is_image = image_keys(each) == ("",) and each.dtype == np.uint8 and each.high.max() > 1
+        if is_image and max(int(parts(shown)[key].max()) for shown in observations) == 1:
+            raise ConfigError(
+                f"the environment {name} gives pixels of 0 and 1 in a space of 0 to 255, which the networks divide by "
+                "255. Allowed: uint8 from 0 to 255 (for an image x of 0..1: (255 * x).astype(np.uint8))."
+            )
 
 
 def rendered(env: gymnasium.Env[Any, Any]) -> np.ndarray:

@@ -4,6 +4,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -72,7 +73,7 @@ class WorkerVecEnv(SubprocVecEnv):
         if timeout is not None:
             check_number(1e-3, 1e9, timeout=timeout)
         self._timeout = timeout
-        self._make = [_Guarded(make) for make in env_fns]
+        self._make = [partial(_made, CloudpickleWrapper(make)) for make in env_fns]
         self._context: Any = multiprocessing.get_context(start_method)
         self._restarts_left = restarts
         if start_method == "forkserver":
@@ -91,9 +92,7 @@ class WorkerVecEnv(SubprocVecEnv):
         except _GONE as error:
             for process in self.processes:
                 process.terminate()
-            late = ""
-            if isinstance(error, _HungError):
-                late = f" in time (timeout={timeout:g})"
+            late = f" in time (timeout={timeout:g})" if isinstance(error, _HungError) else ""
             raise ConfigError(
                 f"an environment could not be made in its worker process{late}. The worker has printed why. Make it "
                 "once without workers to see the error."
@@ -101,10 +100,8 @@ class WorkerVecEnv(SubprocVecEnv):
         VecEnv.__init__(self, len(self._make), *found[0])
         self._last_obs: list[Any] = [None] * self.num_envs
         self._root_seeds: list[int | None] = [None] * self.num_envs
-        self._steps = [0] * self.num_envs
         self._episodes = [1] * self.num_envs
-        self._deaths = [0] * self.num_envs
-        self._in_a_row = [0] * self.num_envs
+        self._steps, self._deaths, self._in_a_row = ([0] * self.num_envs for _ in range(3))
         # Results of the next step for workers that died between two steps.
         self._pending: dict[int, _Step] = {}
         self._started = True
@@ -139,18 +136,11 @@ class WorkerVecEnv(SubprocVecEnv):
         return _stack_obs(observations, self.observation_space)
 
     def begin(self, index: int, seed: int) -> Any:
-        """Begin an episode of one environment with a seed.
+        """Return the first observation of a new episode of one environment.
 
         Args:
             index: of the environment, from 0.
             seed: from 0 to 2**32 - 1.
-
-        Returns:
-            Its first observation.
-
-        Raises:
-            ConfigError: as any call.
-            TrainingError: as any call.
         """
         self._revive()
         self._pending.pop(index, None)
@@ -214,10 +204,7 @@ class WorkerVecEnv(SubprocVecEnv):
         _raise_refusal(result[3])
         _raise_refusal(result[4])
         self._episodes[index] += bool(result[2])
-        if "fault" in result[3]:
-            self._in_a_row[index] += 1
-        else:
-            self._in_a_row[index] = 0
+        self._in_a_row[index] = self._in_a_row[index] + 1 if "fault" in result[3] else 0
         return result
 
     def _answer(self, index: int, least: float = 0.0) -> Any:
@@ -226,7 +213,7 @@ class WorkerVecEnv(SubprocVecEnv):
             raise _HungError
         return self.remotes[index].recv()
 
-    def _start(self, make: "_Guarded") -> tuple[Any, Any]:
+    def _start(self, make: Callable[[], Any]) -> tuple[Any, Any]:
         remote, work_remote = self._context.Pipe()
         process = self._context.Process(
             target=_worker, args=(work_remote, remote, CloudpickleWrapper(make)), daemon=True
@@ -248,8 +235,7 @@ class WorkerVecEnv(SubprocVecEnv):
         """
         self._last_obs = observations
         for name, values in (counters or {}).items():
-            if name in _COUNTERS:
-                setattr(self, name, list(values))
+            setattr(self, name, list(values))
 
     def _restart(self, index: int, error: BaseException | None) -> _Step:
         process = self.processes[index]
@@ -259,12 +245,8 @@ class WorkerVecEnv(SubprocVecEnv):
         reason = f"its process died (exit code {process.exitcode})"
         if isinstance(error, _HungError):
             reason = f"it gave no answer for {self._timeout:g} seconds (timeout)"
-        fault = {
-            "error": reason,
-            "step": self._steps[index],
-            "episode": self._episodes[index],
-            "seed": self._root_seeds[index],
-        }
+        fault = {"error": reason, "step": self._steps[index], "episode": self._episodes[index]}
+        fault["seed"] = self._root_seeds[index]
         self._episodes[index] += 1
         self._in_a_row[index] += 1
         if self._restarts_left == 0:
@@ -288,16 +270,6 @@ class WorkerVecEnv(SubprocVecEnv):
         return observation, 0.0, True, info, reset_info
 
 
-class _Guarded:
-    """A picklable factory: the user's environment inside Monitor and Guard."""
-
-    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
-        self._make = CloudpickleWrapper(make)
-
-    def __call__(self) -> "_Telling":
-        return _Telling(guarded(self._make.var()))
-
-
 class _Telling(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Sends a refusal (ConfigError) to the parent, where it is raised, instead of dying of it."""
 
@@ -312,6 +284,11 @@ class _Telling(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self.env.step(action)
         except ConfigError as error:
             return self.env.observation_space.sample(), 0.0, False, False, {_REFUSED: str(error)}
+
+
+def _made(make: CloudpickleWrapper) -> _Telling:
+    """Make the user's environment inside Monitor and Guard."""
+    return _Telling(guarded(make.var()))
 
 
 def _raise_refusal(info: Any) -> None:

@@ -14,9 +14,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dipole.core.utils.errors import DipoleError
@@ -28,11 +27,7 @@ INSTALL = f"apt-get update && apt-get install -y --no-install-recommends {' '.jo
 _EGL_PLATFORM_DEVICE, _EGL_EXTENSIONS, _EGL_CUDA_DEVICE = 0x313F, 0x3055, 0x323A
 
 
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-_open: WeakSet[Closable] = WeakSet()
+_open: WeakSet[Any] = WeakSet()  # environments that OSMesa draws
 
 
 class RenderingError(DipoleError, RuntimeError):
@@ -56,14 +51,10 @@ def _load_triton() -> None:
         importlib.import_module("triton")
 
 
-@dataclass(frozen=True)
-class Device:
-    """A device that EGL draws on.
+class Device(NamedTuple):
+    """A device that EGL draws on: its number (MUJOCO_EGL_DEVICE_ID), and CUDA's number of the same GPU, or None.
 
-    Args:
-        number: among EGL's devices, as MUJOCO_EGL_DEVICE_ID counts them.
-        software: whether the processor draws in its place (Mesa's llvmpipe).
-        cuda: number of the GPU for CUDA, or None for any other device.
+    With `software` the processor draws in its place (Mesa's llvmpipe).
     """
 
     number: int
@@ -83,41 +74,33 @@ def egl_devices() -> list[Device]:
         return []
     egl.eglGetProcAddress.restype = ctypes.c_void_p
     egl.eglGetProcAddress.argtypes = [ctypes.c_char_p]
-    query, display = (egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT"))
-    if not query or not display:
+    pointer, number, unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+    query = _extension(egl, b"eglQueryDevicesEXT", unsigned, number, pointer, pointer)
+    display = _extension(egl, b"eglGetPlatformDisplayEXT", pointer, unsigned, pointer, pointer)
+    devices, count = (pointer * 16)(), number()
+    if query is None or display is None or not query(len(devices), devices, ctypes.byref(count)):
         return []
-    devices, count = (ctypes.c_void_p * 16)(), ctypes.c_int()
-    query_devices = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(query)
-    platform_display = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(display)
-    if not query_devices(len(devices), devices, ctypes.byref(count)):
-        return []
-    egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    text = _extension(egl, b"eglQueryDeviceStringEXT", ctypes.c_char_p, pointer, number)
+    attribute = _extension(egl, b"eglQueryDeviceAttribEXT", unsigned, pointer, number, pointer)
+    egl.eglInitialize.argtypes = [pointer, pointer, pointer]
     found = []
-    for number, device in enumerate(devices[: count.value]):
-        shown = platform_display(_EGL_PLATFORM_DEVICE, device, None)
-        if shown and egl.eglInitialize(shown, None, None):
-            software = b"EGL_MESA_device_software" in _extensions(egl, device)
-            found.append(Device(number, software, _cuda_number(egl, device)))
+    for index, device in enumerate(devices[: count.value]):
+        shown = display(_EGL_PLATFORM_DEVICE, device, None)
+        if not shown or not egl.eglInitialize(shown, None, None):
+            continue
+        extensions = (text is not None and text(device, _EGL_EXTENSIONS)) or b""
+        cuda, value = None, ctypes.c_ssize_t()
+        has_cuda = attribute is not None and b"EGL_NV_device_cuda" in extensions
+        if has_cuda and attribute(device, _EGL_CUDA_DEVICE, ctypes.byref(value)):
+            cuda = int(value.value)
+        found.append(Device(index, b"EGL_MESA_device_software" in extensions, cuda))
     return found
 
 
-def _extensions(egl: ctypes.CDLL, device: int | None) -> bytes:
-    address = egl.eglGetProcAddress(b"eglQueryDeviceStringEXT")
-    if not address:
-        return b""
-    ask = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)(address)
-    return ask(device, _EGL_EXTENSIONS) or b""
-
-
-def _cuda_number(egl: ctypes.CDLL, device: int | None) -> int | None:
-    address = egl.eglGetProcAddress(b"eglQueryDeviceAttribEXT")
-    if not address or b"EGL_NV_device_cuda" not in _extensions(egl, device):
-        return None
-    ask = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(address)
-    number = ctypes.c_ssize_t()
-    if ask(device, _EGL_CUDA_DEVICE, ctypes.byref(number)):
-        return int(number.value)
-    return None
+def _extension(egl: ctypes.CDLL, name: bytes, *types: Any) -> Any:
+    """Return a function of an extension with these result and argument types, or None."""
+    address = egl.eglGetProcAddress(name)
+    return ctypes.CFUNCTYPE(*types)(address) if address else None
 
 
 def choose_device(devices: list[Device], visible: str) -> int | None:
@@ -154,8 +137,7 @@ BACKENDS: dict[str, Callable[[], bool]] = {"egl": egl_works, "osmesa": osmesa_wo
 def choose_backend() -> str:
     """Return the backend to use and set MUJOCO_GL to it. A value that you have set stays.
 
-    Raises:
-        RenderingError: no backend works. The message has the command that installs one.
+    Raise RenderingError with the command that installs a backend if none works.
     """
     chosen = os.environ.get("MUJOCO_GL")
     if chosen:
@@ -199,7 +181,7 @@ def _display() -> bool:
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def close_at_exit(env: Closable) -> None:
+def close_at_exit(env: Any) -> None:
     """Close an environment that OSMesa draws before Python ends its threads.
 
     dm_control frees OSMesa's contexts on a thread, and prints two tracebacks for each that is open after that. The
@@ -235,9 +217,8 @@ def _install_suite() -> str:
 def import_suite() -> object:
     """Import dm_control.suite with a working backend.
 
-    Raises:
-        RenderingError: no backend works, or dm_control was imported earlier with another one.
-        DipoleError: dm_control cannot load the installed mujoco.
+    Raise RenderingError if there is none, or dm_control was imported earlier with another one, DipoleError if it cannot
+    load the installed mujoco.
     """
     backend = choose_backend()
     try:

@@ -28,14 +28,7 @@ SUITE = {
 }
 
 # The six tasks of the papers, in the order of their tables (Spin, Swingup, Easy, Run, Walk, Catch).
-PAPER_TASKS = (
-    "finger-spin",
-    "cartpole-swingup",
-    "reacher-easy",
-    "cheetah-run",
-    "walker-walk",
-    "ball_in_cup-catch",
-)
+PAPER_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
 
 # Control steps per agent step (CURL, appendix): 2 for finger and walker, 8 for cartpole, 4 otherwise.
 ACTION_REPEAT = {"finger": 2, "walker": 2, "cartpole": 8}
