@@ -267,6 +267,7 @@ def test_stock_sac_learns_from_this_buffer():
 def test_frames_are_stored_on_the_gpu_if_they_fit(monkeypatch):
     needed = FrameReplayBuffer(60, space(), ACTION, "cpu", seed=0).nbytes
     monkeypatch.setattr(FrameReplayBuffer, "_allocate", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free, device, expected in (
         (2 * needed, "cuda", "device"),
         (2 * needed - 1, "cuda", "host"),
