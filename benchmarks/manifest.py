@@ -32,7 +32,13 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 class CellEntry(Part):
-    """One cell, by the label of its row and the name of its column, with the seed of the run that fills it."""
+    """One cell of a table.
+
+    Args:
+        row: label of its row.
+        column: name of its column.
+        seed: of the run that fills it.
+    """
 
     row: str
     column: str
@@ -40,7 +46,14 @@ class CellEntry(Part):
 
 
 class JobEntry(Part):
-    """One run of a suite, its command word by word, its number of processes, and the cells that it fills."""
+    """One run of a suite.
+
+    Args:
+        hash: of the run.
+        command: that trains it, word by word.
+        processes: of the run.
+        cells: that it fills.
+    """
 
     hash: str
     command: list[str]
@@ -49,9 +62,13 @@ class JobEntry(Part):
 
 
 class RowEntry(Part):
-    """A row: one method, labelled "method" or "method / group". `base` is the label of the row it is tested against.
+    """A row: one method.
 
-    `fill` has the values of placeholders in the metrics of columns, by name.
+    Args:
+        label: "method" or "method / group".
+        objective: as text.
+        base: label of the row that it is tested against.
+        fill: values of placeholders in the metrics of columns, by name.
     """
 
     label: str
@@ -61,9 +78,14 @@ class RowEntry(Part):
 
 
 class ColumnEntry(Part):
-    """A column: the name of a number in a record (`measure`), with placeholders for the row's `fill`, times `factor`.
+    """A column: one number of a record, times a factor.
 
-    `unit` is that of the product, such as "%".
+    Args:
+        name: of the column.
+        metric: name of the number in the record, with placeholders for the row's `fill`.
+        factor: of the number.
+        higher_is_better: whether larger values are better.
+        unit: of the product, such as "%".
     """
 
     name: str
@@ -87,15 +109,32 @@ class ColumnEntry(Part):
         return -1
 
     def metric_of(self, row: RowEntry) -> str:
-        """Return the metric of a row."""
+        """Return the metric of a row.
+
+        Args:
+            row: with values for the placeholders.
+        """
         return filled(self.metric, row.fill)
 
 
 class Manifest(Part):
     """One suite at one scale as it was expanded. Fields are only ever added, with a default.
 
-    `published` is the id of the printed table that it repeats. `protocol` names the differences from the paper. `show`
-    lists what the report draws.
+    Args:
+        schema_version: of this format.
+        suite: its name.
+        scale: its scale.
+        title: one line.
+        kind: of table or chart.
+        published: id of the printed table that it repeats.
+        protocol: differences from the paper.
+        x_label: of its charts.
+        y_label: of its charts.
+        show: what the report draws.
+        note: for the report.
+        rows: in order.
+        columns: in order.
+        jobs: all runs.
     """
 
     schema_version: Literal[1] = 1
@@ -142,7 +181,11 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing."""
+    """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing.
+
+    Args:
+        runs: the folder.
+    """
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:
