@@ -77,7 +77,7 @@ def _add_choice(group: argparse._ArgumentGroup, option: Option) -> None:
         type=kind,
         choices=option.choices or None,
         default=option.default,
-        metavar=kind.__name__.upper(),
+        metavar="|".join(option.choices) or kind.__name__.upper(),
         help=about,
     )
 
