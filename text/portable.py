@@ -14,7 +14,7 @@ from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSen
 from dipole.text.vocabulary import Tokens
 
 # Files that let a folder work without dipole.
-CODE = ("modeling_dipole.py", "networks.py", "batch.py", "recurrent.py", "tail.py")
+CODE = ("modeling_dipole.py", "networks.py", "batch.py", "tail.py")
 TASK = "sentence-similarity"
 
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)

@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from dipole.core.utils.errors import DataError
-from dipole.text.senteval.tasks import load_task
-from dipole.text.senteval.tasks.sts import STS
+from dipole.text.senteval.tasks import STS, load_task
 
 SIZES = {"MR": 10662, "CR": 3775, "SUBJ": 10000, "MPQA": 10606}
 

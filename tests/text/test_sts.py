@@ -14,7 +14,7 @@ from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
-from dipole.text.senteval.tasks.sts import STS
+from dipole.text.senteval.tasks import STS
 
 WORDS = np.array([f"w{i}" for i in range(40)])
 

@@ -5,14 +5,13 @@ dipole.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .batch import Batch, Chunk
-from .recurrent import final_states
 
 Direction = Literal["uni", "bi", "combine"]
 
@@ -52,9 +51,6 @@ class WordGRU(Part):
     def forward(self, chunk: Chunk) -> Tensor:
         packed = pack_padded_sequence(chunk.ids, chunk.lengths, batch_first=True)
         words = self.table(packed.data)  # nothing is looked up for padding
-        if words.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
-            sizes = packed.batch_sizes.tolist()
-            return torch.cat([final_states(words, sizes, cast(nn.GRU, gru)) for gru in self.recurrent], 1)
         states = [gru(PackedSequence(words, packed.batch_sizes))[1] for gru in self.recurrent]  # (directions, b, units)
         return torch.cat([side for state in states for side in state], 1)
 

@@ -1,0 +1,252 @@
+"""SentEval's tasks. `READERS` maps each name to the function that reads it, and the `Task` says how it is scored."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.text import counted
+from dipole.text.senteval.files import TaskFiles
+from dipole.text.senteval.task import Sentence, Split, Task
+
+# Files, label 1 first, with the published number of lines of each.
+BINARY = {
+    "MR": (("MR/rt-polarity.pos", 5331), ("MR/rt-polarity.neg", 5331)),
+    "CR": (("CR/custrev.pos", 2407), ("CR/custrev.neg", 1368)),
+    "SUBJ": (("SUBJ/subj.objective", 5000), ("SUBJ/subj.subjective", 5000)),
+    "MPQA": (("MPQA/mpqa.pos", 3312), ("MPQA/mpqa.neg", 7294)),
+}
+QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+JUDGMENTS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
+STS = {
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+PROBING = {
+    "Length": "sentence_length",
+    "WordContent": "word_content",
+    "Depth": "tree_depth",
+    "TopConstituents": "top_constituents",
+    "BigramShift": "bigram_shift",
+    "Tense": "past_present",
+    "SubjNumber": "subj_number",
+    "ObjNumber": "obj_number",
+    "OddManOut": "odd_man_out",
+    "CoordinationInversion": "coordination_inversion",
+}
+PARTS = {"tr": "train", "va": "dev", "te": "test"}
+
+
+def binary(name: str, files: TaskFiles) -> Task:
+    """Movie and product reviews, subjectivity, opinion polarity: cross-validated, two classes."""
+    sentences: list[Sentence] = []
+    labels: list[float] = []
+    contents = []
+    for label, (file, expected) in zip((1, 0), BINARY[name], strict=True):
+        relative = f"downstream/{file}"
+        text = files.text(relative, "latin-1")
+        lines = text.splitlines()
+        hint = ""
+        if len(lines) != len(files.lines(relative, "latin-1")):
+            hint = (
+                " It holds control characters that end a line (0x85, NEL) because it did not pass through `cat -v`, as"
+                " SentEval's script does."
+            )
+        files.expect(relative, len(lines), expected, hint)
+        contents.append(text)
+        sentences += [line.split() for line in lines]
+        labels += [label] * len(lines)
+    if files.check and contents[0] == contents[1]:
+        raise DataError(f"{name}: both files hold the same text; one is a copy of the other and must be fetched again")
+    splits = {"all": Split([sentences], labels)}
+    return Task(name, "nested", splits, classes=2, drops_empty=name in ("CR", "MPQA"))
+
+
+def trec(name: str, files: TaskFiles) -> Task:
+    """What a question asks for, six classes."""
+    splits = {}
+    for split, file, expected in (("train", "train_5500.label", 5452), ("test", "TREC_10.label", 500)):
+        relative = f"downstream/TREC/{file}"
+        sentences, labels = [], []
+        for number, line in enumerate(files.lines(relative, "latin-1"), 1):
+            label, colon, rest = line.strip().partition(":")
+            if not colon or label not in QUESTIONS or " " not in rest:
+                raise DataError(
+                    f"{files.root / relative}, line {number}: expected 'COARSE:fine question' with COARSE one of "
+                    f"{', '.join(QUESTIONS)}; found {line[:60]!r}"
+                )
+            sentences.append(rest.split(" ", 1)[1].split())
+            labels.append(QUESTIONS.index(label))
+        files.expect(relative, len(labels), expected)
+        marks = sum(any(c in word for c in "`'") for sentence in sentences for word in sentence)
+        if files.check and marks:
+            raise DataError(
+                f"{files.root / relative}: {marks} words hold back-ticks or apostrophes, which SentEval's script "
+                'removes; remove them (sed "s/[\\`\']//g"), or pass check=False to read it as it is.'
+            )
+        splits[split] = Split([sentences], labels)
+    return Task(name, "holdout", splits, classes=6, shuffled="rows")
+
+
+def sst(name: str, files: TaskFiles) -> Task:
+    """Stanford Sentiment Treebank, two classes and five."""
+    folder, classes, sizes = "binary", 2, (67349, 872, 1821)
+    if name == "SST5":
+        folder, classes, sizes = "fine", 5, (8544, 1101, 2210)
+    splits = {}
+    for split, expected in zip(("train", "dev", "test"), sizes, strict=True):
+        relative = f"downstream/SST/{folder}/sentiment-{split}"
+        sentences, labels = [], []
+        for number, line in enumerate(files.lines(relative), 1):
+            if classes == 5:
+                label, _, text = line.strip().partition(" ")
+            else:
+                text, label, *_ = [*line.strip().split("\t"), ""]
+            labels.append(files.label(relative, number, label, classes))
+            sentences.append(text.split())
+        files.expect(relative, len(labels), expected)
+        splits[split] = Split([sentences], labels)
+    return Task(name, "split", splits, classes=classes)
+
+
+def _pairs(
+    rows: Sequence[tuple[int, list[str]]], left: int, label: Callable[[int, list[str]], float], header: bool = True
+) -> Split:
+    """Pairs of sentences in the columns `left` and `left + 1`, with their labels."""
+    rows = rows[int(header) :]
+    sides = [[fields[column].split() for _, fields in rows] for column in (left, left + 1)]
+    return Split(sides, [label(number, fields) for number, fields in rows])
+
+
+def mrpc(name: str, files: TaskFiles) -> Task:
+    """Whether one sentence says what the other does."""
+    splits = {}
+    for split, expected in (("train", 4076), ("test", 1725)):
+        relative = f"downstream/MRPC/msr_paraphrase_{split}.txt"
+        rows = list(files.fields(relative, 5))
+        splits[split] = _pairs(rows, 3, lambda n, fields, file=relative: files.label(file, n, fields[0], 2))
+        files.expect(relative, len(splits[split]), expected)
+        if files.check and "<QUOTE>" in files.text(relative, "utf-8"):
+            raise DataError(
+                f"{files.root / relative}: double quotes stand as <QUOTE>; this copy was altered. Fetch the file "
+                f"again, or pass check=False to read it as it is."
+            )
+    return Task(name, "holdout", splits, classes=2, pairs=True, f1=True, shuffled="folds")
+
+
+def sick(name: str, files: TaskFiles) -> Task:
+    """Relatedness (learned, or by cosine as SimCSE does) and entailment of sentence pairs."""
+    splits = {}
+    for split, part, expected in (("train", "train", 4500), ("dev", "trial", 500), ("test", "test_annotated", 4927)):
+        relative = f"downstream/SICK/SICK_{part}.txt"
+
+        def label(number: int, fields: list[str], file: str = relative) -> float:
+            if name != "SICKEntailment":
+                return files.score(file, number, fields[3])
+            if fields[4] not in JUDGMENTS:
+                raise DataError(
+                    f"{files.root / file}, line {number}: label {fields[4]!r} is none of {', '.join(JUDGMENTS)}"
+                )
+            return JUDGMENTS.index(fields[4])
+
+        splits[split] = _pairs(list(files.fields(relative, 5)), 1, label)
+        files.expect(relative, len(splits[split]), expected)
+    if name == "SICKEntailment":
+        return Task(name, "split", splits, classes=3, pairs=True)
+    return _similarity(name, splits)
+
+
+def sts_benchmark(name: str, files: TaskFiles) -> Task:
+    """Similarity of sentence pairs, learned as SentEval does, or by cosine as SimCSE does."""
+    splits = {}
+    for split, expected in (("train", 5749), ("dev", 1500), ("test", 1379)):
+        relative = f"downstream/STS/STSBenchmark/sts-{split}.csv"
+        rows = list(files.fields(relative, 7))
+        splits[split] = _pairs(rows, 5, lambda n, fields, file=relative: files.score(file, n, fields[4]), header=False)
+        files.expect(relative, len(splits[split]), expected)
+    return _similarity(name, splits)
+
+
+def _similarity(name: str, splits: dict[str, Split]) -> Task:
+    if name.endswith("-cosine"):
+        return Task(name, "sts", splits, pairs=True)
+    return Task(name, "relatedness", splits, classes=5, pairs=True)
+
+
+def sts(name: str, files: TaskFiles) -> Task:
+    """Similarity of sentence pairs of 2012 to 2016, nothing learned."""
+    splits = {}
+    for dataset in STS[name]:
+        inputs = f"downstream/STS/{name}-en-test/STS.input.{dataset}.txt"
+        golds = f"downstream/STS/{name}-en-test/STS.gs.{dataset}.txt"
+        pairs = [fields for _, fields in files.fields(inputs, 2)]
+        scores = files.lines(golds)
+        if len(pairs) != len(scores):
+            raise DataError(
+                f"{files.root / golds}: {counted(len(scores), 'score')} for {counted(len(pairs), 'pair')} of {inputs}"
+            )
+        judged = [i for i, score in enumerate(scores) if score.strip()]  # pairs without a gold score are left out
+        splits[dataset] = Split(
+            [[pairs[i][side].split() for i in judged] for side in (0, 1)],
+            [files.score(golds, i + 1, scores[i]) for i in judged],
+        )
+    return Task(name, "sts", splits, pairs=True)
+
+
+def probing(name: str, files: TaskFiles) -> Task:
+    """Which property of a sentence can be read from its vector."""
+    relative = f"probing/{PROBING[name]}.txt"
+    found: dict[str, tuple[list[Sentence], list[str]]] = {split: ([], []) for split in PARTS.values()}
+    for number, fields in files.fields(relative, 3):
+        if fields[0] not in PARTS:
+            raise DataError(f"{files.root / relative}, line {number}: split {fields[0]!r} is none of {', '.join(PARTS)}")
+        sentences, labels = found[PARTS[fields[0]]]
+        sentences.append(fields[-1].split())
+        labels.append(fields[1])
+    index = {label: i for i, label in enumerate(sorted(set(found["train"][1])))}
+    splits = {}
+    for split, (sentences, labels) in found.items():
+        unknown = set(labels) - set(index)
+        if unknown or not labels:
+            raise DataError(
+                f"{files.root / relative}: the {split} part is empty or has labels unseen in training: {unknown}"
+            )
+        splits[split] = Split([sentences], [index[label] for label in labels])
+    return Task(name, "split", splits, classes=len(index), linear=name == "WordContent")
+
+
+READERS: dict[str, Callable[[str, TaskFiles], Task]] = {
+    **dict.fromkeys(BINARY, binary),
+    "MRPC": mrpc,
+    **dict.fromkeys(PROBING, probing),
+    **dict.fromkeys(("SICKRelatedness", "SICKEntailment", "SICKRelatedness-cosine"), sick),
+    **dict.fromkeys(("SST2", "SST5"), sst),
+    **dict.fromkeys(STS, sts),
+    **dict.fromkeys(("STSBenchmark", "STSBenchmark-cosine"), sts_benchmark),
+    "TREC": trec,
+}
+
+
+def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
+    """Read a task from SentEval's data folder.
+
+    Args:
+        name: as in SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment, STSBenchmark,
+            STS12 to STS16, and the ten probing tasks. SICKRelatedness-cosine and STSBenchmark-cosine learn nothing.
+        task_path: the data folder, which holds `downstream/` and `probing/`.
+        check: compare counts with the published ones and look for known damage.
+
+    Raises:
+        DataError: unknown name, or a file is missing, empty, or is not the file that results are compared on.
+    """
+    if not isinstance(name, str) or name not in READERS:
+        raise DataError(f"unknown task {name!r}; known: {', '.join(READERS)}.{nearest(str(name), READERS)}")
+    files = TaskFiles(name, Path(task_path), check)
+    task = READERS[name](name, files)
+    empty = [split for split, found in task.splits.items() if not len(found)]
+    if empty:
+        raise DataError(f"{name}: no sample in {', '.join(empty)} below {files.root}; fetch the files again")
+    return replace(task, changed=tuple(files.changed))
