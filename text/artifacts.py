@@ -7,6 +7,8 @@ The corpus is not needed any more: word ids are those that the embeddings were t
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +71,7 @@ class Probes:
 def save_artifacts(
     folder: Path, config: TextSettings, module: encoders.SentenceModel, tokens: Tokens, probes: Probes, values: dict
 ) -> None:
-    """Fill a folder.
-
-    Args:
-        folder: empty.
-        config, module, tokens, probes: of the run.
-        values: numbers that need the corpus.
-    """
+    """Fill an empty folder. `values` are numbers that need the corpus."""
     tokens.save(folder / "tokenizer.json")
     fixed = next((table.embedding_dim for table in _tables(module) if not table.weight.requires_grad), None)
     settings = {name: getattr(config, name) for name in READ_BY}
@@ -106,22 +102,23 @@ def _tables(module: nn.Module) -> list[nn.Embedding]:
 
 
 class Artifacts:
-    """A folder of `save_artifacts`.
-
-    Args:
-        folder: of the run's artifacts.
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
+    """A folder of `save_artifacts`. Raise CheckpointError if a file is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        try:
+        with self._damage():
             self.tokens = load_tokens(folder / "tokenizer.json")
             self.values: dict[str, Any] = read_json(folder / "text.json")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"the model {folder} is damaged: {error}. Train again with --overwrite.") from error
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Report a damaged file."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise CheckpointError(
+                f"the model {self.folder} is damaged: {error}. Train again with --overwrite."
+            ) from error
 
     def build(self, config: TextSettings) -> encoders.SentenceModel:
         """Return the untrained model in the shape of the trained one."""
@@ -155,17 +152,11 @@ class Artifacts:
 
     def probes(self) -> Probes:
         """Load the sentences of evaluation."""
-        try:
-            with np.load(self.folder / "probes.npz") as file:
-                found = dict(file)
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise CheckpointError(
-                f"the model {self.folder} is damaged: {error}. Train again with --overwrite."
-            ) from error
+        with self._damage(), np.load(self.folder / "probes.npz") as file:
+            found = dict(file)
         rows = {split: found[split] for split in ("train", "test")}
         sentences = Sentences(found["tokens"], found["offsets"], found["document"])
-        anchor, positive, negatives = (found.get(name) for name in TABLE)
         table = None
-        if anchor is not None and positive is not None and negatives is not None:
-            table = PairTable([], anchor, positive, negatives, ())
+        if "anchor" in found:
+            table = PairTable([], found["anchor"], found["positive"], found["negatives"], ())
         return Probes(sentences, rows, bool(found["held_out"]), table)

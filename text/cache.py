@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +15,13 @@ from filelock import FileLock
 from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, why
-from dipole.core.utils.progress import PLAIN_SECONDS, Progress
+from dipole.core.utils.progress import Progress
 from dipole.core.utils.rows import hub_version, is_saved, row_files
 from dipole.text.config import TextSettings
 from dipole.text.corpus import corpus_files, pydoc_documents
 from dipole.text.splitting import READER
 
-VERSION = 2  # of the folders' format
+VERSION = 3  # of the folders' format
 LARGE = 32 << 20  # bytes of a corpus that is cached even if no folder is named
 FEW = 100_000  # sentences of a Hub data set that stay in memory
 INDEX = "index.json"
@@ -36,18 +35,15 @@ T = TypeVar("T")
 
 
 def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str | None = None) -> Path | None:
-    """Return the folder for the ids of a corpus. None: they stay in memory.
+    """Return the folder for the ids of a corpus, or None if they stay in memory.
 
     The name depends on the contents of the files, not on paths and dates.
 
     Args:
         tokenizer: its fingerprint. None: a vocabulary of the corpus's own words.
         texts_hash: hash of the texts of a pair table, if these are encoded.
-
-    Raises:
-        DataError: the corpus cannot be read.
     """
-    if not _is_cached(config):
+    if config.cache is None and not _is_large(config):
         return None
     by = tokenizer or ["words", config.vocabulary_size, config.lower]
     if texts_hash is not None:
@@ -57,12 +53,8 @@ def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str |
 
 
 def table_folder(config: TextSettings) -> Path | None:
-    """Return the folder for a pair table. None: it stays in memory.
-
-    Raises:
-        DataError: the table cannot be read.
-    """
-    if not _is_cached(config):
+    """Return the folder for a pair table, or None if it stays in memory."""
+    if config.cache is None and not _is_large(config):
         return None
     return _folder(config, [VERSION, "table", config.columns, config.limit, _content(config)])
 
@@ -72,10 +64,6 @@ def _folder(config: TextSettings, key: list[Any]) -> Path:
     if config.cache is not None:
         return Path(config.cache) / name
     return cache_folder() / "corpora" / name
-
-
-def _is_cached(config: TextSettings) -> bool:
-    return config.cache is not None or _is_large(config)
 
 
 def _is_large(config: TextSettings) -> bool:
@@ -138,13 +126,8 @@ def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:
 def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callable[[Path], None]) -> T:
     """Load a folder, or build it first if it is missing or damaged. Other processes wait meanwhile.
 
-    A complete folder is read without a lock, so it can be read-only.
-
-    Args:
-        load: returns None, or raises any exception, if the folder is incomplete or damaged.
-
-    Raises:
-        DataError: the folder cannot be written.
+    A complete folder is read without a lock, so it can be read-only. If the folder is incomplete or damaged, `load`
+    returns None or raises any exception.
     """
     content = found(partial(load, folder))
     if content is not None:
@@ -174,10 +157,9 @@ def write_index(folder: Path, values: Mapping[str, Any], files: Iterable[str]) -
 def read_index(folder: Path) -> dict[str, Any] | None:
     """Return the values of a complete folder. Return None, or raise, if it is incomplete or damaged."""
     index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-    intact = all(sum_of(folder / name) == told for name, told in index["files"].items())
-    if not intact:
-        return None
-    return index
+    if all(sum_of(folder / name) == told for name, told in index["files"].items()):
+        return index
+    return None
 
 
 # Progress --------------------------------------------------------------------------------------------------------
@@ -189,23 +171,17 @@ def reading_progress(config: TextSettings, mute: bool) -> Iterator[Told]:
     progress = Progress(mute=mute or not _is_large(config))
     files = _files(config)
     is_packed = any(file.name.lower().endswith((".gz", ".parquet", ".arrow")) for file in files)
-    total = 0
+    total = 0  # unknown
     if not is_packed:
-        total = sum(file.stat().st_size for file in files)
+        total = sum(file.stat().st_size for file in files) // 1_000_000
     read = 0
-    last_note = time.monotonic()
-    if total:
-        progress.start("read the corpus", total // 1_000_000, 0, "MB")
+    progress.start("read the corpus", total, 0, "MB")
 
     def tell(characters: int, sentences: int) -> None:
-        nonlocal read, last_note
+        nonlocal read
         read += characters
         progress.values({"sentences": sentences})
-        if total:
-            progress.update(min(read, total) // 1_000_000)
-        elif time.monotonic() - last_note > PLAIN_SECONDS:
-            last_note = time.monotonic()
-            progress.note(f"read {read // 1_000_000} MB of the corpus, {sentences:,} sentences")
+        progress.update(read // 1_000_000)
 
     try:
         yield tell

@@ -103,11 +103,7 @@ class ContrastiveLoss(nn.Module):
         carry(self)
 
     def trains(self, model: nn.Module) -> bool:
-        """Return whether this is the loss of a model.
-
-        Args:
-            model: a SentenceTransformer, or DistributedDataParallel or torch.compile of one.
-        """
+        """Return whether this is the loss of a model, wrapped or not."""
         return unwrapped(self.model) is unwrapped(model)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
@@ -212,9 +208,6 @@ class ContrastiveLoss(nn.Module):
     def load_objective(self, folder: str | Path) -> None:
         """Read the objective's parameters from a checkpoint folder of a trainer.
 
-        Args:
-            folder: a checkpoint folder, which holds objective.safetensors.
-
         Raises:
             CheckpointError: the folder holds none, or those of another objective.
         """
@@ -248,11 +241,7 @@ class ContrastiveLoss(nn.Module):
 
 
 def as_composite(given: str | Objective | Composite) -> Composite:
-    """Return a Composite of a text, an Objective or a Composite.
-
-    Raises:
-        SpecError: for a wrong text. ConfigError: for anything else.
-    """
+    """Return a Composite of a text, an Objective or a Composite. Raise ConfigError for anything else."""
     if isinstance(given, str):
         return build_objective(given)
     if isinstance(given, Objective):
@@ -315,16 +304,7 @@ def _check_directions(directions: Sequence[str], partition_mode: str) -> None:
 def related_columns(
     embeddings: Sequence[Tensor], labels: Tensor | None, directions: Sequence[str] = ("query_to_doc",)
 ) -> EncodedBatch:
-    """Pair the columns of a batch.
-
-    Args:
-        embeddings: of each column, (B, d).
-        labels: (B,) class numbers. Floating-point labels are ignored if there are two columns or more.
-        directions: as in `ContrastiveLoss`.
-
-    Raises:
-        PairsError: a single column without classes, columns of different lengths or widths.
-    """
+    """Pair the columns (B, d) of a batch. Floating-point labels are ignored if there are two columns or more."""
     batch = len(embeddings[0])
     if labels is not None and (labels.shape != (batch,) or labels.is_floating_point()):
         labels = None

@@ -6,43 +6,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import (
-    CSV,
-    JSON,
-    PARQUET,
-    csv_rows,
-    hub_rows,
-    is_saved,
-    json_rows,
-    located_rows,
-    parquet_rows,
-)
+from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, is_saved, located_rows
 from dipole.core.utils.text import counted
-from dipole.text.splitting import READER, split_sentences, stretches
-from dipole.text.text_files import characters, check_text
+from dipole.text.splitting import READER, paragraphs, split_sentences
+from dipole.text.text_files import open_text
 
 Unit = Literal["documents", "sentences"]
 TEXT = (".txt", ".text", ".txt.gz", ".text.gz")
-KINDS = TEXT + JSON + CSV + PARQUET
+KINDS = TEXT + ROWS
 ALLOWED = ".txt, .jsonl, .csv, .tsv (each also .gz) and .parquet files, a folder of them or one that datasets saved"
 TEXT_COLUMNS = ("sentences", "text", "content", "document")
 LONGEST_DOCUMENT = 1_000_000  # sentences of a document, where rows are sentences and no text ends
 ROWS_TOGETHER = 10_000
 LONGEST_LINE = 16_000_000  # characters of a line that can still be a sentence
 ROWS_LOOKED_AT = 100  # rows of a CSV file that decide which column holds the text
+PIECE = 1_000_000  # characters of a text file that are read together
 
 
 @dataclass(frozen=True)
 class Document:
-    """Sentences in reading order.
-
-    Args:
-        name: of the document.
-        sentences: its sentences.
-    """
+    """Sentences in reading order."""
 
     name: str
     sentences: list[str]
@@ -50,22 +36,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a document.
-
-    Args:
-        name: of the document.
-        starts: True for the first piece of a document.
-        text: running text, or sentences divided by line breaks.
-        is_lines: True if each line is a sentence.
-    """
+    """Part of a document: running text, or a sentence in each line. `starts` is True for the first part."""
 
     name: str
     starts: bool
     text: str
     is_lines: bool = False
-
-    def sentences(self) -> list[str]:
-        return sentences_of(self.text, self.is_lines)
 
 
 def sentences_of(text: str, is_lines: bool) -> list[str]:
@@ -76,33 +52,20 @@ def sentences_of(text: str, is_lines: bool) -> list[str]:
     return [line for line in lines if line]
 
 
-def read_documents(
-    source: str | Iterable[Any],
-    *,
-    unit: Unit = "documents",
-    column: str | None = None,
-    split: str = "train",
-    encoding: str = "utf-8",
-) -> Iterator[Document]:
-    """Yield the documents of a corpus one by one.
-
-    Args:
-        source, unit, column, split, encoding: see `read_pieces`.
-
-    Raises:
-        DataError: the source is missing, or a file cannot be read. The message names the file.
-    """
-    return _documents(read_pieces(source, unit=unit, column=column, split=split, encoding=encoding))
+def read_documents(source: str | Iterable[Any], **options: Any) -> Iterator[Document]:
+    """Yield the documents of a corpus one by one. Options and errors are those of `read_pieces`."""
+    return documents_of(read_pieces(source, **options))
 
 
-def _documents(pieces: Iterable[Piece]) -> Iterator[Document]:
+def documents_of(pieces: Iterable[Piece]) -> Iterator[Document]:
+    """Join pieces to documents."""
     document: Document | None = None
     for piece in pieces:
         if document is not None and piece.starts:
             yield document
         if document is None or piece.starts:
             document = Document(piece.name, [])
-        document.sentences.extend(piece.sentences())
+        document.sentences.extend(sentences_of(piece.text, piece.is_lines))
     if document is not None:
         yield document
 
@@ -118,14 +81,12 @@ def read_pieces(
     """Yield a corpus in pieces of a few megabytes, not yet cut into sentences.
 
     Args:
-        source: "pydoc" (the embedded default); a file or a folder of .txt (one document each), .jsonl, .csv, .tsv
-            (each also .gz) or .parquet (one document a row); a folder that `datasets` saved; "hub:NAME" (or
-            "hub:NAME:SUBSET") for a data set of the Hugging Face Hub, streamed; or any iterable of rows: strings,
+        source: "pydoc", a file, a folder, "hub:NAME" or "hub:NAME:SUBSET" (streamed), or any iterable of rows: strings,
             lists of sentences, or mappings.
         unit: "documents": a row or text file is running text. "sentences": a row, or a line of a text file, is one
-            sentence, and consecutive rows are neighbours (as in the Hub's BookCorpus).
-        column: column that holds the text (a string, or a list of sentences). By default a column called text,
-            sentences, content or document, or the only column of a CSV file that is not numeric.
+            sentence, and consecutive rows are neighbours.
+        column: column that holds the text (a string, or a list of sentences). By default one with a usual name, or the
+            only column of a CSV file that is not numeric.
         split: of a data set.
         encoding: of text and CSV files.
 
@@ -133,14 +94,12 @@ def read_pieces(
         DataError: the source is missing, or a file cannot be read. The message names the file.
     """
     if not isinstance(source, str):
-        yield from _row_pieces(_located(source, "the given rows"), unit, column)
+        rows = ((f"the given rows, row {number}", row) for number, row in enumerate(source, 1))
+        yield from _row_pieces(rows, unit, column)
     elif source == "pydoc":
         for document in pydoc_documents():
             yield Piece(document.name, True, "\n".join(document.sentences), is_lines=True)
-    elif source.startswith("hub:"):
-        rows = hub_rows(source.removeprefix("hub:"), split, READER)
-        yield from _row_pieces(_located(rows, source), unit, column)
-    elif is_saved(Path(source)):
+    elif source.startswith("hub:") or is_saved(Path(source)):
         yield from _row_pieces(located_rows(source, split, encoding, READER), unit, column)
     else:
         files = corpus_files(source)
@@ -157,16 +116,12 @@ def read_pieces(
 
 
 def corpus_files(source: str) -> list[Path]:
-    """List the files of a local corpus in order. Other kinds of files in a folder are skipped with a warning.
-
-    Raises:
-        DataError: there are none, or a single file is of an unsupported kind.
-    """
+    """List the files of a local corpus in order. Other kinds of files in a folder are skipped with a warning."""
     path = Path(source)
     if not path.exists():
         raise DataError(f"no corpus at {path}. Give {ALLOWED}, hub:NAME, or pydoc.")
     if not path.is_dir():
-        check_kind(path)
+        _check_kind(path)
         return [path]
     entries = sorted(p for p in path.rglob("*") if not p.name.startswith("."))
     every = [p for p in entries if p.is_file()]
@@ -182,8 +137,7 @@ def corpus_files(source: str) -> list[Path]:
     return files
 
 
-def check_kind(file: Path) -> None:
-    """Raise DataError if the file name has an unsupported suffix."""
+def _check_kind(file: Path) -> None:
     if not _ends(file, KINDS):
         name = file.name.split(".")[0] or file.name
         raise DataError(
@@ -198,27 +152,20 @@ def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
     return file.name.lower().endswith(suffixes)
 
 
-def documents_of(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Document]:
-    """Yield the documents of one file. A file that is neither JSON, CSV nor parquet is read as text."""
-    return _documents(file_pieces(file, unit, column, encoding))
-
-
 def file_pieces(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Piece]:
     """Yield the pieces of one file. A file that is neither JSON, CSV nor parquet is read as text."""
-    if _ends(file, PARQUET):
-        yield from _row_pieces(_located(parquet_rows(file, READER), str(file)), unit, column)
-    elif _ends(file, JSON):
-        rows = (row for _, row in json_rows(file))
-        yield from _row_pieces(_located(rows, str(file)), unit, column)
-    elif _ends(file, CSV):
-        check_text(file, encoding, ALLOWED)
-        located = csv_rows(file, encoding, READER)
-        first = list(islice(located, ROWS_LOOKED_AT))
+    if not _ends(file, ROWS):
+        yield from _text_pieces(file, unit, encoding)
+        return
+    rows = located_rows(str(file), "train", encoding, READER)
+    if _ends(file, CSV):
+        with open_text(file, encoding, ALLOWED):  # refuse binary files
+            pass
+        first = list(islice(rows, ROWS_LOOKED_AT))
         if first:
             column = column or _text_column(first[0][0], [row for _, row in first])
-            yield from _row_pieces(chain(first, located), unit, column)
-    else:
-        yield from _text_pieces(file, unit, encoding)
+        rows = chain(first, rows)
+    yield from _row_pieces(rows, unit, column)
 
 
 def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
@@ -226,48 +173,41 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
     if _ends(file, (".gz",)):
         name = file.stem
     name = name.rpartition(".")[0] or file.name
-    text = characters(file, encoding, ALLOWED)
     is_lines = unit == "sentences"
-    parts = stretches(text)
-    if is_lines:
-        parts = _whole_lines(text, file)
     starts = True
-    for part in parts:
-        yield Piece(name, starts, part, is_lines)
-        starts = False
-    if starts:
-        yield Piece(name, True, "")
+    waiting: list[str] = []
+    size = 0
+    with open_text(file, encoding, ALLOWED) as text:
+        parts = paragraphs(text)
+        if is_lines:
+            parts = _lines(text, file)
+        for part in parts:
+            waiting.append(part)
+            size += len(part)
+            if size >= PIECE:
+                yield Piece(name, starts, "\n\n".join(waiting), is_lines)
+                starts, waiting, size = False, [], 0
+        if starts or size:
+            yield Piece(name, starts, "\n\n".join(waiting), is_lines)
 
 
-def _whole_lines(chunks: Iterable[str], file: Path) -> Iterator[str]:
-    """Regroup a stream so that no line is cut."""
-    rest: list[str] = []
-    for chunk in chunks:
-        if "\n" not in chunk:
-            rest.append(chunk)
-            if sum(map(len, rest)) > LONGEST_LINE:
-                raise DataError(
-                    f"{file} has a line of more than {LONGEST_LINE:,} characters, and with text.unit = 'sentences' a "
-                    f"line is one sentence. Put each on its own line, or set text.unit = 'documents'."
-                )
-            continue
-        lines, _, last = "".join([*rest, chunk]).rpartition("\n")
-        rest = [last]
-        yield lines
-    if last_line := "".join(rest):
-        yield last_line
+def _lines(text: TextIO, file: Path) -> Iterator[str]:
+    while line := text.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise DataError(
+                f"{file} has a line of more than {LONGEST_LINE:,} characters, and with text.unit = 'sentences' a "
+                f"line is one sentence. Put each on its own line, or set text.unit = 'documents'."
+            )
+        yield line
 
 
-def _located(rows: Iterable[Any], where: str) -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(rows, 1):
-        yield f"{where}, row {number}", row
-
-
-def _row_pieces(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None) -> Iterator[Piece]:
+def _row_pieces(rows: Iterable[Located], unit: Unit, column: str | None) -> Iterator[Piece]:
     """Yield a piece for each row, or for some thousands of rows where each row is a sentence."""
-    if unit == "documents":
-        for number, (where, row) in enumerate(rows, 1):
-            value = cell_text(row, where, column)
+    number = of_document = 0
+    waiting: list[str] = []
+    for number, (where, row) in enumerate(rows, 1):
+        value = cell_text(row, where, column)
+        if unit == "documents":
             name = str(number)
             if isinstance(row, dict):
                 name = str(row.get("id", number))
@@ -275,12 +215,7 @@ def _row_pieces(rows: Iterable[tuple[str, Any]], unit: Unit, column: str | None)
                 yield Piece(name, True, value)
             else:
                 yield Piece(name, True, as_lines(value), is_lines=True)
-        return
-    of_document = 0
-    waiting: list[str] = []
-    number = 0
-    for number, (where, row) in enumerate(rows, 1):
-        value = cell_text(row, where, column)
+            continue
         if isinstance(value, str):
             value = [value]
         waiting += value
@@ -325,16 +260,7 @@ def _is_number(cell: str) -> bool:
 
 
 def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
-    """Return the text of a row: a string, or a list of sentences.
-
-    Args:
-        row: a string, a list of strings, or a mapping.
-        where: names the row in messages.
-        column: of a mapping. None: one of `TEXT_COLUMNS`.
-
-    Raises:
-        DataError: the column is missing, or holds something else.
-    """
+    """Return the text of a row: a string, or a list of sentences. Raise DataError if it holds neither."""
     value = row
     if isinstance(row, dict):
         name = column or next((usual for usual in TEXT_COLUMNS if usual in row), None)
@@ -350,10 +276,7 @@ def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
 
 
 def pydoc_documents() -> Iterator[Document]:
-    """Return an iterator over the help topics of Python's own `pydoc_data`.
-
-    The topics are English prose. Each is a document and a class. Code, grammar rules and rulers are left out.
-    """
+    """Yield the help topics of Python's own `pydoc_data`, English prose, without code, grammar rules and rulers."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):

@@ -39,23 +39,14 @@ class Data(ABC):
 
     @abstractmethod
     def split(self, part: EvaluatedPart, validation: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows for training and the rows of a part for evaluation.
-
-        Args:
-            part: "test" or "validation".
-            validation: share of the rows that is set aside for validation.
-        """
+        """Return the rows for training, and those of a part for evaluation."""
 
     @abstractmethod
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return the document of each row, int64."""
 
     def check(self, batch_size: int, validation: float, is_loud: bool) -> None:
-        """Refuse data, before training, that cannot be trained on or evaluated.
-
-        Args:
-            is_loud: warn if no neighbours are held out.
-        """
+        """Refuse data, before training, that cannot be trained on or evaluated."""
         if validation and not len(self.split("validation", validation)[1]):
             raise ConfigError(
                 f"train.validation_share {validation:g} sets no {self.row} of {self.config.corpus} aside; raise it, or "
@@ -148,15 +139,7 @@ class TableData(Data):
 def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank: int) -> Data:
     """Read and number the corpus or the pair table of a run. Large ones are cached.
 
-    Args:
-        config: of the run.
-        tokens: the tokenizer. None: a vocabulary of the corpus's own words.
-        max_length: tokens after which a sentence is cut.
-        rank: only rank 0 shows warnings and progress.
-
-    Raises:
-        ConfigError: wrong names of columns.
-        DataError: the corpus cannot be read.
+    Without `tokens`, a vocabulary of the corpus's own words is built. Only rank 0 shows warnings and progress.
     """
     config = config.model_copy(update={"max_length": max_length})
     if config.pairs != "columns":

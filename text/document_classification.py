@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +9,9 @@ from torch import Tensor
 
 from dipole.core.evaluation.probes import linear_probe
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import JSON, PARQUET, hub_rows, json_rows, parquet_rows
-from dipole.text.corpus import Document, as_lines, cell_text
-from dipole.text.splitting import READER, split_sentences
+from dipole.core.utils.rows import Located, located_rows
+from dipole.text.corpus import Document, as_lines, cell_text, sentences_of
+from dipole.text.splitting import READER
 
 CHUNK = 1000  # documents whose sentences are encoded together
 
@@ -32,10 +30,9 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     """
     seen: dict[str, int] = {}
     for part, rows in _labelled_rows(source):
-        for number, row in enumerate(rows, 1):
-            where = f"{source}, row {number}"
+        for number, (where, row) in enumerate(rows, 1):
             if part:
-                where = f"{source}, split {part}, row {number}"
+                where = f"{where} of split {part}"
             if not isinstance(row, dict):
                 raise DataError(f"{where}: no column 'label'; it has {type(row).__name__}.")
             if row.get("label") is None:
@@ -47,35 +44,25 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
             seen[label] = seen.get(label, 0) + 1
             value = cell_text(row, where, column)
             if isinstance(value, str):
-                sentences = split_sentences(value)
+                sentences = sentences_of(value, is_lines=False)
             else:
-                sentences = [sentence for sentence in as_lines(value).split("\n") if sentence]
+                sentences = sentences_of(as_lines(value), is_lines=True)
             is_test = split == "test" or (split is None and seen[label] % 5 == 0)
             if sentences:
                 yield Document(str(row.get("id", number)), sentences), label, is_test
 
 
-def _labelled_rows(source: str) -> Iterator[tuple[str, Iterable[Any]]]:
+def _labelled_rows(source: str) -> Iterator[tuple[str, Iterable[Located]]]:
     """Yield the rows of each split, or of a file with the split ""."""
     if source.startswith("hub:"):
         for split in ("train", "test"):
-            yield split, hub_rows(source.removeprefix("hub:"), split, READER)
-        return
-    path = Path(source)
-    if not path.is_file() or not path.name.endswith(JSON + PARQUET):
-        raise DataError(f"no labelled documents at {path}. Give a {', '.join(JSON[:2] + PARQUET)} file, or hub:NAME.")
-    if path.name.endswith(PARQUET):
-        yield "", parquet_rows(path, READER)
+            yield split, located_rows(source, split, "utf-8", READER)
     else:
-        yield "", (row for _, row in json_rows(path))
+        yield "", located_rows(source, "train", "utf-8", READER)
 
 
 def document_vectors(encode: Callable[[list[str]], np.ndarray], documents: Iterable[Document]) -> Tensor:
-    """(n, d) mean of the sentences' vectors of each document.
-
-    Args:
-        encode: sentences to (m, d) vectors.
-    """
+    """Return the mean of the sentences' vectors of each document, (n, d)."""
     found, rest = [], iter(documents)
     while part := list(islice(rest, CHUNK)):
         vectors = encode([sentence for document in part for sentence in document.sentences])
@@ -95,11 +82,7 @@ def held_back(
 
 
 def check_parts(documents: Iterable[tuple[str, bool]], where: str) -> None:
-    """Check that there are documents for training and testing, and two classes for training.
-
-    Raises:
-        DataError: if either part is empty, or training has a single class.
-    """
+    """Raise DataError unless there are documents for training and testing, and two classes for training."""
     kinds = set(documents)
     trained = {label for label, tested in kinds if not tested}
     for part, found in (("training", trained), ("testing", {label for label, tested in kinds if tested})):
@@ -115,16 +98,7 @@ def document_accuracy(
     where: str,
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """Test accuracy of a linear classifier on document vectors, "labelled/accuracy".
-
-    Args:
-        documents: each with its class and whether it is for testing (`labelled_documents`).
-        where: names the source in messages.
-        device: where the classifier is trained.
-
-    Raises:
-        DataError: if either part is empty, or training has a single class.
-    """
+    """Test accuracy of a linear classifier on document vectors, "labelled/accuracy"."""
     listed = list(documents)
     classes = {label: number for number, label in enumerate(sorted({label for _, label, _ in listed}))}
     parts = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -24,31 +25,6 @@ BATCH = 4096  # sentences that are read at a time, and sorted by length
 STDIN = "-"
 
 
-class SentenceEmbedder(Embedder):
-    """A `SentenceEncoder` for `dipole embed`.
-
-    Args:
-        encoder: as it is evaluated.
-        features: "encoder": the vectors that are evaluated, scaled as text.normalize says. "embedding": f and g as the
-            objective sees them, not scaled.
-    """
-
-    batch_size = BATCH
-
-    def __init__(self, encoder: SentenceEncoder, features: str | None = None) -> None:
-        self.encoder = encoder
-        self.features = check_features(features, FEATURES)
-
-    def read(self, source: str, column: str | None = None) -> Inputs:
-        return read_sentences(source, column)
-
-    def vectors(self, rows: list[Any]) -> Tensor:
-        scaling = self.encoder.normalize
-        if self.features == "embedding":
-            scaling = "none"
-        return self.encoder.encode(rows, output="torch", normalize=scaling).float().cpu()
-
-
 class FunctionEmbedder(Embedder):
     """Sentences by a function, such as another library's `encode`."""
 
@@ -62,6 +38,20 @@ class FunctionEmbedder(Embedder):
 
     def vectors(self, rows: list[Any]) -> Tensor:
         return torch.as_tensor(np.asarray(self.encode(rows)), dtype=torch.float32)
+
+
+class SentenceEmbedder(FunctionEmbedder):
+    """A `SentenceEncoder` for `dipole embed`.
+
+    `features` are "encoder" (the vectors that are evaluated, scaled as text.normalize says) or "embedding" (f and g as
+    the objective sees them, not scaled).
+    """
+
+    def __init__(self, encoder: SentenceEncoder, features: str | None = None) -> None:
+        scaling = encoder.normalize
+        if check_features(features, FEATURES) == "embedding":
+            scaling = "none"
+        super().__init__(partial(encoder.encode, normalize=scaling))
 
 
 def read_sentences(source: str, column: str | None = None) -> Inputs:

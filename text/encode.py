@@ -1,7 +1,7 @@
 """Turn sentences into vectors with a trained encoder."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -45,12 +45,6 @@ class SentenceEncoder:
         """Length of the vectors."""
         return self.model.output_width
 
-    @overload
-    def encode(self, sentences: str | Sequence[str], *, batch_tokens: int = ..., output: Literal["numpy"] = ...,
-               normalize: Normalize | None = ..., progress: bool = ...) -> np.ndarray: ...  # fmt: skip
-    @overload
-    def encode(self, sentences: str | Sequence[str], *, batch_tokens: int = ..., output: Literal["torch"],
-               normalize: Normalize | None = ..., progress: bool = ...) -> Tensor: ...  # fmt: skip
     def encode(
         self,
         sentences: str | Sequence[str],
@@ -59,7 +53,7 @@ class SentenceEncoder:
         output: Literal["numpy", "torch"] = "numpy",
         normalize: Normalize | None = None,
         progress: bool = False,
-    ) -> np.ndarray | Tensor:
+    ) -> Any:
         """Return vectors (n, width) in float32, in the order of the sentences. A single string gives (width,).
 
         Each distinct sentence is encoded once, in batches of similar length. An empty sentence is read as a full stop.
@@ -98,13 +92,7 @@ class SentenceEncoder:
     def encode_ids(
         self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False
     ) -> Tensor:
-        """Return raw vectors of sentences given as token ids, (n, width).
-
-        Args:
-            ids: of each sentence, (length,), one at least.
-            batch_tokens: as in `encode`.
-            progress: as in `encode`.
-        """
+        """Return raw vectors (n, width) of sentences given as token ids (length,), one at least."""
         device = next(self.model.parameters()).device
         out = torch.empty(len(ids), self.width, device=device)
         lengths = np.array([len(each) for each in ids], dtype=np.int64)
@@ -160,12 +148,7 @@ class Combined:
         """Return vectors (n, width) in float32, those of the encoders side by side. A single string gives (width,).
 
         Args:
-            sentences: as in `SentenceEncoder.encode`.
-            options: as in `SentenceEncoder.encode`.
-
-        Raises:
-            OptionError: as there.
-            DataError: as there.
+            sentences, options: as in `SentenceEncoder.encode`, with its errors.
         """
         parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
         if options.get("output") == "torch":

@@ -31,14 +31,9 @@ class Probe:
     """The sentences that are looked at, and how they are encoded.
 
     Args:
-        config: of the run.
-        sentences: all sentences.
-        tokens: the tokenizer.
         train, test: rows that are looked at.
         has_held_out: False if `test` are training rows because nothing is held out.
         sides: numbers of sentences -> f and g, (n, d) each, not scaled.
-        workdir: folder of the run.
-        seed: of the run.
     """
 
     config: TextSettings
@@ -101,9 +96,7 @@ def document_results(
 ) -> dict[str, float]:
     """Classify all held-out sentences by document, and compute the losses of Arora et al., Figure 2 (c).
 
-    Args:
-        train, test: all rows, not only those of the probe.
-        block_size: positives of a sentence.
+    `train` and `test` are all rows, not only those of the probe. `block_size` counts the positives of a sentence.
     """
     config = probe.config
     (x, labels), (test_x, test_labels) = (

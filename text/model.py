@@ -17,13 +17,7 @@ from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabular
 
 
 def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> encoders.SentenceModel:
-    """Build f and g with new weights.
-
-    Args:
-        c: settings of the run.
-        words: size of the vocabulary.
-        fixed: word vectors that are not learned.
-    """
+    """Build f and g with new weights, for `words` tokens. `fixed` are word vectors that are not learned."""
 
     def side() -> encoders.Part:
         if c.encoder == "transformer":

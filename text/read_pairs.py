@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from dipole.core.utils.rows import Located, located_rows
 from dipole.core.utils.text import counted
 from dipole.text.cache import Told, load_or_build
 from dipole.text.config import check_columns
-from dipole.text.pair_table import Counts, PairTable, PairWriter, load_table
+from dipole.text.pair_table import Counts, PairTable, PairWriter, load_table, write_table
 from dipole.text.splitting import READER
 
 # Usual names: anchor, positive, and names of negatives, which can have a number (negative_3).
@@ -51,18 +52,11 @@ def read_pairs(
     Args:
         source: see `rows.located_rows`.
         columns: anchor, positive and any negatives. None: the usual names (`USUAL`).
-        split: of a data set.
-        encoding: of CSV files.
-        limit: rows that are read.
         folder: caches the table as memory-mapped files. None: stay in memory.
-        tell: receives the progress.
         unchanged: returns False if the source has changed since the folder was named.
 
     Raises:
-        ConfigError: wrong names.
-        DataError: the source cannot be read, a column is missing, a cell is neither a text nor a list of texts, no row
-            is complete, the folder cannot be written, or the source changed during reading. The message names file and
-            line.
+        DataError: the table cannot be read or cached. The message names file and line.
     """
     if columns is not None:
         check_columns(columns)
@@ -74,18 +68,11 @@ def read_pairs(
             raise DataError(f"{source} was changed while it was read. Nothing is cached; start again later.")
         return counts
 
-    def build(folder: Path) -> None:
-        writer = PairWriter(folder)
-        try:
-            writer.write(**read(writer))
-        finally:
-            writer.close()
-
     if folder is None:
-        writer = PairWriter(None)
+        writer = PairWriter()
         table = writer.table(**read(writer))
     else:
-        table = load_or_build(folder, load_table, build)
+        table = load_or_build(folder, load_table, partial(write_table, fill=read))
     if table.incomplete or table.fewer:
         anchor, positive, *_ = table.columns
         notes = []

@@ -11,14 +11,13 @@ CHUNK = 256  # anchors whose scores are held at once
 
 
 def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
-    """Rank the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate).
+    """Rank the next sentence among all held-out ones by the cosine of f(sentence) and g(candidate), both (n, d).
 
-    Args:
-        f, g: (n, d) of consecutive sentences. document: (n,). The last sentence of a document is no query.
+    The last sentence of a document is no query, the sentence itself no candidate.
 
     Returns:
-        "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten (the sentence itself is
-        no candidate), "next_mrr", the mean of 1 / rank, and "chance@1".
+        "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten, "next_mrr", the mean of
+        1 / rank, and "chance@1".
     """
     document = document.to(f.device)
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
@@ -33,14 +32,16 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negatives: Tensor) -> dict[str, float]:
     """Rank the positive of every row among all positives and negatives, by cosine.
 
+    The anchor's own text and its other positives are no candidates.
+
     Args:
         f, g: (t, d) of distinct texts as anchors and as candidates. anchor, positive: (n,) numbers of texts.
         negatives: (n, m) the same, negative numbers where a row has fewer.
 
     Returns:
-        "positive@1" and "positive@10", shares of rows whose positive ranks first or among ten (the anchor's own text
-        and its other positives are no candidates), "positive_mrr", the mean of 1 / rank, and "chance@1". With
-        negatives also "triplet/accuracy", the share of negatives that are farther from the anchor than the positive.
+        "positive@1" and "positive@10", shares of rows whose positive ranks first or among ten, "positive_mrr", the
+        mean of 1 / rank, and "chance@1". With negatives also "triplet/accuracy", the share of negatives that are
+        farther from the anchor than the positive.
     """
     f, g = normalize(f.float()), normalize(g.float())
     anchor, positive, negatives = (texts.to(f.device) for texts in (anchor, positive, negatives))

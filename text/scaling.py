@@ -6,14 +6,7 @@ from dipole.core.utils.errors import OptionError
 
 
 def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
-    """Scale each of `halves` equal parts of every row to unit length. A zero part stays zero.
-
-    Args:
-        features: (n, d).
-        halves: number of parts, >= 1. It must divide d.
-
-    Returns:
-        (n, d) scaled features.
+    """Scale each of `halves` equal parts of every row (n, d) to unit length. A zero part stays zero.
 
     Raises:
         OptionError: `halves` does not divide d.

@@ -106,10 +106,7 @@ class Sentences:
 class Cut:
     """Cut text into sentences and number their tokens: by a tokenizer, or by the words of each block.
 
-    Args:
-        max_length: longer sentences are cut after this many tokens.
-        lower: lower-case all words.
-        tokens: the tokenizer. None: words, which get their ids from a vocabulary of the corpus.
+    Without `tokens`, words get their ids later from a vocabulary of the corpus.
     """
 
     max_length: int
@@ -156,17 +153,7 @@ def blocks_of(pieces: Iterable[Piece], size: int) -> Iterator[dict[str, Any]]:
 def encode_documents(
     documents: Iterable[Document], tokens: Tokens, max_length: int, folder: Path | None = None
 ) -> Sentences:
-    """Turn documents into ids.
-
-    Args:
-        documents: in a fixed order.
-        tokens: the tokenizer.
-        max_length: longer sentences are cut after this many tokens.
-        folder: caches the ids (`encode_pieces`).
-
-    Raises:
-        DataError: there is no sentence.
-    """
+    """Turn documents into ids, cached in a folder if one is given (`encode_pieces`)."""
     pieces = (Piece(document.name, True, as_lines(document.sentences), is_lines=True) for document in documents)
     return encode_pieces(pieces, Cut(max_length, tokens=tokens), folder=folder)[1]
 
@@ -190,17 +177,10 @@ def encode_pieces(
 
     Args:
         pieces: of the corpus, in a fixed order. Not read if the folder is complete.
-        cut: how sentences become numbers.
-        vocabulary_size: most frequent words that get an id of their own.
         limit: use the first sentences only.
         folder: caches the ids as memory-mapped files. An interrupted call continues there. None: stay in memory.
-        processes: that cut and number, if there is a folder.
         size: characters of a block.
-        tell: receives the progress.
         unchanged: returns False if the corpus has changed since the folder was named.
-
-    Returns:
-        The tokenizer and the sentences.
 
     Raises:
         DataError: there is no sentence, the folder cannot be written, or the corpus changed during reading.

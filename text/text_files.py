@@ -1,18 +1,17 @@
-"""Text files as a stream of characters: plain or packed, in any encoding. Binary files are rejected."""
+"""Open text files: plain or packed, in any encoding. Binary files are rejected."""
 
 import codecs
 import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TextIO, cast
 
 from dipole.core.utils.errors import DataError
 
-READ = 1 << 20  # bytes
-LOOKED_AT = 1 << 16
+LOOKED_AT = 1 << 16  # bytes at the start of a file
 # Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
 # escape.
 CONTROL = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a\x1b"})
@@ -36,49 +35,36 @@ KINDS = {
 }
 
 
-def characters(file: Path, encoding: str, allowed: str) -> Iterator[str]:
-    """Yield the text of a file in parts, line breaks made "\\n", without a byte-order mark. `.gz` is unpacked.
+@contextmanager
+def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
+    """Open a file of text, without a byte-order mark. `.gz` is unpacked.
 
-    Args:
-        allowed: names the kinds of files that can be read, for messages.
-
-    Raises:
-        DataError: it is no text, not in that encoding, or cannot be read. The message names the file.
+    Raise DataError if it is no text, not in that encoding, or cannot be read. `allowed` names readable files for
+    messages.
     """
     try:
-        decode = codecs.getincrementaldecoder(encoding)()
         "".encode(encoding)  # there are codecs from bytes to bytes
     except LookupError:
         raise DataError(
             f"{file}: there is no encoding {encoding!r}; 'utf-8', 'latin-1' and 'cp1252' are the usual ones."
         ) from None
-    lines = io.IncrementalNewlineDecoder(decode, translate=True)
-    position = 0
+    codec = codecs.lookup(encoding).name
+    if codec == "utf-8":
+        codec = "utf-8-sig"
     try:
-        with _opened(file) as stream:
-            while data := stream.read(READ):
-                _check(data, file, encoding, allowed, first=not position)
-                pending = len(decode.getstate()[0])
-                text = lines.decode(data)
-                if position == 0:
-                    text = text.removeprefix("\ufeff")  # a byte-order mark is no word
-                position += len(data)
-                yield text
-            pending, data = len(decode.getstate()[0]), b""
-            yield lines.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} is not {encoding}: byte {position - pending + error.start} is "
-            f"{error.object[error.start]:#04x}. Set text.encoding, for example 'latin-1' or 'cp1252'."
-        ) from None
+        with _opened(file) as raw:
+            if not codec.startswith(("utf-16", "utf-32")):
+                _check_start(raw.read(LOOKED_AT), file, encoding, allowed)
+                raw.seek(0)
+            try:
+                yield io.TextIOWrapper(raw, codec)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file} is not {encoding}: byte {raw.tell() - len(error.object) + error.start} is "
+                    f"{error.object[error.start]:#04x}. Set text.encoding, for example 'latin-1' or 'cp1252'."
+                ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def check_text(file: Path, encoding: str, allowed: str) -> None:
-    """Raise DataError if a file does not begin like text. A file that cannot be opened is left to its reader."""
-    with suppress(OSError, EOFError, zlib.error, LookupError), _opened(file) as stream:
-        _check(stream.read(LOOKED_AT), file, encoding, allowed, first=True)
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -87,26 +73,15 @@ def _opened(file: Path) -> BinaryIO:
     return open(file, "rb")
 
 
-def _check(data: bytes, file: Path, encoding: str, allowed: str, *, first: bool) -> None:
-    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
-        return
-    kind = None
-    if _strange(data) > STRAY * READ:
+def _check_start(start: bytes, file: Path, encoding: str, allowed: str) -> None:
+    wide = next((name for mark, name in MARKS.items() if start.startswith(mark)), None)
+    if wide is not None:
+        raise DataError(f"{file} is not {encoding}: it begins as {wide} does. Set text.encoding = '{wide}'.")
+    kind = next((kind for mark, kind in KINDS.items() if start.startswith(mark)), None)
+    strange = len(start) - len(start.translate(None, CONTROL))
+    if kind is None and (b"\0" in start or strange > STRAY * len(start)):
         kind = "binary data"
-    if first:
-        wide = next((name for mark, name in MARKS.items() if data.startswith(mark)), None)
-        if wide is not None:
-            raise DataError(f"{file} is not {encoding}: it begins as {wide} does. Set text.encoding = '{wide}'.")
-        start = data[:LOOKED_AT]
-        if b"\0" in start or _strange(start) > STRAY * len(start):
-            kind = "binary data"
-        kind = next((kind for mark, kind in KINDS.items() if data.startswith(mark)), kind)
     if kind is not None:
         raise DataError(
             f"{file} holds no text: it is {kind}, whatever its name says. A corpus is read from {allowed}, or hub:NAME."
         )
-
-
-def _strange(data: bytes) -> int:
-    """Count bytes that do not occur in text."""
-    return len(data) - len(data.translate(None, CONTROL))

@@ -130,15 +130,7 @@ class Tokens:
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
     """Read word vectors in the text format of GloVe or word2vec (whose first line gives count and width).
 
-    Args:
-        path: UTF-8 text, one word and its numbers a line.
-        wanted: keep these words only.
-
-    Returns:
-        words, and their vectors (n, width) in float32.
-
-    Raises:
-        DataError: the file is missing or empty, or a line does not have as many numbers as the first.
+    Return words, only those `wanted`, and their vectors (n, width) in float32. Raise DataError for a damaged file.
     """
     words: list[str] = []
     rows: list[np.ndarray] = []
@@ -179,12 +171,10 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tupl
 def expand(
     index: dict[str, int], table: np.ndarray, vector_words: Sequence[str], vectors: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
-    """Give words unseen in training an embedding: a linear map with intercept from word-vector space to the trained
-    table.
+    """Map the vectors of new words into a trained table (Kiros et al. 2015, Sec. 2.2, and the Quick-Thought code).
 
-    The map is fitted by least squares on the shared words. Trained words keep their embedding. Words with an
-    underscore (phrases of word2vec) are skipped (Kiros et al. 2015, Sec. 2.2, and the Quick-Thought code, for each
-    table).
+    The map is linear with intercept, fitted by least squares on the shared words. Words with an underscore (phrases of
+    word2vec) are skipped.
 
     Args:
         index: word -> row of the table. table: (V, d) trained. vectors: (n, m) of `vector_words`.

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import replacing, why
+from dipole.core.utils.rows import ROWS
 from dipole.core.utils.text import counted
-from dipole.text.corpus import CSV, JSON, PARQUET, Document, Unit, documents_of, split_sentences
+from dipole.text.corpus import Document, Unit, documents_of, file_pieces, split_sentences
 from dipole.text.wiki_markup import is_dump, pages
 
 TELL_SECONDS = 10.0
@@ -110,11 +111,11 @@ def _documents(source: Path, unit: Unit, encoding: str) -> Iterator[Document]:
         inside = file.name
         if file != source:
             inside = file.relative_to(source).as_posix()
-        if file.name.lower().endswith(JSON + CSV + PARQUET):  # rows of several files can have the same number
-            for document in documents_of(file, "documents", None, encoding):
-                yield Document(f"{inside}: {document.name}", document.sentences)
+        if file.name.lower().endswith(ROWS):
+            for document in documents_of(file_pieces(file, "documents", None, encoding)):
+                yield Document(f"{inside}: {document.name}", document.sentences)  # rows of several files share numbers
         else:
-            for document in documents_of(file, unit, None, encoding):
+            for document in documents_of(file_pieces(file, unit, None, encoding)):
                 yield Document(inside, document.sentences)
 
 

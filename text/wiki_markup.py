@@ -25,11 +25,7 @@ def is_dump(path: Path) -> bool:
 
 
 def pages(path: Path) -> Iterator[tuple[str, str]]:
-    """Title and wikitext of the articles (namespace 0, no redirects) of a dump, plain or packed, in its order.
-
-    Raises:
-        DataError: where the file cannot be read, is cut off or is no MediaWiki dump.
-    """
+    """Title and wikitext of the articles (namespace 0, no redirects) of a dump, plain or packed, in its order."""
     seen = 0
     try:
         with _opened(path) as file:
@@ -78,12 +74,7 @@ def _name(element: ElementTree.Element) -> str:
 
 
 def prose(text: str, namespaces: frozenset[str] | set[str] = NAMESPACES) -> str:
-    """The paragraphs of a wikitext, blank lines between them: no templates, tables, lists, headings or notes.
-
-    Args:
-        text: as it is edited.
-        namespaces: lower-case names of those whose links are no words (files, categories).
-    """
+    """The paragraphs of a wikitext, blank lines between them: no templates, tables, lists, headings or notes."""
     text = re.sub(r"<!--.*?(-->|$)", "", text, flags=re.S)
     text = re.sub(rf"<({DROPPED_TAGS})\b[^>]*/\s*>", "", text, flags=re.I)
     text = re.sub(rf"<({DROPPED_TAGS})\b[^>]*>.*?</\1\s*>", "", text, flags=re.I | re.S)

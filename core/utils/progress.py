@@ -60,7 +60,7 @@ class Progress:
 
         Args:
             title: its name, left of the bar.
-            total: steps of the whole run.
+            total: steps of the whole run, 0 if unknown.
             step: steps done before.
             unit: what a plain line counts.
         """
@@ -84,7 +84,7 @@ class Progress:
             refresh_per_second=4,
         )
         bar.start()
-        self._task = bar.add_task(title, total=total, completed=step, text="")
+        self._task = bar.add_task(title, total=total or None, completed=step, text="")
         self._bar = bar
 
     def update(self, step: int) -> None:
@@ -103,7 +103,10 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=self._text)
             return
-        line = "  ".join(filter(None, [f"{self._unit} {step}/{self._total}", self._text, self._left(step, now)]))
+        count = f"{self._unit} {step}"
+        if self._total:
+            count += f"/{self._total}"
+        line = "  ".join(filter(None, [count, self._text, self._left(step, now)]))
         if notebook:
             self._write_over(line)
         else:
@@ -112,7 +115,7 @@ class Progress:
     def _left(self, step: int, now: float) -> str:
         assert self._timed_from is not None
         first, began = self._timed_from
-        if step - first < ENOUGH:
+        if step - first < ENOUGH or not self._total:
             return ""
         return f"about {duration((now - began) / (step - first) * (self._total - step))} left"
 

@@ -11,7 +11,7 @@ import pytest
 from dipole.core.utils.download import fetch
 from dipole.core.utils.errors import DataError
 from dipole.text import prepare
-from dipole.text.corpus import documents_of
+from dipole.text.corpus import read_documents
 
 
 @pytest.mark.parametrize("top", ["", "downstream/", "senteval/data/downstream/"])
@@ -74,9 +74,7 @@ def test_bookcorpus_from_a_hub_of_this_machine(tmp_path, monkeypatch):
     (tmp_path / "to").mkdir()
     prepare.bookcorpus(tmp_path / "down", tmp_path / "to")
     (made,) = (tmp_path / "to").iterdir()
-    sentences = [
-        sentence for document in documents_of(made, "documents", None, "utf-8") for sentence in document.sentences
-    ]
+    sentences = [sentence for document in read_documents(str(made)) for sentence in document.sentences]
     assert sentences == ["one two three .", "four five six ."]
 
 

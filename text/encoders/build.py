@@ -20,11 +20,9 @@ def trained_table(words: int, width: int) -> nn.Embedding:
 
 
 def fixed_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
-    """Frozen pretrained word vectors.
+    """Frozen pretrained word vectors (V, d).
 
-    Args:
-        vectors: (V, d), row 0 the unknown word. known: (V,) bool, the words with a vector. All others share the vector
-            of the unknown word, uniform in [0, 1) as in the authors' code.
+    Words that are not `known` (V,) share one vector, uniform in [0, 1) as in the authors' code.
     """
     rows = vectors.clone()
     rows[~known] = torch.rand(vectors.shape[1])
@@ -50,14 +48,9 @@ def build_transformer(
 ) -> Transformer:
     """Build a transformer from a checkpoint folder, a name on the Hub or a config file.
 
-    Args:
-        source: folder, name or file. A config file, or weights = "random", gives random weights.
-        pooling: over its tokens.
-        vocabulary: minimum number of tokens. The vocabulary of a config file is enlarged to it.
-        freeze, lora, weights: as [text] has them.
-
-    Raises:
-        ConfigError: the model cannot be loaded, reads no text, has a smaller vocabulary, or contradicts a setting.
+    A config file, or weights = "random", gives random weights. The vocabulary of a config file is enlarged to the
+    number of tokens `vocabulary`. Raise ConfigError if the model cannot be loaded, reads no text, or contradicts a
+    setting.
     """
     place = Source(source, "text.transformer", weights)
     random = weights == "random" or (place.path is not None and not place.weight_files)

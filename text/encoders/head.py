@@ -12,12 +12,7 @@ from dipole.text.encoders.tail import Pooled
 
 
 class Headed(Part):
-    """An encoder with a head of its own width.
-
-    Args:
-        part: the encoder.
-        stays: whether evaluation keeps the head. Supervised SimCSE keeps it, unsupervised SimCSE drops it.
-    """
+    """An encoder with a head of its own width. Evaluation keeps it if it `stays` (supervised SimCSE)."""
 
     described: Mapping[str, Any] | None = None  # as of a `Transformer`
     remarks: Sequence[str] = ()

@@ -71,12 +71,7 @@ class BagOfWords(Part):
 
 
 class Transformer(Part):
-    """Any Hugging Face encoder, pooled over its tokens or at its first one.
-
-    Args:
-        model: from `transformers.AutoModel`.
-        pooling: "mean" over tokens, or "cls".
-    """
+    """Any Hugging Face encoder, pooled over its tokens ("mean") or at its first one ("cls")."""
 
     model: Any  # its attributes are transformers' own
     described: Mapping[str, Any] | None = None  # where its weights come from, for the record

@@ -29,13 +29,8 @@ _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
     """Return the encoder with the modules that follow the transformer in a sentence-transformers folder.
 
-    Args:
-        part: the transformer, built from the folder.
-        source: folder or Hub name. None, or a source of another library, leaves the encoder unchanged.
-        pooling: the pooling setting. Such a folder has its own.
-
-    Raises:
-        ConfigError: a module is unknown, a file is missing, or the folder has another pooling.
+    A source of another library, or None, leaves the encoder unchanged. Raise ConfigError if a module is unknown, a
+    file is missing, or the folder has another pooling.
     """
     if source is None or (listed := _file(source, "modules.json")) is None:
         return part

@@ -77,10 +77,8 @@ def layer(a: Mapping[str, Any]) -> nn.Module:
 class Pooled(Part):
     """A transformer whose tokens are pooled in one or several ways, side by side, and passed through layers.
 
-    Args:
-        part: the transformer, whose own pooling is not used.
-        pooling: names in `POOLING`.
-        layers: descriptions as `layer` reads them.
+    `pooling` are names in `POOLING`, `layers` descriptions as `layer` reads them. The transformer's own pooling is
+    not used.
     """
 
     described: Mapping[str, Any] | None = None  # as of a `Transformer`

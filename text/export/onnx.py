@@ -1,5 +1,6 @@
 """A trained encoder as an ONNX file, from padded ids to the sentence's vector, with its tokenizer beside it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
 from dipole.core.utils.errors import ConfigError
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer, WordGRU
+from dipole.text.encoders import BagOfWords, Channels, Projected, SentenceModel, Transformer, WordGRU
 from dipole.text.encoders.tail import Pooled, pooled
 from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected
 
@@ -20,15 +21,14 @@ AXES = ("batch", "length")
 class PaddedSentences(nn.Module):
     """A sentence model on ids padded on the right: no packing and no sorting, which a graph cannot hold.
 
-    Args:
-        model: f and g. halves: parts of the vector that are scaled to unit length; 0 for none. empty: the id that a
-            sentence without any token is read as.
+    `halves` parts of the vector are scaled to unit length (0: none). A sentence without a token is read as `empty`.
     """
 
     def __init__(self, model: SentenceModel, halves: int, empty: int) -> None:
         super().__init__()
-        self.sides = nn.ModuleList(map(_padded, model.sides()))
-        self.halves, self.empty = halves, empty
+        self.model, self.halves, self.empty = model, halves, empty
+        grus = [gru for part in model.modules() if isinstance(part, WordGRU) for gru in part.recurrent]
+        self.one_way = nn.ModuleList(_one_way(gru, suffix) for gru in grus for suffix in _directions(gru))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Ids and mask (B, T) -> vectors (B, width)."""
@@ -36,60 +36,44 @@ class PaddedSentences(nn.Module):
         nothing = (attention_mask.sum(1, keepdim=True) == 0) & first  # (B, T)
         ids = torch.where(nothing, self.empty, input_ids)
         mask = torch.where(nothing, 1, attention_mask)
-        vectors = torch.cat([side(ids, mask) for side in self.sides], 1)
+        grus = iter(self.one_way)
+        vectors = torch.cat([_vectors(side, ids, mask, grus) for side in self.model.sides()], 1)
         if not self.halves:
             return vectors
         parts = vectors.unflatten(1, (self.halves, -1))
         return nn.functional.normalize(parts, dim=2).flatten(1)
 
 
-def _padded(part: Part) -> nn.Module:
-    """The part on ids and mask (B, T)."""
+def _vectors(part: Any, ids: Tensor, mask: Tensor, grus: Iterator[nn.Module]) -> Tensor:
+    """Compute a part on ids and mask (B, T). `grus` are those of all parts, each of one direction."""
     match part:
         case BagOfWords():
-            return _Sum(part)
+            return (part.table(ids) * mask[..., None].to(part.table.weight.dtype)).sum(1)
         case WordGRU():
-            return _Recurrent(part)
+            return _last_states(part, ids, mask, grus)
         case Channels():
-            return _Beside([_padded(each) for each in part.parts])  # type: ignore[arg-type]
+            return torch.cat([_vectors(each, ids, mask, grus) for each in part.parts], 1)
         case Projected():
-            return _Mapped(_padded(part.part), part.matrix)
+            return _vectors(part.part, ids, mask, grus) @ part.matrix
         case Transformer():
-            return _Pooled(part)
+            return pooled(part.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask.bool(), part.pooling)
         case Pooled():
-            return _Behind(part)
+            hidden = part.part.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            found: Tensor = part.layers(torch.cat([pooled(hidden, mask.bool(), mode) for mode in part.pooling], 1))
+            return found
     raise ConfigError(f"an encoder of the kind {type(part).__name__} cannot be exported to ONNX.")
 
 
-class _Sum(nn.Module):
-    def __init__(self, part: BagOfWords) -> None:
-        super().__init__()
-        self.table = part.table
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return (self.table(ids) * mask[..., None].to(self.table.weight.dtype)).sum(1)
-
-
-class _Recurrent(nn.Module):
-    """Every direction by itself: the one that reads backwards gets each sentence turned round."""
-
-    def __init__(self, part: WordGRU) -> None:
-        super().__init__()
-        self.table = part.table
-        self.turned = [bool(suffix) for gru in part.recurrent for suffix in _directions(gru)]
-        self.grus = nn.ModuleList(_one_way(gru, suffix) for gru in part.recurrent for suffix in _directions(gru))
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        end = mask.sum(1, keepdim=True) - 1  # (B, 1)
-        backwards = ids.gather(1, (end - torch.arange(ids.shape[1])).clamp_min(0))
-        states = []
-        for gru, turned in zip(self.grus, self.turned, strict=True):
-            order = ids
-            if turned:
-                order = backwards
-            found, _ = gru(self.table(order))  # (B, T, H)
+def _last_states(part: WordGRU, ids: Tensor, mask: Tensor, grus: Iterator[nn.Module]) -> Tensor:
+    """Read every direction by itself: the one that reads backwards gets each sentence turned round."""
+    end = mask.sum(1, keepdim=True) - 1  # (B, 1)
+    backwards = ids.gather(1, (end - torch.arange(ids.shape[1])).clamp_min(0))
+    states = []
+    for gru in part.recurrent:
+        for order in (ids, backwards)[: len(_directions(gru))]:
+            found, _ = next(grus)(part.table(order))  # (B, T, H)
             states.append(found.gather(1, end[..., None].expand(-1, -1, found.shape[2]))[:, 0])
-        return torch.cat(states, 1)
+    return torch.cat(states, 1)
 
 
 def _directions(gru: Any) -> tuple[str, ...]:
@@ -105,56 +89,8 @@ def _one_way(gru: Any, suffix: str) -> nn.GRU:
     return one
 
 
-class _Beside(nn.Module):
-    def __init__(self, parts: list[nn.Module]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return torch.cat([part(ids, mask) for part in self.parts], 1)
-
-
-class _Mapped(nn.Module):
-    def __init__(self, part: nn.Module, matrix: Tensor) -> None:
-        super().__init__()
-        self.part, self.matrix = part, nn.Parameter(matrix.detach().clone(), requires_grad=False)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self.part(ids, mask) @ self.matrix
-
-
-class _Pooled(nn.Module):
-    def __init__(self, part: Transformer) -> None:
-        super().__init__()
-        self.model, self.pooling = part.model, part.pooling
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        weight = mask[..., None].to(hidden.dtype)
-        return (hidden * weight).sum(1) / weight.sum(1)
-
-
-class _Behind(nn.Module):
-    """Pooling and layers as sentence-transformers puts them behind a transformer."""
-
-    def __init__(self, part: Pooled) -> None:
-        super().__init__()
-        self.model, self.pooling, self.layers = part.part.model, part.pooling, part.layers
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        found: Tensor = self.layers(torch.cat([pooled(hidden, mask.bool(), mode) for mode in self.pooling], 1))
-        return found
-
-
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
-    """Write model.onnx, the tokenizer and README.md. Check that onnxruntime gives the run's vectors.
-
-    Raises:
-        ConfigError: the encoder has a part that no graph is known for. TrainingError: see `write_onnx`.
-    """
+    """Write model.onnx, the tokenizer and README.md. Check that onnxruntime gives the run's vectors."""
     model = projected(encoder)
     padded = PaddedSentences(model, parts_scaled(encoder, model), encoder.tokens.empty).eval()
     longest = encoder.max_length or 12

@@ -48,11 +48,7 @@ vectors = model.encode(["A sentence.", "Another one."])
 
 
 def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
-    """Write a folder that sentence-transformers loads, and check that it gives the same vectors.
-
-    Raises:
-        TrainingError: sentence-transformers is not installed, or the written folder gives other vectors.
-    """
+    """Write a folder that sentence-transformers loads. Raise TrainingError if it gives other vectors."""
     library = _library()
     model = projected(encoder)
     options: dict[str, Any] = {}

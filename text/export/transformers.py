@@ -28,11 +28,7 @@ PADDED = [text for text in PROBE if text]  # plain models have no vector of an e
 
 @quietly()
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
-    """Write model, tokenizer, README.md, and code where transformers has no such model.
-
-    Raises:
-        TrainingError: the written folder gives other vectors.
-    """
+    """Write model, tokenizer, README.md, and code where transformers has no such model."""
     model = projected(encoder)
     is_plain = model.g is None and isinstance(model.f, Transformer)
     if is_plain:

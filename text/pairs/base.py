@@ -45,17 +45,7 @@ class TextBatch:
 
 @dataclass(frozen=True)
 class Setting:
-    """The run, as a kind of pairs needs it.
-
-    Args:
-        config: of the run.
-        data: the sentences.
-        train_rows: rows of the data that are trained on.
-        batch_size: rows of the global batch.
-        seed: of the run.
-        device: where batches are sent.
-        width: of the embedding.
-    """
+    """The run, as a kind of pairs needs it."""
 
     config: TextSettings
     data: Data

@@ -1,7 +1,8 @@
 """Batches of a pair table in which no text is a negative of itself."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 
 import numpy as np
 
@@ -23,9 +24,6 @@ def without_duplicates(rows: Iterable[Row], size: int) -> Iterator[list[int]]:
 
     A row that shares a text with one of the batch waits for a later batch, where waiting rows come first. The
     last, incomplete batch is dropped.
-
-    Args:
-        rows: in their order. size: of a batch.
     """
     waiting: dict[int, deque[Row]] = {}  # by the text that they have to wait for
     rest = iter(rows)
@@ -61,22 +59,13 @@ class PairBatches:
     """The batches of every epoch, each a function of seed and epoch alone and the same on every rank.
 
     An epoch has as many batches as the first order fills. If a later order fills fewer, rows are drawn again for the
-    rest.
-
-    Args:
-        table: the pairs. rows: those that are trained on. size: rows of a global batch.
-        draw: returns the order of the rows. Rounds count orders within an epoch.
-        no_duplicates: no text occurs in two rows of a batch.
-
-    Raises:
-        DataError: no batch of that size is without duplicates.
+    rest. Raise DataError if no batch of that size is without duplicates.
     """
 
     def __init__(self, table: PairTable, rows: np.ndarray, size: int, draw: Order, *, no_duplicates: bool) -> None:
-        self._table, self._rows, self._size, self._draw = table, rows, size, draw
-        self._apart = no_duplicates and self._has_duplicates()
+        self._table, self._rows, self._size, self._draw, self._apart = table, rows, size, draw, no_duplicates
         self.count = len(rows) // size
-        if self._apart and self.count:
+        if no_duplicates and self.count:
             self.count = next((n for tried in range(TRIES) if (n := sum(1 for _ in self._cut(0, tried)))), 0)
             if not self.count:
                 text, most = self._most_frequent()
@@ -88,16 +77,13 @@ class PairBatches:
 
     def epoch(self, number: int) -> np.ndarray:
         """(count, size) row numbers of the table, batch after batch."""
-        found, filled = np.empty((self.count, self._size), np.int64), 0
-        for tried in range(TRIES * max(1, self.count)):
-            for batch in self._cut(number, tried):
-                if filled == self.count:
-                    break
-                found[filled] = batch
-                filled += 1
-            if filled == self.count:
-                return found
-        raise DataError(f"no more than {filled} of {self.count} batches are without duplicates; lower the batch.")
+        orders = (self._cut(number, tried) for tried in range(TRIES * max(1, self.count)))
+        found = list(islice(chain.from_iterable(orders), self.count))
+        if len(found) < self.count:
+            raise DataError(
+                f"no more than {len(found)} of {self.count} batches are without duplicates; lower the batch."
+            )
+        return np.array(found, np.int64).reshape(self.count, self._size)
 
     def _cut(self, epoch: int, tried: int) -> Iterator[np.ndarray]:
         order = self._draw(epoch, tried, len(self._rows))
@@ -112,26 +98,7 @@ class PairBatches:
             part = order[start : start + TOGETHER]
             yield from zip(part.tolist(), self._table.texts_of(self._rows[part]), strict=True)
 
-    def _texts(self) -> Iterator[np.ndarray]:
-        """Yield numbers of texts, some rows at a time. A text is listed once for each of its rows."""
-        for start in range(0, len(self._rows), TOGETHER):
-            texts = np.sort(self._table.numbers_of(self._rows[start : start + TOGETHER]), axis=1)
-            differ = texts >= 0
-            differ[:, 1:] &= texts[:, 1:] != texts[:, :-1]
-            yield texts[differ]
-
-    def _has_duplicates(self) -> bool:
-        """Return whether two rows have a text in common."""
-        seen = np.zeros(len(self._table.texts), bool)
-        for texts in self._texts():
-            if seen[texts].any() or len(np.unique(texts)) < len(texts):
-                return True
-            seen[texts] = True
-        return False
-
     def _most_frequent(self) -> tuple[int, int]:
         """Return the text of most rows, and the number of these rows."""
-        counts = np.zeros(len(self._table.texts), np.int64)
-        for texts in self._texts():
-            np.add.at(counts, texts, 1)
-        return int(counts.argmax()), int(counts.max())
+        counts = Counter(text for _, texts in self._offer(np.arange(len(self._rows))) for text in texts)
+        return counts.most_common(1)[0]

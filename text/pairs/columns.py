@@ -99,11 +99,7 @@ def _vectors(part: encoders.Part, batch: encoders.Batch) -> Tensor:
 
 
 def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
-    """Pair anchors with their positives.
-
-    Args:
-        absent: (E,) places c B + b where row b has no text in column c. The positives are column 0.
-    """
+    """Pair anchors with their positives. `absent` (E,) are the places c B + b where row b has no text in column c."""
     if absent is not None:
         absent = absent.expand(len(rows["anchor"]), -1)
     return Pairs.from_columns(

@@ -74,18 +74,11 @@ class SE:
             raise OptionError(f"params must be a dictionary of SentEval's parameters, got {type(params).__name__}")
         if not callable(batcher) or not (prepare is None or callable(prepare)):
             raise OptionError("batcher and prepare must be functions: batcher(params, sentences) gives an array (n, d)")
-        self.params = Params(params)
-        for name, default in (("seed", 1111), ("batch_size", 128), ("nhid", 0), ("kfold", 5)):
-            self.params.setdefault(name, default)
-        if not self.params.classifier:
-            self.params.classifier = {"nhid": 0}
-        if not isinstance(self.params.classifier, Mapping):
-            raise OptionError(f"classifier must be a dictionary such as {{'nhid': 0}}, got {self.params.classifier!r}")
-        if "nhid" not in self.params.classifier:
-            raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
+        self.params = Params({"seed": 1111, "batch_size": 128, "nhid": 0, "kfold": 5, **params})
+        self.params.classifier = self.params.classifier or {"nhid": 0}
         _check(self.params)
         self.settings = Settings(
-            self._protocol(),
+            _protocol(self.params),
             self.params.kfold,
             self.params.seed,
             Classifier.from_params(self.params.classifier),
@@ -98,13 +91,6 @@ class SE:
         self.list_tasks = list(READERS)
         self.progress = Progress(quiet=self.params.get("progress", True) is False)
         self.results: Any = None
-
-    def _protocol(self) -> str:
-        given, named = self.params.usepytorch, self.params.protocol
-        implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
-        if named and implied and named != implied:
-            raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other; give one of them")
-        return check_protocol(named or implied or "fast")
 
     @overload
     def eval(self, name: str) -> Result: ...
@@ -123,15 +109,13 @@ class SE:
             OptionError: `name` is none of these.
             DataError: a task is unknown, a file is missing or damaged, or the encoder's vectors are not numbers (n, d).
         """
-        if not isinstance(name, str):
-            tasks = [self._load(each) for each in task_names(name)]  # a missing file shows before hours of encoding
-            self.results = {task.name: self._score(task) for task in tasks}
-        else:
-            self.results = self._score(self._load(name))
+        check = self.params.get("check", True) is not False
+        # A missing file shows before hours of encoding.
+        tasks = [load_task(each, self.params.task_path, check) for each in task_names(name)]
+        self.results = {task.name: self._score(task) for task in tasks}
+        if isinstance(name, str):
+            self.results = self.results[name]
         return self.results
-
-    def _load(self, name: str) -> Task:
-        return load_task(name, self.params.task_path, check=self.params.get("check", True) is not False)
 
     def _score(self, task: Task) -> Result:
         self.params.current_task = task.name
@@ -139,13 +123,13 @@ class SE:
 
     def _encode(self, task: Task) -> dict[Sentence, np.ndarray]:
         """Encode each distinct sentence of the task once, short ones first."""
-        distinct = sorted({tuple(sentence) for sentence in task.samples()}, key=lambda s: (len(s), s))
+        distinct = _distinct([task])
         self.prepare(self.params, task.samples())
         path = None
         if self.params.cache:
             path = _cache_path(Path(self.params.cache), str(self.params.cache_key), task.name, distinct)
-            rows = found(partial(_kept_rows, path, len(distinct)))
-            if rows is not None and self._is_of_this_encoder(distinct, rows):
+            rows = found(partial(np.load, path, allow_pickle=False))
+            if rows is not None and rows.ndim == 2 and len(rows) == len(distinct) and self._gives(distinct, rows):
                 return _by_sentence(distinct, rows)
         parts = []
         self.progress.start(f"encode {task.name}", len(distinct), 0)
@@ -156,14 +140,12 @@ class SE:
         self.progress.close(len(distinct))
         matrix = same_width(parts, task.name)
         if path is not None:
-            _save(path, matrix)
+            with atomic_file(path) as file:
+                np.save(file, matrix)
         return _by_sentence(distinct, matrix)
 
-    def _is_of_this_encoder(self, distinct: Sequence[tuple[str, ...]], rows: np.ndarray) -> bool:
-        """Return whether an encoder gives the cached rows again. A key can be reused with other weights.
-
-        It is asked for sentences of all lengths, the longest among them.
-        """
+    def _gives(self, distinct: Sequence[tuple[str, ...]], rows: np.ndarray) -> bool:
+        """Return whether this encoder gives the cached rows, of sentences of all lengths. A key can be reused."""
         places = np.unique(np.linspace(0, len(distinct) - 1, ASKED).astype(int))
         asked = [list(distinct[place]) for place in places]
         mine = as_rows(self.batcher(self.params, asked), len(asked), str(self.params.current_task))
@@ -171,12 +153,12 @@ class SE:
         return mine.shape == kept.shape and np.allclose(mine, kept, rtol=1e-3, atol=1e-4 * float(np.abs(kept).max()))
 
 
-def _kept_rows(path: Path, count: int) -> np.ndarray | None:
-    """Load the rows of a cache. Return None, or raise, if they are missing or damaged."""
-    rows: np.ndarray = np.load(path, allow_pickle=False)
-    if rows.ndim == 2 and len(rows) == count:
-        return rows
-    return None
+def _protocol(params: Params) -> str:
+    given, named = params.usepytorch, params.protocol
+    implied = {None: None, True: "senteval-torch", False: "senteval-sklearn"}[given]
+    if named and implied and named != implied:
+        raise OptionError(f"protocol {named!r} and usepytorch={given} contradict each other; give one of them")
+    return check_protocol(named or implied or "fast")
 
 
 def _check(params: Params) -> None:
@@ -185,6 +167,10 @@ def _check(params: Params) -> None:
         near = get_close_matches(str(name), KNOWN, n=1, cutoff=0.8)
         if near and name not in KNOWN:
             raise OptionError(f"params has no {name!r}. Did you mean {near[0]!r}?")
+    if not isinstance(params.classifier, Mapping):
+        raise OptionError(f"classifier must be a dictionary such as {{'nhid': 0}}, got {params.classifier!r}")
+    if "nhid" not in params.classifier:
+        raise OptionError("classifier needs 'nhid', the number of hidden units (0: logistic regression)")
     if not params.task_path or not isinstance(params.task_path, str | Path):
         raise OptionError("params needs 'task_path', the folder that holds SentEval's downstream/")
     whole(params.batch_size, "batch_size", 1)
@@ -205,10 +191,15 @@ def _check_cache(params: Params) -> None:
         Path(params.cache).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=params.cache):
             pass
-    except OSError as error:
-        raise OptionError(f"cache: the folder {str(params.cache)[:200]} cannot be written: {why(error)}") from None
-    except ValueError as error:  # a path with a null character
-        raise OptionError(f"cache: the folder {str(params.cache)[:200]!r} cannot be written: {error}") from None
+    except (OSError, ValueError) as error:  # a path with a null character
+        reason: object = error
+        if isinstance(error, OSError):
+            reason = why(error)
+        raise OptionError(f"cache: the folder {str(params.cache)[:200]} cannot be written: {reason}") from None
+
+
+def _distinct(tasks: Iterable[Task]) -> list[tuple[str, ...]]:
+    return sorted({tuple(s) for task in tasks for s in task.samples()}, key=lambda s: (len(s), s))
 
 
 def _by_sentence(sentences: Sequence[tuple[str, ...]], matrix: np.ndarray) -> dict:
@@ -220,12 +211,6 @@ def _cache_path(folder: Path, key: str, name: str, sentences: Iterable[tuple[str
     for sentence in sentences:
         digest.update("\x1f".join(sentence).encode() + b"\x1e")
     return folder / f"{name}-{digest.hexdigest()[:20]}.npy"
-
-
-def _save(path: Path, matrix: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        np.save(file, matrix)
 
 
 def evaluate(
@@ -266,27 +251,26 @@ def evaluate(
     settings = Settings(check_protocol(protocol), kfold, seed, device=check_device(device))
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
-    distinct = sorted({tuple(s) for task in loaded for s in task.samples()}, key=lambda s: (len(s), s))
+    distinct = _distinct(loaded)
     shown.start("SentEval", len(loaded), 0, "task")
-    found = {}
+    results: dict[str, Result] = {}
     try:
         shown.status(f"encoding {len(distinct)} sentences")
         matrix = as_rows(encode([" ".join(sentence) for sentence in distinct]), len(distinct), "encode")
         embeddings = _by_sentence(distinct, matrix)
         for count, task in enumerate(loaded, start=1):
             shown.status(f"scoring {task.name}")
-            found[task.name] = score(task, embeddings, settings, {"halves": halves}, shown)
+            results[task.name] = score(task, embeddings, settings, {"halves": halves}, shown)
             shown.update(count)
     finally:
-        shown.close(len(found))
-    return found
+        shown.close(len(results))
+    return results
 
 
 def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
-    """`prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
+    """Return `prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
 
-    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well. `batcher` looks
-    them up.
+    All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well.
 
         prepare, batcher = senteval.for_genuine(encoder.encode)
         senteval_of_facebook.engine.SE(params, batcher, prepare).eval(tasks)
@@ -294,24 +278,22 @@ def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
     Args:
         encode: as in `evaluate`.
 
-    Returns:
-        prepare(params, samples), and batcher(params, batch), which gives (n, d).
-
     Raises:
         DataError: from a call, `encode` gives no numbers (n, d).
     """
     known: dict[str, np.ndarray] = {}
 
+    def add(sentences: list[str]) -> None:
+        if sentences:
+            known.update(zip(sentences, as_rows(encode(sentences), len(sentences), "encode"), strict=True))
+
     def prepare(params: Params, samples: list[Sentence]) -> None:
         known.clear()
-        sentences = sorted({" ".join(sentence) for sentence in samples})
-        known.update(zip(sentences, as_rows(encode(sentences), len(sentences), "encode"), strict=True))
+        add(sorted({" ".join(sentence) for sentence in samples}))
 
     def batcher(params: Params, batch: list[Sentence]) -> np.ndarray:
         sentences = [" ".join(sentence) for sentence in batch]
-        missing = sorted({s for s in sentences if s not in known})
-        if missing:
-            known.update(zip(missing, as_rows(encode(missing), len(missing), "encode"), strict=True))
+        add(sorted(set(sentences) - known.keys()))
         return np.stack([known[s] for s in sentences])
 
     return prepare, batcher

@@ -30,7 +30,7 @@ DIGESTS = {
 class TaskFiles:
     """Files below SentEval's data folder, read for one task. With `check`, counts are compared with the published ones.
 
-    `changed`: what was said of files whose checksum is not the known one.
+    `changed` describes files whose checksum is not the known one.
     """
 
     def __init__(self, task: str, root: Path, check: bool) -> None:

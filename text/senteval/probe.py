@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -46,9 +46,9 @@ class Probe:
 class Solved:
     """For each problem: the best inner score in percent, the value of the grid that reached it, the test labels."""
 
-    best: list[float]
-    chosen: list[float]
-    tests: list[np.ndarray]
+    best: list[float] = field(default_factory=list)
+    chosen: list[float] = field(default_factory=list)
+    tests: list[np.ndarray] = field(default_factory=list)
     unconverged: int = 0
 
     def choose(self, scores: np.ndarray, grid: list[float]) -> int:
@@ -61,13 +61,7 @@ class Solved:
 
 
 def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: Settings) -> Probe:
-    """Probe features by the protocol of the settings.
-
-    Args:
-        task: of the kind "nested", "holdout" or "split".
-        splits: in the order of the protocol (`arranged`).
-        features: (N, d) of each split.
-        settings: protocol, folds, seed, classifier and device.
+    """Probe features (N, d) of each split by the protocol of the settings.
 
     Raises:
         DataError: a feature is not finite or too large, or there are too few samples for the folds.
@@ -131,7 +125,7 @@ def _solve_together(x: np.ndarray, y: np.ndarray, problems: list[Problem], task:
     score: Score = accuracy
     if settings.protocol == "skip-thoughts" and task.f1:
         score = f1_score
-    solved = Solved([], [], [], int((~found.converged).sum()))
+    solved = Solved(unconverged=int((~found.converged).sum()))
     if solved.unconverged:
         warnings.warn(NotConverged(solved.unconverged, found.converged.size), stacklevel=2)
     column = 0
@@ -153,7 +147,7 @@ def _solve_sklearn(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: 
     def predict(c: float, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         return LogisticRegression(C=c, random_state=settings.seed).fit(x[train], y[train]).predict(x[test])
 
-    solved = Solved([], [], [])
+    solved = Solved()
     for problem in problems:
         scores = np.zeros((len(grid), len(problem.inner)))
         for value, c in enumerate(grid):
@@ -174,7 +168,7 @@ def _solve_torch(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Ta
         return fit_all(rows, labels, task.classes, fits, settings.classifier, settings.seed)
 
     inner = iter(fit([Fit(train, dev, grid) for problem in problems for train, dev in problem.inner]))
-    solved = Solved([], [], [])
+    solved = Solved()
     for problem in problems:
         solved.choose(np.stack([next(inner).accuracy for _ in problem.inner], 1), grid)
     finals = fit([Fit(p.train, p.dev, [value]) for p, value in zip(problems, solved.chosen, strict=True)])

@@ -54,15 +54,7 @@ def whole(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a probe, besides features and labels.
-
-    Args:
-        protocol: one of `PROTOCOLS`.
-        kfold: folds of tasks without a development part, >= 2.
-        seed: of folds and classifiers, from 0 to 2**32 - 1.
-        classifier: of "senteval-torch".
-        device: for classifiers. Those of scikit-learn stay on the CPU.
-    """
+    """Settings of a probe. `classifier` is that of "senteval-torch". scikit-learn's classifiers stay on the CPU."""
 
     protocol: str = "fast"
     kfold: int = 10
@@ -88,14 +80,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Problem:
-    """A final classifier: its rows, and the inner problems that choose its regularisation.
-
-    Args:
-        train: rows that it learns from.
-        test: rows that it is tested on.
-        dev: rows that end its training. None: a share of `train`.
-        inner: (training rows, rows to score) of each inner problem.
-    """
+    """A final classifier, and the inner problems (training rows, rows to score) that choose its regularisation."""
 
     train: np.ndarray
     test: np.ndarray
@@ -134,13 +119,7 @@ def _take(split: Split, order: Sequence[int]) -> Split:
 
 
 def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: Settings) -> list[Problem]:
-    """Divide the rows of a task into problems.
-
-    Args:
-        task: of the kind "nested", "holdout" or "split".
-        splits: its splits, one after another in `y`.
-        y: (N,) labels.
-        settings: protocol, folds and seed.
+    """Divide the rows of a task, split after split in the labels `y` (N,), into problems.
 
     Raises:
         DataError: a class has fewer samples than there are folds, or a fold has a single class.

@@ -10,31 +10,23 @@ from torch import Tensor
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.text import counted
 
-WIDEST_LABEL = 60  # characters of a wrong value that a message shows
-
 
 def as_rows(value: Any, count: int, where: str) -> np.ndarray:
-    """Return the vectors of `count` sentences, (n, d) in float32 or float64, of an array, a tensor or a list of either.
-
-    Raises:
-        DataError: for text, rows of several lengths, another number of them, or other than two dimensions.
-    """
+    """Return the vectors of `count` sentences, (n, d) in float32 or float64. Raise DataError for anything else."""
+    sentences = counted(count, "sentence")
     try:
         found = _array(value)
     except (ValueError, TypeError, RuntimeError) as error:
         said = str(error).split("\n")[0][:200]
-        raise DataError(
-            f"{where}: the vectors of {counted(count, 'sentence')} are no array of numbers ({said})"
-        ) from None
+        raise DataError(f"{where}: the vectors of {sentences} are no array of numbers ({said})") from None
     if found.dtype.kind not in "fiub":
         kind = f"values of type {type(value).__name__} ({found.dtype})"
         if found.dtype.kind in "US":
             kind = "text"
-        raise DataError(f"{where}: the encoder returned {kind} for {counted(count, 'sentence')}, not numbers (n, d)")
+        raise DataError(f"{where}: the encoder returned {kind} for {sentences}, not numbers (n, d)")
     if found.ndim != 2 or len(found) != count or not found.shape[1]:
         raise DataError(
-            f"{where}: the encoder returned an array {found.shape} for {counted(count, 'sentence')}, not one vector "
-            "each (n, d)"
+            f"{where}: the encoder returned an array {found.shape} for {sentences}, not one vector each (n, d)"
         )
     if found.dtype in (np.float32, np.float64):
         return found
@@ -68,15 +60,13 @@ def same_width(parts: Sequence[np.ndarray], where: str) -> np.ndarray:
 
 
 def task_names(tasks: Any) -> list[str]:
-    """Names of tasks as a list, each once: of one name, or of any collection of them.
-
-    Raises:
-        OptionError: for anything else, and for none.
-    """
+    """Names of tasks as a list, each once. Raise OptionError for anything else, and for none."""
     if isinstance(tasks, str):
         return [tasks]
     if isinstance(tasks, Iterable) and not isinstance(tasks, bytes):
-        names = sorted(tasks, key=str) if isinstance(tasks, set | frozenset) else list(tasks)
+        names = list(tasks)
+        if isinstance(tasks, set | frozenset):
+            names.sort(key=str)
         if names and all(isinstance(name, str) for name in names):
             return list(dict.fromkeys(names))
-    raise OptionError(f"tasks must be names such as ['MR', 'CR'], got {str(tasks)[:WIDEST_LABEL]!r}")
+    raise OptionError(f"tasks must be names such as ['MR', 'CR'], got {str(tasks)[:60]!r}")

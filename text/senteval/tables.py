@@ -21,26 +21,19 @@ def published_rows(table: str) -> list[tuple[str, dict[str, float | None]]]:
     for path in shipped("published", "*.json").values():
         for found in json.loads(path.read_text(encoding="utf-8"))["tables"]:
             if found["id"] == table:
-                return [(row["method"], _cells(found["columns"], row["cells"])) for row in found["rows"]]
+                columns = [column.replace("MSRP", "MRPC") for column in found["columns"]]
+                return [(row["method"], _cells(columns, row["cells"])) for row in found["rows"]]
     raise DataError(f"no published table {table!r}; there are {', '.join(PUBLISHED)}")
 
 
 def _cells(columns: list[str], cells: Any) -> dict[str, float | None]:
     if isinstance(cells, dict):
         cells = cells.values()
-    found = {column: cell["mean"] for column, cell in zip(columns, cells, strict=True)}
-    if "MSRP" in found:
-        found["MRPC"] = found.pop("MSRP")
-    return found
+    return {column: cell["mean"] for column, cell in zip(columns, cells, strict=True)}
 
 
 def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], tables: tuple[str, ...] = PUBLISHED) -> str:
-    """Ours first, then the published rows, accuracies in percent.
-
-    Args:
-        results: name of the encoder -> task -> result, as `senteval.evaluate` returns.
-        tables: published tables set below them. Repeated rows are printed once.
-    """
+    """Ours first (encoder -> task -> result), then the published rows, accuracies in percent."""
     columns = [*SIX_TASKS, "SUBJ*", "MPQA*"]
     lines = [f"{'':<28}" + "".join(f"{column:>8}" for column in columns)]
     protocols = set()

@@ -112,13 +112,9 @@ def sst(name: str, files: TaskFiles) -> Task:
     return Task(name, "split", splits, classes=classes)
 
 
-def _pairs(
-    rows: Sequence[tuple[int, list[str]]], left: int, label: Callable[[int, list[str]], float], header: bool = True
-) -> Split:
-    """Pairs of sentences in the columns `left` and `left + 1`, with their labels."""
-    rows = rows[int(header) :]
-    sides = [[fields[column].split() for _, fields in rows] for column in (left, left + 1)]
-    return Split(sides, [label(number, fields) for number, fields in rows])
+def _pairs(rows: Sequence[tuple[int, list[str]]], left: int, labels: Sequence[float]) -> Split:
+    """Pairs of sentences in the columns `left` and `left + 1`."""
+    return Split([[fields[column].split() for _, fields in rows] for column in (left, left + 1)], labels)
 
 
 def mrpc(name: str, files: TaskFiles) -> Task:
@@ -126,8 +122,9 @@ def mrpc(name: str, files: TaskFiles) -> Task:
     splits = {}
     for split, expected in (("train", 4076), ("test", 1725)):
         relative = f"downstream/MRPC/msr_paraphrase_{split}.txt"
-        rows = list(files.fields(relative, 5))
-        splits[split] = _pairs(rows, 3, lambda n, fields, file=relative: files.label(file, n, fields[0], 2))
+        rows = list(files.fields(relative, 5))[1:]  # without the header
+        labels = [files.label(relative, number, fields[0], 2) for number, fields in rows]
+        splits[split] = _pairs(rows, 3, labels)
         files.expect(relative, len(splits[split]), expected)
         if files.check and "<QUOTE>" in files.text(relative, "utf-8"):
             raise DataError(
@@ -142,17 +139,18 @@ def sick(name: str, files: TaskFiles) -> Task:
     splits = {}
     for split, part, expected in (("train", "train", 4500), ("dev", "trial", 500), ("test", "test_annotated", 4927)):
         relative = f"downstream/SICK/SICK_{part}.txt"
-
-        def label(number: int, fields: list[str], file: str = relative) -> float:
+        rows = list(files.fields(relative, 5))[1:]  # without the header
+        labels: list[float] = []
+        for number, fields in rows:
             if name != "SICKEntailment":
-                return files.score(file, number, fields[3])
-            if fields[4] not in JUDGMENTS:
+                labels.append(files.score(relative, number, fields[3]))
+            elif fields[4] in JUDGMENTS:
+                labels.append(JUDGMENTS.index(fields[4]))
+            else:
                 raise DataError(
-                    f"{files.root / file}, line {number}: label {fields[4]!r} is none of {', '.join(JUDGMENTS)}"
+                    f"{files.root / relative}, line {number}: label {fields[4]!r} is none of {', '.join(JUDGMENTS)}"
                 )
-            return JUDGMENTS.index(fields[4])
-
-        splits[split] = _pairs(list(files.fields(relative, 5)), 1, label)
+        splits[split] = _pairs(rows, 1, labels)
         files.expect(relative, len(splits[split]), expected)
     if name == "SICKEntailment":
         return Task(name, "split", splits, classes=3, pairs=True)
@@ -165,7 +163,8 @@ def sts_benchmark(name: str, files: TaskFiles) -> Task:
     for split, expected in (("train", 5749), ("dev", 1500), ("test", 1379)):
         relative = f"downstream/STS/STSBenchmark/sts-{split}.csv"
         rows = list(files.fields(relative, 7))
-        splits[split] = _pairs(rows, 5, lambda n, fields, file=relative: files.score(file, n, fields[4]), header=False)
+        labels = [files.score(relative, number, fields[4]) for number, fields in rows]
+        splits[split] = _pairs(rows, 5, labels)
         files.expect(relative, len(splits[split]), expected)
     return _similarity(name, splits)
 
@@ -202,7 +201,9 @@ def probing(name: str, files: TaskFiles) -> Task:
     found: dict[str, tuple[list[Sentence], list[str]]] = {split: ([], []) for split in PARTS.values()}
     for number, fields in files.fields(relative, 3):
         if fields[0] not in PARTS:
-            raise DataError(f"{files.root / relative}, line {number}: split {fields[0]!r} is none of {', '.join(PARTS)}")
+            raise DataError(
+                f"{files.root / relative}, line {number}: split {fields[0]!r} is none of {', '.join(PARTS)}"
+            )
         sentences, labels = found[PARTS[fields[0]]]
         sentences.append(fields[-1].split())
         labels.append(fields[1])

@@ -1,6 +1,5 @@
 """SentEval's PyTorch classifier for many folds and weight decays at once: the same numbers, a fraction of the time."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,9 +116,7 @@ def fit_all(
     """Train every model as SentEval's `MLP.fit` does, models with equally many training rows stepped together.
 
     Every fit of SentEval seeds numpy and torch with the same number, so fits of one size share their initial weights
-    and the order of their batches. Rows and weight decays are stacked in a leading dimension, and
-    torch's own optimizer, which works element by element, steps the stack. Weight decay is added to the gradient as
-    the optimizer itself would. A fold leaves the stack when all its weight decays have stopped.
+    and the order of their batches. torch's own optimizer, which works element by element, steps the stacked weights.
 
     The rules followed (SentEval at 5d6dc11, tools/classifier.py): one loop is `epoch_size` passes. The count of loops
     without improvement is never reset and training stops at the (tenacity + 1)-th. The loss is the mean over the batch.
@@ -131,20 +128,19 @@ def fit_all(
         fits: the models. All of them must list equally many weight decays.
         seed: seed of every fit.
     """
-    out: list[Fitted | None] = [None] * len(fits)
-    for size in sorted({len(fit.train) for fit in fits}):
+    out: dict[int, Fitted] = {}
+    for size in {len(fit.train) for fit in fits}:
         members = [i for i, fit in enumerate(fits) if len(fit.train) == size]
         group = _Group(features, labels, classes, [fits[i] for i in members], settings, seed)
-        for i, fitted in zip(members, group.run(), strict=True):
-            out[i] = fitted
-    return [fitted for fitted in out if fitted is not None]
+        out |= zip(members, group.run(), strict=True)
+    return [out[i] for i in range(len(fits))]
 
 
 class _Group:
     """Models with equally many training rows: F folds, R weight decays each.
 
-    All parameters of a fold lie in one row of `flat` (F, S), so the optimizer steps a single tensor. `_unpack` gives
-    the layers as views of it.
+    `layers` are (F, 1 + in, R, out), the intercept last, and behind a hidden layer (F, R, H, K) and (F, R, K). The
+    decays of a fold see the same rows, so their columns of the first layer lie side by side in one product.
     """
 
     def __init__(
@@ -152,10 +148,7 @@ class _Group:
     ) -> None:
         device = features.device
         self.features = torch.cat([features, torch.ones(len(features), 1, device=device)], 1)
-        self.labels, self.settings = labels, settings
-        self.widths = [features.shape[1], classes]
-        if settings.nhid:
-            self.widths.insert(1, settings.nhid)
+        self.labels, self.classes, self.settings = labels, classes, settings
         self.stream = np.random.RandomState(seed)
         rows, self.dev = [], []
         shuffled = None
@@ -169,99 +162,54 @@ class _Group:
             rows.append(train)
             self.dev.append(torch.as_tensor(dev).to(device))
         self.train = torch.as_tensor(np.stack(rows)).to(device)  # (F, n)
-        decays = torch.tensor([list(fit.decays) for fit in fits], dtype=torch.float32)  # (F, R)
-        self.folds, self.values = decays.shape
-        size = self.values * sum((i + 1) * o for i, o in pairwise(self.widths))
-        check_fits(f"classifiers of {settings.nhid} hidden units", (self.folds, size), self.features)
-        self.flat = torch.empty(self.folds, size, device=device)
-        self.decay = torch.empty_like(self.flat)
-        self._initialise(seed, decays)
-        self.optimizer = settings.optimizer([self.flat])
-
-    def _unpack(self, flat: Tensor) -> list[Tensor]:
-        """Layers as views: (F, 1 + in, R, out), the intercept last; then (F, R, H, K) and (F, R, K) behind a hidden
-        layer.
-
-        The weight decays of a fold see the same rows, so the columns of its first layer lie side by side.
-        """
-        folds, values, (inputs, width, *outputs) = len(flat), self.values, self.widths
-        shapes = [(inputs + 1, values, width), *(s for k in outputs for s in ((values, width, k), (values, k)))]
-        sizes = [math.prod(shape) for shape in shapes]
-        return [part.view(folds, *shape) for part, shape in zip(flat.split(sizes, 1), shapes, strict=True)]
-
-    def _initialise(self, seed: int, decays: Tensor) -> None:
-        """Copy one freshly seeded network to every fold and weight decay, and save torch's random state.
-
-        All draws are the processor's, wherever the networks are trained.
-        """
-        decays = decays.to(self.flat.device)
-        parts, spread = self._unpack(self.flat), self._unpack(self.decay)
-        with torch.random.fork_rng(devices=[]):
+        self.decays = torch.tensor([list(fit.decays) for fit in fits], dtype=torch.float32, device=device)  # (F, R)
+        widths = [features.shape[1], classes]
+        if settings.nhid:
+            widths.insert(1, settings.nhid)
+        size = sum((i + 1) * o for i, o in pairwise(widths))
+        check_fits(f"classifiers of {settings.nhid} hidden units", (*self.decays.shape, size), self.features)
+        with torch.random.fork_rng(devices=[]):  # all draws are the processor's
             torch.manual_seed(seed)
-            layers = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(self.widths)]
+            first, *others = [torch.nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
             self.stream_state = torch.get_rng_state()
-        first, *layers = (layer.to(self.flat.device) for layer in layers)
-        parts[0].copy_(torch.cat([first.weight.detach().T, first.bias.detach()[None]])[:, None])
-        spread[0].copy_(decays[:, None, :, None])
-        for layer in layers:
-            parts[1].copy_(layer.weight.detach().T)
-            parts[2].copy_(layer.bias.detach())
-            spread[1].copy_(decays[:, :, None, None])
-            spread[2].copy_(decays[:, :, None])
-
-    def _forward(self, rows: Tensor, layers: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Logits (F, B, R, K) of features (F, B, d + 1)."""
-        hidden = torch.bmm(rows, layers[0].flatten(2)).view(*rows.shape[:2], *layers[0].shape[2:])
-        if len(layers) > 1:
-            if mask is not None:
-                hidden = hidden * mask[:, None]
-            hidden = torch.sigmoid(hidden)
-            hidden = (hidden.transpose(1, 2) @ layers[1] + layers[2][:, :, None]).transpose(1, 2)
-        return hidden
-
-    def _gradient(self, rows: Tensor, truth: Tensor) -> Tensor:
-        """Gradient (F, S) of every model's mean cross-entropy on its batch."""
-        if len(self.widths) == 2:
-            residual = _residual(self._forward(rows, self._unpack(self.flat)), truth)
-            return torch.bmm(rows.transpose(1, 2), residual.flatten(2)).flatten(1)
-        leaves = [part.detach().requires_grad_() for part in self._unpack(self.flat)]
-        logits = self._forward(rows, leaves, self._dropout(rows.shape[1]))
-        gradients = torch.autograd.grad(logits, leaves, _residual(logits.detach(), truth))
-        return torch.cat([g.flatten(1) for g in gradients], 1)
+        folds, values = self.decays.shape
+        parts = [torch.cat([first.weight.T, first.bias[None]])[:, None].expand(folds, -1, values, -1)]
+        for layer in others:
+            parts += [layer.weight.T.expand(folds, values, -1, -1), layer.bias.expand(folds, values, -1)]
+        self.layers = [part.detach().clone(memory_format=torch.contiguous_format).to(device) for part in parts]
+        for part in self.layers:
+            part.requires_grad_()
+        self.optimizer = settings.optimizer(self.layers)
 
     def run(self) -> list[Fitted]:
-        folds, values = self.folds, self.values
+        folds, values = self.decays.shape
         best = torch.full((folds, values), -1.0, dtype=torch.float64)
-        models = self.flat.clone()
         failures = torch.zeros(folds, values, dtype=torch.long)
         stopped = torch.zeros(folds, values, dtype=torch.bool)
+        models = [part.detach().clone() for part in self.layers]
         alive, epochs = list(range(folds)), 0
         while alive and epochs <= self.settings.max_epoch:
             for _ in range(self.settings.epoch_size):
                 self._pass()
             epochs += self.settings.epoch_size
-            layers = self._unpack(self.flat)
+            layers = [part.detach() for part in self.layers]
             for position, fold in enumerate(alive):
                 accuracy = self._accuracy([part[position : position + 1] for part in layers], fold)
                 better = ~stopped[fold] & (accuracy > best[fold])
                 missed = ~stopped[fold] & ~better
                 best[fold][better] = accuracy[better]
-                for i, (kept, part) in enumerate(zip(self._unpack(models[fold : fold + 1]), layers, strict=True)):
-                    if i:
-                        kept[0, better] = part[position, better]
-                    else:
-                        kept[0, :, better] = part[position, :, better]
+                for model, part in zip(_by_decay(models), _by_decay(layers), strict=True):
+                    model[fold, better] = part[position, better]
                 stopped[fold] |= missed & (failures[fold] >= self.settings.tenacity)
                 failures[fold] += missed
             keep = [position for position, fold in enumerate(alive) if not bool(stopped[fold].all())]
             if len(keep) < len(alive):
                 alive = [alive[position] for position in keep]
                 self._shrink(keep)
-        first, *output = self._unpack(models)
-        first = first.transpose(1, 2)  # (F, R, 1 + in, out)
+        first, *others = _by_decay(models)
         found = [Fitted(best[f].numpy(), [(first[f, :, :-1], first[f, :, -1])]) for f in range(folds)]
-        if output:
-            for fitted, weight, bias in zip(found, *output, strict=True):
+        if others:
+            for fitted, weight, bias in zip(found, *others, strict=True):
                 fitted.layers.append((weight, bias))
         return found
 
@@ -269,15 +217,27 @@ class _Group:
         """One pass over the training rows, in the batches of SentEval."""
         order = torch.as_tensor(self.stream.permutation(self.train.shape[1])).to(self.train.device)
         rows = self.train[:, order]  # (F, n)
-        truth = functional.one_hot(self.labels, self.widths[-1]).float()[rows][:, :, None]  # (F, n, 1, K)
-        size, width = self.settings.batch_size, self.features.shape[1]
-        buffer = self.features.new_empty(len(rows) * size, width)
-        for start in range(0, len(order), size):
-            batch = rows[:, start : start + size]  # (F, B)
-            x = torch.index_select(self.features, 0, batch.flatten(), out=buffer[: batch.numel()])
-            gradient = self._gradient(x.view(*batch.shape, width), truth[:, start : start + size])
-            self.flat.grad = gradient.addcmul_(self.decay, self.flat)
+        truth = functional.one_hot(self.labels, self.classes).float()[rows][:, :, None]  # (F, n, 1, K)
+        spread = [self.decays[:, None, :, None], self.decays[:, :, None, None], self.decays[:, :, None]]
+        for start in range(0, len(order), self.settings.batch_size):
+            batch = slice(start, start + self.settings.batch_size)
+            picked = rows[:, batch]
+            x = self.features.index_select(0, picked.flatten()).view(*picked.shape, -1)  # (F, B, 1 + d)
+            logits = self._forward(x, self.layers, self._dropout(x.shape[1]))
+            gradients = torch.autograd.grad(logits, self.layers, _residual(logits.detach(), truth[:, batch]))
+            for part, gradient, decay in zip(self.layers, gradients, spread, strict=False):
+                part.grad = gradient.addcmul(decay, part.detach())
             self.optimizer.step()
+
+    def _forward(self, rows: Tensor, layers: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """Logits (F, B, R, K) of features (F, B, 1 + d)."""
+        hidden = torch.bmm(rows, layers[0].flatten(2)).view(*rows.shape[:2], *layers[0].shape[2:])
+        if len(layers) > 1:
+            if mask is not None:
+                hidden = hidden * mask[:, None]
+            hidden = torch.sigmoid(hidden)
+            hidden = (hidden.transpose(1, 2) @ layers[1] + layers[2][:, :, None]).transpose(1, 2)
+        return hidden
 
     def _dropout(self, batch: int) -> Tensor | None:
         """The mask (B, H) that every fit of this size draws at this step: they share torch's stream."""
@@ -287,7 +247,7 @@ class _Group:
             torch.set_rng_state(self.stream_state)
             mask = functional.dropout(torch.ones(batch, self.settings.nhid), self.settings.dropout)
             self.stream_state = torch.get_rng_state()
-        return mask.to(self.flat.device)
+        return mask.to(self.features.device)
 
     def _accuracy(self, layers: Sequence[Tensor], fold: int) -> Tensor:
         """Accuracy (R,) of one fold's models on its early-stopping rows."""
@@ -296,15 +256,21 @@ class _Group:
         return (predicted == self.labels[dev][:, None]).sum(0).double().cpu() / len(dev)
 
     def _shrink(self, keep: list[int]) -> None:
-        """Take finished folds out of the parameters and out of the optimizer's state."""
-        flat = self.flat.detach()[keep]
-        state = self.optimizer.state.pop(self.flat, {})
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.shape == self.flat.shape:
-                state[key] = value[keep]
-        self.optimizer.state[flat] = state
-        self.optimizer.param_groups[0]["params"] = [flat]
-        self.flat, self.decay, self.train = flat, self.decay[keep], self.train[keep]
+        """Take finished folds out of the weights and out of the optimizer's state."""
+        for number, part in enumerate(self.layers):
+            self.layers[number] = part.detach()[keep].requires_grad_()
+            state = self.optimizer.state.pop(part, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == part.shape:
+                    state[key] = value[keep]
+            self.optimizer.state[self.layers[number]] = state
+        self.optimizer.param_groups[0]["params"] = self.layers
+        self.decays, self.train = self.decays[keep], self.train[keep]
+
+
+def _by_decay(layers: Sequence[Tensor]) -> list[Tensor]:
+    """Views of the layers with the weight decays in dimension 1."""
+    return [layers[0].transpose(1, 2), *layers[1:]]
 
 
 def _residual(logits: Tensor, truth: Tensor) -> Tensor:
