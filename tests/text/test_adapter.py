@@ -1,7 +1,6 @@
 """The domain as the trainer sees it: batches, pairs, evaluation, and runs from the command line."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import dipole
 from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.train.block_losses import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
-from dipole.core.train.recipe import load
-from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter, _is_development
@@ -250,6 +247,19 @@ def test_multichannel_and_expansion(corpus, tmp_path):
         ({"encoder": "bow", "direction": "uni"}, "direction has no effect"),
         ({"vectors": "x.txt"}, "vectors has no effect"),
         ({"expand": True}, "expand needs"),
+        ({"blocks": "random"}, "blocks has no effect"),
+        ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
+        ({"classifiers": ("mean",), "held_out": 0.0}, "set held_out above 0"),
+        ({"losses": True, "held_out": 0.0}, "losses are those of held-out sentences"),
+        ({"held_out": 0.5, "development": 0.5}, "leave nothing for training"),
+        ({"pairs": "columns"}, "set corpus to a file"),
+        ({"pairs": "columns", "corpus": "x", "columns": ("a",)}, "must name an anchor, a positive"),
+        ({"pairs": "columns", "corpus": "x", "window": 2}, "window has no effect"),
+        ({"columns": ("a", "b")}, "columns has no effect"),
+        ({"pairs": "views"}, r"dropout is 0.*set\s+text\.dropout, for example 0\.1"),
+        ({"pairs": "views", "encoder": "transformer"}, r"dropout is 0.*set\s+text\.dropout"),
+        ({"pairs": "views", "dropout": 0.2, "sides": 2}, "leave sides out"),
+        ({"head": "mlp"}, "head has no effect with encoder 'gru'"),
     ],
 )
 def test_settings_that_contradict_each_other(settings, message):
@@ -267,44 +277,6 @@ def test_the_cache_gives_the_same_corpus(corpus, tmp_path):
     first, second = make(corpus, tmp_path, cache=folder), make(corpus, tmp_path, cache=folder)
     assert first.data_info() == second.data_info() == make(corpus, tmp_path).data_info()
     assert len(list(Path(folder).iterdir())) == 1
-
-
-RECIPE = """
-name = "tiny"
-domain = "text"
-objective = "quickthoughts + 0.1*dp"
-[train]
-steps = 4
-batch_size = 40
-[text]
-corpus = "{corpus}"
-encoder = "bow"
-word_size = 8
-held_out = 0.2
-"""
-
-
-def test_train_eval_and_export_from_the_command_line(corpus, tmp_path, capsys):
-    from dipole.core.cli import main
-
-    recipe = tmp_path / "tiny.toml"
-    recipe.write_text(RECIPE.format(corpus=corpus))
-    assert main(["train", str(recipe), "--runs", str(tmp_path / "runs")]) == 0
-    run = next((tmp_path / "runs").glob("*/record.json")).parent
-    record = json.loads((run / "record.json").read_text())
-    assert {"next@1", "document/knn"} <= set(record["results"])
-    capsys.readouterr()
-    assert main(["eval", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["agrees"] is True
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    assert main(["export", str(run), "--to", "sentence-transformers", "--out", str(tmp_path / "st")]) == 0
-    model = sentence_transformers.SentenceTransformer(str(tmp_path / "st"), device="cpu")
-    from dipole.core.train.run_folder import find_run
-    from dipole.core.train.trained_run import load_run
-
-    _, adapter, _ = load_run(find_run(str(run), tmp_path / "runs"), "cpu")
-    texts = ["word1 word2 .", "", "word7", "something else entirely"]
-    assert model.encode(texts) == pytest.approx(adapter.encoder().encode(texts), abs=1e-5)
 
 
 @pytest.mark.parametrize("b", [1, 3, 9])
@@ -415,16 +387,12 @@ def test_the_losses_of_arora_are_measured_on_held_out_blocks(corpus, tmp_path):
     expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
     assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
     assert not [name for name in found if name.startswith("document/mean")]
-    with pytest.raises(ValueError, match="losses are those of held-out sentences"):
-        TextSettings(losses=True, held_out=0.0)
 
 
 def test_a_share_for_development_is_in_neither_part(corpus, tmp_path):
     adapter = make(corpus, tmp_path, development=0.1)
     assert set(adapter.train_rows % 30) == set(range(21))
     assert set(adapter.held_rows % 30) == set(range(24, 30))
-    with pytest.raises(ValueError, match="leave nothing for training"):
-        TextSettings(held_out=0.5, development=0.5)
 
 
 @pytest.mark.parametrize(("settings", "first"), [({"development": 0.1}, 21), ({}, 15)])
@@ -455,38 +423,6 @@ def test_choosing_sees_no_number_of_a_senteval_test_part():
     assert [name for name in names if _is_development(name)] == ["next/accuracy", "senteval/MR/dev"]
 
 
-def test_a_run_on_drawn_blocks_is_continued_bit_for_bit(corpus, tmp_path, monkeypatch):
-    recipe = tmp_path / "blocks.toml"
-    text = (
-        RECIPE.format(corpus=corpus).replace("quickthoughts + 0.1*dp", "blocks(k=3)").replace("steps = 4", "steps = 9")
-    )
-    recipe.write_text(text + 'pairs = "blocks"\nblocks = "random"\nblock_size = 3\n')
-    config = load(recipe).config
-    train(config, tmp_path / "whole", quiet=True)
-    embed, count = TextAdapter.embed, iter(range(100))
-
-    def stopping(self, batch):
-        if next(count) == 6:
-            signal.raise_signal(signal.SIGINT)
-        return embed(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TextAdapter, "embed", stopping)
-        with pytest.raises(RunInterruptedError, match="checkpoint is saved"):
-            train(config, tmp_path / "parts", quiet=True)
-    assert train(config, tmp_path / "parts", quiet=True).steps == 9
-    whole, parts = (
-        [
-            {key: line[key] for key in ("step", "train/loss") if key in line}
-            for line in map(json.loads, next((tmp_path / name).glob("*/metrics.jsonl")).read_text().splitlines())
-        ]
-        for name in ("whole", "parts")
-    )
-    assert whole == parts
-    models = [next((tmp_path / name).glob("*/model/*.safetensors")).read_bytes() for name in ("whole", "parts")]
-    assert models[0] == models[1]
-
-
 def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
     adapter = make(corpus, tmp_path, encoder="bow", classifiers=("trained", "mean", "few"))
     found = adapter.evaluate(None)
@@ -500,19 +436,6 @@ def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
         binary += [float(point[owner] > point[other]) for other in range(10) if other != owner]
     assert found["document/mean/avg-2"] == pytest.approx(sum(binary) / len(binary), abs=1e-6)
     assert {f"document/{name}/{task}" for name in ("trained", "few") for task in ("avg-10", "top-5")} <= set(found)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"blocks": "random"}, "blocks has no effect"),
-        ({"pairs": "blocks", "block_count": 3}, "block_count has no effect"),
-        ({"classifiers": ("mean",), "held_out": 0.0}, "set held_out above 0"),
-    ],
-)
-def test_block_settings_without_effect_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TextSettings(**settings)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dipole.core.cli import main
-from dipole.core.train.recipe import load, resolve
+from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.trained_run import load_run
-from dipole.core.utils.errors import CheckpointError, ConfigError
+from dipole.core.utils.errors import CheckpointError
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.exported import open_folder
@@ -66,11 +66,6 @@ def test_adapters_are_merged_in_every_format(tmp_path, pooling):
         assert main(["export", str(adapted), "--to", to, "--out", str(tmp_path / to)]) == 0
         found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
         assert found == pytest.approx(vectors(adapted), abs=1e-5), to
-
-
-def test_a_head_belongs_to_a_transformer():
-    with pytest.raises(ConfigError, match="head has no effect with encoder 'gru'"):
-        resolve({"name": "t", "domain": "text", "text": {"head": "mlp"}})
 
 
 def test_sentences_are_cut_where_the_positions_end(tmp_path):

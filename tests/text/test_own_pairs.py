@@ -98,11 +98,6 @@ def test_views_take_every_sentence_once_in_an_epoch(tmp_path):
 def test_views_without_dropout_are_refused_with_the_cure(tmp_path):
     from transformers import BertConfig
 
-    for settings in ({}, BERT):
-        with pytest.raises(ValueError, match=r"dropout is 0.*set\s+text\.dropout, for example 0\.1"):
-            TextSettings(pairs="views", **settings)
-    with pytest.raises(ValueError, match="leave sides out"):
-        TextSettings(**VIEWS, sides=2)
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = BertConfig(vocab_size=2000, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **small)
     config.save_pretrained(tmp_path / "none")
@@ -168,6 +163,7 @@ def test_formats_give_the_same_table(tmp_path):
     data.save_to_disk(tmp_path / "f")
     DatasetDict({"train": data, "dev": data.select([0])}).save_to_disk(tmp_path / "g")
     tables = [read_pairs(str(tmp_path / n)) for n in ("a.jsonl", "b.jsonl.gz", "c.csv", "d.tsv", "e.parquet", "f", "g")]
+    tables.append(read_pairs(str(tmp_path / "d.tsv"), folder=tmp_path / "cache"))
     assert tables[0].texts[:3] == ['a "0", b', "line break 0", "n0"]
     assert len({(each.fingerprint, *each.texts, *each.columns) for each in tables}) == 1
     assert len(read_pairs(str(tmp_path / "g"), split="dev")) == 1
@@ -248,14 +244,6 @@ def test_other_wrong_tables(table, tmp_path):
         read_pairs(str(tmp_path / "t.parquet"))
     with pytest.raises(DataError, match="nothing at"):
         read_pairs(str(tmp_path / "absent.csv"))
-    for settings, message in (
-        ({"pairs": "columns"}, "set corpus to a file"),
-        ({"pairs": "columns", "corpus": "x", "columns": ("a",)}, "must name an anchor, a positive"),
-        ({"pairs": "columns", "corpus": "x", "window": 2}, "window has no effect"),
-        ({"columns": ("a", "b")}, "columns has no effect"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            TextSettings(**settings)
     assert TextSettings().determining() == {}
 
 
@@ -334,6 +322,7 @@ word_size = 6
 limit = 200
 """
 RUNS = {
+    "random blocks": 'pairs = "blocks"\nblocks = "random"\nblock_size = 3\nencoder = "bow"\n',
     "views": 'pairs = "views"\ndropout = 0.1\nencoder = "transformer"\nlayers = 1\nheads = 2\n',
     "columns": 'pairs = "columns"\ndropout = 0.1\nencoder = "bow"\ncorpus = "{table}"\n',
 }

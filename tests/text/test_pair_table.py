@@ -1,7 +1,5 @@
 """Tables of pairs in files: beside a reading that holds everything, cut off, changed and large."""
 
-import csv
-import gzip
 import json
 import random
 import subprocess
@@ -114,17 +112,6 @@ def test_a_cached_table_is_not_read_again(small, tmp_path):
     held = (again.fingerprint, again.texts_hash, again.incomplete, again.fewer, list(again.texts))
     assert held == (first.fingerprint, first.texts_hash, first.incomplete, first.fewer, list(first.texts))
     assert {path.name for path in kept.iterdir()} == FILES | {".lock"}
-
-
-def test_formats_give_the_same_table(small, tmp_path):
-    rows = [{"anchor": f"a {i % 40}", "positive": f'"p", {i}', "negative": f"n {i % 9}"} for i in range(90)]
-    write(tmp_path / "a.jsonl", rows)
-    with gzip.open(tmp_path / "b.tsv.gz", "wt", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], delimiter="\t")
-        writer.writeheader()
-        writer.writerows(rows)
-    one, other = (read_pairs(str(tmp_path / n), folder=tmp_path / n[0]) for n in ("a.jsonl", "b.tsv.gz"))
-    assert (one.fingerprint, one.texts_hash) == (other.fingerprint, other.texts_hash)
 
 
 def test_damaged_tables_are_made_again(small, tmp_path):

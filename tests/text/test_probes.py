@@ -181,15 +181,6 @@ def test_fits_leave_the_global_generators_alone():
     assert (before[1] == np.random.get_state()[1]).all()
 
 
-def test_wrong_classifier_settings():
-    with pytest.raises(OptionError, match="Did you mean 'tenacity'"):
-        Classifier.from_params({"nhid": 0, "tenacty": 3})
-    with pytest.raises(OptionError, match="Did you mean 'adam'"):
-        Classifier(optim="adem").optimizer([torch.zeros(1)])
-    with pytest.raises(OptionError, match="learning rate"):
-        Classifier(optim="sgd").optimizer([torch.zeros(1)])
-
-
 def toy_task(n=240, d=8, kind="nested"):
     x, y = blobs(n, d, 2, seed=3)
     sentences = [[["w"] * (1 + i % 7) for i in range(n)]]

@@ -4,7 +4,6 @@ import gzip
 import json
 import multiprocessing
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -155,23 +154,6 @@ def test_a_killed_process_is_continued(books, tmp_path, monkeypatch):
     blocks = list(encoding.blocks_of(read_pieces(str(books)), 100))
     assert cut == blocks[2:4] + blocks[6:]  # finished parts are cut no second time, the damaged one is
     assert {path.name for path in folder.iterdir()} == FILES | {".lock", "tokenizer.json"}
-
-
-@pytest.mark.slow
-def test_ten_kills_at_random_moments_change_nothing(books, tmp_path):
-    folder, draw = tmp_path / "ids", random.Random(1)
-    for _ in range(10):
-        program = FILLING.replace("== 3", "== 9999")
-        process = subprocess.Popen([sys.executable, "-c", program, str(books), str(folder)])
-        deadline = time.monotonic() + 300
-        while not (folder / ".lock").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 3))
-        process.kill()
-        process.wait()
-        (folder / "index.json").unlink(missing_ok=True)  # a finished process starts again, too
-    assert encoded(books, folder, processes=2)[1].fingerprint == encoded(books)[1].fingerprint
-    assert not list(folder.rglob("*.tmp*"))
 
 
 def damages(data):

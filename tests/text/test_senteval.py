@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from scipy.stats import pearsonr, spearmanr
+from scipy.stats import pearsonr
 
-from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.errors import DataError
 from dipole.text import senteval
 from dipole.text.senteval.engine import ASKED
-from dipole.text.senteval.relatedness import fit_relatedness, soft_targets, sts_result
+from dipole.text.senteval.relatedness import fit_relatedness, soft_targets
 
 WORDS = {"good": 1.0, "fine": 0.8, "bad": -1.0, "poor": -0.8}
 
@@ -104,23 +104,6 @@ def test_usepytorch_or_protocol_selects(tiny, given, protocol):
     assert 0 <= result["acc"] <= 100
 
 
-def test_wrong_parameters(tiny):
-    with pytest.raises(OptionError, match="contradict"):
-        senteval.SE(params(tiny, usepytorch=True, protocol="fast"), Batcher())
-    with pytest.raises(OptionError, match="Did you mean 'fast'"):
-        senteval.SE(params(tiny, protocol="fats"), Batcher())
-    with pytest.raises(OptionError, match="nhid"):
-        senteval.SE(params(tiny, classifier={"optim": "adam"}), Batcher())
-    with pytest.raises(OptionError, match="task_path"):
-        senteval.SE({}, Batcher())
-    with pytest.raises(OptionError, match="cache_key"):
-        senteval.SE(params(tiny, cache=str(tiny)), Batcher())
-    with pytest.raises(DataError, match=r"\(1, 3\) for"):
-        senteval.SE(params(tiny), lambda p, batch: np.ones((1, 3))).eval("CR")
-    with pytest.raises(DataError, match="NaN"):
-        senteval.SE(params(tiny), lambda p, batch: np.full((len(batch), 3), np.nan)).eval("CR")
-
-
 def test_a_missing_task_stops_before_anything_is_encoded(tiny):
     batcher = Batcher()
     with pytest.raises(DataError, match=r"rt-polarity\.pos"):
@@ -178,31 +161,6 @@ def test_evaluate_shows_in_a_notebook_where_it_is(tiny, monkeypatch):
     assert encoding.startswith("encoding ")
     assert scoring.startswith("scoring CR")
     assert stream.getvalue().split("\n")[1].startswith("CR ")
-
-
-def test_sts_sums_up_in_three_ways():
-    draw = np.random.default_rng(0)
-    gold = {"a": list(draw.random(30) * 5), "b": list(draw.random(10) * 5)}
-    system = {name: [g / 5 + 0.2 * draw.normal() + (name == "b") for g in values] for name, values in gold.items()}
-    found = sts_result(system, gold)["all"]
-    each = [pearsonr(system[n], gold[n])[0] for n in gold]
-    assert found["pearson"]["mean"] == pytest.approx(np.mean(each))
-    assert found["pearson"]["wmean"] == pytest.approx((30 * each[0] + 10 * each[1]) / 40)
-    together = [system["a"] + system["b"], gold["a"] + gold["b"]]
-    assert found["spearman"]["all"] == pytest.approx(spearmanr(*together)[0])
-    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0  # no NaN for constant vectors
-
-
-def test_sts_task_through_the_engine(tmp_path):
-    folder = tmp_path / "downstream/STS/STS16-en-test"
-    folder.mkdir(parents=True)
-    for dataset in ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"):
-        (folder / f"STS.input.{dataset}.txt").write_text("good a\tfine a\ngood\tbad\nbad film\tpoor\n")
-        (folder / f"STS.gs.{dataset}.txt").write_text("5\n0\n4\n")
-    result = senteval.SE(params(tmp_path), Batcher()).eval("STS16")
-    assert set(result["all"]["pearson"]) == {"mean", "wmean", "all"}
-    assert result["headlines"]["nsamples"] == 3
-    assert -1 <= result["headlines"]["spearman"][0] <= 1
 
 
 def test_soft_targets_spread_over_two_grades():

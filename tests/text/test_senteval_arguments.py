@@ -42,7 +42,8 @@ def rows(params, batch):
 
 
 def engine(path, batcher=rows, **more):
-    return senteval.SE({"task_path": str(path), "kfold": 4, "check": False, "progress": False, **more}, batcher)
+    given = {"task_path": str(path), "kfold": 4, "check": False, "progress": False} | more
+    return senteval.SE(given, batcher)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,14 @@ def engine(path, batcher=rows, **more):
         ({"cache": 3, "cache_key": "k"}, "cache must be a folder, got 3"),
         ({"cache": UNDER_A_FILE, "cache_key": "k"}, f"cache: the folder {re.escape(UNDER_A_FILE)} cannot be written"),
         ({"cache": "a\0b", "cache_key": "k"}, "cannot be written: embedded null"),
+        ({"usepytorch": True, "protocol": "fast"}, "contradict"),
+        ({"protocol": "fats"}, "Did you mean 'fast'"),
+        ({"task_path": None}, "needs 'task_path'"),
+        ({"cache": "x"}, "needs 'cache_key'"),
+        ({"classifier": {"optim": "adam"}}, "classifier needs 'nhid'"),
+        ({"classifier": {"nhid": 0, "tenacty": 3}}, "Did you mean 'tenacity'"),
+        ({"classifier": {"nhid": 0, "optim": "adem"}}, "Did you mean 'adam'"),
+        ({"classifier": {"nhid": 0, "optim": "sgd"}}, "learning rate"),
         ({"classifier": [0]}, "classifier must be a dictionary"),
         ({"classifier": {"nhid": -1}}, "nhid must be a whole number from 0"),
         ({"classifier": {"nhid": "many"}}, "nhid must be"),
@@ -248,19 +257,6 @@ def test_what_has_not_converged_is_said(monkeypatch):
     monkeypatch.setattr(logistic, "STEPS", 1)
     with pytest.warns(logistic.NotConverged, match="2 of 2 logistic regressions did not converge"):
         logistic.predictions(x, y, np.ones((200, 1), dtype=bool), [1.0, 32.0], tolerance=1e-6)
-
-
-def test_many_classes_equal_scikit_learn():
-    from sklearn.linear_model import LogisticRegression
-
-    from dipole.core.evaluation.logistic import solve_subsets
-
-    draw = np.random.default_rng(0)
-    y = np.arange(1240) % 310
-    x = draw.normal(size=(310, 12))[y] + 0.3 * draw.normal(size=(1240, 12))
-    found = solve_subsets(x, y, np.ones((1240, 1), dtype=bool), [1.0], tolerance=1e-4)
-    assert found.converged.all()
-    assert np.mean(found.labels[0, :, 0] == LogisticRegression(tol=1e-6, max_iter=2000).fit(x, y).predict(x)) >= 0.995
 
 
 def test_hidden_units_that_do_not_fit_are_refused(tiny):

@@ -12,6 +12,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
+from dipole.text.senteval.relatedness import sts_result
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks import STS
@@ -99,6 +100,10 @@ def test_years_are_summed_up_in_three_ways_through_the_engine(folder):
         assert numbers[f"senteval/{year}/spearman"] == pytest.approx(together, abs=1e-9)
         assert numbers[f"senteval/{year}/spearman_wmean"] == result["all"]["spearman"]["wmean"]
         assert [result[name]["nsamples"] for name in STS[year]] == sizes
+
+
+def test_constant_similarities_have_no_correlation():
+    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0
 
 
 def test_the_table_has_a_mean_of_seven_test_columns(folder):
