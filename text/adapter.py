@@ -24,8 +24,7 @@ from dipole.text.data import Data, TableData, load_data
 from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders.head import evaluated
-from dipole.text.model import build_model, clip_each, expanded, fixed_table, limit_of, positions_of
+from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import KINDS, PairKind, Setting, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
@@ -141,13 +140,7 @@ class TextAdapter(Adapter):
             if not self._probes.held_out:
                 rows = rows[:0]
             return rows
-        if self.part not in self._held:
-            self._held[self.part] = self.data.split(self.part, self.validation)[1]
-        return self._held[self.part]
-
-    @cached_property
-    def _held(self) -> dict[str, np.ndarray]:
-        return {}
+        return self.data.split(self.part, self.validation)[1]
 
     def embedder(self, features: str | None = None, objective: Any = None) -> SentenceEmbedder:
         return SentenceEmbedder(self.encoder(objective), features)
@@ -185,15 +178,12 @@ class TextAdapter(Adapter):
         return [f"text.max_length {longest}: the transformer has {limit} positions, longer sentences are cut there"]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
-        batches = self._batches(epoch, start)
+        rows_of, mine = self.pairs.rows_of(epoch), self._share()
+        places = range(start, self.steps_per_epoch)
+        batches = (self.pairs.batch(rows_of(place), mine, epoch, place) for place in places)
         if self.device.type == "cuda":
             return prefetched(batches, self.device)
         return batches
-
-    def _batches(self, epoch: int, start: int) -> Iterator[TextBatch]:
-        rows_of, mine = self.pairs.rows_of(epoch), self._share()
-        for place in range(start, self.steps_per_epoch):
-            yield self.pairs.batch(rows_of(place), mine, epoch, place)
 
     def _share(self) -> slice:
         """Return this rank's rows of a global batch: complete blocks, as equally as they can be divided."""
@@ -251,16 +241,10 @@ class TextAdapter(Adapter):
             half = both.shape[1] // self.module.halves
             return both[:, :half], both[:, -half:]
 
+        rows = self._probe_rows("train"), self._probe_rows("test")
+        is_held = bool(len(self.held_rows))
         return evaluation.Probe(
-            self.config,
-            self.sentences,
-            self.tokens,
-            self._probe_rows("train"),
-            self._probe_rows("test"),
-            bool(len(self.held_rows)),
-            sides,
-            self.workdir,
-            self.seed,
+            self.config, self.sentences, self.tokens, *rows, is_held, sides, self.workdir, self.seed
         )
 
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from filelock import FileLock
 
 from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
@@ -146,6 +147,14 @@ def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callabl
         ) from error
     assert content is not None  # it was just built
     return content
+
+
+def hash_of(*arrays: np.ndarray) -> str:
+    """Return a content hash of arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 def write_index(folder: Path, values: Mapping[str, Any], files: Iterable[str]) -> None:

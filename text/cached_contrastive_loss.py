@@ -29,12 +29,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
     draws its own masks, as in CachedMultipleNegativesRankingLoss.
 
     Args:
-        model: as in `ContrastiveLoss`.
-        objective: as there.
+        model, objective, gather_across_devices, directions, partition_mode: as in `ContrastiveLoss`.
         mini_batch_size: sentences that the model sees at a time, >= 1.
-        gather_across_devices: as there.
-        directions: as there.
-        partition_mode: as there.
 
     Raises:
         OptionError: mini_batch_size, directions or partition_mode are none of these.

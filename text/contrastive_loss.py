@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -68,7 +69,6 @@ class ContrastiveLoss(nn.Module):
     """
 
     model: Any  # a wrapped one while a trainer runs
-    objective: Composite
     number: int
     taken: bool
     in_model: bool
@@ -141,7 +141,7 @@ class ContrastiveLoss(nn.Module):
         if not columns:
             raise PairsError(f"{type(self).__name__} got no column of text; it needs (anchor, positive, ...).")
         try:
-            return embed_columns(self.model, columns)
+            found: list[Tensor] = embed_columns(self.model, columns)
         except KeyError as error:
             if error.args != ("sentence_embedding",):
                 raise
@@ -150,6 +150,7 @@ class ContrastiveLoss(nn.Module):
                 f"the model ({name}) gives no sentence_embedding: its modules end before the pooling. "
                 "Add a Pooling module, or a module that writes features['sentence_embedding']."
             ) from None
+        return found
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         """The loss of embeddings, ().
@@ -277,16 +278,6 @@ def width_of(model: SentenceTransformer) -> int:
 def mean_over_ranks(gradient: Tensor) -> Tensor:
     """Average a gradient over the ranks, as DistributedDataParallel does."""
     return all_sum(gradient) / world_size()
-
-
-def embed_columns(model: nn.Module, columns: list[dict[str, Tensor]]) -> list[Tensor]:
-    """Embeddings of each column, as the library's own losses make them: candidates in one pass where they can be."""
-    try:
-        from sentence_transformers.base.losses.merged_forward import embed_columns as merged
-    except ImportError:  # before 6.0
-        return [model(column)["sentence_embedding"] for column in columns]
-    found: list[Tensor] = merged(model, columns)
-    return found
 
 
 def _check_directions(directions: Sequence[str], partition_mode: str) -> None:

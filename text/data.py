@@ -15,8 +15,7 @@ from dipole.core.utils.text import counted
 from dipole.text.cache import corpus_folder, file_stamps, reading_progress, table_folder
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, read_pieces
-from dipole.text.pair_table import PairTable
-from dipole.text.read_pairs import read_pairs
+from dipole.text.pair_table import PairTable, read_pairs
 from dipole.text.sentences import Cut, Sentences, encode_pieces
 from dipole.text.vocabulary import Tokens
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
-from dipole.text.batching import by_tokens, pad
 from dipole.text.encoders import Batch, SentenceModel
+from dipole.text.encoders.batch import by_tokens, pad
 from dipole.text.scaling import halves_normalised
 from dipole.text.vocabulary import Tokens
 

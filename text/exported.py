@@ -71,6 +71,7 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     from dipole.core.utils.backbone import quietly
     from dipole.core.utils.errors import DataError
     from dipole.core.utils.pickles import safetensors_only
+    from dipole.text.encoders.tail import pooled
     from dipole.text.portable import DipoleSentenceModel
 
     _check_weights(folder)
@@ -83,10 +84,10 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     @torch.no_grad()
     def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states = model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state.cpu()
-        if isinstance(model, DipoleSentenceModel) or getattr(model.config, POOLED, "mean") == "cls":
-            return states[:, 0]
-        weight = mask[..., None].to(states.dtype)
-        return (states * weight).sum(1) / weight.sum(1)
+        mode = getattr(model.config, POOLED, "mean")
+        if isinstance(model, DipoleSentenceModel):
+            mode = "cls"
+        return pooled(states, mask.bool(), mode)
 
     return read
 

@@ -1,6 +1,5 @@
 """A corpus as token ids. Large corpora are cut and numbered by `datasets`, in several processes, with its cache."""
 
-import hashlib
 import os
 import shutil
 import signal
@@ -17,11 +16,10 @@ import numpy as np
 from dipole.core.utils.cache import found
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch, why
-from dipole.text.cache import Told, load_or_build, read_index, write_index
+from dipole.text.cache import Told, hash_of, load_or_build, read_index, write_index
 from dipole.text.corpus import Document, Piece, as_lines, sentences_of
 from dipole.text.splitting import READER
-from dipole.text.vocabulary import UNKNOWN, Tokens, counted_vocabulary, load_tokens
-from dipole.text.words import number_words
+from dipole.text.vocabulary import UNKNOWN, Tokens, counted_vocabulary, load_tokens, number_words
 
 ARRAYS = {"tokens": np.int32, "offsets": np.int64, "document": np.int32}
 TOKENIZER, PARTS = "tokenizer.json", "parts"
@@ -55,26 +53,22 @@ class Sentences:
     @property
     def longest(self) -> int:
         """Tokens of the longest sentence."""
-        if "longest" not in self.known:
-            self.known["longest"] = int(self.lengths.max(initial=0))
-        return int(self.known["longest"])
+        return int(self._known("longest", lambda: int(self.lengths.max(initial=0))))
 
     @property
     def unknown(self) -> int:
         """Number of tokens with id 0."""
-        if "unknown" not in self.known:
-            self.known["unknown"] = int((self.tokens == 0).sum())
-        return int(self.known["unknown"])
+        return int(self._known("unknown", lambda: int((self.tokens == 0).sum())))
 
     @property
     def fingerprint(self) -> str:
         """Content hash of tokens and boundaries."""
-        if "fingerprint" not in self.known:
-            digest = hashlib.sha256()
-            for array in (self.tokens, self.offsets, self.document):
-                digest.update(np.ascontiguousarray(array).data)
-            self.known["fingerprint"] = digest.hexdigest()[:16]
-        return str(self.known["fingerprint"])
+        return str(self._known("fingerprint", lambda: hash_of(self.tokens, self.offsets, self.document)))
+
+    def _known(self, name: str, compute: Callable[[], Any]) -> Any:
+        if name not in self.known:
+            self.known[name] = compute()
+        return self.known[name]
 
     @property
     def starts(self) -> np.ndarray:
@@ -134,20 +128,22 @@ class Cut:
 def blocks_of(pieces: Iterable[Piece], size: int) -> Iterator[dict[str, Any]]:
     """Group pieces into blocks of about `size` characters. The blocks depend on the pieces alone."""
     number = -1
-    block: dict[str, Any] = {"document": [], "text": [], "is_lines": []}
+    block: list[tuple[int, str, bool]] = []
     characters = 0
     for piece in pieces:
         number += piece.starts
-        block["document"].append(number)
-        block["text"].append(piece.text)
-        block["is_lines"].append(piece.is_lines)
+        block.append((number, piece.text, piece.is_lines))
         characters += len(piece.text)
         if characters >= size:
-            yield block
-            block = {"document": [], "text": [], "is_lines": []}
-            characters = 0
-    if block["text"]:
-        yield block
+            yield _columns(block)
+            block, characters = [], 0
+    if block:
+        yield _columns(block)
+
+
+def _columns(block: list[tuple[int, str, bool]]) -> dict[str, Any]:
+    document, text, is_lines = zip(*block, strict=True)
+    return {"document": list(document), "text": list(text), "is_lines": list(is_lines)}
 
 
 def encode_documents(
@@ -266,15 +262,8 @@ class _Part:
 def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, processes: int) -> _Part:
     """Cut blocks with `Dataset.map`, whose cache file is used if it is complete."""
     datasets = READER.package("datasets")
-    integers = datasets.List(datasets.Value("int32"))
-    features = datasets.Features(
-        {
-            "tokens": integers,
-            "lengths": integers,
-            "document": integers,
-            "words": datasets.List(datasets.Value("string")),
-        }
-    )
+    types = {"tokens": "int32", "lengths": "int32", "document": "int32", "words": "string"}
+    features = datasets.Features({name: datasets.List(datasets.Value(kind)) for name, kind in types.items()})
     blocks = datasets.Dataset.from_list(rows)
     name = f"{number:05d}"
     workers = None  # this process

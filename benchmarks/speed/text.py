@@ -32,10 +32,10 @@ from sklearn.exceptions import ConvergenceWarning
 from dipole import Pairs, objective
 from dipole.benchmarks.speed.timing import Results, interleaved
 from dipole.text import encoders
-from dipole.text.batching import make_batch, pad
 from dipole.text.corpus import read_documents
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Batch
+from dipole.text.encoders.batch import make_batch, pad
 from dipole.text.sentences import encode_documents
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged

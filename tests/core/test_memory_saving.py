@@ -247,7 +247,7 @@ def images():
 
 
 def sentences():
-    from dipole.text.batching import pad
+    from dipole.text.encoders.batch import pad
 
     draw = torch.Generator().manual_seed(1)
     return pad([torch.randint(1, 30, (length,), generator=draw).numpy() for length in (9, 8, 8, 5, 3, 2)])

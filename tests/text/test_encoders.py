@@ -6,8 +6,8 @@ import torch
 
 from dipole.core.utils.errors import ConfigError, DataError, OptionError
 from dipole.text import encoders
-from dipole.text.batching import by_tokens, make_batch
 from dipole.text.encode import Combined, SentenceEncoder
+from dipole.text.encoders.batch import by_tokens, make_batch
 from dipole.text.vocabulary import words_vocabulary
 
 

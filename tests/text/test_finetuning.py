@@ -14,9 +14,9 @@ from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import resolve
 from dipole.core.utils.errors import ConfigError
 from dipole.text import encoders
-from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders.batch import make_batch
 from dipole.text.vocabulary import words_vocabulary
 
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]

@@ -21,9 +21,9 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
+from dipole.text.evaluation import find_positives
+from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.batches import without_duplicates
-from dipole.text.read_pairs import read_pairs
-from dipole.text.retrieval import find_positives
 
 TAU = 0.05
 ROWS = [

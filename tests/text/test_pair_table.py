@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dipole.core.utils.errors import DataError
+from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.batches import PairBatches
-from dipole.text.read_pairs import read_pairs
 from tests.systems import was_killed
 
 FILES = {"texts.arrow", "anchor.npy", "positive.npy", "negatives.npy", "index.json"}
@@ -132,7 +132,7 @@ FILLING = """
 import psutil, sys
 from pathlib import Path
 from dipole.text.pair_table import PairWriter
-from dipole.text.read_pairs import read_pairs
+from dipole.text.pair_table import read_pairs
 
 PairWriter.write = lambda *asked: psutil.Process().kill()
 read_pairs(sys.argv[1], folder=Path(sys.argv[2]))
@@ -162,7 +162,7 @@ from pathlib import Path
 import numpy as np
 from dipole.core.utils.machine import peak_memory
 from dipole.text.pairs.batches import PairBatches
-from dipole.text.read_pairs import read_pairs
+from dipole.text.pair_table import read_pairs
 
 before = peak_memory()
 table = read_pairs(sys.argv[1], folder=Path(sys.argv[2]))

@@ -13,9 +13,9 @@ from torch import nn
 
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text import encoders
-from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders.batch import make_batch
 from dipole.text.encoders.tail import POOLING
 from dipole.text.export import export_sentence_transformer
 from dipole.text.exported import open_folder

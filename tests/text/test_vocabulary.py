@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from dipole.core.utils.errors import DataError
-from dipole.text.vocabulary import build_vocabulary, expand, load_tokens, read_vectors, word_cutter, words_vocabulary
-from dipole.text.words import EMPTY, number_words
+from dipole.text.vocabulary import (
+    EMPTY,
+    build_vocabulary,
+    expand,
+    load_tokens,
+    number_words,
+    read_vectors,
+    word_cutter,
+    words_vocabulary,
+)
 from tests.text.odd_text import text_of
 
 CUT = "I can't -- he's 1,000.5 self-made...", ["I", "ca", "n't", "--", "he", "'s", "1,000.5", "self-made", "..."]

@@ -18,6 +18,7 @@ from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
+from dipole.text.encoders.tail import pooled
 from dipole.text.export.sentence_transformers import PROBE
 from dipole.text.exported import POOLED
 from dipole.text.portable import TASK, fast_tokenizer, projected, with_code, write_code
@@ -64,10 +65,10 @@ def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarr
     batch = tokenizer(PADDED, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
-    if not is_plain or pooling_of(encoder) == "cls":
-        return states[:, 0].numpy()
-    mask = inputs["attention_mask"][..., None].to(states.dtype)
-    return ((states * mask).sum(1) / mask.sum(1)).numpy()
+    mode = "cls"
+    if is_plain:
+        mode = pooling_of(encoder)
+    return pooled(states, inputs["attention_mask"].bool(), mode).numpy()
 
 
 def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:

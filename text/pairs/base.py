@@ -14,9 +14,9 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import to_device
 from dipole.text import encoders
-from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
 from dipole.text.data import Data
+from dipole.text.encoders.batch import make_batch
 
 SelfLogit = Literal["zero", "drop"]
 

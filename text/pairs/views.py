@@ -10,8 +10,8 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.text import encoders
-from dipole.text.batching import make_batch
 from dipole.text.config import TextSettings
+from dipole.text.encoders.batch import make_batch
 from dipole.text.model import never_differs
 from dipole.text.pairs.base import PairKind, TextBatch, example_rows, under_masks
 
