@@ -149,6 +149,18 @@ def load_or_build(folder: Path, load: Callable[[Path], T | None], build: Callabl
     return content
 
 
+@contextmanager
+def quiet(datasets: Any) -> Iterator[None]:
+    """Hide the progress bars of `datasets`."""
+    hidden = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden:
+            datasets.enable_progress_bars()
+
+
 def hash_of(*arrays: np.ndarray) -> str:
     """Return a content hash of arrays."""
     digest = hashlib.sha256()

@@ -6,17 +6,17 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from dipole.core.utils.errors import DataError, nearest
-from dipole.core.utils.files import atomic_file, remove_scratch, replacing
+from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scratch
 from dipole.core.utils.rows import Located, located_rows
 from dipole.core.utils.text import counted
-from dipole.text.cache import Told, hash_of, load_or_build, read_index, write_index
+from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.config import check_columns
 from dipole.text.splitting import READER
 
@@ -107,19 +107,18 @@ class PairTable:
 
 
 class PairWriter:
-    """Collects rows and numbers their texts in the order of their first occurrence.
+    """Collects rows and numbers their texts. The texts go into an Arrow file if there is one.
 
-    A text is found again by its digest (128 bits of SHA-256). The texts go into an Arrow file if there is one.
-
-    Args:
-        file: path for the distinct texts. None: all in memory.
+    Equal texts are found by digests (128 bits of SHA-256): 16 bytes of memory for each text that is added.
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._pairs = array("q")  # anchor and positive of each pair
-        self._counts = array("q")  # negatives of each pair
-        self._negatives = array("q")
+        self._file = file
+        self._digests = bytearray()
+        self._count = 0
+        self._pairs = array("q")  # places of anchor and positive of each pair among the added texts
+        self._fewer = array("q")  # negatives of each pair
+        self._negatives = array("q")  # their places
         self._texts: list[str] = []
         self._writer: Any = None
         if file is not None:
@@ -129,46 +128,64 @@ class PairWriter:
 
     def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str]) -> None:
         """Add a pair for each positive, all with the same anchor and negatives."""
-        first, *others = (self._number(text) for text in (anchor, *positives, *negatives))
+        texts = [anchor, *positives, *negatives]
+        for text in texts:
+            self._digests += hashlib.sha256(text.encode()).digest()[:16]
+            if self._writer is None:
+                self._texts.append(text)
+            else:
+                self._writer.write({"text": text})
+        first, *others = range(self._count, self._count + len(texts))
+        self._count += len(texts)
         for positive in others[: len(positives)]:
             self._pairs.extend((first, positive))
-            self._counts.append(len(negatives))
+            self._fewer.append(len(negatives))
             self._negatives.extend(others[len(positives) :])
-
-    def _number(self, text: str) -> int:
-        known = len(self._numbers)
-        number = self._numbers.setdefault(hashlib.sha256(text.encode()).digest()[:16], known)
-        if number == known and self._writer is None:
-            self._texts.append(text)
-        elif number == known:
-            self._writer.write({"text": text})
-        return number
 
     def table(self, **counts: Unpack[Counts]) -> PairTable:
         """Return the table in memory."""
-        return PairTable(self._texts, *self._arrays(), **counts)
+        numbers, is_first = _numbered(self._digests)
+        return PairTable(list(compress(self._texts, is_first)), *self._arrays(numbers), **counts)
 
     def write(self, folder: Path) -> None:
-        """Write the numbers, and complete the file of the texts."""
+        """Write the distinct texts and the numbers."""
         self._writer.finalize()
-        for name, values in zip(ARRAYS, self._arrays(), strict=True):
+        numbers, is_first = _numbered(self._digests)
+        datasets = READER.package("datasets")
+        every = datasets.Dataset.from_file(str(self._file)).with_format("arrow")
+        with quiet(datasets), replacing(folder / TEXTS) as temporary:
+            every.select(np.flatnonzero(is_first)).map(batched=True, cache_file_name=str(temporary))
+        for name, values in zip(ARRAYS, self._arrays(numbers), strict=True):
             with atomic_file(folder / f"{name}.npy") as file:
                 np.save(file, values)
 
-    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _arrays(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return anchor (n,), positive (n,) and negatives (n, m)."""
-        pairs = np.array(self._pairs, np.int64).reshape(-1, 2)
-        counts = np.array(self._counts, np.int64)
+        pairs = numbers[np.array(self._pairs, np.int64)].reshape(-1, 2)
+        counts = np.array(self._fewer, np.int64)
         present = np.arange(counts.max(initial=0)) < counts[:, None]
         negatives = np.full(present.shape, -1, np.int64)
-        negatives[present] = self._negatives
+        negatives[present] = numbers[np.array(self._negatives, np.int64)]
         return pairs[:, 0], pairs[:, 1], negatives
+
+
+def _numbered(data: bytearray) -> tuple[np.ndarray, np.ndarray]:
+    """Number equal digests alike, in the order of their first occurrence, and say which is a first occurrence."""
+    digests = np.frombuffer(bytes(data), np.uint64).reshape(-1, 2)
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in their order
+    in_order = digests[order]
+    heads = np.ones(len(order), bool)
+    heads[1:] = (in_order[1:] != in_order[:-1]).any(1)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[heads][np.cumsum(heads) - 1]
+    is_first = first == np.arange(len(first))
+    return (np.cumsum(is_first) - 1)[first], is_first
 
 
 def write_table(folder: Path, fill: Callable[[PairWriter], Counts]) -> None:
     """Write the files of a table. `fill` adds its rows."""
     remove_scratch(folder)  # of a killed process
-    with replacing(folder / TEXTS) as temporary:
+    with scratch(folder / TEXTS) as temporary:
         writer = PairWriter(temporary)
         counts = fill(writer)
         writer.write(folder)

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -16,7 +15,7 @@ import numpy as np
 from dipole.core.utils.cache import found
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_file, atomic_write, remove_scratch, why
-from dipole.text.cache import Told, hash_of, load_or_build, read_index, write_index
+from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.corpus import Document, Piece, as_lines, sentences_of
 from dipole.text.splitting import READER
 from dipole.text.vocabulary import UNKNOWN, Tokens, counted_vocabulary, load_tokens, number_words
@@ -277,7 +276,7 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
         "num_proc": workers,
         "writer_batch_size": 4,  # rows of some megabytes
     }
-    with _quiet(datasets):
+    with quiet(datasets):
         if any(folder.glob(f"{name}*.arrow")):  # of an interrupted run
             part = found(lambda: blocks.map(cut, load_from_cache_file=True, **options))
             if part is not None and len(part) == len(rows):
@@ -293,18 +292,6 @@ def _map_part(number: int, rows: list[dict[str, Any]], folder: Path, cut: Cut, p
                 "a process that read the corpus was killed. If memory ran out, set text.processes = 1. The next call "
                 "continues behind the last finished part."
             ) from error
-
-
-@contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
-    """Hide the progress bars of `datasets`."""
-    hidden = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not hidden:
-            datasets.enable_progress_bars()
 
 
 @dataclass(frozen=True)
