@@ -145,9 +145,8 @@ def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank
         pieces = read_pieces(
             config.corpus, unit=config.unit, column=config.column, split=config.split, encoding=config.encoding
         )
-        return RunningText(config, *_encode(config, tokens, pieces, rank))
-    before = file_stamps(config)
-    with _quiet_ranks(rank), reading_progress(config, mute=rank > 0) as tell:
+        return RunningText(config, *_encode(config, tokens, pieces, rank, limit=config.limit))
+    with _reading(config, rank) as options:
         table = read_pairs(
             config.corpus,
             config.columns,
@@ -155,10 +154,9 @@ def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank
             encoding=config.encoding,
             limit=config.limit,
             folder=table_folder(config),
-            tell=tell,
-            unchanged=lambda: file_stamps(config) == before,
+            **options,
         )
-    return TableData(config, *_encode(config, tokens, _texts_of(table), rank, table.texts_hash), table)
+    return TableData(config, *_encode(config, tokens, _texts_of(table), rank, texts_hash=table.texts_hash), table)
 
 
 def _texts_of(table: PairTable) -> Iterator[Piece]:
@@ -167,29 +165,36 @@ def _texts_of(table: PairTable) -> Iterator[Piece]:
 
 
 def _encode(
-    config: TextSettings, tokens: Tokens | None, pieces: Iterator[Piece], rank: int, texts_hash: str | None = None
+    config: TextSettings,
+    tokens: Tokens | None,
+    pieces: Iterator[Piece],
+    rank: int,
+    limit: int | None = None,
+    texts_hash: str | None = None,
 ) -> tuple[Tokens, Sentences]:
-    before = file_stamps(config)
-    with _quiet_ranks(rank), reading_progress(config, mute=rank > 0) as tell:
+    tokenizer = None
+    if tokens is not None:
+        tokenizer = tokens.fingerprint
+    with _reading(config, rank) as options:
         return encode_pieces(
             pieces,
             Cut(config.max_length, config.lower, tokens),
             vocabulary_size=config.vocabulary_size,
-            limit=config.limit if texts_hash is None else None,
-            folder=corpus_folder(config, None if tokens is None else tokens.fingerprint, texts_hash),
+            limit=limit,
+            folder=corpus_folder(config, tokenizer, texts_hash),
             processes=config.processes or processors(),
-            tell=tell,
-            unchanged=lambda: texts_hash is not None or file_stamps(config) == before,
+            **options,
         )
 
 
 @contextmanager
-def _quiet_ranks(rank: int) -> Iterator[None]:
-    """Hide warnings on all ranks but the first: all ranks read the same corpus."""
-    with warnings.catch_warnings():
+def _reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
+    """Yield `tell` and `unchanged` of a reader. All ranks read the same corpus, and only the first warns."""
+    before = file_stamps(config)
+    with warnings.catch_warnings(), reading_progress(config, mute=rank > 0) as tell:
         if rank:
             warnings.simplefilter("ignore")
-        yield
+        yield {"tell": tell, "unchanged": lambda: file_stamps(config) == before}
 
 
 def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -14,16 +14,8 @@ from torch.nn import functional
 from dipole.core.utils.errors import OptionError, nearest
 from dipole.core.utils.memory import check_fits
 
-OPTIMIZERS = {
-    "adadelta": torch.optim.Adadelta,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamax": torch.optim.Adamax,
-    "asgd": torch.optim.ASGD,
-    "rmsprop": torch.optim.RMSprop,
-    "rprop": torch.optim.Rprop,
-    "sgd": torch.optim.SGD,
-}
+NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "ASGD", "RMSprop", "Rprop", "SGD")
+OPTIMIZERS = {name.lower(): getattr(torch.optim, name) for name in NAMES}
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which one kernel is all of Adam's update
 LEAST = {"nhid": 0, "tenacity": 0, "epoch_size": 1, "max_epoch": 0, "batch_size": 1}
 
