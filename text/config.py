@@ -133,7 +133,7 @@ class TextSettings(Settings):
     )
     labelled: str | None = Field(
         None,
-        description="labelled documents (.jsonl, .parquet, hub:NAME) that a linear classifier is to tell by "
+        description="labelled documents (a file of rows, or hub:NAME) that a linear classifier is to tell by "
         "the mean of their sentences' vectors",
     )
     normalize: Literal["halves", "unit", "none"] = Field("halves", description="scaling of the evaluated vectors")

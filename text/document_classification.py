@@ -20,8 +20,8 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
     """Yield documents with their class, and whether they are for testing.
 
     Args:
-        source: a .jsonl, .jsonl.gz or .parquet file with a column `label` beside the text, or "hub:NAME" with the
-            splits train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
+        source: a file of rows (`located_rows`) with a column `label` beside the text, or "hub:NAME" with the splits
+            train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
             a class is for testing.
         column: column that holds the text, as in `read_documents`.
 
