@@ -154,7 +154,7 @@ class _Group:
             rows.append(train)
             self.dev.append(torch.as_tensor(dev).to(device))
         self.train = torch.as_tensor(np.stack(rows)).to(device)  # (F, n)
-        self.decays = torch.tensor([list(fit.decays) for fit in fits], dtype=torch.float32, device=device)  # (F, R)
+        self.decays = torch.tensor([list(fit.decays) for fit in fits]).to(device)  # (F, R)
         widths = [features.shape[1], classes]
         if settings.nhid:
             widths.insert(1, settings.nhid)
