@@ -3,47 +3,41 @@
 A file is `step-00000120.<16 hex digits>.safetensors`. The digits are the start of the SHA-256 of its content, so a
 truncated or damaged file is recognised before anything is loaded from it.
 
-The file has the layout of safetensors (https://huggingface.co/docs/safetensors): 8 bytes of length, a header of JSON,
-the bytes of the tensors. All other values are JSON in the header's metadata. dipole writes the file itself, because
-safetensors' own writer makes two copies of everything and hides the error of a full disk.
+Tensors are stored as safetensors. All other values are JSON in the header's metadata.
+
+Another number of ranks may continue a checkpoint. Data, views and the loss belong to the global batch, so weights,
+optimizer and queues fit any number of ranks. State that a rank draws, keeps or averages for itself does not.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from dipole.core.train.adapter import same_data
 from dipole.core.utils.errors import CheckpointError, DipoleError
 from dipole.core.utils.files import digest, is_file, put_in_place, scratch, why
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import parse_json
-from dipole.core.utils.text import shortened
+from dipole.core.utils.seeding import rng_state, set_rng_state
+from dipole.core.utils.text import counted, shortened
 
 KEEP = 2
 FORMAT = 1
+STATE = "state"
+"""The entry of the header's metadata that holds the values."""
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
-
-
-class _HashingFile:
-    """Pass bytes on and hash them."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.hash = hashlib.sha256()
-
-    def write(self, data: bytes | memoryview) -> int:
-        written = self._file.write(data)
-        self.hash.update(data)
-        return written
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -56,14 +50,13 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch(folder / f"step-{step:08d}{SUFFIX}") as temporary:
-            with open(temporary, "wb") as file:
-                sink = _HashingFile(file)
-                write_state(sink, state)
-            path = folder / f"step-{step:08d}.{sink.hash.hexdigest()[:16]}{SUFFIX}"
+            write_state(temporary, state)
+            path = folder / f"step-{step:08d}.{digest(temporary)[:16]}{SUFFIX}"
             put_in_place(temporary, path)
     except OSError as error:
-        kept = list_checkpoints(folder)
-        rest = f"The checkpoint of step {_step(kept[-1])} is intact." if kept else "There is no earlier checkpoint."
+        rest = "There is no earlier checkpoint."
+        for kept in list_checkpoints(folder):
+            rest = f"The checkpoint of step {_step(kept)} is intact."
         raise CheckpointError(f"cannot save the checkpoint of step {step} in {folder}: {why(error)} {rest}") from error
     for old in list_checkpoints(folder)[:-KEEP]:
         old.unlink(missing_ok=True)
@@ -72,7 +65,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns))
 
 
@@ -151,21 +144,17 @@ def starting_state(
             return None
         state = found
     name = state.get("hash")
-    # The kinds first: a tensor compared is a tensor.
-    is_ours = type(state.get("format")) is int and state["format"] == FORMAT
-    if not is_ours or name != run_id:
+    if type(name) is not str or (state.get("format"), name) != (FORMAT, run_id):
         raise CheckpointError(
             f"the checkpoint belongs to another run ({shortened(str(name), 80)}), this configuration is "
             f"{folder.parent.name}. Use the configuration it was written with, or --resume never."
         )
-    with fitting():
-        _check(state)
     return state
 
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Turn whatever goes wrong while a checkpoint is taken over into one message: its content may be anybody's.
+    """Turn whatever goes wrong while a checkpoint is restored into one message.
 
     Raises:
         CheckpointError: with the reason.
@@ -181,125 +170,157 @@ def fitting() -> Iterator[None]:
         ) from error
 
 
-def _check(state: Mapping[str, Any]) -> None:
-    """Raise ValueError if a part of the state has the wrong type. Modules check their own states."""
-    for name, is_right in PARTS.items():
-        if not is_right(state[name]):
-            raise ValueError(f"{name!r} is not what a run writes: {shortened(repr(state[name]), 80)}")
-
-
-def _is_amount(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e15
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 10**15
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_meter(value: Any) -> bool:
-    sums, counts = value["sums"], value["counts"]
-    scalar = [isinstance(each, float | int) or (isinstance(each, Tensor) and each.dim() == 0) for each in sums.values()]
-    return sums.keys() == counts.keys() and all(scalar) and all(_is_count(each) and each for each in counts.values())
-
-
-PARTS: Mapping[str, Callable[[Any], bool]] = {
-    "step": _is_count,
-    "elapsed": _is_amount,
-    "training_seconds": _is_amount,
-    "metrics_bytes": _is_count,
-    "negatives": lambda value: value is None or _is_amount(value),
-    **dict.fromkeys(("module", "objective", "optimizer", "scaler", "notes", "best"), _is_dict),
-    "meter": _is_meter,
-    "ranks": lambda value: isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value),
-}
-"""The parts of every checkpoint that the loop itself reads, and what they are."""
-
-
-# The file ------------------------------------------------------------------------------------------------------------
-
-STATE = "state"
-"""The entry of the header's metadata that holds the values."""
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64",
-    torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-_ALIGNED = 8  # bytes, as safetensors' own writer does
-
-
-class Sink(Protocol):
-    """A target for `write_state`, such as a file."""
-
-    def write(self, data: bytes | memoryview, /) -> int: ...
-
-
-def write_state(sink: Sink, state: Any) -> None:
+def write_state(path: Path, state: Any) -> None:
     """Write nested values (core/utils/plain_values.py). A tensor that occurs several times is written once.
 
     Raises:
         CheckpointError: a value is neither plain data nor a tensor that safetensors supports. OSError: the disk cannot
             be written.
     """
-    tensors: list[Tensor] = []
-    known: dict[Any, int] = {}
+    tensors: dict[str, Tensor] = {}
+    known: dict[Any, str] = {}
+    storages: set[int] = set()
 
-    def keep(value: Any) -> int:
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
-        if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
-            raise CheckpointError(f"cannot save a tensor of {tensor.layout} and {tensor.dtype} in a checkpoint.")
+    def keep(value: Any) -> str:
+        tensor = torch.as_tensor(value)
+        if tensor.layout != torch.strided:
+            raise CheckpointError(f"cannot save a tensor of {tensor.layout} in a checkpoint.")
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() == 0 or same not in known:
-            known[same] = len(tensors)
-            tensors.append(tensor)
+            known[same] = str(len(tensors))
+            copy = tensor.cpu().contiguous()
+            # safetensors takes no two tensors of one storage.
+            if (pointer := copy.untyped_storage().data_ptr()) in storages:
+                copy = copy.clone()
+            storages.add(pointer)
+            tensors[known[same]] = copy
         return known[same]
 
-    told = encode(state, keep, "state")
-    # The larger elements first: then each tensor begins where its elements may.
-    order = sorted(range(len(tensors)), key=lambda index: (-tensors[index].element_size(), index))
-    header: dict[str, Any] = {"__metadata__": {STATE: json.dumps(told, allow_nan=False)}}
-    end = 0
-    for index in order:
-        tensor, begin = tensors[index], end
-        end += tensor.numel() * tensor.element_size()
-        header[str(index)] = {
-            "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]
-        }  # fmt: skip
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNED)
-    sink.write(len(text).to_bytes(8, "little") + text)
-    for index in order:
-        flat = tensors[index].cpu().contiguous().reshape(-1)
-        if flat.numel():
-            sink.write(flat.view(torch.uint8).numpy().data)
+    values = json.dumps(encode(state, keep, "state"), allow_nan=False)
+    try:
+        save_file(tensors, path, {STATE: values})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise CheckpointError(f"cannot save a checkpoint: {error}") from error
+        raise OSError(int(number[1]), str(error)) from error
 
 
 def read_state(path: Path) -> Any:
     """Read a file of `write_state`. A damaged file raises an error of safetensors or Python."""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
-        told = parse_json((file.metadata() or {})[STATE])
-        return decode(told, _Tensors(file))
+        values = parse_json((file.metadata() or {})[STATE])
+        # Copies, as the mapped file may be deleted.
+        return decode(values, {name: file.get_tensor(name).clone() for name in file.keys()})  # noqa: SIM118
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """Tensors of an open file, each read once. They are copies, as the mapped file may be deleted."""
+# The state of a run -----------------------------------------------------------------------------------------------
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._read: dict[str, Tensor] = {}
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._read:
-            self._read[name] = self._file.get_tensor(name).clone()
-        return self._read[name]
+def capture(run: Any) -> dict[str, Any]:
+    """Return everything that continues a `Run` bit for bit, of all ranks. Every rank calls it."""
+    rng = rng_state()
+    mine = {"rng": rng, "drew": not same(rng, run.initial_rng), "adapter": run.adapter.state_dict()}
+    ranks: list[Any] = [mine]
+    if run.processes.size > 1:
+        ranks = [None] * run.processes.size
+        torch.distributed.all_gather_object(ranks, mine)
+    state = {
+        "format": FORMAT,
+        "hash": run.config.hash,
+        "step": run.step,
+        "elapsed": run.elapsed,
+        "training_seconds": run.training_seconds,
+        "module": run.adapter.module.state_dict(),
+        "objective": {} if run.objective is None else run.objective.state_dict(),
+        "optimizer": {} if run.optimizer is None else run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "negatives": run.negatives,
+        "ranks": ranks,
+    }
+    for callback in run.callbacks:
+        state |= callback.state_dict()
+    return state
 
-    def __iter__(self) -> Any:
-        return iter(self._file.keys())
 
-    def __len__(self) -> int:
-        return len(self._file.keys())
+def restore(run: Any, state: dict[str, Any]) -> None:
+    """Give a new `Run` the state of a checkpoint. The optimizer, which is built later, finds its own there.
+
+    Raises:
+        CheckpointError: it does not fit the model or the number of ranks.
+    """
+    ranks, size = state["ranks"], run.processes.size
+    reason = ""
+    if len(ranks) != size:
+        reason = unsupported_reason(ranks, run.adapter.module, run.config.train.sync_batch_norm)
+    if reason:
+        raise CheckpointError(
+            f"the checkpoint was written by {counted(len(ranks), 'rank')}, this run has {size}, and {reason}. "
+            "Start as many, or use --resume never."
+        )
+    try:
+        run.adapter.module.load_state_dict(state["module"])
+        if run.objective is not None:
+            run.objective.load_state_dict(state["objective"])
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint does not fit the model: {error}. Use --resume never.") from error
+    # If another number of ranks may continue, all ranks have the same state.
+    mine = ranks[run.processes.rank if len(ranks) == size else 0]
+    run.adapter.load_state_dict(mine["adapter"])
+    run.optimizer_state = state["optimizer"]
+    if state["scaler"]:
+        run.scaler.load_state_dict(state["scaler"])
+    run.step = state["step"]
+    run.training_seconds = state["training_seconds"]
+    run.began -= state["elapsed"]
+    run.negatives = state["negatives"]
+    for callback in run.callbacks:
+        callback.load_state_dict(state, run)
+    if len(ranks) == size:
+        set_rng_state(mine["rng"])
+
+
+def first_start(run: Any) -> str | None:
+    """Return when the first attempt of a run began; None if there is no record.
+
+    Raises:
+        CheckpointError: the data have changed, and the model is built from them.
+    """
+    record = run.folder.read_record()
+    if record is None:
+        return None
+    if run.adapter.built_from_data and not same_data(run.adapter, record):
+        raise CheckpointError(
+            f"the data of the run {run.folder.path} have changed since its checkpoint was written, and its model is "
+            "built from them. Put the old data back, or start again with --resume never."
+        )
+    started: str = record.started
+    return started
+
+
+def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
+    """Return why another number of ranks cannot continue. Empty if it can.
+
+    Args:
+        ranks: what each rank saved: "drew" (whether it drew from the global generators), "adapter".
+        module: the trained module.
+        synchronized: whether batch norm sees the rows of all ranks.
+    """
+    if any(rank["drew"] for rank in ranks):
+        return "each drew random numbers of its own (dropout), which another number of ranks would draw otherwise"
+    if any(not same(rank["adapter"], ranks[0]["adapter"]) for rank in ranks):
+        return "each keeps something of its own (a queue of its rows)"
+    if not synchronized and any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
+        return "batch norm averages over the rows of one rank (train.sync_batch_norm = true would average over all)"
+    return ""
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two states of tensors, numbers, strings, lists and dicts are equal."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)

@@ -19,7 +19,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
 from dipole.core.train.build import build, scheduled
 from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metrics, Recorder, TermNotes
-from dipole.core.train.checkpoint import fitting, starting_state
+from dipole.core.train.checkpoint import capture, first_start, fitting, restore, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
@@ -27,7 +27,6 @@ from dipole.core.train.loss_module import LossModule, NoScatter, explain_not_fin
 from dipole.core.train.memory_saving import Encoding, compiler_problem
 from dipole.core.train.model_files import save_kept, save_weights
 from dipole.core.train.optimizer import build_optimizer, learning_rate, take_over
-from dipole.core.train.resume import capture, first_start, restore
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.trackers import check_trackers

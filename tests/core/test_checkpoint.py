@@ -71,7 +71,7 @@ def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path: Path, damage:
 def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path: Path) -> None:
     old = save_checkpoint(tmp_path, 1, state(1))
     content = old.read_bytes()
-    with file_limit(2000), pytest.raises(CheckpointError, match=r"step 2 .*limit.*The checkpoint of step 1 is intact"):
+    with file_limit(2000), pytest.raises(CheckpointError, match=r"step 2 .*large.*The checkpoint of step 1 is intact"):
         save_checkpoint(tmp_path, 2, state(2))
     assert list(tmp_path.iterdir()) == [old]
     assert old.read_bytes() == content

@@ -1,32 +1,25 @@
 """Files of runs that somebody else has made: a value or one short error of ours, soon; never a hang, never code."""
 
-import hashlib
-import io
 import json
-import random
 import subprocess
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import blobs_domain
 import pytest
-import torch
 from hypothesis import given
 
 from dipole.core.record import read_record
 from dipole.core.record.additions import read_additions
-from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, starting_state, write_state
+from dipole.core.train.checkpoint import save_checkpoint, starting_state
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load, read_recipe
-from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import RunFolder, find_run
 from dipole.core.utils.errors import CheckpointError, DipoleError, ReceivedError, TrainingError
 from dipole.core.utils.received import parse_json, parse_toml, read_json
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from hostile import NO_FILES, answered, changed, contents, places, settings_of, toml_contents
+from hostile import NO_FILES, answered, contents, settings_of, toml_contents
 
 from tests.systems import was_killed
 
@@ -155,66 +148,9 @@ def test_a_file_is_said_once_and_shortly(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 2000
 
 
-CHECKPOINTS = 500
-"""Of those made by hand in the slow test: each is a run of some steps."""
-
-
 def put(folder: Path, state: Any) -> Path:
     """A checkpoint with a right hash, whatever is in it."""
-    buffer = io.BytesIO()
-    write_state(buffer, state)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-00000004.{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.safetensors"
-    path.write_bytes(buffer.getvalue())
-    return path
-
-
-def stopped(blobs: Path, runs: Path) -> tuple[Any, RunFolder, dict[str, Any]]:
-    """A run of blobs that was stopped after 4 of 8 steps: configuration, folder, and the state of its checkpoint."""
-    config = load(blobs, ["train.checkpoint_every=4", "train.steps=8", "blobs.queue=16"]).config
-
-    batches = count()
-
-    def stop(index: int) -> None:
-        if next(batches) == 6:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(stop))
-        with pytest.raises(RunInterruptedError):
-            train(config, runs, quiet=True)
-    folder = RunFolder(runs / config.hash)
-    return config, folder, load_checkpoint(list_checkpoints(folder.checkpoints)[-1])
-
-
-def goes_on_or_says_why(config: Any, folder: RunFolder, state: Any) -> None:
-    """Training goes on from such a checkpoint, or ends in one error of ours."""
-    folder.clear()
-    put(folder.checkpoints, state)
-    answered(lambda: train(config, folder.path.parent, quiet=True))
-
-
-load("digits-simclr")  # what a recipe imports is not the time of the first one that is judged
-STRANGE = (..., None, "x", -1, [], {}, [1], torch.zeros(3), {"a": torch.zeros(2, 2)})
-
-
-def test_checkpoints_made_by_hand(blobs: Path, tmp_path: Path) -> None:
-    config, folder, state = stopped(blobs, tmp_path / "runs")
-    goes_on_or_says_why(config, folder, state)
-    assert folder.finished()
-    names = [place for place in places(state, 2) if place[0] != "module"]
-    for number, place in enumerate(names):
-        strange = STRANGE[number % len(STRANGE)]
-        goes_on_or_says_why(config, folder, changed(state, place, strange))
-
-
-@pytest.mark.slow
-def test_many_checkpoints_made_by_hand(blobs: Path, tmp_path: Path) -> None:
-    config, folder, state = stopped(blobs, tmp_path / "runs")
-    there = [place for place in places(state, 4) if "rng" not in place or len(place) < 4]
-    every = [(place, strange) for place in there for strange in STRANGE]
-    for place, strange in random.Random(0).sample(every, min(len(every), CHECKPOINTS)):
-        goes_on_or_says_why(config, folder, changed(state, place, strange))
+    return save_checkpoint(folder, 4, state)
 
 
 KILLED = """

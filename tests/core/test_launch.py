@@ -18,10 +18,10 @@ from torch import nn
 
 from dipole.core.cli import main
 from dipole.core.record import read_record
+from dipole.core.train.checkpoint import same, unsupported_reason
 from dipole.core.train.launch import launch, pick_device
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
-from dipole.core.train.resume import same, unsupported_reason
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.signals import HANDLED
 from dipole.core.utils.errors import ConfigError
