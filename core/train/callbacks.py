@@ -108,7 +108,7 @@ class Metrics(Callback):
             seen = state["metrics_bytes"] if state else 0
             if log:
                 step = state["step"] if state else 0
-                self._trackers = Trackers(log, config, folder, folder.metrics, seen, step)
+                self._trackers = Trackers(log, config, folder, seen, step)
             self._file = MetricsFile(folder.metrics, seen)
 
     def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:

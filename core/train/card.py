@@ -1,4 +1,4 @@
-"""The model card (README.md with a YAML head) of an exported folder, in the form of the Hugging Face Hub."""
+"""An exported folder for the Hugging Face Hub: its model card (README.md with a YAML head) and its upload."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, get_token
+
 from dipole.core.objectives.objective import entry_of
 from dipole.core.objectives.objective import objective as build_objective
-from dipole.core.utils.errors import DipoleError
+from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.text import counted
 
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 NAME = "README.md"
 NO_LICENCE = "unknown"  # the Hub's word for a model whose owner has not chosen one
 SHOWN_WIDTH = 8  # terms are looked up, and nothing is computed with them
@@ -56,38 +59,27 @@ def set_licence(folder: Path, licence: str) -> None:
     """Write a licence into the card of a folder, if it has a card."""
     path = folder / NAME
     if path.is_file():
-        text = path.read_text(encoding="utf-8")
-        atomic_write(path, re.sub(r"(?m)^license: .*$", f"license: {_yaml(licence)}", text, count=1))
-
-
-def _yaml(value: Any) -> str:
-    """Return a value as one line of YAML. Plain words need no quotes."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.-]*", value):
-        return value
-    return json.dumps(value)
+        card = ModelCard.load(path)
+        card.data.license = licence
+        atomic_write(path, str(card))
 
 
 def _head(card: Card, record: Any, data: dict[str, Any]) -> str:
     name = str(data.get("name", "unknown"))
-    lines = [f"license: {NO_LICENCE}"]
-    if card.library:
-        lines.append(f"library_name: {_yaml(card.library)}")
-    lines.append(f"pipeline_tag: {_yaml(card.pipeline)}")
-    lines.append("tags:")
-    lines += [f"- {_yaml(tag)}" for tag in ("contrastive-learning", "self-supervised", "dipole", *card.tags)]
-    if name.startswith("hub:"):
-        lines += ["datasets:", f"- {_yaml(name.removeprefix('hub:'))}"]
-    measured = [*card.measured, *_measured(record)]
-    if measured:
-        lines += ["model-index:", f"- name: {_yaml(str(record.name))}", "  results:"]
-        lines += [f"  - task: {{type: {_yaml(card.pipeline)}}}"]
-        lines += [f"    dataset: {{name: {json.dumps(name)}, type: {json.dumps(name.removeprefix('hub:'))}}}"]
-        lines += ["    metrics:"]
-        for title, value in measured:
-            lines.append(
-                f"    - {{type: {json.dumps(title.rpartition('/')[2])}, name: {json.dumps(title)}, value: {value!r}}}"
-            )
-    return "\n".join(lines) + "\n"
+    results = [
+        EvalResult(card.pipeline, name.removeprefix("hub:"), name, title.rpartition("/")[2], value, metric_name=title)
+        for title, value in (*card.measured, *_measured(record))
+    ]
+    head = ModelCardData(
+        license=NO_LICENCE,
+        library_name=card.library or None,
+        pipeline_tag=card.pipeline,
+        tags=["contrastive-learning", "self-supervised", "dipole", *card.tags],
+        datasets=[name.removeprefix("hub:")] if name.startswith("hub:") else None,
+        model_name=str(record.name),
+        eval_results=results or None,
+    )
+    return head.to_yaml() + "\n"
 
 
 def _body(card: Card, record: Any, data: dict[str, Any]) -> str:
@@ -134,3 +126,33 @@ def _objective(text: str) -> str:
     except DipoleError:
         return f"`{text}`"
     return "\n".join(f"* {weight:g} x `{entry.name}`: {entry.formula} ({entry.source})" for weight, entry in terms)
+
+
+def check_push(repo: str) -> None:
+    """Raise ConfigError where a push could not even begin: no such name, no login."""
+    if not re.fullmatch(r"(?:[\w.-]+/)?[\w.-]{1,96}", repo):
+        raise ConfigError(f"--push {repo}: a repository is called NAME or OWNER/NAME.")
+    if get_token() is None:
+        raise ConfigError(f"--push {repo}: nobody is logged in to the Hugging Face Hub; {LOGIN}.")
+
+
+def push(folder: Path, repo: str, private: bool = False) -> str:
+    """Upload a folder as a model repository and return its address. The repository is created if missing.
+
+    Args:
+        folder: the folder to upload. repo: OWNER/NAME, or NAME in your account. private: for a new repository.
+
+    Raises:
+        TrainingError: the Hub cannot be reached, or refuses. The folder is kept.
+    """
+    try:
+        api = HfApi()
+        made = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Exported by dipole")
+    except Exception as error:  # what carries its requests has changed between versions, and so have the errors
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise TrainingError(
+            f"{folder} is written, but could not be pushed to {repo}: {reason} ({LOGIN}). "
+            f"Once that is cured: hf upload {repo} {folder}"
+        ) from error
+    return str(made)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from dipole.core.utils.progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-HEADER = 128  # bytes of the header of an .npy file, written last because a stream's length is known at its end
 
 
 @dataclass(frozen=True)
@@ -178,29 +176,28 @@ def parquet(out: Path, key: str) -> Iterator[Write]:
 @contextmanager
 def npy(out: Path, key: str) -> Iterator[Write]:
     """Write an array (n, d) of float32, and the identifiers as a JSON list to NAME.ids.json."""
-    shape = (0, 0)
+    rows = width = 0
     with atomic_file(out) as array, atomic_file(out.with_suffix(".ids.json")) as ids:
-        array.write(b" " * HEADER)
+        _write_header(array, rows, width)
         ids.write(b"[")
 
         def write(names: list[Any], found: np.ndarray[Any, Any]) -> None:
-            nonlocal shape
+            nonlocal rows, width
             array.write(np.ascontiguousarray(found, dtype="<f4").tobytes())
-            between = ",\n" if shape[0] else ""
-            ids.write((between + ",\n".join(json.dumps(name) for name in names)).encode())
-            shape = (shape[0] + len(found), found.shape[1])
+            for name in names:
+                ids.write((",\n" * (rows > 0) + json.dumps(name)).encode())
+                rows += 1
+            width = found.shape[1]
 
         yield write
         ids.write(b"]\n")
         array.seek(0)
-        array.write(npy_header(shape))
+        _write_header(array, rows, width)
 
 
-def npy_header(shape: tuple[int, int]) -> bytes:
-    """Return the header (NumPy format 1.0, little-endian float32, C order), `HEADER` bytes long."""
-    told = repr({"descr": "<f4", "fortran_order": False, "shape": shape})
-    room = HEADER - 10  # magic number (6), version (2), length (2)
-    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + told.ljust(room - 1).encode("latin-1") + b"\n"
+def _write_header(file: BinaryIO, rows: int, width: int) -> None:
+    """Write the header of an array of float32. Its length does not depend on the shape."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
 
 
 WRITERS: dict[str, Writer] = {".parquet": parquet, ".npy": npy}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,16 @@ if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite, Objective
 
 WEIGHT = "weight"
+POINTS = "points"
+
+
+def _linear(first: float, last: float, part: float) -> float:
+    return first + (last - first) * part
+
 
 SHAPES: Mapping[str, Callable[[float, float, float], float]] = {
-    "linear": lambda first, last, part: first + (last - first) * part,
+    POINTS: _linear,
+    "linear": _linear,
     "cosine": lambda first, last, part: last + (first - last) * 0.5 * (1 + math.cos(math.pi * part)),
     "exponential": lambda first, last, part: first * (last / first) ** part,
 }
@@ -39,70 +47,51 @@ _TEXT = re.compile(
     rf"(?P<times>(?:,\s*(?:start|end)\s*=\s*{_NUMBER}\s*){{0,2}})\)\s*"
 )
 ALLOWED = (
-    f"{', '.join(f'{shape}(FROM, TO)' for shape in SHAPES)}, each with start= and end= if it is not the whole run, or "
-    "points [[when, value], ...]"
+    "linear(FROM, TO), cosine(FROM, TO), exponential(FROM, TO), each with start= and end= if it is not the whole run, "
+    "or points [[when, value], ...]"
 )
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A curve from one value to another, constant before its start and after its end (None: the run's)."""
+class Curve:
+    """Interpolation between points (when, value), constant before the first and after the last.
+
+    `when` is None for the end of the run.
+    """
 
     shape: str
-    first: float
-    last: float
-    start: float = 0.0
-    end: float | None = None
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        return self.first, self.last
-
-    def at(self, when: float, length: float) -> float:
-        end = length if self.end is None else self.end
-        return SHAPES[self.shape](self.first, self.last, min(1.0, max(0.0, (when - self.start) / (end - self.start))))
-
-    def check(self, length: float) -> None:
-        if self.shape == "exponential" and not self.first * self.last > 0:
-            raise ValueError("exponential goes between two numbers above 0; use linear")
-        end = length if self.end is None else self.end
-        if not 0 <= self.start < end <= length:
-            raise ValueError(f"start and end must lie in the run, 0 <= start < end <= {length:g}")
-
-    def plain(self) -> str:
-        times = [f", start={self.start:g}"] if self.start else []
-        times += [] if self.end is None else [f", end={self.end:g}"]
-        return f"{self.shape}({self.first!r}, {self.last!r}{''.join(times)})"
-
-
-@dataclass(frozen=True)
-class Points:
-    """Straight lines between points (when, value), constant before the first and after the last."""
-
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float | None, float], ...]
 
     @property
     def values(self) -> tuple[float, ...]:
         return tuple(value for _, value in self.points)
 
+    def times(self, length: float) -> list[float]:
+        return [length if when is None else when for when, _ in self.points]
+
     def at(self, when: float, length: float) -> float:
-        if when <= self.points[0][0]:
-            return self.points[0][1]
-        for (start, first), (end, last) in pairwise(self.points):
+        for (start, end), (first, last) in zip(pairwise(self.times(length)), pairwise(self.values), strict=True):
             if when < end:
-                return SHAPES["linear"](first, last, (when - start) / (end - start))
-        return self.points[-1][1]
+                return SHAPES[self.shape](first, last, max(0.0, (when - start) / (end - start)))
+        return self.values[-1]
 
     def check(self, length: float) -> None:
-        times = [when for when, _ in self.points]
-        if not times or any(b <= a for a, b in pairwise(times)) or not 0 <= times[0] <= times[-1] <= length:
-            raise ValueError(f"the times of points must rise and lie in the run, 0 to {length:g}")
+        if self.shape == "exponential" and not self.values[0] * self.values[1] > 0:
+            raise ValueError("exponential goes between two numbers above 0; use linear")
+        times = self.times(length)
+        if any(b <= a for a, b in pairwise(times)) or not 0 <= times[0] <= times[-1] <= length:
+            raise ValueError(f"times must rise and lie in the run, 0 <= start < end <= {length:g}")
 
-    def plain(self) -> list[list[float]]:
-        return [[when, value] for when, value in self.points]
-
-
-Curve = Shape | Points
+    def plain(self) -> Any:
+        if self.shape == POINTS:
+            return [list(point) for point in self.points]
+        (start, first), (end, last) = self.points
+        times = ""
+        if start:
+            times += f", start={start:g}"
+        if end is not None:
+            times += f", end={end:g}"
+        return f"{self.shape}({first!r}, {last!r}{times})"
 
 
 def read(value: Any) -> Curve:
@@ -111,25 +100,20 @@ def read(value: Any) -> Curve:
     Raises:
         ValueError: what is wrong with it and what is allowed.
     """
-    if isinstance(value, str) and len(value) <= 200 and (found := _TEXT.fullmatch(value)):
+    curve = None
+    if isinstance(value, str) and (found := _TEXT.fullmatch(value)) and found["shape"] in SHAPES:
         times = re.findall(rf"(start|end)\s*=\s*({_NUMBER})", found["times"])
         given = {name: float(number) for name, number in times}
-        shape, first, last = found["shape"], float(found["first"]), float(found["last"])
-        if shape in SHAPES and len(given) == len(times) and _finite(first, last, *given.values()):
-            return Shape(shape, first, last, **given)
-    if isinstance(value, list | tuple) and value and all(_is_point(each) for each in value):
-        return Points(tuple((float(when), float(number)) for when, number in value))
-    raise ValueError(f"{str(value)[:80]!r} is no schedule. Allowed: {ALLOWED}")
-
-
-def _is_point(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    return all(isinstance(each, int | float) and not isinstance(each, bool) and _finite(each) for each in value)
-
-
-def _finite(*numbers: float) -> bool:
-    return all(abs(number) <= 1e300 for number in numbers)
+        if len(given) == len(times):
+            points = (given.get("start", 0.0), float(found["first"])), (given.get("end"), float(found["last"]))
+            curve = Curve(found["shape"], points)
+    elif isinstance(value, list | tuple) and value:
+        with suppress(TypeError, ValueError):
+            curve = Curve(POINTS, tuple((float(when), float(number)) for when, number in value))
+    numbers = [number for point in curve.points for number in point if number is not None] if curve else []
+    if curve is None or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{str(value)[:80]!r} is no schedule. Allowed: {ALLOWED}")
+    return curve
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

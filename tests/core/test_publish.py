@@ -9,12 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from dipole.core.train.card import Card, set_licence, write_card
-from dipole.core.train.inference import npy_header
-from dipole.core.train.publish import check_push
+from dipole.core.train.card import Card, check_push, set_licence, write_card
 from dipole.core.utils.errors import ConfigError
 
 RECORD = SimpleNamespace(
@@ -48,16 +45,6 @@ def test_a_card_without_results_or_objective_is_read_as_well(tmp_path: Path) -> 
         record = SimpleNamespace(**(vars(RECORD) | {"objective": objective, "results": {}}))
         write_card(tmp_path, CARD, record, {"name": "/a/folder"})
         assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (7, 1), (10**9, 4096)])
-def test_the_head_of_an_array_is_as_long_as_it_has_to_be(shape: tuple[int, int], tmp_path: Path) -> None:
-    head = npy_header(shape)
-    assert len(head) == 128
-    (tmp_path / "head").write_bytes(head)
-    with open(tmp_path / "head", "rb") as file:
-        assert np.lib.format.read_magic(file) == (1, 0)
-        assert np.lib.format.read_array_header_1_0(file) == (shape, False, np.dtype("<f4"))
 
 
 def test_a_push_that_cannot_begin_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,7 +108,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from dipole.core.utils.errors import DipoleError
-from dipole.core.train.publish import push
+from dipole.core.train.card import push
 try:
     print(push(Path(sys.argv[1]), "me/model", private=True))
 except DipoleError as error:

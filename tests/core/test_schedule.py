@@ -69,7 +69,7 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry: A
             continue  # it follows another option, or is learned
         value = value * 0.75 + 0.01
         name = f"{entry.name}.{option.name}"
-        if schedule.check({name: schedule.Shape("linear", value * 0.9, value)}, moved, 1.0):
+        if schedule.check({name: schedule.read(f"linear({value * 0.9!r}, {value!r})")}, moved, 1.0):
             assert name == "co2.temperature"  # consistency_temperature is this one where it is not given
             continue
         schedule.target(name, moved).set(value)

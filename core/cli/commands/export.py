@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.private and arguments.push is None:
         raise ConfigError("--private needs --push REPO.")
     if arguments.push is not None:
-        from dipole.core.train.publish import check_push
+        from dipole.core.train.card import check_push
 
         check_push(arguments.push)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -82,7 +82,7 @@ def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str |
     print(out)
     if arguments.push is None:
         return None
-    from dipole.core.train.publish import push
+    from dipole.core.train.card import push
 
     pushed = push(out, arguments.push, arguments.private)
     print(pushed)
