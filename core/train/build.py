@@ -11,10 +11,9 @@ import torch
 
 from dipole.core.objectives.objective import Composite, objective
 from dipole.core.train.adapter import Adapter
-from dipole.core.train.config import RunConfig, TrainConfig
+from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.run_folder import RunFolder
-from dipole.core.train.schedule import Schedules
 from dipole.core.utils.seeding import Seeds, seed_everything
 
 NARROW = 8  # width of the random rows
@@ -55,12 +54,6 @@ def build(
         return adapter, None
     seed_everything(seeds.stream("model", "objective"))
     return adapter, objective(config.objective, dim=adapter.embedding_dim).to(device)
-
-
-def scheduled(train: TrainConfig, objective: Composite | None, steps_per_epoch: int) -> Schedules:
-    """Return the schedules of the objective's weights and options."""
-    unit = train.in_steps(1, steps_per_epoch)
-    return Schedules(train.curves, objective, train.length, unit)
 
 
 def construct(config: RunConfig, world_size: int = 1) -> None:

@@ -6,6 +6,7 @@ A callback is a plain class. `Run.advance` calls `on_step` of each after every u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.record import Number, RunRecord, hardware, library_versions, now, write_record
-from dipole.core.train.checkpoint import save_checkpoint
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
 from dipole.core.train.metrics import Meter, MetricsFile
@@ -90,10 +90,7 @@ class TermNotes(Callback):
         return {"notes": {"steady": self._steady}}
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        steady = state["notes"]["steady"]
-        if steady is not None and not all(isinstance(each, str) for pair in steady.items() for each in pair):
-            raise ValueError("'notes' are not what a run writes")
-        self._steady = steady
+        self._steady = state["notes"]["steady"]
 
 
 class Metrics(Callback):
@@ -105,11 +102,10 @@ class Metrics(Callback):
         self._file: MetricsFile | None = None
         self._trackers: Trackers | None = None
         if is_main:
-            seen = state["metrics_bytes"] if state else 0
+            seen = state or {"metrics_bytes": 0, "step": 0}
             if log:
-                step = state["step"] if state else 0
-                self._trackers = Trackers(log, config, folder, seen, step)
-            self._file = MetricsFile(folder.metrics, seen)
+                self._trackers = Trackers(log, config, folder, seen["metrics_bytes"], seen["step"])
+            self._file = MetricsFile(folder.metrics, seen["metrics_bytes"])
 
     def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
         self._meter.add(values)
@@ -134,8 +130,10 @@ class Metrics(Callback):
             self._trackers.close(status)
 
     def state_dict(self) -> dict[str, Any]:
-        written = {} if self._file is None else {"metrics_bytes": self._file.position()}
-        return {"meter": self._meter.state_dict(), **written}
+        state: dict[str, Any] = {"meter": self._meter.state_dict()}
+        if self._file is not None:
+            state["metrics_bytes"] = self._file.position()
+        return state
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
         self._meter.load_state_dict(state["meter"], run.device)
@@ -169,16 +167,16 @@ class BestResult:
         value = results[name]
         if value is None:
             return False
-        sign = -1 if self._by.startswith("-") else 1
-        if self.step is not None and sign * value <= sign * self.value:
+        gain = value - self.value
+        if self._by.startswith("-"):
+            gain = -gain
+        if self.step is not None and gain <= 0:
             return False
         self.step, self.value = step, value
         return True
 
-    def as_record(self) -> dict[str, Any] | None:
+    def as_dict(self) -> dict[str, Any]:
         """Return the entry of the record."""
-        if self.step is None:
-            return None
         return {"by": self._by, "step": self.step, "value": self.value}
 
 
@@ -252,8 +250,8 @@ class Evaluation(Callback):
         if goes_back:
             load_weights(self._best_weights, run.adapter.module, run.objective)
             run.pairs = pair_values = None  # they are of the last weights
-            told = self.best.as_record() or {}
-            run.progress.note(f"kept: step {told['step']}, where {told['by']} was best, {number(told['value'])}")
+            by, step, value = self.best.as_dict().values()
+            run.progress.note(f"kept: step {step}, where {by} was best, {number(value)}")
         is_first_look = run.adapter.part != run.adapter.reported
         if not goes_back and not is_first_look:
             return
@@ -274,10 +272,7 @@ class Evaluation(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        step, value = state["best"]["step"], state["best"]["value"]
-        if not (step is None or type(step) is int) or not isinstance(value, float | int):
-            raise ValueError("'best' is not what a run writes")
-        self.best.step, self.best.value = step, value
+        self.best.step, self.best.value = state["best"]["step"], state["best"]["value"]
         if state["due"]:
             self.is_due, self._pair_values = True, (state["step"], state["of_pairs"])
 
@@ -300,72 +295,49 @@ class Checkpoints(Callback):
         if crossed(run, previous, self._every):
             run.checkpoint()
 
-    def save(self, run: Any, state: dict[str, Any]) -> None:
-        """Write a checkpoint (rank 0)."""
-        if run.processes.is_main:
-            save_checkpoint(run.folder.checkpoints, run.step, state)
 
-
-class Recorder:
-    """Write record.json.
-
-    Args:
-        started: when the first attempt began.
-        curves_on: the part that evaluations before the end are of.
-    """
-
-    def __init__(self, started: str, curves_on: Literal["test", "validation"]) -> None:
-        self._started = started
-        self._curves_on = curves_on
-
-    def write(self, run: Any, status: Status, error: str | None = None) -> RunRecord:
-        """Write the record on rank 0 and return it."""
-        record = self._build(run, status, error)
-        if run.processes.is_main:
-            try:
-                write_record(run.folder.record, record)
-            except DipoleError:
-                # An error that cannot be recorded (a full disk) must not hide the error itself.
-                if status not in ("failed", "interrupted"):
-                    raise
-        return record
-
-    def _build(self, run: Any, status: Status, error: str | None) -> RunRecord:
-        config: RunConfig = run.config
-        modules: list[nn.Module] = [m for m in (run.adapter.module, run.objective) if m is not None]
-        fields: dict[str, Any] = {"notes": list(run.notes.lines)}
-        if status == "done" and run.evaluation.found is not None:
-            found: Evaluated = run.evaluation.found[1]
-            fields |= {"results": found.results, "diagnostics": found.diagnostics, "histogram": found.histogram}
-            fields["notes"] += found.remarks
-            best = run.evaluation.best.as_record()
-            fields["chosen"] = None if best is None else {**best, "on": self._curves_on}
-        if run.device.type == "cuda":
-            fields["peak_device_bytes"] = torch.cuda.max_memory_allocated(run.device)
-        return RunRecord(
-            hash=config.hash,
-            name=config.name,
-            domain=config.domain,
-            objective=config.objective,
-            seed=config.seed,
-            status=status,
-            error=error,
-            started=self._started,
-            updated=now(),
-            config=config.model_dump(mode="json", exclude_none=True),
-            identity=config.determining(),
-            versions=library_versions(),
-            hardware=hardware(run.device, run.processes.size),
-            seeds=run.seeds.as_dict(),
-            data=run.adapter.data_info(),
-            parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
-            negatives_per_anchor=run.negatives,
-            steps=run.step,
-            epochs=run.epoch,
-            wall_seconds=round(run.elapsed, 3),
-            training_seconds=round(run.training_seconds, 3),
-            peak_memory_bytes=peak_memory(),
-            evaluated_on=config.train.evaluate_on,
-            curves_on=self._curves_on,
-            **fields,
-        )
+def write_run_record(run: Any, status: Status, error: str | None = None) -> RunRecord:
+    """Write record.json on rank 0, and return the record."""
+    config: RunConfig = run.config
+    modules: list[nn.Module] = [m for m in (run.adapter.module, run.objective) if m is not None]
+    fields: dict[str, Any] = {"notes": list(run.notes.lines)}
+    if status == "done" and run.evaluation.found is not None:
+        found: Evaluated = run.evaluation.found[1]
+        fields |= {"results": found.results, "diagnostics": found.diagnostics, "histogram": found.histogram}
+        fields["notes"] += found.remarks
+        if run.evaluation.best.step is not None:
+            fields["chosen"] = {**run.evaluation.best.as_dict(), "on": run.curves_on}
+    if run.device.type == "cuda":
+        fields["peak_device_bytes"] = torch.cuda.max_memory_allocated(run.device)
+    record = RunRecord(
+        hash=config.hash,
+        name=config.name,
+        domain=config.domain,
+        objective=config.objective,
+        seed=config.seed,
+        status=status,
+        error=error,
+        started=run.started,
+        updated=now(),
+        config=config.model_dump(mode="json", exclude_none=True),
+        identity=config.determining(),
+        versions=library_versions(),
+        hardware=hardware(run.device, run.processes.size),
+        seeds=run.seeds.as_dict(),
+        data=run.adapter.data_info(),
+        parameters=sum(p.numel() for m in modules for p in m.parameters() if p.requires_grad),
+        negatives_per_anchor=run.negatives,
+        steps=run.step,
+        epochs=run.epoch,
+        wall_seconds=round(run.elapsed, 3),
+        training_seconds=round(run.training_seconds, 3),
+        peak_memory_bytes=peak_memory(),
+        evaluated_on=config.train.evaluate_on,
+        curves_on=run.curves_on,
+        **fields,
+    )
+    if run.processes.is_main:
+        # An error that cannot be recorded (a full disk) must not hide the error itself.
+        with suppress(DipoleError) if status in ("failed", "interrupted") else nullcontext():
+            write_record(run.folder.record, record)
+    return record

@@ -1,23 +1,21 @@
 """Data sets that recipes need: their files, licence and preparation, as packages declare them.
 
-An entry point of the group `dipole.data`, or a `Domain` in `data`, names a mapping: name -> `DataSet` (fetched by
-`dipole data get NAME`) or `Built` (made from the user's own files by `dipole data NAME`). The module of that mapping
-imports nothing heavy.
+An entry point of the group `dipole.data` names a mapping: name -> `DataSet` (fetched by `dipole data get NAME`) or
+`Built` (made from the user's own files by `dipole data NAME`). The module of that mapping imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from dipole.core.train.domains import Domain, added, domains, resolve
+from dipole.core.train.domains import resolve
 from dipole.core.utils.download import Progress, RemoteFile, fetch
 from dipole.core.utils.errors import ConfigError, DataError, nearest
 from dipole.core.utils.files import atomic_write, replacing, why
-from dipole.core.utils.plugins import load, package, points
+from dipole.core.utils.plugins import PluginError, load, points
 
 MARK = ".dipole-data"  # in a folder that was prepared, with the name of its data set
 
@@ -46,8 +44,7 @@ class DataSet:
         """Return the files to fetch."""
         if not isinstance(self.files, str):
             return self.files
-        found: tuple[RemoteFile, ...] = resolve(self.files)()
-        return found
+        return tuple(resolve(self.files)())
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,13 @@ class Built:
 
 def data_sets() -> dict[str, DataSet | Built]:
     """Return every data set by name. The first of a name wins."""
-    return _collected({**_declared(), **{domain.name: _of(domain) for domain in domains().values() if domain.data}})
+    found: dict[str, DataSet | Built] = {}
+    for point in points("data"):
+        try:
+            found = dict(load(point)) | found
+        except (PluginError, TypeError, ValueError) as error:
+            warnings.warn(f"the data sets {error}", stacklevel=2)
+    return dict(sorted(found.items()))
 
 
 def fetched() -> dict[str, DataSet]:
@@ -72,31 +75,8 @@ def fetched() -> dict[str, DataSet]:
 
 
 def built() -> dict[str, Built]:
-    """Return the data sets that are commands. `--help` lists them, so no domain is imported."""
-    every = {**_declared(), **{domain.name: _of(domain) for domain in added() if domain.data}}
-    return {name: each for name, each in _collected(every).items() if isinstance(each, Built)}
-
-
-Sets = Callable[[], Mapping[str, DataSet | Built]]
-
-
-def _declared() -> dict[str, Sets]:
-    """Return the mappings of the entry points of the group `dipole.data` ("module:MAPPING")."""
-    return {f"{point.name} of {package(point)}": partial(load, point) for point in points("data")}
-
-
-def _of(domain: Domain) -> Sets:
-    return partial(resolve, domain.data)
-
-
-def _collected(every: Mapping[str, Sets]) -> dict[str, DataSet | Built]:
-    found: dict[str, DataSet | Built] = {}
-    for owner, sets in every.items():
-        try:
-            found = dict(sets()) | found
-        except (Exception, SystemExit) as error:
-            warnings.warn(f"the data sets of {owner!r} cannot be read: {error!r}", stacklevel=3)
-    return dict(sorted(found.items()))
+    """Return the data sets that are commands."""
+    return {name: each for name, each in data_sets().items() if isinstance(each, Built)}
 
 
 def find(name: str) -> DataSet:

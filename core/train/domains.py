@@ -20,12 +20,6 @@ from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, package, points
 
-__all__ = [
-    "Domain",
-    "add_domain",
-    "temporary_domain",
-]
-
 if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
 
@@ -45,7 +39,6 @@ class Domain:
         exported: "package.module:function" that lets `dipole embed` read exported folders, or "". The
             function gets a folder, a torch.device and the name of features or None. It returns an `Embedder`, or None
             if the folder belongs to another domain.
-        data: "package.module:NAME" of the data sets that its recipes need (core/train/data_sets.py), or "".
     """
 
     name: str
@@ -55,7 +48,6 @@ class Domain:
     probes: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
     exported: str = ""
-    data: str = ""
 
     @property
     def install(self) -> str:
@@ -73,11 +65,6 @@ def add_domain(domain: Domain) -> None:
         domain: takes precedence over others of its name, dipole's own included.
     """
     _added[domain.name] = domain
-
-
-def added() -> list[Domain]:
-    """Return the domains that this process registered."""
-    return list(_added.values())
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -67,32 +68,39 @@ def evaluate(
         seeds: only the `probe` stream is used.
         of_pairs: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
     """
+    with in_eval_mode(adapter, objective), isolated(seeds.probe):
+        results = finite(adapter.evaluate(objective))
+        features, labels = some_points(*adapter.features("test"), seeds)
+        values, histogram = diagnose(features, labels, objective)
+        held_out = adapter.held_out_pairs(objective)
+        if held_out is not None:
+            shown = diagnostics.pair_histogram(held_out)
+            results |= finite({"pair_error": shown.error})
+            both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
+            histogram = Histogram(**histogram.model_dump() | both)
+        if of_pairs is not None:
+            values |= of_pairs
+        elif (seen := adapter.diagnostic_pairs()) is not None:
+            values |= diagnose_pairs(all_gather_pairs(seen).local_pairs, objective)
+        notes = [*adapter.noticed()]
+        if objective is not None:
+            values |= diagnose_objective(objective, features)
+            notes += [f"{name}: {text}" for name, _, term in objective for text in term.remarks()]
+    return Evaluated(results, finite(values), histogram, notes)
+
+
+@contextmanager
+def in_eval_mode(adapter: Adapter, objective: Composite | None) -> Iterator[None]:
+    """Put the module and the objective in eval mode inside the block."""
     modules = [module for module in (adapter.module, objective) if module is not None]
     modes = [module.training for module in modules]
     for module in modules:
         module.eval()
     try:
-        with isolated(seeds.probe):
-            results = finite(adapter.evaluate(objective))
-            features, labels = some_points(*adapter.features("test"), seeds)
-            values, histogram = diagnose(features, labels, objective)
-            held_out = adapter.held_out_pairs(objective)
-            if held_out is not None:
-                shown = diagnostics.pair_histogram(held_out)
-                results |= finite({"pair_error": shown.error})
-                both = {"correct": shown.correct.tolist(), "incorrect": shown.incorrect.tolist()}
-                histogram = Histogram(**histogram.model_dump() | both)
-            if of_pairs is not None:
-                values |= of_pairs
-            elif (seen := adapter.diagnostic_pairs()) is not None:
-                values |= diagnose_pairs(all_gather_pairs(seen).local_pairs, objective)
-            if objective is not None:
-                values |= diagnose_objective(objective, features)
+        yield
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.train(mode)
-    said = [*adapter.noticed(), *([] if objective is None else remarks(objective))]
-    return Evaluated(results, finite(values), histogram, said)
 
 
 def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[Tensor, Tensor | None]:
@@ -119,19 +127,15 @@ def diagnose(
         "rank": diagnostics.numerical_rank(features),
         "effective_rank": effective_rank(features),
     }
-    known = torch.zeros(len(features), dtype=torch.bool) if labels is None else labels >= 0
     found = diagnostics.distance_histogram(features)
-    by_class = None
-    if labels is not None and int(known.sum()) > 1:
-        by_class = diagnostics.distance_histogram(features[known], labels[known])
-        values["similarity_error"] = diagnostics.similarity_error(features[known], labels[known])[0]
-        values |= diagnose_classes(features[known], labels[known])
-    return values, Histogram(
-        edges=found.edges.tolist(),
-        all=found.all.tolist(),
-        same=by_class.same.tolist() if by_class and by_class.same is not None else None,
-        different=by_class.different.tolist() if by_class and by_class.different is not None else None,
-    )
+    counts: dict[str, Tensor | None] = {"edges": found.edges, "all": found.all}
+    if labels is not None and int((labels >= 0).sum()) > 1:
+        known, classes = features[labels >= 0], labels[labels >= 0]
+        by_class = diagnostics.distance_histogram(known, classes)
+        counts |= {"same": by_class.same, "different": by_class.different}
+        values["similarity_error"] = diagnostics.similarity_error(known, classes)[0]
+        values |= diagnose_classes(known, classes)
+    return values, Histogram(**{name: each.tolist() for name, each in counts.items() if each is not None})
 
 
 def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
@@ -172,8 +176,3 @@ def diagnose_objective(objective: Composite, features: Tensor) -> dict[str, floa
         for name, _, term in objective
         for key, value in (term.summary() | term.measure(features)).items()
     }
-
-
-def remarks(objective: Composite) -> list[str]:
-    """Return the terms' remarks on their state, one sentence each."""
-    return [f"{name}: {text}" for name, _, term in objective for text in term.remarks()]

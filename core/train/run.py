@@ -17,9 +17,9 @@ from torch.nn.utils import clip_grads_with_norm_
 from dipole.core.objectives.objective import Outcome
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import RunRecord, now
-from dipole.core.train.build import build, scheduled
-from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metrics, Recorder, TermNotes
-from dipole.core.train.checkpoint import capture, first_start, fitting, restore, starting_state
+from dipole.core.train.build import build
+from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metrics, TermNotes, write_run_record
+from dipole.core.train.checkpoint import capture, first_start, fitting, restore, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
@@ -28,6 +28,7 @@ from dipole.core.train.memory_saving import Encoding, compiler_problem
 from dipole.core.train.model_files import save_kept, save_weights
 from dipole.core.train.optimizer import build_optimizer, learning_rate, take_over
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
+from dipole.core.train.schedule import Schedules
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.trackers import check_trackers
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
@@ -163,7 +164,7 @@ class Run:
         interrupts: Interrupts,
         log: Sequence[str] = (),
     ) -> None:
-        began = time.monotonic()
+        self.began = time.monotonic()
         self.config, self.folder, self.processes, self.progress = config, folder, processes, progress
         self.interrupts = interrupts
         self.device = processes.device
@@ -184,24 +185,22 @@ class Run:
         self.pairs: tuple[Pairs, ...] | None = None  # of the last batch
         self.stop_signal = 0
         self.training_seconds = 0.0
-        self.began = began
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_state: dict[str, Any] | None = None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "16-mixed")
 
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
-        every = train.in_steps(train.evaluate_every, steps_per_epoch) if train.evaluate_every else 0
+        every = train.in_steps(train.evaluate_every or 0, steps_per_epoch)
         self.evaluation = Evaluation(every, train.best_by, folder)
-        self.checkpoints = Checkpoints(train.in_steps(train.checkpoint_every or 1, steps_per_epoch))
-        self.callbacks: list[Callback] = [self.metrics, self.notes, self.evaluation, self.checkpoints]
-        started = now()
+        checkpoints = Checkpoints(train.in_steps(train.checkpoint_every or 1, steps_per_epoch))
+        self.callbacks: list[Callback] = [self.metrics, self.notes, self.evaluation, checkpoints]
+        self.started, self.curves_on = now(), self.adapter.part
         if state is not None:
             with fitting():
                 restore(self, state)
-            started = first_start(self) or started
-        self.recorder = Recorder(started, self.adapter.part)
-        self._schedules = scheduled(train, self.objective, steps_per_epoch)
+            self.started = first_start(self) or self.started
+        self._schedules = Schedules(train, self.objective, steps_per_epoch)
         self._scheduled = self._schedules.set(self.step)
         # Seconds that are not training: building now and before, evaluating and saving before.
         self._other_seconds = self.elapsed - self.training_seconds
@@ -224,17 +223,14 @@ class Run:
         return self.step >= self.total_steps
 
     def run(self) -> RunRecord:
-        """Train to the end. Any error is in the record before it is raised.
-
-        Returns:
-            The record.
+        """Train to the end, and return the record. Any error is in the record before it is raised.
 
         Raises:
             RunInterruptedError: a signal or a key ended it.
             TrainingError: memory is too small, or a loss or gradient is not finite.
         """
         try:
-            self.recorder.write(self, "running")
+            write_run_record(self, "running")
             self.progress.start(self.config.name, self.total_steps, self.step)
             for line in self.adapter.remarks():
                 self.progress.note(line)
@@ -264,7 +260,7 @@ class Run:
 
     def _end(self, status: Literal["failed", "interrupted"], message: str) -> None:
         # If another rank failed first, its message is the reason.
-        self.recorder.write(self, status, first_message(message) or message)
+        write_run_record(self, status, first_message(message) or message)
         for callback in self.callbacks:
             callback.on_end(self, status)
 
@@ -369,9 +365,6 @@ class Run:
         """Remember the notes of the terms of one step. Call it before `advance`.
 
         A term with the same note at every step so far is named on the terminal and in the record.
-
-        Args:
-            outcome: what the objective returned.
         """
         self.notes.see(outcome.terms)
 
@@ -401,19 +394,11 @@ class Run:
             self.evaluate()
 
     def log(self, values: Mapping[str, float | None]) -> None:
-        """Write one line of metrics.jsonl for the current step.
-
-        Args:
-            values: by name.
-        """
+        """Write one line of metrics.jsonl for the current step."""
         self.metrics.write(self, values)
 
     def evaluate(self) -> Evaluated | None:
-        """Evaluate the encoder as it is, and log the results.
-
-        Returns:
-            The results; None on ranks other than 0.
-        """
+        """Evaluate the encoder as it is, and log the results. Ranks other than 0 get None."""
         with self._not_training():
             return self.evaluation.evaluate(self)
 
@@ -426,14 +411,7 @@ class Run:
             self._other_seconds += self.elapsed - before
 
     def stop(self, signum: int) -> NoReturn:
-        """Save a checkpoint and end the run.
-
-        Args:
-            signum: the signal.
-
-        Raises:
-            RunInterruptedError: always.
-        """
+        """Save a checkpoint and end the run with a RunInterruptedError."""
         self.checkpoint()
         raise RunInterruptedError(
             f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
@@ -442,23 +420,14 @@ class Run:
         )
 
     def checkpoint(self) -> None:
-        """Save everything that continues this run bit for bit.
-
-        Raises:
-            CheckpointError: the disk refused.
-        """
+        """Save everything that continues this run bit for bit. Raise CheckpointError if the disk refuses."""
         with self._not_training():
-            self.checkpoints.save(self, capture(self))
+            state = capture(self)
+            if self.processes.is_main:
+                save_checkpoint(self.folder.checkpoints, self.step, state)
 
     def finish(self) -> RunRecord:
-        """Evaluate and save what was trained.
-
-        Returns:
-            The record.
-
-        Raises:
-            CheckpointError: the disk refused.
-        """
+        """Evaluate and save what was trained, and return the record."""
         evaluation = self.evaluation
         if evaluation.found is None or evaluation.found[0] != self.step:
             evaluation.postpone(self)
@@ -469,11 +438,12 @@ class Run:
             evaluation.finish(self)
             save_weights(self.folder.model, self.adapter.module, self.objective)
             save_kept(self.folder.kept, self.adapter)
-        record = self.recorder.write(self, "done")
+        record = write_run_record(self, "done")
         if not self.processes.is_main:
             return record
-        for line in evaluation.found[1].remarks if evaluation.found is not None else []:
-            self.progress.warn(f"warning: {line}.")
+        if evaluation.found is not None:
+            for line in evaluation.found[1].remarks:
+                self.progress.warn(f"warning: {line}.")
         self.folder.clear_checkpoints()
         for callback in self.callbacks:
             callback.on_end(self, "done")

@@ -229,15 +229,14 @@ class Schedules:
     """Sets weights and options of an objective to their values at a step.
 
     Args:
-        curves: by name, as `check` has passed them.
-        objective: what they set.
-        length: of the run, in the unit of [train].
-        unit: steps of one such unit: 1, or those of an epoch.
+        train: the [train] table (`TrainConfig`), checked.
+        objective: what it schedules.
+        steps_per_epoch: >= 1.
     """
 
-    def __init__(self, curves: Mapping[str, Curve], objective: Composite | None, length: float, unit: int) -> None:
-        self._targets = [(target(name, objective), curve) for name, curve in curves.items()]
-        self._length, self._unit = length, unit
+    def __init__(self, train: Any, objective: Composite | None, steps_per_epoch: int) -> None:
+        self._targets = [(target(name, objective), curve) for name, curve in train.curves.items()]
+        self._length, self._unit = train.length, train.in_steps(1, steps_per_epoch)
 
     def set(self, step: int) -> dict[str, float]:
         """Set the values of update `step` (from 0). Return them by "train/schedule.NAME"."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,10 +14,10 @@ from dipole.core.evaluation.theory.report import Report, measure
 from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
+from dipole.core.train.evaluation import in_eval_mode
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import DataError, OptionError, ReceivedError, RecordError
-from dipole.core.utils.files import why
-from dipole.core.utils.received import parse_json, read_lines
 from dipole.core.utils.seeding import Seeds, isolated
 from dipole.core.utils.text import counted
 
@@ -70,8 +68,7 @@ def theory_of_run(
     if not 0 < scale < float("inf"):
         raise OptionError(f"scale must be above 0, got {scale:g}.", "scale")
     record, adapter, objective = load_run(folder, device)
-    modules = [module for module in (adapter.module, objective) if module is not None]
-    with _resting(modules), isolated(Seeds(record.seed).probe), torch.no_grad():
+    with in_eval_mode(adapter, objective), isolated(Seeds(record.seed).probe), torch.no_grad():
         features, given = adapter.features(split)
         features = features.float()
         if objective is not None:
@@ -82,28 +79,18 @@ def theory_of_run(
     if form == "unit" or (form == "auto" and _is_cosine(objective)):
         features = normalize(features)
     classes = read_labels(labels, given, len(features))
-    lines = _lines(folder.metrics)
+    lines: list[dict[str, Any]] = []
+    try:
+        if folder.metrics.is_file():
+            lines = read_metrics(folder.metrics)
+    except ReceivedError as error:
+        raise RecordError(str(error)) from error
     facts = _facts(record, objective, lines)
     return measure(features * scale, classes, choices, facts=facts, metrics=lines, projected=projected)
 
 
-@contextmanager
-def _resting(modules: list[Any]) -> Iterator[None]:
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)
-
-
 def _is_cosine(objective: Composite | None) -> bool:
-    if objective is None:
-        return False
-    kinds = {term.similarity for _, _, term in objective if term.similarity is not None}
-    return kinds == {"cosine"}
+    return {term.similarity for _, _, term in objective or () if term.similarity is not None} == {"cosine"}
 
 
 def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
@@ -123,13 +110,10 @@ def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:
             written = path.read_text(encoding="utf-8")
             lines = [line.strip() for line in written.rstrip().splitlines()]  # a name may have spaces
             found = np.asarray(lines if len(lines) == rows else written.split())
-    except OSError as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(
-            f"cannot read labels from {path}: {why(error)} Allowed: given, blocks:N, or a file with a label per row."
-        ) from error
-    except (ValueError, EOFError) as error:
-        raise DataError(
-            f"cannot read labels from {path}: {error}. Give a .npy of integers, or a label per line."
+            f"cannot read labels from {path}: {error}. Allowed: given, blocks:N, a .npy of integers, or a text file "
+            "with a label per line."
         ) from error
     if found.shape != (rows,):
         raise DataError(f"{path} has labels of shape {found.shape}, the run has {counted(rows, 'row')} of features.")
@@ -147,20 +131,6 @@ def _classes(names: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return names.astype(np.int64)
     codes = np.unique(names, return_inverse=True)[1]
     return np.where(names == names, codes, -1)  # NaN differs from itself
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    try:
-        lines = [parse_json(line) for line in read_lines(path) if line.strip()]
-    except ReceivedError as error:
-        raise RecordError(str(error)) from error
-    except ValueError as error:
-        raise RecordError(f"cannot read {path}: {error}") from error
-    if odd := [line for line in lines if not isinstance(line, dict)]:
-        raise RecordError(f"cannot read {path}: a line is no object of JSON: {str(odd[0])[:80]}")
-    return lines
 
 
 def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str, Any]]) -> RunFacts:

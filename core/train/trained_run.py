@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from dipole.core.record import Evaluation, Number, RunRecord, library_versions, now, write_record
 from dipole.core.train.adapter import same_data
-from dipole.core.train.build import build, scheduled
+from dipole.core.train.build import build
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated, evaluate
 from dipole.core.train.launch import pick_device
 from dipole.core.train.model_files import keeps, load_weights
 from dipole.core.train.recipe import parse_override
 from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.schedule import Schedules
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, RecordError, nearest
 from dipole.core.utils.seeding import Seeds, set_deterministic
 
@@ -60,7 +61,7 @@ def load_run(
     adapter, objective = build(config, folder, place, kept=kept)
     adapter.part = adapter.reported
     load_weights(folder.model, adapter.module, objective)
-    scheduled(config.train, objective, adapter.steps_per_epoch).set(record.steps)
+    Schedules(config.train, objective, adapter.steps_per_epoch).set(record.steps)
     return record, adapter, objective
 
 

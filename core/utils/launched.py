@@ -5,20 +5,24 @@ This module must not load torch, because every command imports it.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dipole.core.utils.errors import ConfigError
 
-_MPI = {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
-    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"),
-}
-"""torch's names -> mpirun's names."""
+Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+# The variables of rank, size, local rank and local size: the first that is set counts.
+_TORCH: Names = (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+_SLURM: Names = (("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ())
+_MPI: Names = (
+    ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,46 +65,51 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
     Raises:
         ConfigError: a variable is not a number, or they contradict each other.
     """
-    env = _Numbers(environment)
-    if "RANK" in environment and "MASTER_ADDR" in environment and env("WORLD_SIZE", 1) > 1:
-        found = Launched(
-            env("RANK"),
-            env("WORLD_SIZE"),
-            env("LOCAL_RANK", 0),
-            env("LOCAL_WORLD_SIZE", 1),
-            hosted=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
-    elif _is_step(environment) and env("SLURM_STEP_NUM_TASKS", env("SLURM_NTASKS", 1)) > 1:
-        found = _of_slurm(environment, env)
-    elif env.first(_MPI["WORLD_SIZE"], 1) > 1:
-        rank, size, local_rank, local_size = map(env.first, _MPI.values(), (0, 1, 0, 1))
-        found = Launched(rank, size, local_rank, local_size)
-    else:
+    sources = [_MPI]
+    if _is_step(environment):
+        sources.insert(0, _SLURM)
+    if "RANK" in environment and "MASTER_ADDR" in environment:
+        sources.insert(0, _TORCH)
+    sizes = [_number(environment, source[1], 1) for source in sources]
+    if max(sizes) < 2:
         return Launched()
-    if not 0 <= found.rank < found.size:
-        raise ConfigError(f"the launcher calls this process number {found.rank} of {found.size}: that cannot be.")
-    address = environment.get("MASTER_ADDR") or found.address
-    return replace(found, address=address, port=env("MASTER_PORT", found.port))
+    source = next(source for source, size in zip(sources, sizes, strict=True) if size > 1)
+    rank, size, local_rank, local_size = map(_number, [environment] * 4, source, (0, 1, 0, 1))
+    if not 0 <= rank < size:
+        raise ConfigError(f"the launcher calls this process number {rank} of {size}: that cannot be.")
+    address, port = "127.0.0.1", 29500
+    if source is _SLURM:
+        nodes = _number(environment, ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), 1)
+        local_size = math.ceil(size / nodes)
+        listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+        if listed and nodes > 1:
+            address = first_node(listed)
+        # Jobs on one machine need different ports.
+        job = _number(environment, ("SLURM_JOB_ID", "SLURM_JOBID"), 0)
+        port = 15000 + (job * 7 + _number(environment, ("SLURM_STEP_ID",), 0)) % 16384
+    return Launched(
+        rank,
+        size,
+        local_rank,
+        local_size,
+        environment.get("MASTER_ADDR") or address,
+        _number(environment, ("MASTER_PORT",), port),
+        hosted=source is _TORCH and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
 
 
-class _Numbers:
-    """Numbers of an environment, with an error that names the variable."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-
-    def __call__(self, name: str, default: int | None = None) -> int:
-        text = self._environment.get(name) or ("" if default is None else str(default))
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(
-                f"the launcher left {name} = {text!r} in the environment, which is no number. Start the processes with "
-                "torchrun, accelerate launch or srun, or unset it."
-            ) from None
-
-    def first(self, names: tuple[str, ...], default: int) -> int:
-        return next((self(name) for name in names if self._environment.get(name)), default)
+def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    """Return the first variable that is set. The error names it."""
+    for name in names:
+        if text := environment.get(name):
+            try:
+                return int(text)
+            except ValueError:
+                raise ConfigError(
+                    f"the launcher left {name} = {text!r} in the environment, which is no number. Start the processes "
+                    "with torchrun, accelerate launch or srun, or unset it."
+                ) from None
+    return default
 
 
 def _is_step(environment: Mapping[str, str]) -> bool:
@@ -112,32 +121,7 @@ def _is_step(environment: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environment and (named or environment.get("ENVIRONMENT") != "BATCH")
 
 
-def _of_slurm(environment: Mapping[str, str], env: _Numbers) -> Launched:
-    size = env("SLURM_STEP_NUM_TASKS", env("SLURM_NTASKS", 1))
-    nodes = env("SLURM_STEP_NUM_NODES", env("SLURM_NNODES", env("SLURM_JOB_NUM_NODES", 1)))
-    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
-    counts = _tasks_per_node(per_node)
-    node = env("SLURM_NODEID", 0)
-    listed = next((environment[n] for n in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if environment.get(n)), "")
-    # Jobs on one machine need different ports.
-    port = 15000 + (env("SLURM_JOB_ID", env("SLURM_JOBID", 0)) * 7 + env("SLURM_STEP_ID", 0)) % 16384
-    return Launched(
-        env("SLURM_PROCID"),
-        size,
-        env("SLURM_LOCALID", 0),
-        counts[node] if node < len(counts) else max(1, size // max(1, nodes)),
-        first_node(listed) if listed and nodes > 1 else "127.0.0.1",
-        port,
-    )
-
-
-def _tasks_per_node(text: str) -> list[int]:
-    """'2(x3),1' -> [2, 2, 2, 1], or [] if it cannot be read."""
-    found = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in text.split(",")]
-    return [int(each[1]) for each in found if each for _ in range(int(each[2] or 1))] if all(found) else []
-
-
 def first_node(listed: str) -> str:
     """Return the first host of SLURM's short form: 'gpu[03-07,12],cpu1' -> 'gpu03'."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", listed)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else listed)
+    (first, *_) = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", listed)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)

@@ -8,13 +8,14 @@ import tarfile
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from dipole.core.cli.app import main
+from dipole.core.train import data_sets as data_sets_module
 from dipole.core.train.data_sets import DataSet, data_sets, find
-from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.utils.download import RemoteFile, fetch
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.unpack import unpack
@@ -184,8 +185,9 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "toy_data", module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIPOLE_DATA_URL", raising=False)
-    with temporary_domain(Domain("playing", "toys", "x:y", data="toy_data:SETS")):
-        yield archive
+    found = [EntryPoint("playing", "toy_data:SETS", "dipole.data"), *data_sets_module.points("data")]
+    monkeypatch.setattr(data_sets_module, "points", lambda kind: found)
+    return archive
 
 
 def test_get_says_what_it_is_asks_and_prepares(toy, serve, capsys, monkeypatch):

@@ -83,7 +83,7 @@ def test_steps_of_srun_and_the_script_of_sbatch() -> None:
         for n in range(5)
     ]
     assert [(each.rank, each.local_rank, each.local_size) for each in ranks] == [
-        (0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2), (4, 0, 1),
+        (0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2), (4, 0, 2),
     ]  # fmt: skip
     assert {(each.address, each.port, each.hosted) for each in ranks} == {("n08", ranks[0].port, False)}
     assert 1024 < ranks[0].port < 65536
