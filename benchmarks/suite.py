@@ -20,8 +20,7 @@ from dipole.benchmarks.claims.protocol import deviations, leaves, tuples
 from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, FileName, JobEntry, Manifest, RowEntry, filled
 from dipole.core.train.config import RunConfig, Settings
-from dipole.core.train.problems import describe
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import describe, load
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file

@@ -15,7 +15,7 @@ from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.evaluation.probes import knn_probe
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import normalize
-from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.utils.seeding import Seeds
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData

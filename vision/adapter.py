@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dipole.core.evaluation.probes import frozen, measuring_device
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.adapter import Adapter, Context, Sketch
-from dipole.core.train.block_losses import BlockShape
+from dipole.core.train.class_blocks import BlockShape
 from dipole.core.train.config import Settings
 from dipole.core.train.inference import check_features
 from dipole.core.utils.drawing import check_drawing

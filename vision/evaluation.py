@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dipole.core.evaluation.probes import ProbeResult, frozen, linear_probe_on_views
 from dipole.core.objectives.objective import SHARPNESS
-from dipole.core.train.block_losses import BlockShape
+from dipole.core.train.class_blocks import BlockShape
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation
 from dipole.vision.config import VisionConfig

@@ -19,7 +19,7 @@ from dipole.core.evaluation.probes import (
     linear_probe,
     mean_classifier,
 )
-from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import DataError
 from dipole.vision.augment import MOST_VIEWS, AugmentConfig, Probability, Range

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dipole.core.record.run_record import Number, Part, read_part
+from dipole.core.record import Number, Part, read_part
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import atomic_write
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dipole.core.record.run_record import Part, RunRecord, now, read_part
+from dipole.core.record import Part, RunRecord, now, read_part
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import atomic_write, why
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.core.record.run_record import read_record
+from dipole.core.record import read_record
 from dipole.core.utils.errors import DataError, ReceivedError, RecordError
 from dipole.core.utils.files import is_file, why
 from dipole.core.utils.received import parse_json, read_end, read_toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class ComputeLoss:
     ) -> None:
         self.objective = objective
         self.model = model
-        self._embeddings = None if embeddings is None else tuple(embeddings)
+        self._embeddings = embeddings and tuple(embeddings)
         self._pairs = pairs
         self._accumulation = accumulation
 
@@ -60,8 +61,9 @@ class ComputeLoss:
         Args:
             model: as the trainer has it, in DistributedDataParallel or not.
         """
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        return self.model is not None and inner is self.model
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        return model is self.model
 
     def __call__(
         self, outputs: Any, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -77,38 +79,42 @@ class ComputeLoss:
         loss: Tensor = self.objective(pairs).loss
         if num_items_in_batch is None or labels is None:
             return loss / self._accumulation
-        count = int(labels.ne(IGNORED).sum())
-        counts = [count] if world_size() == 1 else [each for (each,) in all_numbers([count])]
-        # Every rank has the loss of all rows. The trainer multiplies by the number of processes where it has counted
-        # the items of all of them.
-        return loss * (sum(counts) / len(counts)) / num_items_in_batch
+        items = labels.ne(IGNORED).sum().item()
+        if world_size() > 1:
+            # Every rank has the loss of all rows. The trainer multiplies by the number of processes where it has
+            # counted the items of all of them.
+            items = fmean(each for (each,) in all_numbers([int(items)]))
+        return loss * items / num_items_in_batch
 
     def _by_name(self, outputs: Any, labels: Tensor | None) -> Pairs | tuple[Pairs, ...]:
-        found = outputs if isinstance(outputs, Mapping) else {}
-        names = self._embeddings or next((each for each in NAMES if set(each) <= set(found)), None)
-        if isinstance(outputs, Tensor) and self._embeddings is None:
-            views = [outputs]
-        elif names is None or not set(names) <= set(found):
-            shown = ", ".join(map(str, found)) if found else type(outputs).__name__
+        found: Mapping[str, Tensor] = {type(outputs).__name__: outputs}
+        names = self._embeddings
+        if isinstance(outputs, Mapping):
+            found = outputs
+            names = names or next((each for each in NAMES if set(each) <= set(found)), None)
+        elif isinstance(outputs, Tensor):
+            names = names or tuple(found)
+        if names is None or not set(names) <= set(found):
+            wanted = " and ".join(names or ["known embeddings"])
             raise PairsError(
-                f"the model returned {shown}, and no {' and '.join(names) if names else 'known embeddings'}: name the "
-                "outputs that hold them, compute_loss(..., embeddings=('query_embeds', 'document_embeds')), or give "
-                "pairs=, a function from outputs and labels to Pairs."
+                f"the model returned {', '.join(map(str, found))}, and no {wanted}: name the outputs that hold them, "
+                "compute_loss(..., embeddings=('query_embeds', 'document_embeds')), or give pairs=, a function from "
+                "outputs and labels to Pairs."
             )
-        else:
-            views = [found[name] for name in names]
-        classes = labels if labels is not None and labels.shape == (len(views[0]),) else None
+        views = [found[name] for name in names]
+        classes = None
+        if labels is not None and labels.shape == (len(views[0]),):
+            classes = labels
         if len(views) == 2:
             return Pairs.both(views[0], views[1], classes)
-        if len(views) == 1 and classes is None:
+        if len(views) > 2:
+            return Pairs.from_views(views, classes)
+        if classes is None:
             raise PairsError(
                 "one matrix of embeddings has no positives without labels: give the data set a column 'labels' of "
                 "class numbers, let the model return two, or give pairs=, a function from outputs and labels to Pairs."
             )
-        if len(views) == 1:
-            assert classes is not None
-            return Pairs.from_labels(views[0], classes)
-        return Pairs.from_views(views, classes)
+        return Pairs.from_labels(views[0], classes)
 
 
 def compute_loss(
@@ -162,7 +168,9 @@ def compute_loss(
         )
     if isinstance(objective, Objective):
         objective = Composite([objective], [1.0])
-    built = build_objective(objective, dim) if isinstance(objective, str) else objective
+    if isinstance(objective, str):
+        objective = build_objective(objective, dim)
+    built = objective
     if dim is not None:
         built.build(dim)
     lazy = [name for name, p in built.named_parameters() if nn.parameter.is_lazy(p)]

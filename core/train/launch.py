@@ -43,11 +43,9 @@ def pick_device(text: str) -> torch.device:
     if wants_cpu and text not in ("auto", "cpu"):
         raise ConfigError(f'device: {text!r} contradicts `accelerate launch --cpu`. Use device = "auto" or "cpu".')
     if text == "auto":
-        if wants_cpu:
-            return torch.device("cpu")
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and not wants_cpu:
             return torch.device("cuda")
-        if torch.backends.mps.is_available():
+        if torch.backends.mps.is_available() and not wants_cpu:
             return torch.device("mps")
         return torch.device("cpu")
     if not re.fullmatch(DEVICES, text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dipole.core.train.compiling import GRAPHED, CompileMode, inductor_options, mode_of
+from dipole.core.train.compiling import GRAPHED, inductor_options, mode_of
 from dipole.core.train.config import TrainConfig
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.microbatch import RngAndBuffers, microbatched, own_forward, patched_forward
@@ -34,20 +34,20 @@ class Encoding:
 
     def __init__(self, encoders: Iterable[nn.Module], config: TrainConfig, compiles: bool) -> None:
         self._forwards: list[tuple[nn.Module, Forward]] = []
-        self._asked = [
-            name
-            for name, is_on in (
-                ("microbatch", config.microbatch is not None),
-                ("activation_checkpointing", config.activation_checkpointing),
-                ("compile", compiles),
-            )
-            if is_on
-        ]
+        settings = {
+            "microbatch": config.microbatch,
+            "activation_checkpointing": config.activation_checkpointing,
+            "compile": compiles,
+        }
+        self._asked = [name for name, value in settings.items() if value]
         self._was_used = False
         mode = mode_of(config.compile)
         self._graphed = compiles and mode in GRAPHED
+        translate = _as_it_is
+        if compiles:
+            translate = partial(torch.compile, options=inductor_options(mode))
         for encoder in encoders if self._asked else ():
-            forward, translate = own_forward(encoder), partial(_compiled, mode=mode) if compiles else _as_it_is
+            forward = own_forward(encoder)
             if config.activation_checkpointing:
                 forward = checkpointed(encoder, forward, translate)
             else:
@@ -81,10 +81,6 @@ class Encoding:
             return forward(*args, **kwargs)
 
         return noted
-
-
-def _compiled(forward: Forward, mode: CompileMode) -> Forward:
-    return torch.compile(forward, options=inductor_options(mode))
 
 
 def _as_it_is(forward: Forward) -> Forward:
@@ -147,15 +143,13 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
-    if isinstance(module, nn.Sequential):
-        groups = [_recomputed(piece, piece.forward, translate) for piece in _cut(module)]
+    if not isinstance(module, nn.Sequential):
+        return _checkpoint(module, forward, translate)
+    pieces = [_checkpoint(piece, piece.forward, translate) for piece in _cut(module)]
+    return lambda x: reduce(lambda value, piece: piece(value), pieces, x)
 
-        def in_turn(x: Any) -> Any:
-            for group in groups:
-                x = group(x)
-            return x
 
-        return in_turn
+def _checkpoint(module: nn.Module, forward: Forward, translate: Callable[[Forward], Forward]) -> Forward:
     device = next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
     translated = translate(forward)
 
@@ -175,7 +169,7 @@ def _recomputed(module: nn.Module, forward: Forward, translate: Callable[[Forwar
     return run
 
 
-def _cut(layers: nn.Sequential) -> list[_Piece]:
+def _cut(layers: nn.Sequential) -> list[nn.Sequential]:
     """Split a chain of n layers into about sqrt(n) pieces. An in-place layer stays with the layer before it."""
     flat = list(_flat(layers))
     size = math.isqrt(len(flat) - 1) + 1
@@ -184,7 +178,7 @@ def _cut(layers: nn.Sequential) -> list[_Piece]:
     for place in free:
         if place >= cuts[-1] + size:
             cuts.append(place)
-    return [_Piece(flat[start:end]) for start, end in pairwise([*cuts, len(flat)])]
+    return [nn.Sequential(*flat[start:end]) for start, end in pairwise([*cuts, len(flat)])]
 
 
 def _flat(layers: nn.Sequential) -> Iterator[nn.Module]:
@@ -193,19 +187,6 @@ def _flat(layers: nn.Sequential) -> Iterator[nn.Module]:
             yield from _flat(layer)
         else:
             yield layer
-
-
-class _Piece(nn.Module):
-    """Consecutive layers of a chain."""
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 def compiler_problem(device: torch.device) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +28,26 @@ class Meter:
     def add(self, values: Mapping[str, Tensor | float]) -> None:
         """Add one step's values: scalar tensors without a graph, or numbers."""
         for name, value in values.items():
-            if name in self._sums:
-                self._sums[name] = self._sums[name] + value
-                self._counts[name] += 1
-            else:
-                self._sums[name] = value
-                self._counts[name] = 1
+            self._sums[name] = self._sums.get(name, 0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
         """Return the means and reset. This waits for the device."""
-        names = list(self._sums)
-        tensors = [name for name in names if isinstance(self._sums[name], Tensor)]
-        read = (
-            dict(zip(tensors, torch.stack([self._sums[n].double() for n in tensors]).tolist(), strict=True))
-            if tensors
-            else {}
-        )
-        means = {name: read.get(name, self._sums[name]) / self._counts[name] for name in names}
+        sums, counts = self._sums, self._counts
         self._sums, self._counts = {}, {}
-        return means
+        tensors = {name: value.double() for name, value in sums.items() if isinstance(value, Tensor)}
+        if tensors:
+            sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
+        return {name: value / counts[name] for name, value in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": dict(self._sums), "counts": dict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        self._sums = {
-            name: value.to(device) if isinstance(value, Tensor) else value for name, value in state["sums"].items()
-        }
-        self._counts = dict(state["counts"])
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+        for name, value in self._sums.items():
+            if isinstance(value, Tensor):
+                self._sums[name] = value.to(device)
 
 
 class MetricsFile:
@@ -72,12 +65,9 @@ class MetricsFile:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append one line. Numbers that JSON cannot represent become null."""
-        clean = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else _short(value)
-            for key, value in values.items()
-        }
+        line = json.dumps({key: _short(value) for key, value in values.items()})
         try:
-            self._file.write((json.dumps(clean) + "\n").encode())
+            self._file.write(f"{line}\n".encode())
             self._file.flush()
         except OSError as error:
             raise TrainingError(f"cannot write {self.path}: {why(error)}") from error
@@ -102,14 +92,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     lines = []
     for raw in read_lines(path):
-        try:
-            line = parse_json(raw)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
-    return lines
+        with suppress(ValueError):
+            lines.append(parse_json(raw))
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.7g}")

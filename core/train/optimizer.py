@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,10 +27,8 @@ def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: i
     if config.rate_schedule == "cosine":
         return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
     if config.rate_schedule == "step":
-        assert config.milestones is not None
-        assert config.decay is not None
-        passed = sum(step >= config.in_steps(milestone, steps_per_epoch) for milestone in config.milestones)
-        return peak * config.decay**passed
+        passed = sum(step >= config.in_steps(milestone, steps_per_epoch) for milestone in config.milestones or ())
+        return peak * (config.decay or 0.1) ** passed
     return peak
 
 
@@ -43,44 +41,22 @@ def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimi
             "encoder that learns, or thaw what is fixed in it."
         )
     rate, decay = config.learning_rate, config.weight_decay
-    free = [parameter for parameter in wanted if getattr(parameter, "undecayed", False)]
     groups: Any = wanted
-    if decay and free:
+    if decay:
         decayed = [parameter for parameter in wanted if not getattr(parameter, "undecayed", False)]
-        groups = [*([{"params": decayed}] if decayed else []), {"params": free, "weight_decay": 0.0}]
+        free = [parameter for parameter in wanted if getattr(parameter, "undecayed", False)]
+        groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
     # One kernel for all parameters, where PyTorch has it.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.dtype.is_floating_point for parameter in wanted)
-    if config.optimizer in ("adam", "adamw"):
-        assert config.betas is not None
-        adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-        return adam(groups, lr=rate, betas=config.betas, weight_decay=decay, fused=fused)
-    assert config.momentum is not None
+    betas = config.betas or (0.9, 0.999)
+    if config.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=rate, betas=betas, weight_decay=decay, fused=fused)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay, fused=fused)
+    momentum = config.momentum or 0.0
     if config.optimizer == "lars":
-        return LARS(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
-    return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay, fused=fused)
-
-
-def take_over(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer of the same parameters and settings. It must be complete.
-
-    Raises:
-        ValueError, RuntimeError, or whatever PyTorch meets: it is not that.
-    """
-    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)  # the configuration's, whatever is written
-    names = next(names for kind, names in KEPT.items() if isinstance(optimizer, kind))
-    known = {weight for group in optimizer.param_groups for weight in group["params"]}
-    for weight, kept in optimizer.state.items():
-        if weight not in known or set(kept) != names:
-            raise ValueError(f"the optimizer's state holds {', '.join(map(str, kept))} in place of {', '.join(names)}")
-        for name, value in kept.items():
-            shape = torch.Size([]) if name == "step" else weight.shape
-            if not (value is None and name == "momentum_buffer") and (
-                not isinstance(value, Tensor) or value.shape != shape or value.is_complex()
-            ):
-                raise ValueError(f"the optimizer's {name} is not of shape {list(shape)}")
+        return LARS(groups, lr=rate, momentum=momentum, weight_decay=decay)
+    return torch.optim.SGD(groups, lr=rate, momentum=momentum, weight_decay=decay, fused=fused)
 
 
 class LARS(Optimizer):
@@ -119,34 +95,16 @@ class LARS(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
-            grads = [weight.grad for weight in weights]
-            matrix = [weight.ndim > 1 for weight in weights]
-            grads = [
-                torch.add(grad, weight, alpha=group["weight_decay"]) if is_matrix else grad
-                for weight, grad, is_matrix in zip(weights, grads, matrix, strict=True)
-            ]
-            weight_norms, grad_norms = torch._foreach_norm(weights), torch._foreach_norm(grads)
-            for weight, grad, is_matrix, w, g in zip(weights, grads, matrix, weight_norms, grad_norms, strict=True):
-                velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
-                velocity.mul_(group["momentum"])
-                if is_matrix:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                grad, rate = weight.grad, group["lr"]
+                if weight.ndim > 1:
+                    grad = grad.add(weight, alpha=group["weight_decay"])
+                    w, g = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(grad)
                     # A weight or gradient of norm 0 has no direction to scale: plain step.
-                    ratio = torch.where((w > 0) & (g > 0), group["trust"] * w / g, 1.0)
-                    velocity.add_(grad * (ratio * group["lr"]))
-                else:
-                    velocity.add_(grad, alpha=group["lr"])
-            torch._foreach_sub_(weights, [self.state[weight]["velocity"] for weight in weights])
+                    rate = rate * torch.where((w > 0) & (g > 0), group["trust"] * w / g, 1.0)
+                velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
+                velocity.mul_(group["momentum"]).add_(grad * rate)
+                weight.sub_(velocity)
         return loss
-
-
-_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
-KEPT: Mapping[type[Optimizer], set[str]] = {
-    torch.optim.Adam: _MOMENTS,
-    torch.optim.AdamW: _MOMENTS,
-    torch.optim.SGD: {"momentum_buffer"},
-    LARS: {"velocity"},
-}
-"""State of each parameter by optimizer."""

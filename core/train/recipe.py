@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
-from dipole.core.train.problems import describe
 from dipole.core.train.shipped import shipped_recipes
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
@@ -121,10 +120,8 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             }
             if value is not UNSET:
                 origins.update(dict.fromkeys(_paths(value, keys), "--set"))
-    for table, entry in STANDS_FOR.items():
-        path = ".".join(table)
-        if path in origins and f"{path}.{entry}" in _paths(values):
-            origins[f"{path}.{entry}"] = origins.pop(path)
+    if "train.schedule" in origins and isinstance(values["train"]["schedule"], dict):
+        origins[f"train.schedule.{RATE}"] = origins.pop("train.schedule")
     model: type[RunConfig] = RunConfig
     domain = values.get("domain")
     adapter = None
@@ -134,14 +131,10 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
             model = run_model(domain, adapter.config_model, adapter)
         except ConfigError as error:
             problems.append(f"domain: {error}")
-    values.setdefault("train", {})
-    if (
-        adapter is not None
-        and isinstance(values["train"], dict)
-        and isinstance(table := values.get(str(domain), {}), dict)
-    ):
+    train, table = values.setdefault("train", {}), values.get(str(domain), {})
+    if adapter is not None and isinstance(train, dict) and isinstance(table, dict):
         for key, value in adapter.config_model.train_defaults(table).items():
-            if values["train"].setdefault(key, value) is value:
+            if train.setdefault(key, value) is value:
                 origins.setdefault(f"train.{key}", "preset")
     config = None
     try:
@@ -178,21 +171,17 @@ def resolve(recipe: Mapping[str, Any], overrides: Iterable[str] = ()) -> Resolve
     return Resolved(config=config, origins=origins)
 
 
-LOOKED_AT = {"schedule": "rate_schedule"}
-"""Key -> the attribute to compare. Every domain schedules weights and options of terms."""
-STANDS_FOR: dict[tuple[str, ...], str] = {("train", "schedule"): RATE}
-"""Table -> the entry that a plain value in its place sets."""
-
-
 def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | None) -> list[str]:
     """Return the changed settings that a domain with its own loop ignores."""
     if fields is None:
         return []
     plain = TrainConfig(steps=1) if train.unit == "steps" else TrainConfig(epochs=1)
+    changed = {key for key in TrainConfig.model_fields.keys() - fields if getattr(train, key) != getattr(plain, key)}
+    if train.rate_schedule == plain.rate_schedule:
+        changed.discard("schedule")  # every domain schedules weights and options of terms
     return [
         f"train.{key}: has no effect in the domain {domain!r}, which uses only {', '.join(sorted(fields))}."
-        for key in sorted(TrainConfig.model_fields.keys() - fields)
-        if getattr(train, LOOKED_AT.get(key, key)) != getattr(plain, LOOKED_AT.get(key, key))
+        for key in sorted(changed)
     ]
 
 
@@ -247,9 +236,8 @@ def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     table = values
     for depth, key in enumerate(keys[:-1], start=1):
         inner = table.setdefault(key, {})
-        entry = STANDS_FOR.get(tuple(keys[:depth]))
-        if entry is not None and not isinstance(inner, dict):
-            inner = table[key] = {entry: inner}
+        if tuple(keys[:depth]) == ("train", "schedule") and not isinstance(inner, dict):
+            inner = table[key] = {RATE: inner}  # a value in place of the table is the learning rate's
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {'.'.join(keys)}: {'.'.join(keys[:depth])!r} is a value, not a table.")
         table = inner
@@ -257,3 +245,78 @@ def _assign(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         table.pop(keys[-1], None)
     else:
         table[keys[-1]] = value
+
+
+# pydantic's errors in words ------------------------------------------------------------------------------------------
+
+
+def describe(error: ValidationError, model: type[BaseModel], skip: str | None = None) -> list[str]:
+    """Turn pydantic's errors into lines "path: what is wrong, what is allowed, nearest name"."""
+    lines: list[str] = []
+    for each in error.errors(include_url=False):
+        location = [str(part) for part in each["loc"]]
+        if skip is not None and location[:1] == [skip]:
+            continue
+        path = shortened(".".join(location)) or "the recipe"
+        context = each.get("ctx", {})
+        got = each["input"]
+        kind = each["type"]
+        if kind == "extra_forbidden":
+            lines.append(f"{path}: {_unknown_key(location, model)}")
+        elif kind == "missing":
+            lines.append(f"{path}: is required.")
+        elif kind in ("literal_error", "enum"):
+            allowed = _allowed_values(location, model) or [context["expected"]]
+            near = nearest(got, allowed) if isinstance(got, str) else ""
+            lines.append(
+                f"{path}: {shortened(repr(got))} is not allowed.{near} Allowed: {', '.join(map(str, allowed))}."
+            )
+        elif kind == "value_error":
+            lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
+        else:
+            message = each["msg"].removeprefix("Input ")
+            lines.append(f"{path}: {message}, got {shortened(json.dumps(got, default=str))}.")
+    return list(dict.fromkeys(lines))
+
+
+def _unknown_key(location: Sequence[str], model: type[BaseModel]) -> str:
+    table = _table_at(location[:-1], model)
+    allowed = list(table.model_fields) if table else []
+    text = f"no such setting.{nearest(location[-1], allowed)}"
+    if table is not None and len(location) == 1:
+        # A key of [train] at the top level is the usual slip.
+        elsewhere = [
+            f"{name}.{location[0]}"
+            for name in table.model_fields
+            if (inner := _table_at([name], model)) is not None and location[0] in inner.model_fields
+        ]
+        if elsewhere:
+            return f"no such setting at the top level; did you mean {' or '.join(elsewhere)}?"
+    return f"{text} Allowed: {', '.join(allowed)}."
+
+
+def _table_at(location: Sequence[str], model: type[BaseModel]) -> type[BaseModel] | None:
+    """Follow a path of field names to the model that holds the keys there."""
+    for key in location:
+        field = model.model_fields.get(key)
+        if field is None:
+            # The path through a tagged union contains the discriminator's tag, which is not a field.
+            continue
+        options = [field.annotation, *get_args(field.annotation)]
+        tables = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
+        if not tables:
+            return None
+        model = tables[0]
+    return model
+
+
+def _allowed_values(location: Sequence[str], model: type[BaseModel]) -> list[Any]:
+    table = _table_at(location[:-1], model)
+    field = table.model_fields.get(location[-1]) if table else None
+    if field is None:
+        return []
+    values: list[Any] = []
+    for each in [field.annotation, *get_args(field.annotation)]:
+        if getattr(each, "__origin__", None) is Literal:
+            values.extend(get_args(each))
+    return values

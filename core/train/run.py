@@ -26,7 +26,7 @@ from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_d
 from dipole.core.train.loss_module import LossModule, NoScatter, explain_not_finite, overflowed
 from dipole.core.train.memory_saving import Encoding, compiler_problem
 from dipole.core.train.model_files import save_kept, save_weights
-from dipole.core.train.optimizer import build_optimizer, learning_rate, take_over
+from dipole.core.train.optimizer import build_optimizer, learning_rate
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.schedule import Schedules
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
@@ -297,7 +297,7 @@ class Run:
         self.optimizer = build_optimizer(config, self._parameters)
         if self.optimizer_state is not None:
             with fitting():
-                take_over(self.optimizer, self.optimizer_state)
+                self.optimizer.load_state_dict(self.optimizer_state)
             self.optimizer_state = None
         if config.sync_batch_norm and not synchronize(adapter.module):
             raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")

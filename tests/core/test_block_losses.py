@@ -6,8 +6,7 @@ import torch
 
 import dipole
 from dipole.core.objectives.losses.blocks import drawn_blocks
-from dipole.core.train.block_losses import BLOCKS, BlockShape, block_losses
-from dipole.core.train.sampling import ClassBlocks
+from dipole.core.train.class_blocks import BLOCKS, BlockShape, ClassBlocks, block_losses
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 

@@ -10,7 +10,7 @@ import dipole
 from dipole.core.conformance.reference import Case, block_draw, blocks
 from dipole.core.objectives.losses.blocks import distinct, drawn_blocks, scrambled
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.sampling import ClassBlocks
+from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.seeding import Seeds
 from tests.core.test_pairs import NothingRead

@@ -165,7 +165,7 @@ def test_names_of_earlier_versions() -> None:
     import dipole.core.train.run
     import dipole.core.train.run_folder
     import dipole.core.train.trained_run
-    from dipole.core.record.run_record import RunRecord
+    from dipole.core.record import RunRecord
     from dipole.core.train import run as run_module
     from dipole.core.train import run_folder, trained_run
 

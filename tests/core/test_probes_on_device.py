@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dipole.core.evaluation import logistic, probes
 from dipole.core.evaluation.class_tasks import class_tasks
-from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from dipole.vision.config import VisionConfig

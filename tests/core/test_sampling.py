@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dipole.core.train.sampling import ClassBlocks
+from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 

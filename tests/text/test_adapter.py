@@ -10,7 +10,7 @@ import torch
 
 import dipole
 from dipole.core.evaluation.diagnostics import pair_histogram
-from dipole.core.train.block_losses import BlockShape, block_losses
+from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds

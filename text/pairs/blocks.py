@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.sampling import ClassBlocks
+from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.train.config import Settings
-from dipole.core.train.sampling import ClassBlocks
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, instances, register_framework

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dipole.core.train.sampling import ClassBlocks
+from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.image_set import ImageSet
