@@ -7,7 +7,7 @@ from typing import Any
 
 from dipole.benchmarks.grid import expand
 from dipole.benchmarks.suite import read_suite
-from dipole.core.train.toml import toml_text
+from dipole.core.train.config import toml_text
 
 LISTS = ("columns", "rows")
 

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from dipole.core.train.toml import toml_text
+from dipole.core.train.config import toml_text
 from dipole.core.utils.errors import DipoleError
 from tests.systems import POSIX
 

@@ -37,10 +37,6 @@ class ComputeLoss:
         accumulation: batches of an optimizer step, >= 1.
     """
 
-    number: int
-    taken: bool
-    in_model: bool
-
     def __init__(
         self,
         objective: Composite,

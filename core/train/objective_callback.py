@@ -7,15 +7,14 @@ objectives that are trained with the trainer's model. In other trainers it does 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from pathlib import Path
-from typing import Any, Protocol
-from weakref import WeakSet
+from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from dipole.core.objectives.objective import Composite
 from dipole.core.utils.distributed import world_size
@@ -30,27 +29,19 @@ with needing("text", __name__):
 FILE = "objective.safetensors"
 """File of the objectives in a trainer's checkpoint folder."""
 
-_numbers = itertools.count()
-_carriers: WeakSet[Any] = WeakSet()
+_carriers: list[ref[Any]] = []
 
 
-class Carrier(Protocol):
-    """A loss with an objective and the model it is trained with."""
+def carry(carrier: Any, in_model: bool = False) -> None:
+    """Register a loss for trainers.
 
-    objective: Composite
-    number: int
-    taken: bool  # whether a trainer's callback has found it
-    in_model: bool  # whether the objective is saved with the model
-
-    def trains(self, model: nn.Module) -> bool:
-        """Return whether it is the loss of this unwrapped model."""
-        ...
-
-
-def carry(carrier: Carrier, in_model: bool = False) -> None:
-    """Register a loss for trainers, in order of creation."""
-    carrier.number, carrier.taken, carrier.in_model = next(_numbers), False, in_model
-    _carriers.add(carrier)
+    Args:
+        carrier: the loss, with `objective` and `trains(model)`, which returns whether it is the loss of that model. It
+            gets `taken`, whether a trainer's callback has found it.
+        in_model: whether the objective is saved with the model.
+    """
+    carrier.taken, carrier.in_model = False, in_model
+    _carriers.append(ref(carrier))
 
 
 def needs_trainer(objective: Composite) -> bool:
@@ -69,15 +60,15 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
     """
 
     def __init__(self) -> None:
-        self._found: list[Carrier] = []
+        self._found: list[Any] = []
         self._folder: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         optimised = {id(p) for group in kwargs["optimizer"].param_groups for p in group["params"]}
         self._found = [
             each
-            for each in sorted(_carriers, key=lambda each: each.number)
-            if each.trains(kwargs["model"]) and {id(p) for p in each.objective.parameters()} <= optimised
+            for each in (found() for found in _carriers)
+            if each and each.trains(kwargs["model"]) and {id(p) for p in each.objective.parameters()} <= optimised
         ]
         for each in self._found:
             each.taken = True

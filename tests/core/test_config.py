@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dipole.core.train.config import Settings
+from dipole.core.train.config import Settings, toml_text
 from dipole.core.train.recipe import UNSET, load, parse_override, read_recipe, resolve
-from dipole.core.train.toml import toml_text
 from dipole.core.utils.errors import ConfigError
 
 
