@@ -12,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import blobs_domain
 import pytest
 from filelock import FileLock
+from runs import quiet
 from scipy.stats import ttest_ind
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.commands import completion
+from dipole.core.train.domains import temporary_domain
 from dipole.core.utils.process import OWNER, describe_self
 from tests.systems import links, posix
 
@@ -32,15 +35,22 @@ def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, found.out, found.err
 
 
-@pytest.fixture
-def trained(blobs: Path, capsys: pytest.CaptureFixture[str]) -> Folders:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two objectives, three seeds each."""
-    for objective in ("infonce", "dcl"):
-        for seed in range(3):
-            assert (
-                cli.main(["train", str(blobs), "--quiet", "--seed", str(seed), "--set", f"objective={objective}"]) == 0
-            )
-    capsys.readouterr()
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "blobs.toml").write_text(blobs_domain.RECIPE)
+    with temporary_domain(blobs_domain.BLOBS):
+        for objective in ("infonce", "dcl"):
+            for seed in range(3):
+                quiet(folder / "blobs.toml", f"seed={seed}", f"objective={objective}", runs=folder / "runs")
+    return folder / "runs"
+
+
+@pytest.fixture
+def trained(blobs: Path, runs: Path) -> Folders:
+    """A copy of the runs in the working directory, by objective and seed."""
+    shutil.copytree(runs, "runs")
     found: Folders = {}
     for path in Path("runs").glob("*/record.json"):
         record = json.loads(path.read_text())

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from blobs_domain import BlobsAdapter
+from runs import assert_same_bits, lines, patch_blobs, quiet, weights
 from torch import nn
 
 from dipole.core.cli import main
@@ -22,7 +23,7 @@ from dipole.core.train.checkpoint import same, unsupported_reason
 from dipole.core.train.launch import launch, pick_device
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
-from dipole.core.train.run import RunInterruptedError, train
+from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.signals import HANDLED
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.launched import first_node, launched
@@ -153,27 +154,15 @@ def test_a_device_that_is_none_is_told_from_those_that_are(name: str) -> None:
 # Signals -------------------------------------------------------------------------------------------------------------
 
 
-def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:
-    return train(load(recipe, overrides).config, runs, quiet=True, **options)
-
-
-def results(runs: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    (folder,) = (each for each in runs.iterdir() if each.is_dir())
-    lines = [{k: v for k, v in line.items() if k != "time"} for line in read_metrics(folder / "metrics.jsonl")]
-    return load_file(folder / "model" / "module.safetensors"), lines
-
-
 @pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
 @pytest.mark.parametrize("times", [1, 2], ids=["in an evaluation on the way", "in the last one"])
 def test_a_signal_in_an_evaluation_puts_it_off(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, times: int
 ) -> None:
     """It is not waited for; the next attempt makes it, and every number is that of an uninterrupted run."""
-    import blobs_domain
-
     overrides = ("train.evaluate_every=5", "blobs.queue=8")
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
-    evaluate, seen = blobs_domain.BlobsAdapter.evaluate, []
+    evaluate, seen = BlobsAdapter.evaluate, []
 
     def interrupted(self: Any, objective: Any) -> dict[str, float]:
         seen.append(objective)
@@ -182,50 +171,44 @@ def test_a_signal_in_an_evaluation_puts_it_off(
             signal.raise_signal(which)
         return evaluate(self, objective)
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "evaluate", interrupted)
+    monkeypatch.setattr(BlobsAdapter, "evaluate", interrupted)
     with pytest.raises(RunInterruptedError, match=f"after step {5 * times} of 10; the checkpoint") as caught:
         quiet(blobs, *overrides, runs=tmp_path / "parts")
     assert caught.value.exit_code == 75
     (path,) = (tmp_path / "parts").glob("*/record.json")
     assert read_record(path).status == "interrupted"
     parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "evaluate", evaluate)
+    monkeypatch.setattr(BlobsAdapter, "evaluate", evaluate)
     assert (parts.results, parts.diagnostics, parts.histogram) == (whole.results, whole.diagnostics, whole.histogram)
-    (one, lines), (two, others) = results(tmp_path / "whole"), results(tmp_path / "parts")
-    assert lines == others
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_signal_before_the_first_step_ends_at_once(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import blobs_domain
-
-    made = blobs_domain.BlobsAdapter.__init__
+    made = BlobsAdapter.__init__
 
     def prepare(self: Any, *args: Any, **more: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         made(self, *args, **more)
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "__init__", prepare)
+    monkeypatch.setattr(BlobsAdapter, "__init__", prepare)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["train", str(blobs), "--quiet"]) == 75
     assert "interrupted before the first step" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "__init__", made)
+    monkeypatch.setattr(BlobsAdapter, "__init__", made)
     assert main(["train", str(blobs), "--quiet"]) == 0
 
 
 def test_a_signal_between_the_record_and_the_first_step_is_on_record(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import blobs_domain
-
     def remark(self: Any) -> list[str]:
         signal.raise_signal(signal.SIGTERM)
         return []
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "remarks", remark)
+    monkeypatch.setattr(BlobsAdapter, "remarks", remark)
     with pytest.raises(RunInterruptedError, match="after step 0") as caught:
         quiet(blobs, runs=tmp_path / "runs")
     assert caught.value.exit_code == 75
@@ -235,14 +218,12 @@ def test_a_signal_between_the_record_and_the_first_step_is_on_record(
 
 @posix
 def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import blobs_domain
-
     def twice(index: int) -> None:
         if index == 2:
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(twice))
+    patch_blobs(monkeypatch, "on_batch", twice)
     with pytest.raises(RunInterruptedError, match="after step 3 of 10; the checkpoint is saved"):
         quiet(blobs, runs=tmp_path)
 
@@ -316,10 +297,9 @@ def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blob
     assert 5 < record.steps < 60
     assert quiet(blobs, *SETTINGS, runs=tmp_path / "parts").hardware.world_size == 1
     quiet(blobs, *SETTINGS, runs=tmp_path / "whole")
-    (one, lines), (two, others) = results(tmp_path / "whole"), results(tmp_path / "parts")
-    assert [line["step"] for line in lines] == [line["step"] for line in others]
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5)
+    steps = [[line["step"] for line in lines(tmp_path / runs)] for runs in ("whole", "parts")]
+    assert steps[0] == steps[1]
+    torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-3, atol=1e-5)
 
 
 def test_an_error_of_both_ranks_is_told_once(blobs: Path, tmp_path: Path) -> None:

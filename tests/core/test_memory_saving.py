@@ -1,11 +1,12 @@
 """Settings that change how the encoder is run, not what is learnt: microbatches, activation checkpointing, float16."""
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from blobs_domain import BlobsAdapter
+from runs import assert_same_bits, lines, patch_blobs, quiet, weights
 from torch import nn
 
 import dipole
@@ -17,21 +18,8 @@ from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, TrainingError
 
 
-def quiet(recipe: Path, *overrides: str, runs: Path, **options):
-    return train(load(recipe, list(overrides)).config, runs, quiet=True, **options)
-
-
-def lines(runs: Path) -> list[dict[str, float]]:
-    (path,) = runs.glob("*/metrics.jsonl")
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "time"} for line in found if "train/loss" in line]
-
-
-def weights(runs: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    (path,) = runs.glob("*/model/module.safetensors")
-    return load_file(path)
+def losses(runs: Path) -> list[dict[str, float]]:
+    return [line for line in lines(runs) if "train/loss" in line]
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
@@ -53,46 +41,17 @@ def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs: Path,
     finally:
         handle.remove()
     assert max(seen) == 5
-    whole, divided = lines(tmp_path / "whole"), lines(tmp_path / "divided")
+    whole, divided = losses(tmp_path / "whole"), losses(tmp_path / "divided")
     for a, b in zip(whole, divided, strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
     for name, tensor in weights(tmp_path / "whole").items():
         assert torch.allclose(tensor, weights(tmp_path / "divided")[name], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [("train.microbatch=5", "blobs.queue=24"), ("train.activation_checkpointing=true",), ("train.precision=16-mixed",)],
-)
-def test_resume_is_bit_exact(blobs: Path, tmp_path: Path, settings: tuple[str, ...], monkeypatch) -> None:
-    import blobs_domain
-
-    settings = (*settings, "train.log_every=1", "train.checkpoint_every=4")
-    quiet(blobs, *settings, runs=tmp_path / "once")
-    count = 0
-
-    def fail(index: int) -> None:
-        nonlocal count
-        count += 1
-        if count == 8:
-            raise RuntimeError("stopped")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(fail))
-        with pytest.raises(RuntimeError, match="stopped"):
-            quiet(blobs, *settings, runs=tmp_path / "twice")
-    quiet(blobs, *settings, runs=tmp_path / "twice")
-    assert lines(tmp_path / "once") == lines(tmp_path / "twice")
-    for name, tensor in weights(tmp_path / "once").items():
-        assert torch.equal(tensor, weights(tmp_path / "twice")[name]), name
-
-
 def test_activation_checkpointing_changes_no_bit_and_names_the_same_run(blobs: Path, tmp_path: Path) -> None:
     quiet(blobs, "train.log_every=1", runs=tmp_path / "kept")
     quiet(blobs, "train.log_every=1", "train.activation_checkpointing=true", runs=tmp_path / "again")
-    assert lines(tmp_path / "kept") == lines(tmp_path / "again")
-    for name, tensor in weights(tmp_path / "kept").items():
-        assert torch.equal(tensor, weights(tmp_path / "again")[name]), name
+    assert_same_bits(tmp_path / "kept", tmp_path / "again")
 
 
 def test_what_changes_bits_names_another_run(blobs: Path) -> None:
@@ -103,9 +62,7 @@ def test_what_changes_bits_names_another_run(blobs: Path) -> None:
 
 
 def test_a_setting_that_reaches_no_encoder_is_refused(blobs: Path, tmp_path: Path, monkeypatch) -> None:
-    import blobs_domain
-
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "encoders", lambda self: [nn.Linear(1, 1)])
+    monkeypatch.setattr(BlobsAdapter, "encoders", lambda self: [nn.Linear(1, 1)])
     with pytest.raises(ConfigError, match=r"train.microbatch: has no effect in this domain, .*Adapter.encoders"):
         quiet(blobs, "train.microbatch=4", runs=tmp_path)
 
@@ -123,8 +80,6 @@ def test_the_reinforcement_learner_refuses_them() -> None:
 
 
 def test_float16_computes_in_float16_and_scales_the_loss(blobs: Path, tmp_path: Path, monkeypatch) -> None:
-    import blobs_domain
-
     seen: list[tuple[torch.dtype, float]] = []
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
@@ -132,14 +87,14 @@ def test_float16_computes_in_float16_and_scales_the_loss(blobs: Path, tmp_path: 
             z.register_hook(lambda grad: seen.append((z.dtype, float(grad.abs().max()))))
         return z
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(spoil))
+    patch_blobs(monkeypatch, "spoil", spoil)
     quiet(blobs, "train.precision=16-mixed", "train.log_every=1", runs=tmp_path / "half")
     dtypes, largest = zip(*seen, strict=True)
     assert set(dtypes) == {torch.float16}
     seen.clear()
     quiet(blobs, "train.log_every=1", runs=tmp_path / "full")
     assert largest[0] == pytest.approx(65536 * seen[0][1], rel=0.05)
-    for half, full in zip(lines(tmp_path / "half"), lines(tmp_path / "full"), strict=True):
+    for half, full in zip(losses(tmp_path / "half"), losses(tmp_path / "full"), strict=True):
         assert half["train/skipped"] == 0
         assert half["train/loss"] == pytest.approx(full["train/loss"], rel=0.03)
         assert half["train/grad_norm"] == pytest.approx(full["train/grad_norm"], rel=0.1)
@@ -148,9 +103,7 @@ def test_float16_computes_in_float16_and_scales_the_loss(blobs: Path, tmp_path: 
 @pytest.mark.parametrize("optimizer", ["adam", "lars", "sgd"])
 def test_an_overflow_of_the_scale_leaves_the_step_out(blobs: Path, tmp_path: Path, monkeypatch, optimizer: str) -> None:
     """Steep gradients overflow float16 under the first scales; each skipped step halves the scale until they fit."""
-    import blobs_domain
-
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(_Steep.apply))
+    patch_blobs(monkeypatch, "spoil", _Steep.apply)
     overrides = (
         "train.precision=16-mixed",
         "train.log_every=1",
@@ -158,7 +111,7 @@ def test_an_overflow_of_the_scale_leaves_the_step_out(blobs: Path, tmp_path: Pat
         "train.learning_rate=1e-6",
     )
     quiet(blobs, *overrides, runs=tmp_path)
-    found = lines(tmp_path)
+    found = losses(tmp_path)
     skipped = [line["train/skipped"] for line in found]
     assert skipped[0] == 1, skipped
     assert 0 in skipped[:8]
@@ -178,17 +131,15 @@ class _Steep(torch.autograd.Function):
 
 
 def test_a_gradient_that_no_scale_cures_is_an_error(blobs: Path, tmp_path: Path, monkeypatch) -> None:
-    import blobs_domain
-
     class Broken(_Steep):
         @staticmethod
         def backward(ctx, grad):
             return grad * float("inf")
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(Broken.apply))
+    patch_blobs(monkeypatch, "spoil", Broken.apply)
     with pytest.raises(TrainingError, match=r"step 18: the gradient norm is nan while the loss is finite"):
         quiet(blobs, "train.precision=16-mixed", "train.steps=40", runs=tmp_path)
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(lambda z: z * float("nan")))
+    patch_blobs(monkeypatch, "spoil", lambda z: z * float("nan"))
     with pytest.raises(TrainingError, match="step 1: the loss is not finite"):
         quiet(blobs, "train.precision=16-mixed", "train.steps=41", runs=tmp_path)
 
@@ -343,7 +294,7 @@ def test_a_compiled_run_is_the_eager_one_to_rounding(blobs: Path, tmp_path: Path
     overrides = ("train.log_every=1", "blobs.dropout=0.0")
     quiet(blobs, *overrides, runs=tmp_path / "eager")
     quiet(blobs, *overrides, *more, runs=tmp_path / "compiled")
-    for a, b in zip(lines(tmp_path / "eager"), lines(tmp_path / "compiled"), strict=True):
+    for a, b in zip(losses(tmp_path / "eager"), losses(tmp_path / "compiled"), strict=True):
         assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
     assert list(weights(tmp_path / "eager")) == list(weights(tmp_path / "compiled"))
 

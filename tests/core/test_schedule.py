@@ -1,12 +1,12 @@
 """[train.schedule]: weights and options of terms that change with the step."""
 
 import math
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs import assert_same_bits, interrupt
 from torch import Tensor
 
 from dipole.core.objectives.objective import Composite, Objective, objective
@@ -14,7 +14,7 @@ from dipole.core.objectives.registry import register, registry
 from dipole.core.train import schedule
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
-from dipole.core.train.run import RunInterruptedError, train
+from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
@@ -120,21 +120,10 @@ def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs:
 def test_resume_goes_on_with_the_value_of_its_step(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, whole = run(blobs, *BOTH, runs=tmp_path / "whole")
-    import blobs_domain
-
-    seen = iter(range(1, 1000))
-    monkeypatch.setattr(
-        blobs_domain.BlobsAdapter,
-        "on_batch",
-        staticmethod(lambda index: signal.raise_signal(signal.SIGINT) if next(seen) == 5 else None),
-    )
-    with pytest.raises(RunInterruptedError):
-        run(blobs, *BOTH, runs=tmp_path / "parts")
-    _, parts = run(blobs, *BOTH, runs=tmp_path / "parts")
-    assert equal(whole, parts)
-    named = [{k: v for k, v in line.items() if "schedule" in k} for line in read_metrics(parts.metrics)]
-    assert named == [{k: v for k, v in line.items() if "schedule" in k} for line in read_metrics(whole.metrics)]
+    run(blobs, *BOTH, runs=tmp_path / "whole")
+    interrupt(monkeypatch, blobs, "train.log_every=1", *BOTH, runs=tmp_path / "parts")
+    run(blobs, *BOTH, runs=tmp_path / "parts")
+    assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_one_run_has_one_spelling(blobs: Path) -> None:

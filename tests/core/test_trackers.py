@@ -9,41 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import at_batch, lines, quiet
 
 from dipole.core.cli import main
 from dipole.core.train import trackers
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
-from dipole.core.train.run import RunInterruptedError, train
+from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils.errors import ConfigError
 
 SETTINGS = ("train.log_every=1", "train.evaluate_every=4", "train.checkpoint_every=3")
 
 
-def quiet(recipe: Path, runs: Path, *log: str) -> Any:
-    return train(load(recipe, SETTINGS).config, runs, quiet=True, log=log)
-
-
 def in_three_parts(recipe: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, *log: str) -> Any:
     """A crash after step 5 (of which the checkpoint of step 3 knows nothing), a signal, and the rest."""
-    import blobs_domain
 
-    calls = 0
+    def crash() -> None:
+        raise RuntimeError("power cut")
 
-    def disturb(index: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise RuntimeError("power cut")
-        if calls == 11:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(disturb))
+    at_batch(monkeypatch, {6: crash, 11: lambda: signal.raise_signal(signal.SIGTERM)})
     with pytest.raises(RuntimeError, match="power cut"):
-        quiet(recipe, runs, *log)
+        quiet(recipe, *SETTINGS, runs=runs, log=log)
     with pytest.raises(RunInterruptedError):
-        quiet(recipe, runs, *log)
-    return quiet(recipe, runs, *log)
+        quiet(recipe, *SETTINGS, runs=runs, log=log)
+    return quiet(recipe, *SETTINGS, runs=runs, log=log)
 
 
 def told(runs: Path) -> Counter[tuple[str, int]]:
@@ -134,7 +122,9 @@ def test_tensorboard_goes_on_after_a_crash(blobs: Path, tmp_path: Path, monkeypa
     record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "tensorboard")
     events = EventAccumulator(str(tmp_path / "runs" / record.hash / "tensorboard"))
     events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 11))
+    written = {line["step"]: line["train/loss"] for line in lines(tmp_path / "runs") if "train/loss" in line}
+    assert list(written) == list(range(1, 11))
+    assert {event.step: event.value for event in events.Scalars("train/loss")} == pytest.approx(written)
     assert [event.step for event in events.Scalars("eval/mean/accuracy")] == [4, 8, 10]
 
 
@@ -161,5 +151,5 @@ def test_what_cannot_be_told_is_said_before_training(
     assert "unknown tracker 'wandbb'. Did you mean 'wandb'? Allowed: tensorboard" in capsys.readouterr().err
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--log mlflow needs a package that is not installed: pip install .*mlflow"):
-        quiet(blobs, tmp_path / "runs", "mlflow")
+        quiet(blobs, *SETTINGS, runs=tmp_path / "runs", log=["mlflow"])
     assert not (tmp_path / "runs").exists()

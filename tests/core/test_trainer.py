@@ -5,14 +5,14 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from blobs_domain import BlobsAdapter
+from runs import assert_same_bits, at_batch, interrupt, lines, patch_blobs, quiet, weights
 
 from dipole.benchmarks.report.results import measure
 from dipole.core.objectives.objective import objective
@@ -26,39 +26,6 @@ from dipole.core.train.run_folder import OWNER, RunFolder
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, TrainingError
 from dipole.core.utils.seeding import Seeds
 from tests.systems import file_limit, posix
-
-
-def quiet(recipe: Path, *overrides: str, runs: Path, **options: Any) -> Any:
-    return train(load(recipe, overrides).config, runs, quiet=True, **options)
-
-
-def weights(runs: Path) -> dict[str, torch.Tensor]:
-    (folder,) = (each for each in runs.iterdir() if each.is_dir())
-    return {
-        f"{path.stem}.{name}": tensor
-        for path in sorted((folder / "model").glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
-def lines(runs: Path) -> list[dict[str, Any]]:
-    (path,) = runs.glob("*/metrics.jsonl")
-    return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(path)]
-
-
-def at_batch(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
-    """Do something while the loop fetches batch `number` of the process, counted from 1."""
-    import blobs_domain
-
-    seen = 0
-
-    def count(index: int) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            action()
-
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(count))
 
 
 def test_a_run_learns_and_leaves_what_it_promises(blobs: Path, tmp_path: Path) -> None:
@@ -101,6 +68,9 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs: Path, tmp_path: Path) -
         ("train.optimizer=lars", "train.clip=0.1", "objective=infonce+dp"),
         ("objective=infonce(temperature=learned, init=0.07)", "train.best_by=mean/accuracy"),
         ("train.best_by=-mean/accuracy",),  # the smallest comes first, before the interruption
+        ("train.microbatch=5", "blobs.queue=24"),
+        ("train.activation_checkpointing=true",),
+        ("train.precision=16-mixed",),
     ],
 )
 def test_resume_is_bit_exact(
@@ -108,19 +78,12 @@ def test_resume_is_bit_exact(
 ) -> None:
     overrides = ("train.evaluate_every=4", *overrides)
     at_once = quiet(blobs, *overrides, runs=tmp_path / "whole")
-    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(RunInterruptedError, match="after step 5 of 10; the checkpoint is saved"):
-        quiet(blobs, *overrides, runs=tmp_path / "parts")
-    torch.rand(7)  # a fresh process would stand elsewhere in its random numbers
-    (path,) = (tmp_path / "parts").glob("*/record.json")
-    assert read_record(path).status == "interrupted"
+    folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts")
+    assert read_record(folder / "record.json").status == "interrupted"
     record = quiet(blobs, *overrides, runs=tmp_path / "parts")
     assert record.status == "done"
     assert (record.results, record.chosen) == (at_once.results, at_once.chosen)
-    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_resume_drops_lines_written_after_the_checkpoint(
@@ -132,7 +95,7 @@ def test_resume_drops_lines_written_after_the_checkpoint(
     def crash() -> None:
         raise RuntimeError("power cut")
 
-    at_batch(monkeypatch, 7, crash)
+    at_batch(monkeypatch, {7: crash})
     with pytest.raises(RuntimeError, match="power cut"):
         quiet(blobs, *overrides, runs=tmp_path / "parts")
     (path,) = (tmp_path / "parts").glob("*/record.json")
@@ -155,9 +118,7 @@ def test_evaluation_does_not_change_training(blobs: Path, tmp_path: Path) -> Non
 def test_seconds_of_steps_are_told_from_those_of_evaluations(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import blobs_domain
-
-    plain = blobs_domain.BlobsAdapter.evaluate
+    plain = BlobsAdapter.evaluate
 
     def slow(adapter: Any, objective: Any) -> dict[str, float]:
         time.sleep(0.4)
@@ -170,8 +131,8 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(
             signal.raise_signal(signal.SIGINT)
 
     seen: list[int] = []
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "evaluate", slow)
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(wait_and_stop_once))
+    monkeypatch.setattr(BlobsAdapter, "evaluate", slow)
+    patch_blobs(monkeypatch, "on_batch", wait_and_stop_once)
     with pytest.raises(RunInterruptedError, match="after step 5 of 10"):
         quiet(blobs, "train.evaluate_every=4", runs=tmp_path)
     (path,) = tmp_path.glob("*/record.json")
@@ -187,8 +148,6 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(
 
 def test_trained_as_the_plain_loop_trains(blobs: Path, tmp_path: Path) -> None:
     """The trainer against the same ten updates written out."""
-    from blobs_domain import BlobsAdapter
-
     overrides = ("blobs.dropout=0", "objective=infonce(temperature=0.3)+0.2*dp", "train.clip=0.5", "train.warmup=4")
     config = load(blobs, overrides).config
     quiet(blobs, *overrides, runs=tmp_path / "runs")
@@ -219,7 +178,7 @@ def test_finished_run_is_not_run_again(blobs: Path, tmp_path: Path, monkeypatch:
     def never() -> None:
         raise AssertionError("trained again")
 
-    at_batch(monkeypatch, 1, never)
+    at_batch(monkeypatch, {1: never})
     assert quiet(blobs, "name=renamed", runs=tmp_path) == first
     with pytest.raises(AssertionError, match="trained again"):
         quiet(blobs, runs=tmp_path, overwrite=True)
@@ -235,10 +194,7 @@ def test_seeds_change_everything_that_is_random(blobs: Path, tmp_path: Path) -> 
 
 
 def test_memory_that_is_refused_is_one_message(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import blobs_domain
-
-    spoil = staticmethod(lambda z: z + torch.zeros(2**58)[:1])  # refused by a RuntimeError
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", spoil)
+    patch_blobs(monkeypatch, "spoil", lambda z: z + torch.zeros(2**58)[:1])  # refused by a RuntimeError
     with pytest.raises(TrainingError, match=r"out of memory at step 1: set train\.microbatch"):
         quiet(blobs, runs=tmp_path / "runs")
 
@@ -247,8 +203,6 @@ def test_memory_that_is_refused_is_one_message(blobs: Path, tmp_path: Path, monk
 def test_non_finite_loss_stops_before_the_step_and_names_the_term(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    import blobs_domain
-
     calls = 0
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
@@ -256,7 +210,7 @@ def test_non_finite_loss_stops_before_the_step_and_names_the_term(
         calls += 1
         return torch.where(torch.arange(len(z))[:, None] == 3, value, z) if calls == 6 else z
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(spoil))
+    patch_blobs(monkeypatch, "spoil", spoil)
     overrides = ("train.checkpoint_every=5", "objective=infonce(similarity=dot)+0.1*dp")
     with pytest.raises(TrainingError, match=r"step 6: the loss is not finite in the terms? .*'infonce'") as caught:
         quiet(blobs, *overrides, runs=tmp_path / "runs")
@@ -267,15 +221,13 @@ def test_non_finite_loss_stops_before_the_step_and_names_the_term(
     (checkpoint,) = list_checkpoints(path.parent / "checkpoints")
     assert load_checkpoint(checkpoint)["step"] == 5
     # The cause removed, the run goes on from there.
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(lambda z: z))
+    patch_blobs(monkeypatch, "spoil", lambda z: z)
     assert quiet(blobs, *overrides, runs=tmp_path / "runs").status == "done"
 
 
 def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import blobs_domain
-
     class Poison(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
@@ -285,7 +237,7 @@ def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
             return grad * math.inf
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(Poison.apply))
+    patch_blobs(monkeypatch, "spoil", Poison.apply)
     with pytest.raises(TrainingError, match=r"step 1: the gradient norm is nan.*inside the encoder"):
         quiet(blobs, runs=tmp_path)
 
@@ -293,11 +245,8 @@ def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(
 def test_checkpoints_of_an_unfinished_run(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ("train.checkpoint_every=2",)
     quiet(blobs, *overrides, runs=tmp_path / "whole")
-    at_batch(monkeypatch, 9, lambda: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(RunInterruptedError):
-        quiet(blobs, *overrides, runs=tmp_path / "parts")
-    (folder,) = (tmp_path / "parts").glob("*/checkpoints")
-    older, newest = list_checkpoints(folder)
+    folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts", at=9, signum=signal.SIGTERM)
+    older, newest = list_checkpoints(folder / "checkpoints")
     assert load_checkpoint(newest)["step"] == 9
     assert load_checkpoint(older)["step"] == 8
     # The newest is cut short: the one before it continues the run, to the same end.
@@ -306,17 +255,13 @@ def test_checkpoints_of_an_unfinished_run(blobs: Path, tmp_path: Path, monkeypat
     with pytest.raises(CheckpointError, match="truncated or damaged"):
         quiet(blobs, *overrides, runs=tmp_path / "parts", resume=newest)
     assert quiet(blobs, *overrides, runs=tmp_path / "parts").status == "done"
-    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_checkpoint_of_another_configuration_is_refused(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(RunInterruptedError):
-        quiet(blobs, runs=tmp_path)
+    interrupt(monkeypatch, blobs, runs=tmp_path)
     (checkpoint,) = tmp_path.glob("*/checkpoints/*.safetensors")
     with pytest.raises(CheckpointError, match="belongs to another run"):
         quiet(blobs, "seed=3", runs=tmp_path, resume=checkpoint)
@@ -383,15 +328,13 @@ def test_absent_device_is_one_message(blobs: Path, tmp_path: Path) -> None:
 def test_bf16_runs_and_keeps_the_objective_in_float32(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import blobs_domain
-
     seen = []
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
         seen.append(z.dtype)
         return z
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "spoil", staticmethod(spoil))
+    patch_blobs(monkeypatch, "spoil", spoil)
     record = quiet(blobs, "train.precision=bf16-mixed", "train.log_every=1", runs=tmp_path / "half")
     assert set(seen) == {torch.bfloat16}
     quiet(blobs, "train.log_every=1", runs=tmp_path / "full")
@@ -401,19 +344,14 @@ def test_bf16_runs_and_keeps_the_objective_in_float32(
 
 
 def test_steps_announced_wrongly_are_an_error(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import blobs_domain
-
-    batches = blobs_domain.BlobsAdapter.batches
-    monkeypatch.setattr(
-        blobs_domain.BlobsAdapter, "batches", lambda self, epoch, start=0: list(batches(self, epoch, start))[:-1]
-    )
+    batches = BlobsAdapter.batches
+    monkeypatch.setattr(BlobsAdapter, "batches", lambda self, epoch, start=0: list(batches(self, epoch, start))[:-1])
     with pytest.raises(TrainingError, match=r"epoch 0 gave 3 batches .* where 4 were announced"):
         quiet(blobs, runs=tmp_path)
 
 
 def test_a_domain_with_its_own_loop(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Own steps of two, own values; logging, evaluation, checkpoints and resume are the trainer's."""
-    import blobs_domain
 
     def fit(self: Any, run: Any) -> None:
         while run.step < run.total_steps:
@@ -422,7 +360,7 @@ def test_a_domain_with_its_own_loop(blobs: Path, tmp_path: Path, monkeypatch: py
                 signal.raise_signal(signal.SIGINT)
             run.advance({"train/total": float(self.queue.sum())}, steps=2)
 
-    adapter = blobs_domain.BlobsAdapter
+    adapter = BlobsAdapter
     monkeypatch.setattr(adapter, "fit", fit)
     monkeypatch.setattr(adapter, "train_fields", frozenset({"steps", "batch_size", "checkpoint_every", "log_every"}))
     monkeypatch.setattr(adapter, "objective_optional", True)
@@ -447,17 +385,14 @@ def test_a_term_that_stays_0_is_said_and_recorded(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pairs without negatives teach neither term anything."""
-    import blobs_domain
 
     def no_negatives(self: Any, batch: Any) -> Pairs:
         z1, z2 = self.module(batch[0].flatten(0, 1)).chunk(2)
         return Pairs.cross(z1, z2, batch_negatives=False)
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "embed", no_negatives)
+    monkeypatch.setattr(BlobsAdapter, "embed", no_negatives)
     overrides = ("objective=infonce+0.1*hcl", "train.log_every=2")
-    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(RunInterruptedError):
-        quiet(blobs, *overrides, runs=tmp_path / "runs")
+    interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "runs")
     said = capsys.readouterr().err.splitlines()
     assert sum("the term 'infonce' has been 0: no anchor has a negative" in line for line in said) == 1
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
@@ -469,30 +404,16 @@ def test_a_term_that_stays_0_is_said_and_recorded(
 def test_a_term_that_is_0_now_and_then_is_not_said(
     blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import blobs_domain
-
     steps = iter(range(100))
 
     def sometimes(self: Any, batch: Any) -> Pairs:
         z1, z2 = self.module(batch[0].flatten(0, 1)).chunk(2)
         return Pairs.cross(z1, z2, batch_negatives=next(steps) == 1)
 
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "embed", sometimes)
+    monkeypatch.setattr(BlobsAdapter, "embed", sometimes)
     record = quiet(blobs, runs=tmp_path)
     assert record.notes == []
     assert "has been 0" not in capsys.readouterr().err
-
-
-def test_tensorboard_holds_the_same_numbers(blobs: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    record = quiet(blobs, runs=tmp_path, tensorboard=True)
-    events = EventAccumulator(str(tmp_path / record.hash / "tensorboard"))
-    events.Reload()
-    found = {event.step: event.value for event in events.Scalars("train/loss")}
-    expected = {line["step"]: line["train/loss"] for line in lines(tmp_path) if "train/loss" in line}
-    assert found == pytest.approx(expected)
 
 
 @posix
@@ -501,10 +422,9 @@ def test_failure_while_the_disk_is_full_is_still_one_message(
 ) -> None:
     runs = tmp_path / "runs"
     with ExitStack() as stack:
-        at_batch(monkeypatch, 5, lambda: stack.enter_context(file_limit(4000)))
-        with pytest.raises(DipoleError, match=r"cannot save the checkpoint of step 8.*step 4 is intact") as caught:
+        at_batch(monkeypatch, {5: lambda: stack.enter_context(file_limit(4000))})
+        with pytest.raises(DipoleError, match=r"cannot save the checkpoint of step 8.*large.*step 4 is intact"):
             quiet(blobs, "train.checkpoint_every=4", runs=runs)
-    assert "file size limit" in str(caught.value)
     (folder,) = runs.glob("*/checkpoints")
     (checkpoint,) = folder.iterdir()
     assert load_checkpoint(checkpoint)["step"] == 4
@@ -517,9 +437,7 @@ def test_failure_while_the_disk_is_full_is_still_one_message(
 def test_resume_on_a_gpu(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     overrides = ("device=cuda", "deterministic=true", "blobs.queue=24", f"train.precision='{precision}'")
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
-    at_batch(monkeypatch, 5, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(RunInterruptedError):
-        quiet(blobs, *overrides, runs=tmp_path / "parts")
+    interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts")
     parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
     assert whole.peak_device_bytes
     assert parts.results["mean/accuracy"] == pytest.approx(whole.results["mean/accuracy"])

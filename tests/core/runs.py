@@ -1,0 +1,71 @@
+"""Runs of the blobs domain for tests: train, disturb, and read what a run wrote."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blobs_domain import BlobsAdapter
+from safetensors.torch import load_file
+
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.recipe import load
+from dipole.core.train.run import RunInterruptedError, train
+
+
+def quiet(recipe: Path | str, *overrides: str, runs: Path, **options: Any) -> Any:
+    return train(load(recipe, overrides).config, runs, quiet=True, **options)
+
+
+def weights(runs: Path) -> dict[str, torch.Tensor]:
+    """All weights of the only run of a folder."""
+    (folder,) = runs.glob("*/model")
+    files = sorted(folder.glob("*.safetensors"))
+    return {f"{path.stem}.{name}": tensor for path in files for name, tensor in load_file(path).items()}
+
+
+def lines(runs: Path) -> list[dict[str, Any]]:
+    """The metrics of the only run of a folder, without times."""
+    (path,) = runs.glob("*/metrics.jsonl")
+    return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(path)]
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    """Compare weights and metrics of the runs of two folders."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert lines(one) == lines(other)
+
+
+def patch_blobs(monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[..., Any]) -> None:
+    """Replace `on_batch` (index) or `spoil` (z) of the blobs domain."""
+    monkeypatch.setattr(BlobsAdapter, name, staticmethod(function))
+
+
+def at_batch(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], Any]]) -> None:
+    """Do something while the loop fetches a batch of this number, counted from 1 in this process."""
+    seen = 0
+
+    def count(index: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen in actions:
+            actions[seen]()
+
+    patch_blobs(monkeypatch, "on_batch", count)
+
+
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, recipe: Path, *overrides: str, runs: Path, at: int = 5, signum: int = signal.SIGINT
+) -> Path:
+    """Train until a signal comes while batch `at` is fetched, and return the run's folder."""
+    with monkeypatch.context() as patch:
+        at_batch(patch, {at: lambda: signal.raise_signal(signum)})
+        with pytest.raises(RunInterruptedError, match=f"after step {at} of .*; the checkpoint is saved"):
+            quiet(recipe, *overrides, runs=runs)
+    torch.rand(7)  # a fresh process would stand elsewhere in its random numbers
+    (path,) = runs.glob("*/record.json")
+    return path.parent
