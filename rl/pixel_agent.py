@@ -19,7 +19,7 @@ from dipole.core.objectives.evaluate import without_autocast
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train import compiling
+from dipole.core.train.config import GRAPHED
 from dipole.core.train.loss_module import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.memory import check_fits
@@ -261,7 +261,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     def _mark_step(self) -> None:
         """Let CUDA graphs overwrite what they returned before."""
-        if self.compile in compiling.GRAPHED:
+        if self.compile in GRAPHED:
             torch.compiler.cudagraph_mark_step_begin()
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
@@ -411,7 +411,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         with torch.no_grad():
             key_encoder = self.policy.key_encoder
             keys = key_encoder.head(key_encoder.convolve(batch.positives.flatten(0, 1))).view(size, count, -1)
-        if self.compile in compiling.GRAPHED:
+        if self.compile in GRAPHED:
             anchors, keys = anchors.clone(), keys.clone()  # a CUDA graph overwrites what it returned
         ignored = duplicates(batch.stacks, count) if self.exclude_duplicates else None
         if ignored is not None:

@@ -16,9 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from dipole.core.train import compiling
-from dipole.core.train.config import Settings
-from dipole.core.train.problems import describe
+from dipole.core.train.config import CompileMode, Settings
+from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import plain
 
@@ -99,7 +98,7 @@ _IN_WORDS = {
     "ent_coef": "'auto' or a number >= 0",
     "target_entropy": "'auto' or a number",
     "sde_sample_freq": "an integer >= 1, or -1 (one draw for each rollout)",
-    "compile": compiling.ALLOWED,
+    "compile": ALLOWED_MODES,
     "learning_rate": "a number from 0 to 10, or a function of the remaining progress",
 }
 _OF_SDE = ("sde_sample_freq", "use_sde_at_warmup", "log_std_init", "use_expln", "clip_mean")
@@ -190,7 +189,7 @@ class AgentTable(Settings):
     noise_steps: int = Field(500_000, ge=1, description="drq: agent steps from first to last, linearly")
     noise_clip: float = Field(0.3, ge=0, le=10, description="drq: largest noise in targets and in the actor's loss")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
-    compile: bool | compiling.CompileMode = Field(
+    compile: bool | CompileMode = Field(
         False, description="torch.compile the networks, in its default mode or another"
     )
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")

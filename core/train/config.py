@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args, get_origin
@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dipole.core.train import identity
 from dipole.core.train import schedule as schedules
-from dipole.core.train.compiling import ALLOWED, CompileMode
 from dipole.core.utils.errors import ConfigError, nearest
 
 
@@ -36,7 +35,9 @@ class Settings(BaseModel):
 
         A table with a preset extends this and returns the values of the preset.
         """
-        found: dict[str, Any] = {} if self.defaults_version == 1 else {"defaults_version": self.defaults_version}
+        found: dict[str, Any] = {}
+        if self.defaults_version > 1:
+            found["defaults_version"] = self.defaults_version
         for name, field in type(self).model_fields.items():
             if name in self.incidental:
                 continue
@@ -79,6 +80,11 @@ def _is_tag(annotation: Any) -> bool:
     return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+# Modes that replay CUDA graphs. The next step overwrites the outputs of a graph.
+GRAPHED: tuple[CompileMode, ...] = ("reduce-overhead", "max-autotune")
+ALLOWED_MODES = f"True, False or one of {', '.join(map(repr, get_args(CompileMode)))}"
+"""What a setting of this kind may be, in words."""
 RateSchedule = Literal["constant", "cosine", "step"]
 DEVICES = r"^(auto|cpu|mps|cuda(:\d+)?)$"
 """Names of devices."""
@@ -175,7 +181,11 @@ class TrainConfig(Settings):
                 problems.append(f"{name}: {error}")
         if problems:
             raise ValueError("; ".join(problems))
-        return ({RATE: rate} if rate != "constant" else {}) | curves if curves else rate
+        if not curves:
+            return rate
+        if rate != "constant":
+            curves = {RATE: rate} | curves
+        return curves
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -189,8 +199,7 @@ class TrainConfig(Settings):
     def _one_mode(cls, value: Any) -> Any:
         modes = get_args(CompileMode)
         if not isinstance(value, bool) and value not in modes:
-            near = nearest(value, modes) if isinstance(value, str) else ""
-            raise ValueError(f"must be {ALLOWED}, got {str(value)[:80]!r}.{near}")
+            raise ValueError(f"must be {ALLOWED_MODES}, got {str(value)[:80]!r}.{nearest(str(value), modes)}")
         return value
 
     @model_validator(mode="after")
@@ -245,19 +254,25 @@ class TrainConfig(Settings):
     @property
     def rate_schedule(self) -> str:
         """Return the schedule of the learning rate."""
-        return self.schedule if isinstance(self.schedule, str) else self.schedule.get(RATE, "constant")
+        return str(self._scheduled.get(RATE, "constant"))
+
+    @property
+    def _scheduled(self) -> dict[str, Any]:
+        if isinstance(self.schedule, str):
+            return {RATE: self.schedule}
+        return self.schedule
 
     @property
     def part(self) -> EvaluatedPart:
         """Return the part of the data for evaluations during training, if the domain has a validation part."""
-        on_test = self.evaluate_on == "test" and (self.evaluate_every is None or self.curves_on == "test")
-        return "test" if on_test else "validation"
+        if "validation" in (self.evaluate_on, self.evaluate_every and self.curves_on):
+            return "validation"
+        return "test"
 
     @property
     def curves(self) -> dict[str, schedules.Curve]:
         """Return the curves of weights and options by "TERM.weight" or "TERM.OPTION"."""
-        entries = {} if isinstance(self.schedule, str) else self.schedule
-        return {name: schedules.read(value) for name, value in entries.items() if name != RATE}
+        return {name: schedules.read(value) for name, value in self._scheduled.items() if name != RATE}
 
     @property
     def unit(self) -> Literal["epochs", "steps"]:
@@ -276,7 +291,9 @@ class TrainConfig(Settings):
             amount: in epochs or steps, >= 0.
             steps_per_epoch: >= 1.
         """
-        return round(amount if self.unit == "steps" else amount * steps_per_epoch)
+        if self.unit == "epochs":
+            amount *= steps_per_epoch
+        return round(amount)
 
 
 class RunConfig(Settings):
@@ -303,7 +320,9 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _schedules_fit(self) -> RunConfig:
         if self.train.curves:
-            built = None if self.objective == "none" else _build(self.objective)
+            built = None
+            if self.objective != "none":
+                built = _build(self.objective)
             problems = schedules.check(self.train.curves, built, self.train.length)
             if problems:
                 raise ValueError("; ".join(problems))
@@ -375,8 +394,10 @@ def _write_table(
 ) -> None:
     for key, value in values.items():
         if not isinstance(value, Mapping):
-            origin = origins.get(".".join((*prefix, key)))
-            lines.append(f"{_key(key)} = {_value(value)}" + (f"  # {origin}" if origin else ""))
+            line = f"{_key(key)} = {_value(value)}"
+            if origin := origins.get(".".join((*prefix, key))):
+                line += f"  # {origin}"
+            lines.append(line)
     for key, value in values.items():
         if isinstance(value, Mapping):
             path = (*prefix, key)
@@ -385,8 +406,9 @@ def _write_table(
 
 
 def _key(key: str) -> str:
-    plain = key and all(char.isascii() and (char.isalnum() or char in "-_") for char in key)
-    return key if plain else _string(key)
+    if re.fullmatch(r"[A-Za-z0-9_-]+", key):
+        return key
+    return _string(key)
 
 
 def _string(text: str) -> str:
@@ -396,13 +418,9 @@ def _string(text: str) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return {math.inf: "inf", -math.inf: "-inf"}.get(value, "nan")
-        return repr(value)
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)  # also nan and inf
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Mapping):

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dipole.core.train.compiling import GRAPHED, inductor_options, mode_of
-from dipole.core.train.config import TrainConfig
+from dipole.core.train.config import GRAPHED, CompileMode, TrainConfig
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.microbatch import RngAndBuffers, microbatched, own_forward, patched_forward
 
@@ -41,7 +40,9 @@ class Encoding:
         }
         self._asked = [name for name, value in settings.items() if value]
         self._was_used = False
-        mode = mode_of(config.compile)
+        mode: CompileMode = "default"
+        if not isinstance(config.compile, bool):
+            mode = config.compile
         self._graphed = compiles and mode in GRAPHED
         translate = _as_it_is
         if compiles:
@@ -81,6 +82,16 @@ class Encoding:
             return forward(*args, **kwargs)
 
         return noted
+
+
+def inductor_options(mode: CompileMode) -> dict[str, Any]:
+    """Return the mode as options of torch.compile, which takes a mode or options, not both.
+
+    Random numbers are drawn as without compiling, so a second pass repeats those of the first.
+    """
+    from torch._inductor import list_mode_options
+
+    return {**list_mode_options(mode), "fallback_random": True}
 
 
 def _as_it_is(forward: Forward) -> Forward:

@@ -6,6 +6,7 @@ runs/<hash>/{config.toml, metrics.jsonl, record.json, checkpoints/, model/}
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,7 +25,6 @@ from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import shortened
 
 DEFAULT_RUNS = Path("runs")
-LONGEST_NAME = 200
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -130,10 +130,7 @@ class RunFolder:
         return record is not None and record.status == "done"
 
     def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
-        """Return the configuration of config.toml with overrides.
-
-        Args:
-            overrides: "table.key=value" each.
+        """Return the configuration of config.toml with overrides, "table.key=value" each.
 
         Raises:
             RecordError: the file is missing or damaged.
@@ -142,7 +139,9 @@ class RunFolder:
         try:
             written = read_toml(self.config)
         except ReceivedError as error:
-            reason = error.reason if "cannot be read" in error.reason else f"cannot be read: it {error.reason}"
+            reason = error.reason
+            if "cannot be read" not in reason:
+                reason = f"cannot be read: it {reason}"
             raise RecordError(f"{self.config} {reason}") from error
         return resolve(written, overrides).config
 
@@ -161,21 +160,20 @@ def find_run(text: str, runs: Path) -> RunFolder:
     if is_folder(path) and is_run(path):
         return RunFolder(path)
     fits: list[Path] = []
-    if _is_hash(text) and len(text) < LONGEST_NAME:
+    if re.fullmatch("[0-9a-f]{1,100}", text):
         fits = sorted(each for each in runs.glob(f"{text}*") if is_run(each))
     if len(fits) == 1:
         return RunFolder(fits[0])
     if fits:
         raise ConfigError(f"{text!r} fits {len(fits)} runs: {', '.join(each.name for each in fits)}. Give more digits.")
     if is_folder(path):
-        missing = f"it has no {CONFIG} and no {RECORD}"
-        left = path.resolve().name.startswith(".")
-        raise ConfigError(f"{path} is no run folder: {'it is hidden, as what `dipole rm` left' if left else missing}.")
-    there = "`dipole list runs` names them" if runs.is_dir() else f"there is no folder {runs}/"
+        reason = f"it has no {CONFIG} and no {RECORD}"
+        if path.resolve().name.startswith("."):
+            reason = "it is hidden, as what `dipole rm` left"
+        raise ConfigError(f"{path} is no run folder: {reason}.")
+    there = f"there is no folder {runs}/"
+    if runs.is_dir():
+        there = "`dipole list runs` names them"
     raise ConfigError(
         f"no run {shortened(text)!r}: it is neither the folder of a run nor the start of a hash in {runs}/; {there}."
     )
-
-
-def _is_hash(text: str) -> bool:
-    return bool(text) and all(char in "0123456789abcdef" for char in text)
