@@ -123,7 +123,12 @@ class Adapter(ABC):
     reported: EvaluatedPart
 
     def __init__(self, config: Any, **context: Unpack[Context]) -> None:
-        """Store the arguments. A domain extends this and builds data and module."""
+        """Store the arguments. A domain extends this and builds data and module.
+
+        Args:
+            config: an instance of `config_model`.
+            context: see `Context`.
+        """
         self.config = config
         self.seed = context["seed"]
         self.device = context["device"]
@@ -140,7 +145,15 @@ class Adapter(ABC):
         """Return the networks that the settings describe, for `dipole bench --plan`. None if the domain cannot plan.
 
         No data are read: sizes of missing data are estimated from the settings. Networks are built on the meta device,
-        where tensors have a shape but no memory. Settings that cannot be built raise ConfigError.
+        where tensors have a shape but no memory.
+
+        Args:
+            config: an instance of `config_model`.
+            batch_size: instances per step over all ranks.
+            world_size: ranks, >= 1.
+
+        Raises:
+            ConfigError: a run with these settings cannot be built.
         """
         return None
 
@@ -150,11 +163,21 @@ class Adapter(ABC):
 
         They depend only on (seed, epoch, index), never on earlier draws. This makes resume exact. With several ranks,
         draw the order of the global batch from the seed and take its rows `rank * b .. (rank + 1) * b`.
+
+        Args:
+            epoch: its number, from 0.
+            start: number of the first batch, from 0.
+
+        Yields:
+            Batches, as `embed` takes them.
         """
 
     @abstractmethod
     def embed(self, batch: Any) -> EncodedBatch | Pairs | tuple[Pairs, ...]:
         """Embed this rank's share of a batch and pair the rows.
+
+        Args:
+            batch: as `batches` yields it.
 
         Returns:
             `EncodedBatch`: named rows, and a function that pairs the rows of all ranks. Pairs of a constructor
@@ -193,8 +216,10 @@ class Adapter(ABC):
         """Probe the frozen encoder and return results by name, such as "linear/accuracy", from 0 to 1.
 
         The trainer has put `module` in eval mode and seeded the global generators with the `probe` stream, and restores
-        both afterwards. Pass features through `objective.transform` before probing, as CLLR asks. The objective is the
-        trained `Composite`, here and below, or None for "none".
+        both afterwards. Pass features through `objective.transform` before probing, as CLLR asks.
+
+        Args:
+            objective: the trained `Composite`; None for "none".
         """
 
     @abstractmethod
@@ -202,7 +227,10 @@ class Adapter(ABC):
         """Return the embeddings of a split, (n, embedding_dim), and its labels, (n,), or None.
 
         They are what the objective sees, before `objective.transform`. A negative label means that a row has none.
-        Diagnostics run on the device of the embeddings. `split` is "train" or "test".
+        Diagnostics run on the device of the embeddings.
+
+        Args:
+            split: "train" or "test".
         """
 
     def diagnostic_pairs(self) -> EncodedBatch | Pairs | tuple[Pairs, ...] | None:
@@ -210,7 +238,11 @@ class Adapter(ABC):
         return None
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:
-        """Return transformed test points with the pairs that the data define; None without such pairs."""
+        """Return transformed test points with the pairs that the data define; None without such pairs.
+
+        Args:
+            objective: the trained `Composite`; None for "none".
+        """
         return None
 
     @abstractmethod
@@ -221,7 +253,10 @@ class Adapter(ABC):
         """Write what the module needs besides weights and configuration to be used without its data.
 
         Examples are a vocabulary, names of classes, and statistics of the data. An adapter that is built with `kept`
-        reads it. The folder is empty.
+        reads it.
+
+        Args:
+            folder: empty.
         """
 
     def embedder(self, features: str | None = None, objective: Any = None) -> Embedder:
@@ -244,10 +279,18 @@ class Adapter(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned. Check it, because it comes from a file.
+
+        Args:
+            state: as `state_dict` returned it.
+        """
 
     def fit(self, run: Any) -> None:
-        """Train. A domain with a loop of its own overrides this and calls `advance` of the `Run` after each update."""
+        """Train. A domain with a loop of its own overrides this and calls `run.advance` after each of its updates.
+
+        Args:
+            run: the `dipole.core.train.run.Run` in progress.
+        """
         run.train()
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:

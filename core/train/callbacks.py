@@ -140,11 +140,7 @@ class Metrics(Callback):
 
 
 class BestResult:
-    """The step at which a result was largest, or smallest for "-NAME". The earliest of equal ones counts.
-
-    Args:
-        by: name of the result. None keeps nothing.
-    """
+    """The step at which a result was largest, or smallest for "-NAME". The earliest of equal ones counts."""
 
     def __init__(self, by: str | None) -> None:
         self._by = by
@@ -183,9 +179,8 @@ class BestResult:
 class Evaluation(Callback):
     """Evaluate every `evaluate_every` and at the end, and keep the best weights.
 
-    Attributes:
-        is_due: an evaluation after the current step was interrupted or postponed.
-        found: the last results, and the step they are of.
+    `is_due` says that an evaluation after the current step was interrupted or postponed. `found` holds the last
+    results, and the step they are of.
     """
 
     def __init__(self, every: int, best_by: str | None, folder: RunFolder) -> None:

@@ -121,11 +121,7 @@ def starting_state(
 ) -> dict[str, Any] | None:
     """Return the checkpoint that a run continues from, or None to begin.
 
-    Args:
-        folder: the run's checkpoints.
-        run_id: of the run.
-        resume: "auto" takes the newest readable one, "never" none, a path that one.
-        warn: called with the problem of each skipped checkpoint.
+    "auto" takes the newest readable one, "never" none, a path that one. `warn` gets the problem of each skipped one.
 
     Raises:
         CheckpointError: the path is not a readable checkpoint, or belongs to another run.
@@ -299,11 +295,10 @@ def first_start(run: Any) -> str | None:
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
-    """Return why another number of ranks cannot continue. Empty if it can.
+    """Return why another number of ranks cannot continue, or "".
 
     Args:
         ranks: what each rank saved: "drew" (whether it drew from the global generators), "adapter".
-        module: the trained module.
         synchronized: whether batch norm sees the rows of all ranks.
     """
     if any(rank["drew"] for rank in ranks):

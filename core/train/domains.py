@@ -20,6 +20,8 @@ from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, package, points
 
+__all__ = ["Domain", "add_domain", "temporary_domain"]
+
 if TYPE_CHECKING:
     from dipole.core.train.adapter import Adapter
 

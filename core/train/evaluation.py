@@ -35,13 +35,13 @@ CLASS_POINTS = 500
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Results of one evaluation, with remarks of its data and of the terms.
+    """Results of one evaluation.
 
     Attributes:
         results: metrics of the task.
         diagnostics: numbers of the embeddings.
         histogram: distances of pairs, or None.
-        remarks: sentences for the record and the terminal.
+        remarks: on the data and the terms, for the record and the terminal.
     """
 
     results: dict[str, Number]
@@ -62,11 +62,7 @@ def evaluate(
 ) -> Evaluated:
     """Run probes and diagnostics. The training state (mode, global generators) does not change.
 
-    Args:
-        adapter: the domain.
-        objective: for its `transform`, None for a run without one.
-        seeds: only the `probe` stream is used.
-        of_pairs: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
+    of_pairs: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
     """
     with in_eval_mode(adapter, objective), isolated(seeds.probe):
         results = finite(adapter.evaluate(objective))

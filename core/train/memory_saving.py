@@ -102,11 +102,7 @@ def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forw
     """Return a forward pass that stores only the inputs of its segments and computes the rest again (Chen et al. 2016).
 
     Random numbers and buffers are replayed, so values, gradients and running statistics stay the same, bit for bit.
-
-    Args:
-        encoder: the module.
-        forward: its forward pass.
-        translate: is applied to the forward pass of every segment (compiling).
+    `translate` is applied to the forward pass of every segment (compiling).
     """
     parts = segments(encoder)
     if parts == [encoder]:

@@ -144,8 +144,6 @@ class Run:
         log: trackers.
 
     Attributes:
-        seeds: of the run.
-        device: of this rank.
         objective: the `Composite`; None for "none".
         step: updates done.
         total_steps: of the whole run.
@@ -223,7 +221,10 @@ class Run:
         return self.step >= self.total_steps
 
     def run(self) -> RunRecord:
-        """Train to the end, and return the record. Any error is in the record before it is raised.
+        """Train to the end. Any error is in the record before it is raised.
+
+        Returns:
+            The record.
 
         Raises:
             RunInterruptedError: a signal or a key ended it.
@@ -269,7 +270,6 @@ class Run:
 
         Raises:
             ConfigError: a setting of [train] has no effect on this module.
-            CheckpointError: the optimizer's state does not fit the module.
             TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
         """
         self._prepare_training()
@@ -317,8 +317,7 @@ class Run:
             batch: as `Adapter.batches` yields it.
 
         Raises:
-            TrainingError: the loss or gradient is not finite.
-            RunInterruptedError: after a signal, once the checkpoint is written.
+            TrainingError: the loss or gradient is not finite. It has not reached the weights.
         """
         assert self.objective is not None
         assert self.optimizer is not None
@@ -365,6 +364,9 @@ class Run:
         """Remember the notes of the terms of one step. Call it before `advance`.
 
         A term with the same note at every step so far is named on the terminal and in the record.
+
+        Args:
+            outcome: what the objective returned.
         """
         self.notes.see(outcome.terms)
 
@@ -394,11 +396,19 @@ class Run:
             self.evaluate()
 
     def log(self, values: Mapping[str, float | None]) -> None:
-        """Write one line of metrics.jsonl for the current step."""
+        """Write one line of metrics.jsonl for the current step.
+
+        Args:
+            values: by name.
+        """
         self.metrics.write(self, values)
 
     def evaluate(self) -> Evaluated | None:
-        """Evaluate the encoder as it is, and log the results. Ranks other than 0 get None."""
+        """Evaluate the encoder as it is, and log the results.
+
+        Returns:
+            The results; None on ranks other than 0.
+        """
         with self._not_training():
             return self.evaluation.evaluate(self)
 
@@ -411,7 +421,14 @@ class Run:
             self._other_seconds += self.elapsed - before
 
     def stop(self, signum: int) -> NoReturn:
-        """Save a checkpoint and end the run with a RunInterruptedError."""
+        """Save a checkpoint and end the run.
+
+        Args:
+            signum: the signal.
+
+        Raises:
+            RunInterruptedError: always.
+        """
         self.checkpoint()
         raise RunInterruptedError(
             f"interrupted after step {self.step} of {self.total_steps}; the checkpoint is saved. "
@@ -427,7 +444,11 @@ class Run:
                 save_checkpoint(self.folder.checkpoints, self.step, state)
 
     def finish(self) -> RunRecord:
-        """Evaluate and save what was trained, and return the record."""
+        """Evaluate and save what was trained.
+
+        Returns:
+            The record.
+        """
         evaluation = self.evaluation
         if evaluation.found is None or evaluation.found[0] != self.step:
             evaluation.postpone(self)

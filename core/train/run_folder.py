@@ -130,7 +130,10 @@ class RunFolder:
         return record is not None and record.status == "done"
 
     def read_config(self, overrides: Iterable[str] = ()) -> RunConfig:
-        """Return the configuration of config.toml with overrides, "table.key=value" each.
+        """Return the configuration of config.toml with overrides.
+
+        Args:
+            overrides: "table.key=value" each.
 
         Raises:
             RecordError: the file is missing or damaged.

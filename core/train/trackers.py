@@ -51,8 +51,6 @@ class Trackers:
     trackers.json of the run's folder has their ids of the run and the number of logged lines.
 
     Args:
-        names: as `check_trackers` returns them.
-        config: of the run, logged as `train.batch_size` and so on.
         folder: of the run, with metrics.jsonl before it is truncated.
         keep_bytes: size of metrics.jsonl at the checkpoint. Trackers may have later lines too.
         step: of the checkpoint.
