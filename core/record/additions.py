@@ -54,7 +54,7 @@ def with_additions(record: RunRecord, folder: Path) -> RunRecord:
     """Return the record with the added results."""
     added = read_additions(folder).results
     values = {name: each.value for name, each in added.items()}
-    return record.model_copy(update={"results": values | record.results}) if added else record
+    return record.model_copy(update={"results": values | record.results})
 
 
 def add_results(folder: Path, record: RunRecord, values: dict[str, float], source: str) -> Additions:

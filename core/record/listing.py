@@ -41,10 +41,12 @@ def is_run(folder: Path) -> bool:
 def run_folders(runs: Path) -> list[Path]:
     """Return the run folders in a folder, sorted. Raise DataError if the folder cannot be read."""
     try:
-        names = sorted(name for name in os.listdir(runs) if not name.startswith(".")) if runs.is_dir() else []
+        names = os.listdir(runs)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     except OSError as error:
         raise DataError(f"the folder {runs} cannot be read: {why(error)}") from error
-    return [runs / name for name in names if is_run(runs / name)]
+    return [runs / name for name in sorted(names) if not name.startswith(".") and is_run(runs / name)]
 
 
 def run_line(folder: Path) -> RunLine:
@@ -55,7 +57,9 @@ def run_line(folder: Path) -> RunLine:
         record = read_record(folder / RECORD)
     except RecordError as error:
         return RunLine(folder.name, UNREADABLE, problem=shortened(" ".join(str(error).split()), 200))
-    steps = record.steps if record.status == "done" else max(record.steps, last_step(folder))
+    steps = record.steps
+    if record.status != "done":
+        steps = max(steps, last_step(folder))
     return RunLine(folder.name, record.status, record.name, record.objective, record.seed, steps)
 
 
@@ -78,9 +82,9 @@ def _unrecorded(folder: Path) -> RunLine:
 def last_step(folder: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl, or 0."""
     try:
-        lines = read_end(folder / METRICS, LAST_LINE).split(b"\n")
-        line = parse_json(lines[-2]) if len(lines) > 1 else {}
-    except (ReceivedError, ValueError):
+        step = parse_json(read_end(folder / METRICS, LAST_LINE).split(b"\n")[-2])["step"]
+    except (ReceivedError, ValueError, LookupError, TypeError):
         return 0
-    step = line.get("step") if isinstance(line, dict) else None
-    return step if isinstance(step, int) else 0
+    if isinstance(step, int):
+        return step
+    return 0

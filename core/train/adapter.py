@@ -47,7 +47,7 @@ class Context(TypedDict):
         validation: the share of the training data to set aside for validation. 0, the default, sets none aside. Only a
             domain that `validates` gets another value.
         kept: the folder that `Adapter.keep` filled at the end of a run. Build the module from it alone, and read data
-            only on demand. Absent in training.
+            only on demand. None in training.
     """
 
     seed: Seeds
@@ -57,7 +57,7 @@ class Context(TypedDict):
     rank: NotRequired[int]
     world_size: NotRequired[int]
     validation: NotRequired[float]
-    kept: NotRequired[Path]
+    kept: NotRequired[Path | None]
 
 
 class Sketch(NamedTuple):

@@ -36,7 +36,9 @@ def build(
     seeds = Seeds(config.seed)
     seed_everything(seeds.model)
     domain = adapter_class(config.domain)
-    validation = config.train.validation_share if domain.validates and config.train.part == "validation" else 0.0
+    validation = 0.0
+    if domain.validates and config.train.part == "validation":
+        validation = config.train.validation_share
     adapter = domain(
         config.settings,
         seed=seeds,
@@ -46,7 +48,7 @@ def build(
         rank=rank,
         world_size=world_size,
         validation=validation,
-        **({} if kept is None else {"kept": kept}),
+        kept=kept,
     )
     adapter.reported = config.train.evaluate_on
     adapter.module.to(device)

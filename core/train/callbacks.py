@@ -240,7 +240,7 @@ class Evaluation(Callback):
 
     def finish(self, run: Any) -> None:
         """Restore the best weights if they are older, and compute the reported results (rank 0)."""
-        pair_values = None if self._pair_values is None else self._pair_values[1]
+        _, pair_values = self._pair_values or (0, None)
         goes_back = self.best.step is not None and self.best.step != run.step
         if goes_back:
             load_weights(self._best_weights, run.adapter.module, run.objective)

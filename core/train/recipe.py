@@ -175,7 +175,7 @@ def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | No
     """Return the changed settings that a domain with its own loop ignores."""
     if fields is None:
         return []
-    plain = TrainConfig(steps=1) if train.unit == "steps" else TrainConfig(epochs=1)
+    plain = TrainConfig.model_validate({train.unit: 1})
     changed = {key for key in TrainConfig.model_fields.keys() - fields if getattr(train, key) != getattr(plain, key)}
     if train.rate_schedule == plain.rate_schedule:
         changed.discard("schedule")  # every domain schedules weights and options of terms
@@ -222,7 +222,7 @@ def run_model(domain: str, table: type[Settings], adapter: type | None = None) -
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _copy(each) for key, each in value.items()}
-    return list(value) if isinstance(value, list | tuple) else value
+    return value
 
 
 def _paths(value: Any, prefix: tuple[str, ...] = ()) -> list[str]:
@@ -267,9 +267,9 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
             lines.append(f"{path}: is required.")
         elif kind in ("literal_error", "enum"):
             allowed = _allowed_values(location, model) or [context["expected"]]
-            near = nearest(got, allowed) if isinstance(got, str) else ""
             lines.append(
-                f"{path}: {shortened(repr(got))} is not allowed.{near} Allowed: {', '.join(map(str, allowed))}."
+                f"{path}: {shortened(repr(got))} is not allowed.{nearest(str(got), map(str, allowed))} "
+                f"Allowed: {', '.join(map(str, allowed))}."
             )
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
