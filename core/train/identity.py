@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def foreign_sources(code: Iterable[Any]) -> dict[str, list[str]]:
             continue
         name, files = _package(each.__module__)
         if name not in found:
-            owner = next(iter(_distributions().get(top, ())), "")
+            owner = next(iter(_distributions(tuple(sys.path)).get(top, ())), "")
             found[name] = [owner, version(owner) if owner else "", _hash_files(files)]
     return found
 
@@ -128,6 +128,6 @@ def _source_in_main(code: Any) -> str:
     return ""
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
+@lru_cache(maxsize=1)
+def _distributions(search_path: tuple[str, ...]) -> Mapping[str, list[str]]:
     return packages_distributions()
