@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from dipole.core.train.config import CompileMode, Settings
+from dipole.core.train.config import ALLOWED_MODES, CompileMode, Settings
 from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.rl.arguments import plain
@@ -189,9 +189,7 @@ class AgentTable(Settings):
     noise_steps: int = Field(500_000, ge=1, description="drq: agent steps from first to last, linearly")
     noise_clip: float = Field(0.3, ge=0, le=10, description="drq: largest noise in targets and in the actor's loss")
     channels_last: bool = Field(True, description="memory layout of the convolutions")
-    compile: bool | CompileMode = Field(
-        False, description="torch.compile the networks, in its default mode or another"
-    )
+    compile: bool | CompileMode = Field(False, description="torch.compile the networks, in its default mode or another")
     chunk: int = Field(64, ge=0, description="rows that go through the encoder at once on the CPU (0: all)")
 
     @model_validator(mode="before")
