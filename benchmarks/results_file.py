@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from dipole.benchmarks.manifest import CellEntry, JobEntry, Manifest
-from dipole.benchmarks.report.curves import Curve
 from dipole.benchmarks.suite import CHANGED, Sized
 from dipole.core.record import Part, RunRecord, schema_problem
 from dipole.core.record.additions import AddedResult
@@ -44,6 +43,14 @@ OWN = ("name", "objective", "seed")
 BETWEEN = re.compile(r", (?=[\w-]+(?:\.[\w-]+)+=)")
 """The separator in the list of settings by which a suite was changed."""
 Index = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one run: values at rising steps."""
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)

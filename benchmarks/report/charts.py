@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from math import isfinite, nan
 from statistics import fmean
@@ -11,15 +12,15 @@ from dipole.benchmarks.report.comparisons import compared
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
-from dipole.benchmarks.report.results import CellResult, SuiteResults, curves_on, measure
+from dipole.benchmarks.report.results import SuiteResults, curves_on
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.training_charts import (
     LOSS,
-    MEANS,
     Group,
     groups_of,
+    learning_curves,
     lines_of,
     lines_or_map,
     logged_name,
@@ -27,10 +28,11 @@ from dipole.benchmarks.report.training_charts import (
     models_of,
     training_pictures,
 )
-from dipole.benchmarks.statistics import Interval, summarize
+from dipole.benchmarks.statistics import Interval, Summary, summarize
 from dipole.core.record import RunRecord
 
 INTERVAL = "bar: 95 % interval"
+NOTHING = Summary(0, nan, nan, nan, nan)
 SAME = 0.02
 """A picture of values that differ by less than this share is left out."""
 LEAST_OPTIONS = 4
@@ -54,9 +56,8 @@ def pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
 
 def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     """Return probability of improvement and relative gain over the base, with intervals."""
-    rows = [r for r in ranks if r.improvement is not None]
-    beats = [_estimate(r.label, r.improvement) for r in rows if r.improvement is not None]
-    gains = [_estimate(r.label, r.gain, 100.0) for r in rows if r.gain is not None]
+    beats = [_of_interval(r.label, r.improvement) for r in ranks if r.improvement is not None]
+    gains = [_of_interval(r.label, r.gain, 100.0) for r in ranks if r.improvement and r.gain is not None]
     probability = interval_chart(
         f"{title}: probability of improvement", "P(a run beats a run of the base), mean over tasks", beats, 0.5
     )
@@ -71,7 +72,7 @@ def measured(results: SuiteResults) -> list[Picture]:
     """Return the cells of a suite: ours with the printed ones, options swept, or each column with its seeds."""
     if any(cell.printed is not None and cell.printed.mean is not None for cell in results.cells):
         return _beside_printed(results)
-    if swept := _two_way(results) or _one_way(results):
+    if swept := _swept(results):
         return swept
     if len(results.columns) > 1 and len(results.rows) > 2:
         return _grid(results)
@@ -83,32 +84,35 @@ def _beside_printed(results: SuiteResults) -> list[Picture]:
     found = []
     for column in results.manifest.columns:
         rows = []
-        for cell in _cells(results, column):
-            if cell.printed is None or cell.printed.mean is None:
-                continue
-            mean, std = cell.printed.mean, cell.printed.std or nan
-            rows.append(Estimate(cell.row.label, mean, mean - std, mean + std, source="printed"))
-            if cell.summary is not None:
-                rows.append(_of_seeds(cell.row.label, list(cell.samples.values()), "ours"))
+        for cell in results.cells_of(column.name):
+            if cell.printed is not None and cell.printed.mean is not None:
+                mean, std = cell.printed.mean, cell.printed.std or nan
+                rows.append(Estimate(cell.row.label, mean, mean - std, mean + std, source="printed"))
+                if cell.summary is not None:
+                    rows.append(_of_seeds(cell.row.label, list(cell.samples.values()), "ours"))
         if any(row.source == "ours" for row in rows):
             chart = interval_chart(f"{column.name}: ours beside the printed", column.label, rows, None)
-            caption = (
-                f"{column.name}. Ours: mean, {INTERVAL}, small dots the seeds. Printed: bar one standard deviation."
-            )
-            found += pictured(chart, caption)
+            ours = f"Ours: mean, {INTERVAL}, small dots the seeds"
+            found += pictured(chart, f"{column.name}. {ours}. Printed: bar one standard deviation.")
     return found
 
 
 def _by_column(results: SuiteResults) -> list[Picture]:
     found = []
     for column in results.manifest.columns:
-        cells = _cells(results, column)
-        rows = [_of_seeds(c.row.label, list(c.samples.values())) for c in cells if c.summary is not None]
-        if len(rows) > 1:
-            shown, note = ends(rows, _value, "rows")
-            chart = interval_chart(f"{column.name}: all rows", column.label, shown, None)
-            found += pictured(chart, f"{column.name}. Mean, {INTERVAL}, small dots the seeds.", note)
+        samples = {cell.row.label: list(cell.samples.values()) for cell in results.cells_of(column.name)}
+        title, caption = f"{column.name}: all rows", f"{column.name}. Mean, {INTERVAL}, small dots the seeds."
+        found += _compared(title, column.label, samples, "rows", caption)
     return found
+
+
+def _compared(title: str, label: str, samples: Mapping[str, Sequence[float]], what: str, caption: str) -> list[Picture]:
+    """Return intervals of two samples or more."""
+    rows = [_of_seeds(name, values) for name, values in samples.items() if values]
+    if len(rows) < 2:
+        return []
+    shown, note = ends(rows, _value, what)
+    return pictured(interval_chart(title, label, shown, None), caption, note)
 
 
 def _grid(results: SuiteResults) -> list[Picture]:
@@ -116,42 +120,24 @@ def _grid(results: SuiteResults) -> list[Picture]:
     units: dict[str, list[ColumnEntry]] = {}
     for column in results.manifest.columns:
         units.setdefault(column.unit, []).append(column)
-    found = []
+    found, against = [], results.base or "the mean of the column"
     for unit, columns in units.items():
-        of = ""
-        if unit:
-            of = f" ({unit})"
-        means = {row.label: _mean_over(results, row.label, columns) for row in results.rows}
-        shown, note = ends(list(means), means.__getitem__, "rows")
+        of = f" ({unit})".replace(" ()", "")
+        better = {row.label: [0.0] for row in results.rows}
         tiles = []
         for column in columns:
-            level = results.value(results.base or "", column.name)
-            if level is None:
-                level = _column_mean(results, column.name)
-            for cell in _cells(results, column):
-                if cell.row.label in shown and cell.summary is not None:
-                    mean = cell.summary.mean
-                    tiles.append(Tile(cell.row.label, column.name, column.sign * (mean - level), f"{mean:.4g}"))
-        against = results.base or "the mean of the column"
-        title = f"{results.manifest.title}: means{of}"
+            cells = {cell.row.label: cell.summary.mean for cell in results.cells_of(column.name) if cell.summary}
+            level = cells.get(results.base or "", fmean(cells.values() or [nan]))
+            for row, mean in cells.items():
+                better[row].append(column.sign * (mean - level))
+                tiles.append(Tile(row, column.name, better[row][-1], f"{mean:.4g}"))
+        means = {row: fmean(values) for row, values in better.items()}
+        shown, note = ends(list(means), means.__getitem__, "rows")
         caption = f"Means over seeds{of}. Colour: by how much better than {against}."
-        found += pictured(heat_map(title, "", "", tiles, f"better than {against} by{of}", 0.0), caption, note)
+        kept = [tile for tile in tiles if tile.row in shown]
+        title = f"{results.manifest.title}: means{of}"
+        found += pictured(heat_map(title, "", "", kept, f"better than {against} by{of}", 0.0), caption, note)
     return found
-
-
-def _mean_over(results: SuiteResults, row: str, columns: Sequence[ColumnEntry]) -> float:
-    """Mean of a row over columns of one unit, with the sign of costs turned."""
-    values = [c.sign * value for c in columns if (value := results.value(row, c.name)) is not None]
-    return fmean(values or [0.0])
-
-
-def _column_mean(results: SuiteResults, column: str) -> float:
-    values = [value for row in results.rows if (value := results.value(row.label, column)) is not None]
-    return fmean(values or [nan])
-
-
-def _cells(results: SuiteResults, column: ColumnEntry) -> list[CellResult]:
-    return [cell for row in results.rows if (cell := results.cell(row.label, column.name)) is not None]
 
 
 def _of_seeds(label: str, values: Sequence[float], source: str = "") -> Estimate:
@@ -159,7 +145,7 @@ def _of_seeds(label: str, values: Sequence[float], source: str = "") -> Estimate
     return Estimate(label, found.mean, found.low, found.high, values, source)
 
 
-def _estimate(label: str, found: Interval, factor: float = 1.0) -> Estimate:
+def _of_interval(label: str, found: Interval, factor: float = 1.0) -> Estimate:
     return Estimate(label, factor * found.value, factor * found.low, factor * found.high)
 
 
@@ -169,31 +155,11 @@ def _value(row: Estimate) -> float:
     return 0.0
 
 
-def options_of(texts: Sequence[str]) -> tuple[tuple[str, str], list[tuple[float, float]]] | None:
-    """Return names and values of the two options in which texts differ ("hcl(beta=1, temperature=0.5)"), or None.
+def varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:
+    """Return the options in which texts differ, and their values in each text. None if anything else differs.
 
-    The texts are a grid if both options have two values or more, and half of their pairs are there, each once.
+    The texts are objectives such as "hcl(beta=1, temperature=0.5)".
     """
-    names, values = _varying(texts)
-    if len(names) != 2:
-        return None
-    pairs = [(first, second) for first, second in values]
-    sizes = [len({pair[i] for pair in pairs}) for i in (0, 1)]
-    if len(set(pairs)) != len(pairs) or 2 * len(pairs) < sizes[0] * sizes[1]:
-        return None
-    return (names[0], names[1]), pairs
-
-
-def option_of(texts: Sequence[str]) -> tuple[str, list[float]] | None:
-    """Return name and values of the only option in which texts differ, each value once, or None."""
-    names, values = _varying(texts)
-    if len(names) != 1 or len(set(values)) != len(values):
-        return None
-    return names[0], [value for (value,) in values]
-
-
-def _varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:
-    """Options in which the texts differ, and their values in each text, none if anything else differs."""
     found = [OPTION.findall(text) for text in texts]
     rests = {OPTION.sub(lambda m: m[1], text) for text in texts}
     if len(texts) < LEAST_OPTIONS or len(rests) != 1 or len({len(pairs) for pairs in found}) != 1:
@@ -202,43 +168,43 @@ def _varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:
     return [found[0][i][0] for i in places], [tuple(float(pairs[i][1]) for i in places) for pairs in found]
 
 
-def _one_way(results: SuiteResults) -> list[Picture]:
-    """A line of means with intervals over the option's values for each column, if the rows differ in one option."""
-    rows = list(results.rows)
-    sweep = option_of([row.label for row in rows]) or option_of([row.objective for row in rows])
-    if sweep is None:
-        return []
-    name, values = sweep
-    ordered = sorted(zip(values, (row.label for row in rows), strict=True))
+def _swept(results: SuiteResults) -> list[Picture]:
+    """Return lines if the rows differ in one option, or heat maps if they are at least half of a grid of two."""
+    for texts in ([row.label for row in results.rows], [row.objective for row in results.rows]):
+        names, values = varying(texts)
+        if not names or len(set(values)) < len(values):
+            continue
+        places = {row.label: value for row, value in zip(results.rows, values, strict=True)}
+        if len(names) == 1:
+            return _one_way(results, names[0], {label: value for label, (value,) in places.items()})
+        if len(names) == 2 and 2 * len(values) >= len({a for a, _ in values}) * len({b for _, b in values}):
+            return _two_way(results, names, places)
+    return []
+
+
+def _one_way(results: SuiteResults, name: str, places: Mapping[str, float]) -> list[Picture]:
+    """A line of means with intervals over the option's values for each column."""
     found = []
     for column in results.manifest.columns:
-        cells = [(x, results.cell(label, column.name)) for x, label in ordered]
-        known = [(x, cell.summary) for x, cell in cells if cell is not None and cell.summary is not None]
+        cells = sorted(results.cells_of(column.name), key=lambda cell: places[cell.row.label])
+        known = [(places[cell.row.label], cell.summary) for cell in cells if cell.summary is not None]
         if len(known) < 2:
             continue
-        means = [summary.mean for _, summary in known]
-        low, high = [summary.low for _, summary in known], [summary.high for _, summary in known]
+        means, low, high = zip(*[(summary.mean, summary.low, summary.high) for _, summary in known], strict=True)
         line = Line(column.name, [x for x, _ in known], means, low, high)
         chart = line_chart(f"{column.name} over {name}", name, column.label, [line])
         found += pictured(chart, f"{column.name} over {name}: mean over seeds, band of the 95 % interval.")
     return found
 
 
-def _two_way(results: SuiteResults) -> list[Picture]:
-    """A heat map of means for each column, if the rows are a grid of two options."""
-    rows = list(results.rows)
-    grid = options_of([row.label for row in rows]) or options_of([row.objective for row in rows])
-    if grid is None:
-        return []
-    (across, up), values = grid
-    places = {row.label: place for row, place in zip(rows, values, strict=True)}
-    found = []
+def _two_way(results: SuiteResults, names: Sequence[str], places: Mapping[str, Sequence[float]]) -> list[Picture]:
+    """A heat map of means for each column, one option over the other."""
+    found, (across, up) = [], names
     for column in results.manifest.columns:
         tiles = []
         # In the order of the numbers, whichever tiles are missing.
         for label, (x, y) in sorted(places.items(), key=lambda each: (-each[1][1], each[1][0])):
-            mean = results.value(label, column.name)
-            if mean is not None:
+            if (mean := results.value(label, column.name)) is not None:
                 tiles.append(Tile(f"{y:g}", f"{x:g}", mean, number(mean)))
         chart = heat_map(f"{column.name}: {up} by {across}", across, up, tiles, column.label)
         found += pictured(chart, f"{column.name}: means over seeds, {up} by {across}.")
@@ -250,30 +216,23 @@ def _columns(results: SuiteResults) -> list[Picture]:
 
     Each data set has its own picture. A column's data set comes before the slash ("digits/blocks=2").
     """
-    found = []
-    for part, names in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
-        title, mean = results.manifest.title, "Mean"
+    found, manifest = [], results.manifest
+    for part, group in groupby(results.columns, key=lambda name: name.rpartition("/")[0]):
+        names, title, mean = list(group), manifest.title, "Mean"
         if part:
             title, mean = f"{title}: {part}", f"{part}: mean"
-        found += _column_picture(results, title, list(names), f"{mean} over seeds, band of one standard deviation.")
-    return found
-
-
-def _column_picture(results: SuiteResults, title: str, names: Sequence[str], caption: str) -> list[Picture]:
-    try:
-        xs = [float(name.rpartition("=")[2]) for name in names]
-    except ValueError:
         xs = [float(i) for i in range(len(names))]
-    lines = []
-    for row in results.rows:
-        summaries = [getattr(results.cell(row.label, name), "summary", None) for name in names]
-        means = [getattr(summary, "mean", nan) for summary in summaries]
-        spread = [getattr(summary, "std", nan) for summary in summaries]
-        if any(mean == mean for mean in means):
-            low = [m - s for m, s in zip(means, spread, strict=True)]
-            high = [m + s for m, s in zip(means, spread, strict=True)]
-            lines.append(Line(row.label, xs, means, low, high))
-    return lines_or_map(title, results.manifest.x_label, results.manifest.y_label, lines, caption)
+        with suppress(ValueError):
+            xs = [float(name.rpartition("=")[2]) for name in names]
+        lines = []
+        for row in results.rows:
+            summaries = [getattr(results.cell(row.label, name), "summary", None) or NOTHING for name in names]
+            if any(s.n for s in summaries):
+                low, high = [s.mean - s.std for s in summaries], [s.mean + s.std for s in summaries]
+                lines.append(Line(row.label, xs, [s.mean for s in summaries], low, high))
+        caption = f"{mean} over seeds, band of one standard deviation."
+        found += lines_or_map(title, manifest.x_label, manifest.y_label, lines, caption)
+    return found
 
 
 def cost(results: SuiteResults) -> list[Picture]:
@@ -288,9 +247,13 @@ def cost(results: SuiteResults) -> list[Picture]:
 
 def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord]]) -> list[Picture]:
     found = []
-    runs = {label: each for label, each in runs.items() if each}
-    seconds = {label: [record.wall_seconds for record in each] for label, each in runs.items()}
-    memory = {label: [_memory(record) for record in each] for label, each in runs.items()}
+    seconds = {label: [record.wall_seconds for record in each] for label, each in runs.items() if each}
+    # The memory of the GPU if there was one, else of the process.
+    memory = {
+        label: [(record.peak_device_bytes or record.peak_memory_bytes) / 2**20 for record in each]
+        for label, each in runs.items()
+        if each
+    }
     for what, unit, values in (("wall time of a run", "s", seconds), ("largest memory of a run", "MB", memory)):
         means = [fmean(each) for each in values.values()]
         if len(means) < 2 or max(means) - min(means) <= SAME * max(means):
@@ -298,16 +261,10 @@ def _costs(title_of: Callable[[str], str], runs: Mapping[str, Sequence[RunRecord
         every = [Estimate(label, fmean(v), min(v), max(v), v) for label, v in values.items()]
         rows, note = ends(every, _value, "objectives")
         title = title_of(what)
-        caption = (
-            f"{title}: mean, bar from least to most. Compare only rows of one machine: the list of runs names them."
-        )
-        found += pictured(interval_chart(title, f"{what} ({unit})", rows, None), caption, note)
+        warning = "Compare only rows of one machine: the list of runs names them"
+        chart = interval_chart(title, f"{what} ({unit})", rows, None)
+        found += pictured(chart, f"{title}: mean, bar from least to most. {warning}.", note)
     return found
-
-
-def _memory(record: RunRecord) -> float:
-    """MB on the GPU if there was one, else of the process."""
-    return (record.peak_device_bytes or record.peak_memory_bytes) / 2**20
 
 
 def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: RunFiles) -> dict[str, list[Picture]]:
@@ -318,29 +275,18 @@ def other_runs(groups: Mapping[str, Sequence[RunRecord]], runs: RunFiles) -> dic
         for record in records:
             by.setdefault(record.objective, []).append(record)
         metrics = list(dict.fromkeys(name for record in records for name in record.results))
+        names = [LOSS, *map(logged_name, metrics)]
+        read = {label: [runs.curves(record.hash, names) for record in each] for label, each in by.items()}
         for metric in metrics:
-            found["Comparison"] += _compared(task, metric, by)
-        names = [logged_name(metric) for metric in metrics]
-        read = {label: [runs.curves(record.hash, [LOSS, *names]) for record in each] for label, each in by.items()}
-        for name in names:
-            lines = lines_of(read, name)
-            if any(len(line.x) > 1 for line in lines):
-                shown = name.removeprefix("eval/")
-                title = f"{task}: {shown} while training"
-                caption = f"{title}, {curves_on(records)} part. {MEANS}"
-                found["Learning curves"] += lines_or_map(title, "training step", shown, lines, caption)
-        often = sorted(read, key=lambda objective: -len(by[objective]))
-        title_of = Group((), task).title
+            samples = {
+                label: [v for r in each if (v := r.results.get(metric)) is not None] for label, each in by.items()
+            }
+            title = f"{task}: {metric}"
+            caption = f"{title}. Mean, {INTERVAL}, small dots the runs."
+            found["Comparison"] += _compared(title, metric, samples, "objectives", caption)
+            lines = lines_of(read, logged_name(metric))
+            found["Learning curves"] += learning_curves(title, metric, lines, curves_on(records))
+        often, title_of = sorted(read, key=lambda objective: -len(by[objective])), Group((), task).title
         found["Training loss"] += loss_pictures(title_of, read, often, "those with most runs")
         found["Cost"] += _costs(title_of, by)
     return {name: shown for name, shown in found.items() if shown}
-
-
-def _compared(task: str, metric: str, by: Mapping[str, Sequence[RunRecord]]) -> list[Picture]:
-    values = {label: [v for r in each if (v := measure(r, metric)) is not None] for label, each in by.items()}
-    rows = [_of_seeds(label, each) for label, each in values.items() if each]
-    if len(rows) < 2:
-        return []
-    shown, note = ends(rows, _value, "objectives")
-    chart = interval_chart(f"{task}: {metric}", metric, shown, None)
-    return pictured(chart, f"{task}: {metric}. Mean, {INTERVAL}, small dots the runs.", note)

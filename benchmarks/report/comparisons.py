@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from dipole.benchmarks.critical import critical_difference, performance_profile
+from dipole.benchmarks.critical import LEVEL, critical_difference, performance_profile
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.row_charts import RankChart
+from dipole.benchmarks.report.row_charts import rank_chart
 from dipole.core.utils.text import counted
 
 # Fewer data sets than this say nothing about others: their seeds are the blocks then.
@@ -23,24 +23,17 @@ def compared(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> 
 
 
 def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
-    tasks = [
-        {label: list(_signed(results, label, column).values()) for label in labels}
-        for column in results.manifest.columns
-    ]
+    columns = results.manifest.columns
+    tasks = [{label: list(_signed(results, label, column).values()) for label in labels} for column in columns]
     if max(len(runs) for task in tasks for runs in task.values()) < 2:
         return []
     shares = performance_profile(tasks)
     # By the area below: the mean place of a method's runs between the worst and the best.
     best = sorted(shares, key=lambda label: -sum(shares[label]))
-    kept = set(best[:MOST_LINES])
-    if results.base in shares and results.base not in kept:
-        kept = {*best[: MOST_LINES - 1], results.base}
-    lines = [
-        Line(label, [i / (len(share) - 1) for i in range(len(share))], share)
-        for label, share in shares.items()
-        if label in kept
-    ]
-    several = ""
+    kept, chosen, several = best[:MOST_LINES], "the best", ""
+    if results.base in shares:
+        kept = [results.base, *(label for label in best if label != results.base)][:MOST_LINES]
+        chosen = "the base and the best"
     if len(tasks) > 1:
         several = f", mean over {len(tasks)} columns"
     caption = (
@@ -48,14 +41,13 @@ def _profile(results: SuiteResults, labels: Sequence[str]) -> list[Picture]:
         "A line above another is better at that tau."
     )
     if len(kept) < len(shares):
-        chosen = "the best"
-        if results.base in kept:
-            chosen = "the base and the best"
         caption += f" {len(kept)} of {counted(len(shares), 'row')}: {chosen}."
-    chart = line_chart(
-        f"{results.manifest.title}: performance profile", "tau", "share of runs above tau", lines, from_zero=True
-    )
-    return pictured(chart, caption)
+    lines = []
+    for label, share in shares.items():
+        if label in kept:
+            lines.append(Line(label, [i / (len(share) - 1) for i in range(len(share))], share))
+    title = f"{results.manifest.title}: performance profile"
+    return pictured(line_chart(title, "tau", "share of runs above tau", lines, from_zero=True), caption)
 
 
 def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labels: Sequence[str]) -> list[Picture]:
@@ -72,17 +64,16 @@ def _ranked(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]], labe
     if len(blocks) < 2:
         return []
     found = critical_difference(blocks)
-    rows = list(zip(found.labels, found.ranks, strict=True))
-    title = f"{results.manifest.title}: critical difference"
-    chart = RankChart(title, "mean rank (1 is best)", "", rows, found.groups, found.difference)
-    p, decided = f"p = {found.p:.2g}", "Friedman's test finds differences"
+    title, ranks = f"{results.manifest.title}: critical difference", list(zip(found.labels, found.ranks, strict=True))
+    chart = rank_chart(title, "mean rank (1 is best)", ranks, found.groups, found.difference)
+    p, decided = f"p = {found.p:.2g}", "finds differences"
     if found.p < 0.001:
         p = "p < 0.001"
-    if found.p >= 0.05:
-        decided = "Friedman's test finds no difference"
+    if found.p >= LEVEL:
+        decided = "finds no difference"
     caption = (
-        f"Mean rank over {of}. {decided} ({p}). Bars join rows that differ by less than Nemenyi's critical "
-        f"difference, {found.difference:.2f} ranks at 0.05."
+        f"Mean rank over {of}. Friedman's test {decided} ({p}). Bars join rows that differ by less than Nemenyi's "
+        f"critical difference, {found.difference:.2f} ranks at {LEVEL}."
     )
     return pictured(chart, caption)
 

@@ -1,6 +1,6 @@
-"""Charts with two numeric axes: lines, histograms, points. A class holds data, description, drawing and numbers."""
+"""Charts with two numeric axes: lines, histograms, points."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log
@@ -8,30 +8,29 @@ from typing import Any
 
 from dipole.benchmarks.report.chart import (
     HEIGHT,
+    NAMED,
     NARROW,
     WIDTH,
     Chart,
     Rows,
-    altair,
-    cell_of,
     chosen,
     layered,
-    rounded,
     series_by,
+    short,
     tip,
     unless_chosen,
+    values_of,
 )
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
 from dipole.core.utils.text import counted
 
 MARKERS = 10
 """About so many markers on a line. Each shows its values in a tooltip."""
 MOST_BANDS = 3
 """Bands of more lines than this are hidden until one is chosen in the legend."""
-NAMED = 12
-"""So many values are read out in a description."""
 WIDE_SPAN = 100
 """Ratio of the largest to the smallest value from which the axis of a curve is logarithmic."""
+
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Line:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
     is_reference: bool = False
 
 
@@ -50,39 +49,23 @@ class Line:
 class LineChart(Chart):
     """Lines with bands. Values that are not finite interrupt a line."""
 
-    lines: Sequence[Line]
+    references: Sequence[str] = ()
     from_zero: bool = False
     is_log: bool = False
     is_log_y: bool = False
 
     @property
     def is_narrow(self) -> bool:
-        return len(self.lines) == 1
+        return len(values_of(self.rows, "series")) == 1
 
-    @property
-    def shown(self) -> str:
-        ends = []
-        for line in self.lines:
-            known = [value for value in line.y if isfinite(value)]
-            if known:
-                ends.append(f"{line.label} ends at {known[-1]:.4g}")
-        return ", ".join(ends[:NAMED]) + "."
-
-    @property
-    def _has_band(self) -> bool:
-        return any(line.low is not None for line in self.lines)
-
-    def draw(self) -> tuple[Any, dict[str, Rows]]:
-        alt = altair()
-        references = [line.label for line in self.lines if line.is_reference]
-        colour, shape, dash = series_by([line.label for line in self.lines], references)
-        x_axis: dict[str, Any] = {"grid": False}
-        x_scale: dict[str, Any] = {"zero": False, "nice": False}
+    def draw(self, alt: Any) -> Any:
+        labels = values_of(self.rows, "series")
+        colour, shape, dash = series_by(labels, self.references)
+        x_axis, x_scale = alt.Axis(grid=False), alt.Scale(zero=False, nice=False)
         if self.is_log:
-            x_scale = {"type": "log", "nice": False}
-            values = sorted({x for line in self.lines for x in line.x})
-            x_axis |= {"values": values, "format": "~g", "labelOverlap": True}
-        x = alt.X("x:Q", title=self.x_label, scale=alt.Scale(**x_scale), axis=alt.Axis(**x_axis))
+            values = sorted({row["x"] for row in self.rows})
+            x_axis = alt.Axis(grid=False, values=values, format="~g", labelOverlap=True)
+            x_scale = alt.Scale(type="log", nice=False)
         y_scale = alt.Scale(zero=self.from_zero)
         if self.is_log_y:
             y_scale = alt.Scale(type="log")
@@ -90,12 +73,11 @@ class LineChart(Chart):
         def y(field: str) -> Any:
             return alt.Y(f"{field}:Q", title=self.y_label, scale=y_scale, axis=alt.Axis(tickCount=6))
 
-        shown = unless_chosen(1.0, 0.12)
-        base, layers = alt.Chart(), []
+        shown, base, layers = unless_chosen(1.0, 0.12), alt.Chart(), []
         tips = [tip("series", " "), tip("x", self.x_label, ".6~g"), tip("y", self.y_label, ".5~g")]
-        if self._has_band:
+        if any("low" in row for row in self.rows):
             opacity = alt.OpacityValue(0.15)
-            if len(self.lines) > MOST_BANDS:
+            if len(labels) > MOST_BANDS:
                 opacity = unless_chosen(0.15, 0.0, empty=False)
             layers.append(base.mark_area().encode(y=y("low"), y2="high", opacity=opacity))
             tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
@@ -106,131 +88,121 @@ class LineChart(Chart):
         size = (WIDTH, HEIGHT)
         if self.is_narrow:
             size = NARROW
-        chart = layered(layers, *size).encode(x=x, color=colour)
-        return chart, {"rows": self._rows()}
-
-    def _rows(self) -> Rows:
-        """Points of all lines. Numbers that share an axis are rounded together."""
-        xs = iter(rounded([x for line in self.lines for x in line.x]))
-        values = [v for line in self.lines for of in (line.y, line.low or (), line.high or ()) for v in of]
-        taken = iter(rounded(values))
-        rows: Rows = []
-        for line in self.lines:
-            marked = _marked(line.y)
-            y, low, high = ([next(taken) for _ in of] for of in (line.y, line.low or (), line.high or ()))
-            for i, value in enumerate(y):
-                row: dict[str, Any] = {"series": line.label, "x": next(xs), "y": value, "marker": int(i in marked)}
-                if low and high:
-                    row |= {"low": low[i], "high": high[i]}
-                rows.append(row)
-        return rows
-
-    def numbers(self) -> ReportTable:
-        rows = []
-        for line in self.lines:
-            for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
-                cells = [Cell(line.label), cell_of(x), cell_of(y)]
-                if line.low is not None and line.high is not None:
-                    cells += [cell_of(line.low[i]), cell_of(line.high[i])]
-                elif self._has_band:
-                    cells += [EMPTY, EMPTY]
-                rows.append(cells)
-        head = ["series", self.x_label, self.y_label, "low", "high"]
-        if not self._has_band:
-            del head[3:]
-        return self._table(head, rows)
+        x = alt.X("x:Q", title=self.x_label, scale=x_scale, axis=x_axis)
+        return layered(layers, *size).encode(x=x, color=colour)
 
 
-@dataclass(frozen=True)
-class Steps:
-    """One histogram: heights between edges. There is one more edge than heights."""
+def line_chart(
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Sequence[Line],
+    from_zero: bool = False,
+    is_log: bool | None = None,
+    is_log_y: bool | None = None,
+) -> LineChart | None:
+    """Return lines, None without a finite value.
 
-    label: str
-    edges: Sequence[float]
-    heights: Sequence[float]
+    Axes are logarithmic by default if x grows by factors, and if y is positive and spans WIDE_SPAN.
+    """
+    rows = [row for line in lines for row in _points(line)]
+    known = [row["y"] for row in rows if row["x"] is not None and row["y"] is not None]
+    if not known:
+        return None
+    if is_log is None:
+        is_log = all(doubles(line.x) for line in lines)
+    if is_log_y is None:
+        numbers = [*known, *(row["low"] for row in rows if row.get("low") is not None)]
+        is_log_y = not from_zero and min(numbers) > 0 and max(numbers) > WIDE_SPAN * min(numbers)
+    ends = {row["series"]: row["y"] for row in rows if row["y"] is not None}
+    shown = ", ".join([f"{label} ends at {value:.4g}" for label, value in ends.items()][:NAMED]) + "."
+    columns = {"series": "series", "x": x_label, "y": y_label, "low": "low", "high": "high"}
+    references = [line.label for line in lines if line.is_reference]
+    return LineChart(title, x_label, y_label, rows, shown, columns, {}, references, from_zero, is_log, is_log_y)
+
+
+def _points(line: Line) -> Rows:
+    """Return the points of a line. About MARKERS have a marker, and the last, and values between two missing ones."""
+    known = [False, *map(isfinite, line.y), False]
+    every = -(-len(line.y) // MARKERS)
+    rows: Rows = []
+    for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
+        is_alone = known[i + 1] and not known[i] and not known[i + 2]
+        is_marked = i % every == 0 or i == len(line.y) - 1 or is_alone
+        rows.append({"series": line.label, "x": short(x), "y": short(y), "marker": int(is_marked)})
+        if line.low:
+            rows[-1] |= {"low": short(line.low[i]), "high": short(line.high[i])}
+    return rows
 
 
 @dataclass(frozen=True)
 class HistogramChart(Chart):
     """Outlined densities over each other. Pictures that are compared have the same `top`."""
 
-    series: Sequence[Steps]
-    top: float
+    top: float = 1.0
 
     @property
     def is_narrow(self) -> bool:
         return True
 
-    @property
-    def shown(self) -> str:
-        return "Densities of " + ", ".join(one.label for one in self.series) + "."
-
-    def draw(self) -> tuple[Any, dict[str, Rows]]:
-        alt = altair()
-        heights = iter(rounded([h for one in self.series for h in [*one.heights, 0.0]]))
-        rows = [{"series": one.label, "x": left, "y": next(heights)} for one in self.series for left in one.edges]
-        colour, _, dash = series_by([one.label for one in self.series])
-        edges = [e for one in self.series for e in one.edges]
+    def draw(self, alt: Any) -> Any:
+        colour, _, dash = series_by(values_of(self.rows, "series"))
+        edges = [row["x"] for row in self.rows]
         x_scale = alt.Scale(domain=[min(edges), max(edges)], nice=False)
         x = alt.X("x:Q", title=self.x_label, scale=x_scale)
         y = alt.Y("y:Q", title=self.y_label, scale=alt.Scale(domain=[0, self.top]), stack=None)
-        base = alt.Chart()
-        filled = base.mark_area(interpolate="step-after").encode(
-            opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")]
+        filled, outline = (
+            alt.Chart().mark_area(interpolate="step-after"),
+            alt.Chart().mark_line(interpolate="step-after", strokeWidth=2),
         )
-        outline = base.mark_line(interpolate="step-after", strokeWidth=2).encode(
-            strokeDash=dash, opacity=unless_chosen(1.0, 0.12)
-        )
+        filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
+        outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
         layers = [filled, outline.add_params(chosen()).properties(name="series")]
-        return layered(layers, *NARROW).encode(x=x, y=y, color=colour), {"rows": rows}
-
-    def numbers(self) -> ReportTable:
-        rows = [
-            (Cell(one.label), cell_of(left), cell_of(right), cell_of(height))
-            for one in self.series
-            for (left, right), height in zip(pairwise(one.edges), one.heights, strict=True)
-        ]
-        return self._table(["series", f"{self.x_label} from", "to", self.y_label], rows)
+        return layered(layers, *NARROW).encode(x=x, y=y, color=colour)
 
 
-@dataclass(frozen=True)
-class Dots:
-    """One group of points."""
+def histogram(
+    title: str,
+    x_label: str,
+    y_label: str,
+    edges: Sequence[float],
+    densities: Mapping[str, Sequence[float]],
+    top: float = 0.0,
+) -> HistogramChart | None:
+    """Return densities between the same edges over each other, or None if a value is missing.
 
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
+    The axis goes up to `top` at least.
+    """
+    heights = [height for each in densities.values() for height in each]
+    if not heights or not all(map(isfinite, [*heights, *edges])):
+        return None
+    rows: Rows = []
+    for label, each in densities.items():
+        rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in zip(edges, [*each, 0.0], strict=True)]
+    shown = f"Densities of {', '.join(densities)}."
+    columns = {"series": "series", "x": f"{x_label} from", "y": y_label}
+    return HistogramChart(title, x_label, y_label, rows, shown, columns, {}, max(top, *heights))
 
 
 @dataclass(frozen=True)
 class ScatterChart(Chart):
     """Points by group. If it `is_equal`, one length is the same on both axes, so that angles are true."""
 
-    groups: Sequence[Dots]
     is_equal: bool = True
 
     @property
     def is_narrow(self) -> bool:
         return True
 
-    @property
-    def shown(self) -> str:
-        return ", ".join(f"{counted(len(group.x), 'point')} of {group.label}" for group in self.groups) + "."
-
-    def draw(self) -> tuple[Any, dict[str, Rows]]:
-        alt = altair()
-        xs = [x for group in self.groups for x in group.x]
-        ys = [y for group in self.groups for y in group.y]
-        labels = [group.label for group in self.groups for _ in group.x]
-        rows = [{"series": s, "x": x, "y": y} for s, x, y in zip(labels, rounded(xs), rounded(ys), strict=True)]
+    def draw(self, alt: Any) -> Any:
         across = up = alt.Scale(zero=False)
         if self.is_equal:
-            across, up = (alt.Scale(zero=False, nice=False, domain=domain) for domain in equal_scales(xs, ys))
-        colour, shape, _ = series_by([group.label for group in self.groups])
-        width, height = NARROW
-        chart = alt.Chart(alt.NamedData("rows"), width=width, height=height)
-        chart = (
-            chart.mark_point(filled=True, size=18)
+            domains = equal_scales([row["x"] for row in self.rows], [row["y"] for row in self.rows])
+            across, up = (alt.Scale(zero=False, nice=False, domain=domain) for domain in domains)
+        colour, shape, _ = series_by(values_of(self.rows, "series"))
+        points = (
+            alt.Chart()
+            .mark_point(filled=True, size=18)
             .encode(
                 x=alt.X("x:Q", title=self.x_label, scale=across),
                 y=alt.Y("y:Q", title=self.y_label, scale=up),
@@ -239,61 +211,28 @@ class ScatterChart(Chart):
                 opacity=unless_chosen(0.7, 0.06),
                 tooltip=[tip("series", " "), tip("x", number_format=".4~g"), tip("y", number_format=".4~g")],
             )
-            .add_params(chosen())
-            .properties(name="series")
         )
-        return chart, {"rows": rows}
-
-    def numbers(self) -> ReportTable:
-        rows = [
-            (Cell(group.label), cell_of(x), cell_of(y))
-            for group in self.groups
-            for x, y in zip(group.x, group.y, strict=True)
-        ]
-        return self._table(["group", self.x_label, self.y_label], rows)
+        return layered([points.add_params(chosen()).properties(name="series")], *NARROW)
 
 
-def line_chart(
-    title: str, x_label: str, y_label: str, lines: Sequence[Line], from_zero: bool = False
-) -> LineChart | None:
-    """Return lines, None without a finite value.
-
-    Axes are logarithmic if x grows by factors, or if y is positive and spans WIDE_SPAN.
-    """
-    if not any(isfinite(x) and isfinite(y) for line in lines for x, y in zip(line.x, line.y, strict=True)):
-        return None
-    numbers = [v for line in lines for of in (line.y, line.low or ()) for v in of if isfinite(v)]
-    is_log_y = not from_zero and min(numbers) > 0 and max(numbers) > WIDE_SPAN * min(numbers)
-    return LineChart(title, x_label, y_label, lines, from_zero, all(doubles(line.x) for line in lines), is_log_y)
-
-
-def histogram(
-    title: str, x_label: str, y_label: str, series: Sequence[Steps], top: float = 0.0
-) -> HistogramChart | None:
-    """Return densities over each other, on an axis up to `top` at least, or None if a value is missing."""
-    heights = [h for s in series for h in s.heights]
-    if not heights or not all(map(isfinite, [*heights, *(e for s in series for e in s.edges)])):
-        return None
-    return HistogramChart(title, x_label, y_label, series, max(top, *heights))
-
-
-def scatter_chart(title: str, x_label: str, y_label: str, groups: Sequence[Dots]) -> ScatterChart | None:
+def scatter_chart(
+    title: str, x_label: str, y_label: str, groups: Mapping[str, Points], is_equal: bool = True
+) -> ScatterChart | None:
     """Return the finite points by group, or None if there are none."""
-    kept = []
-    for group in groups:
-        points = [(x, y) for x, y in zip(group.x, group.y, strict=True) if isfinite(x) and isfinite(y)]
-        kept.append(Dots(group.label, [x for x, _ in points], [y for _, y in points]))
-    if not any(group.x for group in kept):
+    rows: Rows = []
+    for label, points in groups.items():
+        rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in points if isfinite(x) and isfinite(y)]
+    if not rows:
         return None
-    return ScatterChart(title, x_label, y_label, kept)
+    shown = ", ".join(f"{counted(len(points), 'point')} of {label}" for label, points in groups.items()) + "."
+    columns = {"series": "group", "x": x_label, "y": y_label}
+    return ScatterChart(title, x_label, y_label, rows, shown, columns, {}, is_equal)
 
 
 def doubles(x: Sequence[float]) -> bool:
     """Return whether positive numbers grow by factors (of 1.5 or more, or equal ones) and eightfold in all."""
-    if len(x) < 3 or min(x) <= 0:
-        return False
     ordered = sorted(set(x))
-    if len(ordered) < 3 or ordered[-1] < 8 * ordered[0]:
+    if len(ordered) < 3 or ordered[0] <= 0 or ordered[-1] < 8 * ordered[0]:
         return False
     factors = [log(b / a) for a, b in pairwise(ordered)]
     return min(factors) >= log(1.5) or max(factors) <= 1.25 * min(factors)
@@ -305,11 +244,3 @@ def equal_scales(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], l
     tall = max(max(y) - min(y), (max(x) - min(x)) * height / width) * 1.06 or 1.0
     (a, b), half = ((min(x) + max(x)) / 2, (min(y) + max(y)) / 2), tall / 2
     return [a - half * width / height, a + half * width / height], [b - half, b + half]
-
-
-def _marked(values: Sequence[float]) -> set[int]:
-    """Places of the markers of a line: about MARKERS, the last, and values between two that are missing."""
-    known = [False, *map(isfinite, values), False]
-    alone = {i for i in range(len(values)) if known[i + 1] and not known[i] and not known[i + 2]}
-    every = -(-len(values) // MARKERS)
-    return {i for i in range(len(values)) if i % every == 0} | {len(values) - 1} | alone

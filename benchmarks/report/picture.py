@@ -39,7 +39,7 @@ def drawn_at_once(pictures: Sequence[Picture]) -> int:
     for count, picture in enumerate(pictures):
         chart = picture.chart
         spent += 1
-        if isinstance(chart, HeatMap) and len(chart.tiles) > LARGE:
+        if isinstance(chart, HeatMap) and len(chart.rows) > LARGE:
             spent += 2
         if spent > DRAWN:
             return count

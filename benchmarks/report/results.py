@@ -262,6 +262,10 @@ class SuiteResults:
         """
         return self._index.get((row, column))
 
+    def cells_of(self, column: str) -> list[CellResult]:
+        """Return the cells of a column."""
+        return [cell for cell in self.cells if cell.column.name == column]
+
     @cached_property
     def _index(self) -> Mapping[tuple[str, str], CellResult]:
         return {(c.row.label, c.column.name): c for c in self.cells}

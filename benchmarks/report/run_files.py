@@ -1,14 +1,19 @@
 """The files of a run other than its record: curves and points. They are in the run's folder or in a results file."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from dipole.benchmarks.report.curves import Curve, read_curves
-from dipole.benchmarks.results_file import StoredRun
+from dipole.benchmarks.results_file import Curve, StoredRun
 from dipole.core.utils.errors import ReceivedError
-from dipole.core.utils.received import read_json
+from dipole.core.utils.received import parse_json, read_json, read_lines
+
+MOST_POINTS = 160
+"""Points of a curve that a picture shows."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +31,50 @@ class RunFiles:
     folder: Path = Path("runs")
 
     def place(self, run: str) -> Path:
-        """Return the folder of a run. It need not exist.
-
-        Args:
-            run: hash of the run.
-        """
+        """Return the folder of a run. It need not exist."""
         return self.folders.get(run, self.folder / run)
 
     def curves(self, run: str, names: Iterable[str]) -> dict[str, Curve]:
-        """Return the curves of metrics.jsonl that exist.
-
-        Args:
-            run: hash of the run.
-            names: names of the quantities.
-        """
+        """Return the curves of metrics.jsonl that exist."""
         if (found := self.kept.get(run)) is not None:
             return {name: found.curves[name] for name in names if name in found.curves}
         return read_curves(self.place(run) / "metrics.jsonl", names)
 
     def points(self, run: str) -> Any:
-        """Return the content of points.json, or None if it is missing or damaged.
-
-        Args:
-            run: hash of the run.
-        """
+        """Return the content of points.json, or None if it is missing or damaged."""
         if run in self.kept:
             return self.kept[run].points
         try:
             return read_json(self.place(run) / "points.json")
         except ReceivedError:
             return None
+
+
+def read_curves(path: Path, names: Iterable[str]) -> dict[str, Curve]:
+    """Read the curves of the named quantities, without damaged lines and values that are no numbers."""
+    marks = {name: json.dumps(name).encode() for name in names}
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    with suppress(ReceivedError):  # from an unreadable line on, the file is ignored
+        for raw in read_lines(path):
+            if not any(mark in raw for mark in marks.values()):
+                continue
+            try:
+                line = parse_json(raw)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and _is_number(step := line.get("step")):
+                for name in marks:
+                    if _is_number(value := line.get(name)):
+                        points[name].append((float(step), float(value)))
+    return {name: _thinned(found) for name, found in points.items()}
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    # A float from 1e999 on is infinite, an integer of that size fits no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Curve:
+    every = -(-len(points) // MOST_POINTS)
+    kept = [p for i, p in enumerate(points) if i % every == 0 or i == len(points) - 1]
+    return Curve(tuple(step for step, _ in kept), tuple(value for _, value in kept))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from dipole.benchmarks.report.curve_charts import Dots, ScatterChart
-from dipole.benchmarks.report.picture import Picture
+from dipole.benchmarks.report.curve_charts import scatter_chart
+from dipole.benchmarks.report.picture import Picture, pictured
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
@@ -91,26 +91,19 @@ def _number(value: object) -> str:
 def slices(search: SearchSummary) -> list[Picture]:
     """Draw the metric over each numeric key, and over the trials in order."""
     done = [trial for trial in search.trials if trial.value is not None]
-    found = []
-    for text in search.space:
+    places = [(f"{search.metric} by trial", "trial", {trial.number: float(trial.number) for trial in done})]
+    for text in reversed(search.space):
         key, _, how = text.partition("=")
-        points = [(float(t.values[key]), float(t.value or 0.0)) for t in done if _is_number(t.values.get(key))]
+        label = key
+        if how.startswith("log"):
+            label += " (searched in its logarithm)"
+        values = {trial.number: trial.values.get(key) for trial in done}
+        numbers = {n: float(v) for n, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        places.insert(0, (f"{search.metric} over {key}", label, numbers))
+    found = []
+    for title, label, at in places:
+        points = [(at[trial.number], float(trial.value or 0.0)) for trial in done if trial.number in at]
         if len({x for x, _ in points}) > 1:
-            label = key
-            if how.startswith("log"):
-                label += " (searched in its logarithm)"
-            found.append(_dots(f"{search.metric} over {key}", label, search.metric, points))
-    if len(done) > 1:
-        points = [(float(trial.number), float(trial.value or 0.0)) for trial in done]
-        found.append(_dots(f"{search.metric} by trial", "trial", search.metric, points))
+            chart = scatter_chart(title, label, search.metric, {"trials": points}, is_equal=False)
+            found += pictured(chart, f"{title}, on the validation part.")
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _dots(title: str, x: str, y: str, points: Sequence[tuple[float, float]]) -> Picture:
-    dots = Dots("trials", [first for first, _ in points], [second for _, second in points])
-    chart = ScatterChart(title, x, y, [dots], is_equal=False)
-    return Picture(chart, f"{title}, on the validation part.")

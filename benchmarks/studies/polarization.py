@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from dipole.benchmarks.report.curve_charts import Line, LineChart
+from dipole.benchmarks.report.chart import Chart
+from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
 from dipole.benchmarks.studies.common import load, markdown, save
@@ -180,9 +181,9 @@ AXES = {
 LINES = {"anchor_sum": "sum over instances (anchor_sum)", "mean": "mean over instances (mean)"}
 
 
-def charts(found: Found) -> dict[str, LineChart]:
+def charts(found: Found) -> dict[str, Chart]:
     """Return charts of the gain over each axis, one per domain, and of the pull over each axis for all domains."""
-    drawn: dict[str, LineChart] = {}
+    drawn: dict[str, Chart | None] = {}
     for name, axis in AXES.items():
         is_log = name != "margin"
         pulls = []
@@ -191,20 +192,20 @@ def charts(found: Found) -> dict[str, LineChart]:
                 _line(label, [(x, _gains(found, domain, each)) for x, each in points(name, domain, reduction)])
                 for reduction, label in LINES.items()
             ]
-            drawn[f"polarization-{name}-{domain}"] = LineChart(
+            drawn[f"polarization-{name}-{domain}"] = line_chart(
                 f"{TITLES[domain]}: gain over InfoNCE", axis, f"gain in {MEASURES[domain]}",
-                [line for line in gains if line.x], is_log=is_log,
+                [line for line in gains if line.x], is_log=is_log, is_log_y=False,
             )  # fmt: skip
             pulled = [
                 (x, [cell["first pull"] for cell in found[domain].get(setting.key, {}).values()])
                 for x, setting in points(name, domain, "anchor_sum")
             ]
             pulls.append(_line(TITLES[domain], pulled))
-        drawn[f"polarization-{name}-pull"] = LineChart(
+        drawn[f"polarization-{name}-pull"] = line_chart(
             "How hard polarization pulls at the first step", axis, "gradient of lambda R over that of InfoNCE",
             [line for line in pulls if line.x], is_log=is_log, is_log_y=True,
         )  # fmt: skip
-    return drawn
+    return {name: chart for name, chart in drawn.items() if chart is not None}
 
 
 def points(name: str, domain: str, reduction: str) -> list[tuple[float, Setting]]:

@@ -6,13 +6,11 @@ from math import nan
 
 import pytest
 
-from dipole.benchmarks.report import charts, curve_charts, drawing, picture
-from dipole.benchmarks.report.chart import NARROW, rounded
+from dipole.benchmarks.report import charts, drawing, picture
+from dipole.benchmarks.report.chart import NARROW, short
 from dipole.benchmarks.report.curve_charts import (
-    Dots,
     Line,
     LineChart,
-    Steps,
     doubles,
     equal_scales,
     histogram,
@@ -21,7 +19,7 @@ from dipole.benchmarks.report.curve_charts import (
 )
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.row_charts import Estimate, HeatMap, RankChart, Tile, heat_map, interval_chart
+from dipole.benchmarks.report.row_charts import Estimate, HeatMap, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
 from dipole.benchmarks.report.write import write_report
@@ -34,11 +32,11 @@ converter = pytest.importorskip("vl_convert")
 LINES = [Line("a", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, 2.5], [1.5, nan, 3.5]), Line("b", [1, 3], [2, 2])]
 ONE_OF_EACH = [
     line_chart("lines", "step", "value", LINES),
-    histogram("histogram", "x", "y", [Steps("s", [0.0, 0.5, 1.0], [2.0, 0.0])]),
-    scatter_chart("scatter", "x", "y", [Dots("p", [0, 3], [0, 1]), Dots("q", [1], [nan])]),
+    histogram("histogram", "x", "y", [0.0, 0.5, 1.0], {"s": [2.0, 0.0]}),
+    scatter_chart("scatter", "x", "y", {"p": [(0, 0), (3, 1)], "q": [(1, nan)]}),
     interval_chart("intervals", "x", [Estimate("one", 1.0, 0.5, 1.5, (0.9, 1.1))], 0.5),
     interval_chart("forest", "x", [Estimate("r", 1, nan, nan, source=s) for s in ("printed", "ours")], None),
-    RankChart("ranks", "mean rank", "", [("a", 1.2), ("b", 1.8)], [(0, 1)], 0.9),
+    rank_chart("ranks", "mean rank", [("a", 1.2), ("b", 1.8)], [(0, 1)], 0.9),
     heat_map("map", "x", "y", [Tile("r", "c", 1.0, "1.0"), Tile("r", "d", -1.0, "-1")], "v", 0.0),
     heat_map("levels", "x", "y", [Tile("r", "c", 1.0), Tile("q", "c", 2.0)], "v"),
 ]
@@ -101,11 +99,12 @@ def test_points_land_where_the_axes_say():
 
 def test_a_missing_value_interrupts_a_line():
     (path,) = re.findall(
-        r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', drawing.to_svg(LineChart("t", "x", "y", [
-            Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])]).spec)
+        r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', drawing.to_svg(
+            line_chart("t", "x", "y", [Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])]).spec)
     )  # fmt: skip
     assert path.count("M") == 2
-    assert curve_charts._marked([1, nan, 2, nan]) >= {0, 2}
+    long = line_chart("t", "x", "y", [Line("l", range(40), [nan if i in (16, 18) else 1.0 for i in range(40)])])
+    assert {row["x"] for row in long.rows if row["marker"]} == {*range(0, 40, 4), 17, 39}
 
 
 def test_one_length_is_the_same_on_both_axes():
@@ -148,12 +147,12 @@ def test_seeds_are_dots_and_printed_numbers_stand_beside_ours(runs_folder):
     )  # fmt: skip
     (picture,) = charts.measured(results(runs_folder, written))
     printed, ours = picture.chart.rows
-    assert (printed.source, ours.source) == ("printed", "ours")
-    assert printed.value == results(runs_folder, written).table.value("SimCLR (CL)", "CIFAR-10")
-    assert ours.runs == pytest.approx([80, 81, 82])
-    assert ours.value == pytest.approx(81)
+    assert (printed["series"], ours["series"]) == ("printed", "ours")
+    assert printed["x"] == results(runs_folder, written).table.value("SimCLR (CL)", "CIFAR-10")
+    assert [row["x"] for row in picture.chart.datasets["dots"]] == [80, 81, 82]
+    assert ours["x"] == 81
     # t of 0.975 at 2 degrees of freedom: 4.302653; standard error 1 / sqrt(3).
-    assert ours.high - ours.value == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert ours["high"] - ours["x"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
 
 
 def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
@@ -163,7 +162,7 @@ def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
         "grid", rows, [("a", "vision"), ("b", "vision")], lambda r, c, s: None if (r, c) == ("dcl", "b") else value[r]
     )
     (picture,) = charts.measured(results(runs_folder, written))
-    found = {(t.row, t.column): (t.value, t.text) for t in picture.chart.tiles}
+    found = {(t["row"], t["column"]): (t["value"], t["text"]) for t in picture.chart.rows}
     assert found["hcl", "a"] == (pytest.approx(10), "60")
     assert found["dcl", "a"] == (pytest.approx(-5), "45")
     assert ("dcl", "b") not in found
@@ -178,19 +177,16 @@ def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
     logged = [
         json.loads(x) for x in (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").read_text().splitlines()
     ]
-    assert list(loss.lines[0].y) == [line["train/loss"] for line in logged]
+    assert [row["y"] for row in loss.rows] == pytest.approx([line["train/loss"] for line in logged], rel=1e-5)
     (curve,) = found["Learning curves"]
-    assert {t.row for t in curve.chart.tiles} == {label for label, _, _ in rows}
-    maps = [picture.chart for picture in found["Distance histograms"]]
-    assert all(isinstance(chart, HeatMap) for chart in maps)
-    assert len(maps) == 2
+    assert {t["row"] for t in curve.chart.rows} == {label for label, _, _ in rows}
 
 
 def test_histograms_that_are_compared_have_one_scale(runs_folder):
     written = runs_folder.suite("h", [("a", "a", None), ("b", "b", None)], [("v", "vision")], lambda r, c, s: 0.5)
     found = charts.pictures(results(runs_folder, written), RunFiles(folder=runs_folder.path))["Distance histograms"]
     assert len({picture.chart.top for picture in found}) == 1
-    assert found[0].chart.top == max(h for p in found for s in p.chart.series for h in s.heights)
+    assert found[0].chart.top == pytest.approx(max(row["y"] for p in found for row in p.chart.rows), rel=1e-5)
 
 
 def test_cost_is_drawn_where_it_differs(runs_folder):
@@ -198,7 +194,7 @@ def test_cost_is_drawn_where_it_differs(runs_folder):
         runs_folder.record(objective=objective, wall_seconds=seconds)
     (section,) = [s for s in make_report(runs_folder.path).sections if s.id == "other-runs"]
     (time,) = section.pictures["Cost"]  # all took the same memory
-    assert {row.label: row.value for row in time.chart.rows} == {"infonce": 10.0, "hcl": 40.0}
+    assert {row["label"]: row["x"] for row in time.chart.rows} == {"infonce": 10.0, "hcl": 40.0}
 
 
 def test_runs_outside_suites_are_compared(runs_folder):
@@ -208,7 +204,8 @@ def test_runs_outside_suites_are_compared(runs_folder):
             runs_folder.record(objective=objective, seed=seed, results={"knn/accuracy": value})
     (section,) = make_report(runs_folder.path).sections
     (picture,) = section.pictures["Comparison"]
-    assert {row.label: row.runs for row in picture.chart.rows} == {name: list(of) for name, of in values.items()}
+    dots = [(row["label"], row["x"]) for row in picture.chart.datasets["dots"]]
+    assert dots == [(name, value) for name, of in values.items() for value in of]
     rows = {row[0].text: (row[1].sort, row[2].sort) for row in section.tables[0].rows}
     assert rows == {"infonce": (2, pytest.approx(0.55)), "hcl": (2, pytest.approx(0.75))}
 
@@ -276,11 +273,7 @@ def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
 
 
 def test_values_are_rounded_to_what_a_picture_shows():
-    assert rounded([81.234567891, nan, 90.0]) == [81.235, None, 90.0]
-    # A small range far from zero keeps its steps.
-    fine = rounded([1000.0001, 1000.0002])
-    assert fine[1] - fine[0] == pytest.approx(1e-4, rel=0.01)
-    assert rounded([0.0, 0.0]) == [0.0, 0.0]
+    assert [short(value) for value in (81.234567891, nan, None, 0.0, 1234567)] == [81.2346, None, None, 0.0, 1234567]
 
 
 def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folder, tmp_path):
@@ -293,11 +286,11 @@ def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folde
     report = write_report(runs_folder.path, tmp_path / "report.html")
     (section,) = report.sections
     for picture_ in (one for pictures in section.pictures.values() for one in pictures):
-        assert len(getattr(picture_.chart, "lines", ())) <= picture.MOST_LINES
-        assert len(getattr(picture_.chart, "rows", ())) <= picture.MOST_ROWS
+        for name, most in (("series", picture.MOST_LINES), ("label", picture.MOST_ROWS), ("row", picture.MOST_ROWS)):
+            assert len({row.get(name) for row in picture_.chart.rows}) <= most
     (losses,) = {one.note for one in section.pictures["Training loss"]}
     assert "10 of 20 models: the base and the best" in losses
-    assert {one.chart.lines[0].label for one in section.pictures["Training loss"]} == {
+    assert {one.chart.rows[0]["series"] for one in section.pictures["Training loss"]} == {
         "m0",
         *(f"m{i}" for i in range(11, 20)),
     }
@@ -326,12 +319,12 @@ def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
     )
     (shown,) = charts.measured(results(runs_folder, written))
     assert (shown.chart.x_label, shown.chart.y_label) == ("temperature", "beta")
-    assert [(t.row, t.column, t.text) for t in shown.chart.tiles] == [
+    assert [(t["row"], t["column"], t["text"]) for t in shown.chart.rows] == [
         ("10", "0.1", "50.00"), ("10", "0.5", "50.00"), ("10", "1", "50.00"),
         ("2", "0.1", "60.00"), ("2", "0.5", "60.00"), ("2", "1", "60.00"),
     ]  # fmt: skip
-    assert charts.options_of(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) is None
-    assert charts.options_of(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) is None
+    assert charts.varying(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) == (["x"], [(1,), (2,), (3,), (4,)])
+    assert charts.varying(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) == ([], [])
 
 
 def test_old_records_are_drawn(tmp_path, runs_folder):
@@ -348,8 +341,7 @@ def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_gr
     (picture,) = charts.measured(results)
     chart = picture.chart
     assert isinstance(chart, LineChart)
-    assert (chart.x_label, chart.is_log, len(chart.lines)) == ("temperature", True, 1)
-    (line,) = chart.lines
-    assert line.x == pytest.approx(values, rel=1e-3)
-    assert line.high[0] - line.y[0] == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert (chart.x_label, chart.is_log, {row["series"] for row in chart.rows}) == ("temperature", True, {"digits"})
+    assert [row["x"] for row in chart.rows] == pytest.approx(values, rel=1e-3)
+    assert chart.rows[0]["high"] - chart.rows[0]["y"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
     assert not doubles(range(1, 21))

@@ -16,14 +16,14 @@ import pytest
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.report import claim_tables, findings, tables
-from dipole.benchmarks.report.curves import Curve, read_curves
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.run_files import RunFiles
+from dipole.benchmarks.report.run_files import RunFiles, read_curves
 from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
 from dipole.benchmarks.report.training_charts import mean_line
 from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_records import is_done, read_records
 from dipole.core.cli import main
 from dipole.core.record import read_record
@@ -420,9 +420,8 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
     corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
     (folder / "points.json").write_text(json.dumps(corners))
     (picture,) = pictures(results, RunFiles(folder=runs_folder.path))["Embedded points"]
-    first, second = picture.chart.groups
-    assert (first.label, first.x, first.y) == ("class 1", [0, 1], [0, 0])
-    assert (second.label, second.x, second.y) == ("class 2", [1, 0], [1, 1])
+    points = [(row["series"], row["x"], row["y"]) for row in picture.chart.rows]
+    assert points == [("class 1", 0, 0), ("class 1", 1, 0), ("class 2", 1, 1), ("class 2", 0, 1)]
     assert (picture.chart.x_label, picture.chart.y_label) == ("first coordinate", "second coordinate")
     (folder / "points.json").write_text('{"x": [1], "y": []}')
     assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
@@ -439,25 +438,22 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
     assert len(found) == 2
     assert [picture.caption.partition(":")[0] for picture in found] == ["a", "b"]
     for picture in found:
-        (line,) = picture.chart.lines
-        assert list(line.x) == [1, 2, 4]
-        assert list(line.y) == pytest.approx([50, 50, 50])
+        assert [(row["series"], row["x"], row["y"]) for row in picture.chart.rows] == [("m", k, 50) for k in (1, 2, 4)]
 
 
 def test_a_path_is_one_column_over_another_at_common_steps():
     from dipole.benchmarks.manifest import ColumnEntry
-    from dipole.benchmarks.report.training_charts import Group, _paths
+    from dipole.benchmarks.report.training_charts import Group, paths
 
     names = ("losses/unsupervised", "losses/supervised")
     columns = [ColumnEntry(name=n, metric=n, factor=1.0, higher_is_better=False, unit="bits") for n in names]
     over, of = Curve((10, 20, 30), (2.0, 1.5, 1.0)), Curve((10, 20, 30, 40), (0.9, 0.6, 0.5, 0.1))
     curves = {"m": [{"eval/losses/unsupervised": over, "eval/losses/supervised": of}]}
-    (picture,) = _paths(Group(tuple(columns), ""), curves)
+    (picture,) = paths(Group(tuple(columns), ""), curves)
     assert (picture.chart.x_label, picture.chart.y_label) == ("losses/unsupervised (bits)", "losses/supervised (bits)")
-    (line,) = picture.chart.lines
     # As training goes on, the loss falls; the step that only one column has is left out.
-    assert (list(line.x), list(line.y)) == ([2.0, 1.5, 1.0], [0.9, 0.6, 0.5])
-    assert _paths(Group((columns[0],), ""), curves) == []
+    assert [(row["x"], row["y"]) for row in picture.chart.rows] == [(2.0, 0.9), (1.5, 0.6), (1.0, 0.5)]
+    assert paths(Group((columns[0],), ""), curves) == []
 
 
 def test_a_single_measurement_is_no_curve(runs_folder):
