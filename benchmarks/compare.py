@@ -40,36 +40,26 @@ def _compare(arguments: argparse.Namespace) -> int:
     first, second = (_with_siblings(folder) for folder in (one, other))
     if _without(first[0].config) == _without(second[0].config):  # two seeds of one setting
         first, second = first[:1], second[:1]
-    settings = _differences(first[0].config, second[0].config)
+    settings = _differences(_without(first[0].config), _without(second[0].config))
     shared = [name for name in first[0].results if name in second[0].results]
     numbers = [found for name in shared if (found := _compared(name, first, second))]
     if arguments.json:
-        facts = {
-            "runs": [[r.hash for r in group] for group in (first, second)],
-            "settings": settings,
-            "numbers": numbers,
-        }
-        print(json.dumps(facts, indent=2))
+        runs = [[record.hash for record in group] for group in (first, second)]
+        print(json.dumps({"runs": runs, "settings": settings, "numbers": numbers}, indent=2))
         return 0
     for title, group in (("first", first), ("second", second)):
         seeds = ", ".join(str(record.seed) for record in group)
         print(f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}")
     rows = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
-    if settings:
-        print("\n" + text_table(rows, words=range(3)))
-    else:
-        print("\nOnly the seed differs.")
     table = [("number", "first", "second", "second - first", "verdict")]
     for each in numbers:
         gap = number(each["difference"])
         if each["interval"]:
             gap += " ({} to {})".format(*map(number, each["interval"]))
         table.append((each["name"], number(each["first"]), number(each["second"]), gap, each["verdict"]))
-    if numbers:
-        print("\n" + text_table(table))
-    else:
-        print("\nThe runs have no number in common.")
+    print("\n" + (text_table(rows, words=range(3)) if settings else "Only the seed differs."))
+    print("\n" + (text_table(table) if numbers else "The runs have no number in common."))
     if not settings:
         print("\nThese are two seeds of one setting. Their difference shows its spread.")
     elif len(first) < 2 or len(second) < 2:
@@ -107,33 +97,31 @@ def _differences(first: dict[str, Any], second: dict[str, Any], prefix: str = ""
         a, b = first.get(key), second.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found |= _differences(a, b, f"{prefix}{key}.")
-        elif a != b and (prefix or key not in ("seed", "name", "description")):
+        elif a != b:
             found[prefix + key] = (a, b)
     return found
 
 
 def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
     """Return the means and their difference, with Welch's 95 % interval if both have two seeds or more."""
-    from statistics import fmean, stdev
-
-    from dipole.benchmarks.statistics import welch
+    from dipole.benchmarks.statistics import summarize, welch
 
     a, b = ([float(v) for r in group if (v := r.results.get(name)) is not None] for group in (first, second))
     if not a or not b:
         return None
-    difference = fmean(b) - fmean(a)
-    facts = {"name": name, "first": fmean(a), "second": fmean(b), "seeds": [len(a), len(b)], "difference": difference}
-    if len(a) < 2 or len(b) < 2:
-        return facts | {"interval": None, "verdict": "one seed"}
-    found = welch(fmean(b), stdev(b), len(b), fmean(a), stdev(a), len(a))
-    if isnan(found.low):
-        return facts | {"interval": None, "verdict": "no spread"}
-    verdict = "undecided"
-    if found.low > 0:
-        verdict = "second is higher"
-    elif found.high < 0:
-        verdict = "first is higher"
-    return facts | {"interval": [found.low, found.high], "verdict": verdict}
+    one, other = summarize(a), summarize(b)
+    means = {"first": one.mean, "second": other.mean, "seeds": [one.n, other.n], "difference": other.mean - one.mean}
+    interval, verdict = None, "one seed"
+    if one.n > 1 and other.n > 1:
+        found = welch(other.mean, other.std, other.n, one.mean, one.std, one.n)
+        interval, verdict = [found.low, found.high], "undecided"
+        if isnan(found.low):
+            interval, verdict = None, "no spread"
+        elif found.low > 0:
+            verdict = "second is higher"
+        elif found.high < 0:
+            verdict = "first is higher"
+    return {"name": name, **means, "interval": interval, "verdict": verdict}
 
 
 def _shown(value: Any) -> str:

@@ -29,26 +29,18 @@ SHARED = 0.8
 """Correlation between columns of the same runs."""
 TRUTH = 400_000
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], tuple[Array, Array]]
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
+Bounds = tuple[Array, Array]
 
-
-def _standard(spread: float, draw: Callable[[np.random.Generator, tuple[int, ...]], Array]) -> Draw:
-    """Draw a row and its base from one distribution of mean 0. The row is multiplied by `spread`."""
-
-    def both(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        return spread * draw(generator, shape), draw(generator, shape)
-
-    return both
-
-
-DISTRIBUTIONS: Mapping[str, Draw] = {
-    "normal": _standard(1.0, lambda g, shape: g.normal(size=shape)),
-    "skewed (exponential)": _standard(1.0, lambda g, shape: g.exponential(size=shape) - 1),
-    "heavy tails (t with 5)": _standard(1.0, lambda g, shape: g.standard_t(5, size=shape)),
-    "rounded to one deviation": _standard(1.0, lambda g, shape: np.round(g.normal(size=shape))),
-    "unequal (normal, 4 to 1)": _standard(4.0, lambda g, shape: g.normal(size=shape)),
-    "skewed and unequal (2 to 1)": _standard(2.0, lambda g, shape: g.exponential(size=shape) - 1),
+DISTRIBUTIONS: Mapping[str, tuple[float, Draw]] = {
+    "normal": (1.0, lambda g, shape: g.normal(size=shape)),
+    "skewed (exponential)": (1.0, lambda g, shape: g.exponential(size=shape) - 1),
+    "heavy tails (t with 5)": (1.0, lambda g, shape: g.standard_t(5, size=shape)),
+    "rounded to one deviation": (1.0, lambda g, shape: np.round(g.normal(size=shape))),
+    "unequal (normal, 4 to 1)": (4.0, lambda g, shape: g.normal(size=shape)),
+    "skewed and unequal (2 to 1)": (2.0, lambda g, shape: g.exponential(size=shape) - 1),
 }
+"""Distributions of mean 0, and the factor by which a row varies more than its base."""
 
 
 @dataclass(frozen=True)
@@ -72,64 +64,59 @@ class Study:
 
 def study(repeats: int = REPEATS, seeds: Sequence[int] = SEEDS) -> Study:
     """Simulate everything. 4000 repeats take seconds."""
-    lines = [
-        Line(what, name, *_counted(intervals, draw, repeats, seeds))
-        for what, intervals in INTERVALS.items()
-        for name, draw in DISTRIBUTIONS.items()
-    ]
-    alarms = {name: {n: of(n, repeats) for n in seeds} for name, of in ALARMS.items()}
+    lines = [_counted(what, name, repeats, seeds) for what in INTERVALS for name in DISTRIBUTIONS]
+    alarms: dict[str, dict[int, float]] = {name: {} for name in ALARMS}
+    for n in seeds:
+        suite = _without_effect(n, repeats)
+        for name, share in ALARMS.items():
+            alarms[name][n] = share(*suite)
     return Study(repeats, tuple(lines), alarms)
 
 
-Intervals = Callable[[Array, Array], tuple[Array, Array]]
-
-
-def _counted(
-    kind: "Kind", draw: Draw, repeats: int, seeds: Sequence[int]
-) -> tuple[Mapping[int, float], Mapping[int, float]]:
-    truth = kind.truth(*_drawn(draw, (TRUTH,), 1))
+def _counted(what: str, name: str, repeats: int, seeds: Sequence[int]) -> Line:
+    bounds, true_value = INTERVALS[what]
+    truth = true_value(*_drawn(name, (TRUTH,), 1))
     holds, given = {}, {}
     for n in seeds:
-        low, high = kind.bounds(*_drawn(draw, (repeats, 1, n), n))
+        low, high = bounds(*_drawn(name, (repeats, 1, n), n))
         known = np.isfinite(low)
-        given[n] = float(known.mean())
-        holds[n] = float("nan")
+        given[n], holds[n] = float(known.mean()), float("nan")
         if known.any():
             holds[n] = float(((low <= truth) & (truth <= high))[known].mean())
-    return holds, given
+    return Line(what, name, holds, given)
 
 
-def _drawn(draw: Draw, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
+def _drawn(name: str, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
     """Draw runs of a row and of its base, with the effect."""
-    row, base = draw(np.random.default_rng(seed), shape)
-    return LEVEL + GAIN + row, LEVEL + base
+    generator, (spread, draw) = np.random.default_rng(seed), DISTRIBUTIONS[name]
+    row = spread * draw(generator, shape)
+    return LEVEL + GAIN + row, LEVEL + draw(generator, shape)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of interval: its bounds from repeats (R, T, S) of a row and its base, and its true value."""
-
-    bounds: Intervals
-    truth: Callable[[Array, Array], float]
-
-
-def _difference(row: Array, base: Array) -> tuple[Array, Array]:
+def _difference(row: Array, base: Array) -> Bounds:
     return estimates.differences(row[..., 0, :], base[..., 0, :]).bounds(CONFIDENCE)
 
 
-def _welch(row: Array, base: Array) -> tuple[Array, Array]:
-    """Use different seeds for a row and its base."""
+def _gain(row: Array, base: Array) -> Bounds:
+    return estimates.relative_gains(row, base, (0,) * row.shape[-2]).bounds(CONFIDENCE)
+
+
+def _gain_of_other_seeds(row: Array, base: Array) -> Bounds:
     absent = np.full(row.shape, np.nan)
-    ours, theirs = np.concatenate([row, absent], axis=-1), np.concatenate([absent, base], axis=-1)
-    return estimates.relative_gains(ours, theirs, (0,)).bounds(CONFIDENCE)
+    return _gain(np.concatenate([row, absent], axis=-1), np.concatenate([absent, base], axis=-1))
 
 
-def _middle(row: Array, base: Array) -> tuple[Array, Array]:
+def _middle(row: Array, base: Array) -> Bounds:
     return estimates.interquartile_means(row, (0,)).bounds(CONFIDENCE)
 
 
-def _wins(row: Array, base: Array) -> tuple[Array, Array]:
-    return estimates.binomial_bounds(*estimates.probabilities_of_improvement(row, base, (0,)), CONFIDENCE)
+def _wins(row: Array, base: Array) -> Bounds:
+    found = estimates.probabilities_of_improvement(row, base, (0,) * row.shape[-2])
+    return estimates.binomial_bounds(*found, CONFIDENCE)
+
+
+def _true_middle(row: Array, base: Array) -> float:
+    return float(np.sort(row)[TRUTH // 4 : -(TRUTH // 4)].mean())
 
 
 def _true_wins(row: Array, base: Array) -> float:
@@ -138,15 +125,14 @@ def _true_wins(row: Array, base: Array) -> float:
     return float(below.mean() / len(base))
 
 
-INTERVALS: Mapping[str, Kind] = {
-    "difference from the base": Kind(_difference, lambda row, base: GAIN),
-    "relative gain, common seeds": Kind(
-        lambda row, base: estimates.relative_gains(row, base, (0,)).bounds(CONFIDENCE), lambda row, base: GAIN / LEVEL
-    ),
-    "relative gain, other seeds": Kind(_welch, lambda row, base: GAIN / LEVEL),
-    "interquartile mean": Kind(_middle, lambda row, base: float(np.sort(row)[TRUTH // 4 : -(TRUTH // 4)].mean())),
-    "probability of improvement": Kind(_wins, _true_wins),
+INTERVALS: Mapping[str, tuple[Callable[[Array, Array], Bounds], Callable[[Array, Array], float]]] = {
+    "difference from the base": (_difference, lambda row, base: GAIN),
+    "relative gain, common seeds": (_gain, lambda row, base: GAIN / LEVEL),
+    "relative gain, other seeds": (_gain_of_other_seeds, lambda row, base: GAIN / LEVEL),
+    "interquartile mean": (_middle, _true_middle),
+    "probability of improvement": (_wins, _true_wins),
 }
+"""Bounds from repeats (R, T, S) of a row and its base, and the true value."""
 
 
 def _without_effect(n: int, repeats: int) -> tuple[Array, Array]:
@@ -157,45 +143,35 @@ def _without_effect(n: int, repeats: int) -> tuple[Array, Array]:
     return LEVEL + values[:, :-1], np.broadcast_to(LEVEL + values[:, -1:], values[:, :-1].shape)
 
 
-def _decided(n: int, repeats: int) -> float:
-    p_values = estimates.differences(*_without_effect(n, repeats)).p_values().reshape(repeats, -1)
+def _decided(rows: Array, base: Array) -> float:
+    p_values = estimates.differences(rows, base).p_values().reshape(len(rows), -1)
     return float(np.mean([min(holm(each)) < 1 - CONFIDENCE for each in p_values.tolist()]))
 
 
-def _gains(n: int, repeats: int) -> float:
-    return _excluded(estimates.relative_gains(*_without_effect(n, repeats), (0,) * COLUMNS).bounds(CONFIDENCE), 0.0)
-
-
-def _better(n: int, repeats: int) -> float:
-    found = estimates.probabilities_of_improvement(*_without_effect(n, repeats), (0,) * COLUMNS)
-    return _excluded(estimates.binomial_bounds(*found, CONFIDENCE), 0.5)
-
-
-def _excluded(bounds: tuple[Array, Array], nothing: float) -> float:
+def _excluded(bounds: Bounds, nothing: float) -> float:
     return float(((bounds[0] > nothing) | (bounds[1] < nothing)).mean())
 
 
-ALARMS: Mapping[str, Callable[[int, int], float]] = {
+ALARMS: Mapping[str, Callable[[Array, Array], float]] = {
     f"a suite of {ROWS} rows and {COLUMNS} columns decides something (Holm)": _decided,
-    f"a gain over {COLUMNS} columns of the same runs is not 0": _gains,
-    "its probability of improvement is not 1/2": _better,
+    f"a gain over {COLUMNS} columns of the same runs is not 0": lambda *suite: _excluded(_gain(*suite), 0.0),
+    "its probability of improvement is not 1/2": lambda *suite: _excluded(_wins(*suite), 0.5),
 }
 
 
 def to_markdown(found: Study) -> str:
     """Return both tables in percent."""
     seeds = list(found.lines[0].holds)
-    head = "".join(f" {n} seeds |" for n in seeds)
-    lines = [f"| interval | runs |{head}", "|---|---|" + "---|" * len(seeds)]
+    head, rule = "".join(f" {n} seeds |" for n in seeds), "---|" * len(seeds)
+    lines = [f"| interval | runs |{head}", f"|---|---|{rule}"]
     for line in found.lines:
-        shares = ""
+        shares = []
         for n in seeds:
-            shares += f" {100 * line.holds[n]:.1f}"
+            shares.append(f" {100 * line.holds[n]:.1f}")
             if line.given[n] < 0.995:
-                shares += f" ({100 * (1 - line.given[n]):.0f} none)"
-            shares += " |"
-        lines.append(f"| {line.what} | {line.distribution} |{shares}")
-    lines += ["", f"| false alarm |{head}", "|---|" + "---|" * len(seeds)]
+                shares[-1] += f" ({100 * (1 - line.given[n]):.0f} none)"
+        lines.append(f"| {line.what} | {line.distribution} |{' |'.join(shares)} |")
+    lines += ["", f"| false alarm |{head}", f"|---|{rule}"]
     lines += [f"| {name} |" + "".join(f" {100 * of[n]:.1f} |" for n in seeds) for name, of in found.alarms.items()]
     return "\n".join(lines)
 
@@ -207,10 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the shares as JSON")
     given = parser.parse_args(arguments)
     found = study(given.repeats)
-    if given.json:
-        print(json.dumps(asdict(found), indent=1))
-    else:
-        print(to_markdown(found))
+    print(json.dumps(asdict(found), indent=1) if given.json else to_markdown(found))
     # Three standard errors of a share of so many repeats.
     least = LEAST - 3 * float(np.sqrt(LEAST * (1 - LEAST) / found.repeats))
     short = [f"{line.what}, {line.distribution}" for line in found.lines if min(line.holds.values()) < least]

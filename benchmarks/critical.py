@@ -51,10 +51,9 @@ def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LE
     ranks = stats.rankdata(-values, axis=1)
     n, k = ranks.shape
     off = ranks - (k + 1) / 2
-    spread = float((off**2).sum())
     p = 1.0
-    if spread:
-        p = float(stats.chi2.sf((k - 1) * float((off.sum(axis=0) ** 2).sum()) / spread, k - 1))
+    if off.any():
+        p = float(stats.chi2.sf((k - 1) * (off.sum(axis=0) ** 2).sum() / (off**2).sum(), k - 1))
     difference = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / sqrt(2) * sqrt(k * (k + 1) / (6 * n))
     means = ranks.mean(axis=0)
     order = sorted(range(k), key=lambda j: (means[j], labels[j]))
@@ -93,9 +92,9 @@ def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: 
     taus = np.linspace(0, 1, places)
     above: dict[str, list[NDArray[np.float64]]] = {label: [] for label in labels}
     for task in tasks:
-        every = [float(value) for label in labels for value in task[label]] or [0.0]
-        low, reach = min(every), (max(every) - min(every)) or 1.0
+        every = [value for label in labels for value in task[label]] or [0.0]
+        reach = (max(every) - min(every)) or 1.0
         for label in labels:
-            scaled = (np.asarray(task[label], dtype=np.float64) - low) / reach
+            scaled = (np.asarray(task[label], dtype=np.float64) - min(every)) / reach
             above[label].append((scaled[:, None] > taus).mean(axis=0))
     return {label: np.mean(shares, axis=0).tolist() for label, shares in above.items()}

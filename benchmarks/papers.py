@@ -6,7 +6,7 @@ python -m dipole.benchmarks.papers --check    check whether it is current
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ TITLES = {
     "cllr": "CLLR: Learning Contrastive Embedding in Low-Dimensional Space",
 }
 SHORT = {ARORA: "arora", LMCL: "lmcl", CLLR: "cllr"}
+CLAIM_HEAD = ("claim", "statement", "judged as", "how the sentence is read")
 HEAD = ("", "what", "where", "what differs", "why", "how to run")
 INTRODUCTION = """# The papers, row by row
 
@@ -42,24 +43,35 @@ explains the kinds). "In each of 6" counts the comparisons that a sentence names
 
 
 def order(item: Item) -> tuple[int, str, list[int]]:
-    """Sort tables first, then figures, then the others, each by number."""
-    kind = next((place for place, word in enumerate(("Table", "Figure")) if item.name.startswith(word)), 2)
-    name = ""
-    if kind == 2:
-        name = item.name
-    return kind, name, [int(number) for number in re.findall(r"\d+", item.name)]
+    """Sort tables first, then figures, then the others by name, each by number."""
+    numbers = [int(number) for number in re.findall(r"\d+", item.name)]
+    for place, word in enumerate(("Table", "Figure")):
+        if item.name.startswith(word):
+            return place, "", numbers
+    return 2, item.name, numbers
 
 
 def page() -> str:
     """Return the page."""
     parts = [INTRODUCTION]
     for name in (paper for paper in published.PAPERS if paper in papers()):
-        lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
-        shown = [dict(item).values() for item in sorted(lines_of(name), key=order)]
-        lines += ["| " + " | ".join(map(_cell, cells)) + " |" for cells in shown]
-        parts.append(f"## {TITLES[name]}\n\n" + "\n".join(lines))
-        parts.append("### Claims\n\n" + "\n".join(_claims(name)))
+        rows = [dict(item).values() for item in sorted(lines_of(name), key=order)]
+        parts.append(f"## {TITLES[name]}\n\n{_table(HEAD, rows)}")
+        parts.append(f"### Claims\n\n{_table(CLAIM_HEAD, map(_claim, published.claims_of(name)))}")
     return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [
+        _line(head),
+        "|---" * len(head) + "|",
+        *(_line(" ".join(cell.replace("|", "\\|").split()) for cell in row) for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def lines_of(name: str) -> Iterator[Item]:
@@ -68,10 +80,8 @@ def lines_of(name: str) -> Iterator[Item]:
     for id_, label, what in _published(name):
         for suite in _suites_of(id_):
             part = suite.name.removeprefix(id_)  # "c" of the suite of Figure 2 (c)
-            if part in ("", suite.name):
-                yield _of_suite(paper, suite, label, what)
-            else:
-                yield _of_suite(paper, suite, f"{label} ({part})", what)
+            name_of_part = label if part in ("", suite.name) else f"{label} ({part})"
+            yield _of_suite(paper, suite, name_of_part, what)
     for item in paper.items:
         if item.run:
             item = item.model_copy(update={"run": f"`{item.run}`"})
@@ -81,15 +91,11 @@ def lines_of(name: str) -> Iterator[Item]:
             yield _of_theorem(theorem)
 
 
-def _claims(name: str) -> Iterator[str]:
-    """Yield one line per claim: its kind and bound, and how we read its sentence, or why it cannot be tested."""
-    yield "| claim | statement | judged as | how the sentence is read |"
-    yield "|---" * 4 + "|"
-    for claim in published.claims():
-        if claim.paper == name:
-            judged = evaluate(claim, published.tables()).says or f"not tested: {claim.not_tested}"
-            reads = "<br>".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
-            yield "| " + " | ".join(map(_cell, (claim.id, claim.statement, judged, reads))) + " |"
+def _claim(claim: published.Claim) -> tuple[str, ...]:
+    """Return kind and bound of a claim, and how we read its sentence, or why it cannot be tested."""
+    judged = evaluate(claim, published.tables()).says or f"not tested: {claim.not_tested}"
+    reads = "<br>".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
+    return claim.id, claim.statement, judged, reads
 
 
 def not_shown(name: str) -> list[str]:
@@ -147,10 +153,6 @@ def _of_theorem(theorem: Theorem) -> Item:
     why = "<br>".join(filter(None, reasons))
     what, run = f"`{theorem.statement}`", f"`{theorem.run}`"
     return Item(name=theorem.name, what=what, where=where, differs=differs, why=why, run=run)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,13 +55,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A finished run: its record and the contents of the other files of its folder.
+    """A finished run: its record (without `identity`, which follows from its settings), and its folder's other files.
 
-    Args:
-        record: without `identity`, which follows from its settings.
-        curves: by the names of metrics.jsonl.
-        measured: results that another program added later.
-        points: the contents of points.json.
+    These are curves of metrics.jsonl, results that another program added later, and the contents of points.json.
     """
 
     record: RunRecord

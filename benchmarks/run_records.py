@@ -14,12 +14,7 @@ BENCH = ".bench"
 
 @dataclass(frozen=True)
 class Problem:
-    """A path in the runs folder that is not a readable record. It is reported and left unchanged.
-
-    Args:
-        path: where it lies.
-        message: what is wrong.
-    """
+    """A path in the runs folder that is not a readable record, and why. It is reported and left unchanged."""
 
     path: Path
     message: str
@@ -27,13 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Collection:
-    """The records of a runs folder, and the problems met on the way.
-
-    Args:
-        folder: the runs folder.
-        records: by run hash.
-        problems: what is no readable record.
-    """
+    """The records of a runs folder by run hash, and the problems met on the way."""
 
     folder: Path
     records: dict[str, RunRecord] = field(default_factory=dict)

@@ -16,30 +16,23 @@ def written_out(path: Path) -> str:
     """Return the text of a suite with the same cells and no grids. ConfigError if the file is not a suite."""
     read_suite(path)
     suite = _without_none(expand(tomllib.loads(path.read_text(encoding="utf-8"))))
-    scales = suite.pop("scale", {})
-    parts = [_table(suite)]
-    for name, scale in scales.items():
+    parts = [_table({key: value for key, value in suite.items() if key != "scale"})]
+    for name, scale in suite.get("scale", {}).items():
         tables = {key: value for key, value in scale.items() if isinstance(value, Mapping)}
-        plain = {key: value for key, value in scale.items() if key not in tables}
-        parts += [
-            f"[scale.{name}]\n{_table(plain)}",
-            toml_text({"scale": {name: tables}}).partition(f"[scale.{name}]\n")[2],
-        ]
+        parts.append(f"[scale.{name}]\n" + _table({key: value for key, value in scale.items() if key not in tables}))
+        parts.append(toml_text({"scale": {name: tables}}).partition(f"[scale.{name}]\n")[2])
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    plain = {key: value for key, value in values.items() if key not in LISTS}
-    lists = [
-        f"{key} = [\n" + "".join(f"    {_inline(entry)},\n" for entry in values[key]) + "]\n"
-        for key in LISTS
-        if key in values
-    ]
-    return toml_text(plain) + "".join(lists)
-
-
-def _inline(entry: Mapping[str, Any]) -> str:
-    return toml_text({"x": [entry]}).strip().removeprefix("x = [").removesuffix("]")
+    text = toml_text({key: value for key, value in values.items() if key not in LISTS})
+    for key in LISTS:
+        if key in values:
+            entries = [
+                toml_text({"x": [entry]}).strip().removeprefix("x = [").removesuffix("]") for entry in values[key]
+            ]
+            text += f"{key} = [\n" + "".join(f"    {entry},\n" for entry in entries) + "]\n"
+    return text
 
 
 def _without_none(value: Any) -> Any:

@@ -19,17 +19,9 @@ ROUNDING = 1e-9
 class Kind:
     """A kind of statement: when a comparison is as claimed, and when all comparisons together are.
 
-    Args:
-        region: where the difference of a comparison has to lie, see `Part.region`.
-        words: what is claimed, with the part's parameters in braces. `side` is "above" or "below".
-        of_several: added to the words of several comparisons. `n` is their number.
-        needs: the parameters that the kind needs, one of these sets.
-        may: further parameters.
-        is_closed: whether the bounds belong to the region.
-        of_mean: whether the mean over the comparisons has to be shown, not each comparison.
-        of_each: whether each estimate has to be as claimed.
-        is_counted: whether a number of the comparisons is enough.
-        is_spread: whether standard deviations are compared, by an F-test.
+    `region` says where the difference of a comparison has to lie (see `Part.region`), and `words` what is claimed, with
+    the part's parameters in braces. `side` is "above" or "below". `of_several` is added for `n` comparisons. A part
+    needs one of the sets of parameters in `needs`, and can have those in `may`.
     """
 
     region: Literal["above", "below", "between", "around zero", "around amount", "factors"]
@@ -37,11 +29,11 @@ class Kind:
     of_several: str = ", in each of {n}"
     needs: tuple[tuple[str, ...], ...] = ((),)
     may: tuple[str, ...] = ()
-    is_closed: bool = False
-    of_mean: bool = False
-    of_each: bool = True
-    is_counted: bool = False
-    is_spread: bool = False
+    is_closed: bool = False  # the bounds belong to the region
+    of_mean: bool = False  # the mean over the comparisons has to be shown, not each comparison
+    of_each: bool = True  # each estimate has to be as claimed
+    is_counted: bool = False  # a number of the comparisons is enough
+    is_spread: bool = False  # standard deviations are compared, by an F-test
 
 
 _BOUND, _RANGE = (("bound",),), (("low", "high"),)
@@ -95,30 +87,24 @@ class Part(Settings):
     @property
     def region(self) -> tuple[float, float]:
         """The interval in which a comparison has to lie, in the units of first minus second."""
-        shape, low, high = self.spec.region, self.low or 0.0, self.high or 0.0
-        if shape == "above":
-            return self.bound, inf
-        if shape == "below":
-            return -inf, self.bound
-        if shape == "between":
-            return low, high
-        if shape == "factors":
-            return log(low), log(high)
-        margin = self.margin
+        low, high, margin = self.low or 0.0, self.high or 0.0, self.margin
         if margin is None:
             margin = self.bound
-        if shape == "around zero":
-            return -margin, margin
         if self.amount is not None:
             low = high = self.amount
-        return low - margin, high + margin
+        shapes = {
+            "above": (self.bound, inf),
+            "below": (-inf, self.bound),
+            "between": (low, high),
+            "around zero": (-margin, margin),
+            "around amount": (low - margin, high + margin),
+        }
+        if self.spec.region == "factors":
+            return log(low), log(high)
+        return shapes[self.spec.region]
 
     def at_least(self, n: int) -> int:
-        """Return how many of `n` comparisons have to be as claimed.
-
-        Args:
-            n: number of comparisons.
-        """
+        """Return how many of `n` comparisons have to be as claimed."""
         if not self.spec.is_counted:
             return n
         if self.least is not None:
@@ -126,12 +112,7 @@ class Part(Settings):
         return int(self.share * n + ROUNDING) + 1
 
     def words(self, n: int, side: str) -> str:
-        """Return the statement about `n` comparisons, with its bounds.
-
-        Args:
-            n: number of comparisons.
-            side: "above" or "below".
-        """
+        """Return the statement about `n` comparisons, with its bounds. `side` is "above", "below" or "beyond"."""
         values = {name: f"{value:g}" for name, value in self if isinstance(value, float)}
         low, high = self.region
         if self.kind == "about" and self.amount is None:

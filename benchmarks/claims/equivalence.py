@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, isnan, log, nan, sqrt
 
-from dipole.benchmarks.statistics import CONFIDENCE, Summary, pooled_std, seeds_needed, standard_error, summarize
-from dipole.benchmarks.statistics.distributions import f_above, f_below, f_quantile, t_above, t_quantile
+from scipy import special
+
+from dipole.benchmarks.statistics import Summary, pooled_std, seeds_needed, standard_error, summarize
+from dipole.benchmarks.statistics.differences import half_width
 from dipole.benchmarks.statistics.estimates import NOISE
 from dipole.benchmarks.statistics.power import fewest
 
@@ -56,16 +58,9 @@ class Estimate:
     spread: float = nan
     is_paired: bool = True
 
-    @classmethod
-    def of_interval(cls, value: float, low: float, high: float, df: float) -> "Estimate":
-        """Return the estimate behind a t-interval at `CONFIDENCE`."""
-        return cls(value, (high - low) / 2 / float(t_quantile((1 + CONFIDENCE) / 2, df)), df)
-
     def interval(self) -> tuple[float, float]:
-        """Return the t-interval at `CONFIDENCE`."""
-        if not isfinite(self.error):
-            return nan, nan
-        half = float(t_quantile((1 + CONFIDENCE) / 2, self.df)) * self.error
+        """Return the 95 % t-interval, nan without a spread."""
+        half = half_width(self.error, self.df)
         return self.value - half, self.value + half
 
 
@@ -74,14 +69,11 @@ def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
 
     If the difference is the same for every seed, the two sides count as independent samples.
     """
-    seeds = sorted(one.keys() & other.keys())
-    gaps = [one[seed] - other[seed] for seed in seeds]
+    gaps = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
     if len(gaps) > 1 and (found := of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))).error > 0:
         return found
-    if min(len(one), len(other)) == 1:
-        if gaps:
-            return Estimate(summarize(gaps).mean)
-        return Estimate(summarize(list(one.values())).mean - summarize(list(other.values())).mean)
+    if gaps and min(len(one), len(other)) == 1:
+        return Estimate(gaps[0])
     return of_summaries(summarize(list(one.values())), summarize(list(other.values())))
 
 
@@ -96,7 +88,7 @@ def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
 def of_summaries(one: Summary, other: Summary) -> Estimate:
     """Return one - other by Welch, from mean, standard deviation and n alone, as tables print them."""
     value = one.mean - other.mean
-    if min(one.n, other.n) < 2 or not isfinite(one.std + other.std):
+    if not isfinite(one.std + other.std) or min(one.n, other.n) < 2:
         return Estimate(value)
     error, df = standard_error(one.std, one.n, other.std, other.n)
     if error <= NOISE * max(abs(one.mean), abs(other.mean)):
@@ -125,8 +117,8 @@ def smaller_spread(one: Summary, other: Summary) -> Evidence:
         return NOTHING
     if other.std == 0:
         return Evidence(1.0, 0.0)
-    f = one.std**2 / other.std**2
-    return Evidence(f_below(f, one.n - 1, other.n - 1), f_above(f, one.n - 1, other.n - 1))
+    f, degrees = one.std**2 / other.std**2, (one.n - 1, other.n - 1)
+    return Evidence(float(special.fdtr(*degrees, f)), float(special.fdtrc(*degrees, f)))
 
 
 def count(evidence: Sequence[Evidence], least: int) -> Evidence:
@@ -190,12 +182,13 @@ def seeds_to_decide_spread(one: float, other: float) -> int | None:
     ratio = exp(-abs(2 * log(one / other)))
 
     def power(n: int) -> float:
-        return f_below(f_quantile(0.025, n - 1, n - 1) / ratio, n - 1, n - 1)
+        return float(special.fdtr(n - 1, n - 1, special.fdtri(n - 1, n - 1, 0.025) / ratio))
 
     return fewest(lambda n: power(n) >= 0.8, LIMIT)
 
 
 def _tail(t: float, df: float) -> float:
+    """P(T > t)."""
     if isfinite(t):
-        return float(t_above(t, df))
+        return float(special.stdtr(df, -t))
     return float(t < 0)

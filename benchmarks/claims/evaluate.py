@@ -5,7 +5,7 @@ claim say what has to hold for them (`verdicts.judge`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import isfinite, nan
 from typing import Any, Protocol
@@ -53,19 +53,16 @@ class Grid(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim on one set of grids.
-
-    Args:
-        claim: the statement.
-        items: its comparisons.
-        missing: comparisons without data.
-        parts: how each part of it was judged.
-    """
+    """A claim on one set of grids: how each part of it was judged, and how many comparisons have no data."""
 
     claim: Claim
-    items: tuple[Item, ...]
     missing: int
-    parts: tuple[Judged, ...] = field(default=())
+    parts: tuple[Judged, ...]
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The comparisons of all parts."""
+        return tuple(item for part in self.parts for item in part.items)
 
     @property
     def hold(self) -> int:
@@ -95,11 +92,7 @@ class Outcome:
         return self.verdict_at(self.p)
 
     def verdict_at(self, p: float) -> str:
-        """Return the verdict of the claim at a p-value.
-
-        Args:
-            p: two-sided p-value of the claim, corrected for several claims.
-        """
+        """Return the verdict of the claim at a two-sided p-value, corrected for several claims."""
         if not self.claim.tests:
             return NO_TEST
         if not self.items:
@@ -111,10 +104,9 @@ class Outcome:
         """The kind and the bound of every part."""
         words = []
         for each in self.parts:
-            text = each.words
-            if not text.startswith(each.part.kind):
-                text = f"{each.part.kind}: {text}"
-            words.append(text)
+            words.append(each.words)
+            if not each.words.startswith(each.part.kind):
+                words[-1] = f"{each.part.kind}: {each.words}"
         return "; ".join(dict.fromkeys(words))
 
     @property
@@ -123,48 +115,48 @@ class Outcome:
         known = [part for part in self.parts if part.deciding is not None]
         if not known:
             return None
-        if self.evidence.is_for or self.evidence.outside == 1:
+        evidence = self.evidence
+        if evidence.is_for or evidence.outside == 1:
             return max(known, key=lambda part: part.evidence.inside).deciding
         return min(known, key=lambda part: part.evidence.outside).deciding
 
     def why(self, verdict: str) -> str:
-        """Return the reason for a verdict, or what is missing for one.
-
-        Args:
-            verdict: a result of `verdict_at`.
-        """
+        """Return the reason for a verdict (of `verdict_at`), or what is missing for one."""
         if not self.claim.tests:
             return self.claim.not_tested
-        if self.deciding is None:
+        found = self.deciding
+        if found is None:
             return ""
         if verdict == AGREES and len(self.items) > 1:
-            return f"weakest {self.deciding.words}"
+            return f"weakest {found.words}"
         if verdict in (AGREES, DIFFERS):
-            return f"by {self.deciding.words}"
-        return ". ".join([self.deciding.words, *self._why_undecided()])
+            return f"by {found.words}"
+        return ". ".join(filter(None, [found.words, *self._why_undecided()]))
 
-    def _why_undecided(self) -> Iterator[str]:
-        missing = sum(part.missing for part in self.parts)
-        if missing:
-            yield f"{counted(missing, 'comparison')} without data"
-        open_items = list(self._undecided_items())
-        seeds = max((item.seeds for item in open_items if item.seeds), default=None)
+    def _why_undecided(self) -> tuple[str, str]:
+        """Return what is missing, and what would decide."""
+        without = ""
+        if missing := sum(part.missing for part in self.parts):
+            without = f"{counted(missing, 'comparison')} without data"
         if not self.is_tested:
-            yield (
+            seeds = seeds_needed(1.0, 1.0, is_paired=True)
+            return without, (
                 "One seed each gives no spread to test with. "
-                f"{seeds_needed(1.0, 1.0, is_paired=True)} seeds would show a distance of one spread from the bound"
+                f"{seeds} seeds would show a distance of one spread from the bound"
             )
-        elif self.p < LEVEL:
-            yield f"Significant alone (p = {number(self.p)}), but not among all claims of the suite"
-        elif seeds:
-            if seeds > LIMIT:
-                yield f"More than {LIMIT} seeds would be needed"
-            else:
-                yield f"{seeds} seeds would decide it"
-        elif any(item.is_on_bound for item in open_items):
-            yield "The estimate is on its bound, so no number of seeds decides it"
-        elif not missing:
-            yield "Each comparison has a verdict, but together they have none"
+        if self.p < LEVEL:
+            return without, f"Significant alone (p = {number(self.p)}), but not among all claims of the suite"
+        open_items = list(self._undecided_items())
+        most = max((item.seeds for item in open_items if item.seeds), default=0)
+        if most > LIMIT:
+            return without, f"More than {LIMIT} seeds would be needed"
+        if most:
+            return without, f"{most} seeds would decide it"
+        if any(item.is_tested and item.seeds is None for item in open_items):
+            return without, "The estimate is on its bound, so no number of seeds decides it"
+        if without:
+            return without, ""
+        return without, "Each comparison has a verdict, but together they have none"
 
     def _undecided_items(self) -> Iterator[Item]:
         """Yield the undecided means and comparisons."""
@@ -190,23 +182,22 @@ def evaluate(claim: Claim, grids: Mapping[str, Grid]) -> Outcome:
                 if contrast or is_printed:
                     contrasts.append(contrast)
         judged.append(judge(part, contrasts))
-    return Outcome(claim, tuple(item for each in judged for item in each.items), missing, tuple(judged))
+    return Outcome(claim, missing, tuple(judged))
 
 
 Found = Iterator[tuple[str, Contrast | None]]
+Test = Mapping[str, Any]
+Grids = Mapping[str, Grid]
 Place = tuple[Grid | None, str, str]
 
 
-def _comparisons(
-    claim: Claim, index: int, part: Part, grids: Mapping[str, Grid]
-) -> Iterator[tuple[Contrast | None, bool]]:
+def _comparisons(claim: Claim, index: int, part: Part, grids: Grids) -> Iterator[tuple[Contrast | None, bool]]:
     """Yield the comparisons of a test that the part is about, and whether the paper prints them."""
-    test = claim.tests[index]
+    test, tables = claim.tests[index], published.tables()
     if test["kind"] not in _TESTS:
         known = ", ".join(_TESTS)
         raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
     contrasts = _TESTS[test["kind"]]
-    tables = published.tables()
     not_printed: set[str] = set()
     if test["table"] in tables:
         not_printed = {label for label, contrast in contrasts(test, tables) if contrast is None}
@@ -217,114 +208,103 @@ def _comparisons(
             yield contrast, label not in not_printed
 
 
-def _compare(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
-    grid = grids.get(test["table"])
-    kind = test.get("field", "mean")
+def _compare(test: Test, grids: Grids) -> Found:
+    grid, kind = grids.get(test["table"]), test.get("field", "mean")
     direction, is_closed = {"<": -1}.get(test["op"], 1), test["op"] == ">="
     others, several = test["b"], isinstance(test["b"], list)
     if not several:
         others = [others]
-    for other in others:
-        for column in _columns(test, grid):
-            label = column
-            if several:
-                label = f"{_row(other)} | {column}"
-            places = (grid, _row(test["a"]), column), (grid, _row(other), column)
-            yield label, _contrast(label, *places, kind, direction=direction, is_closed=is_closed)
+    for other, column in product(others, _columns(test, grid)):
+        label = column
+        if several:
+            label = f"{_row(other)} | {column}"
+        places = (grid, _row(test["a"]), column), (grid, _row(other), column)
+        yield label, _contrast(label, *places, kind, direction=direction, is_closed=is_closed)
 
 
-def _difference(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _difference(test: Test, grids: Grids) -> Found:
     grid, grid_b = grids.get(test["table"]), grids.get(test.get("table_b", test["table"]))
     for column in _columns(test, grid):
-        column_b = test.get("columns_b", {}).get(column, column)
+        other = grid_b, _row(test["b"]), test.get("columns_b", {}).get(column, column)
         printed = test["published"]["difference"][column]
-        places = (grid, _row(test["a"]), column), (grid_b, _row(test["b"]), column_b)
-        yield column, _contrast(column, *places, printed=printed)
+        yield column, _contrast(column, (grid, _row(test["a"]), column), other, printed=printed)
 
 
-def _ratio(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _ratio(test: Test, grids: Grids) -> Found:
     grid = grids.get(test["table"])
     for column in _columns(test, grid):
-        one, other = _side((grid, _row(test["a"]), column)), _side((grid, _row(test["b"]), column))
-        if one is None or other is None or min(one.summary.mean, other.summary.mean) <= 0:
-            yield column, None
-            continue
-        printed = test["published"]["ratio"][column] - 1
-        value = one.summary.mean / other.summary.mean
-        yield column, Contrast(column, value, [(one, other)], printed=printed, is_log=True)
+        found = _contrast(column, (grid, _row(test["a"]), column), (grid, _row(test["b"]), column))
+        if found is not None:
+            one, other = (side.summary.mean for side in found.pairs[0])
+            if min(one, other) > 0:
+                printed = test["published"]["ratio"][column] - 1
+                found = replace(found, value=one / other, printed=printed, is_log=True)
+            else:
+                found = None
+        yield column, found
 
 
-def _along_columns(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _along_columns(test: Test, grids: Grids) -> Found:
     """Compare each column with the one before it."""
-    grid = grids.get(test["table"])
+    grid, row = grids.get(test["table"]), _row(test["a"])
     if grid is None:
         yield "all columns", None
         return
     for before, after in pairwise(grid.columns):
-        label, row = f"{before} to {after}", _row(test["a"])
+        label = f"{before} to {after}"
         yield label, _contrast(label, (grid, row, after), (grid, row, before))
 
 
-def _set_above(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _set_above(test: Test, grids: Grids) -> Found:
     """Compare every row of a with every row of b. The value is the lowest of a minus the highest of b."""
     grid = grids.get(test["table"])
+    names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
     for column in _columns(test, grid):
-        above, below = (
-            [side for row in test[name] if (side := _side((grid, row, column))) is not None] for name in ("a", "b")
-        )
-        if len(above) < len(test["a"]) or len(below) < len(test["b"]):
-            yield column, None
-            continue
-        gap = min(side.summary.mean for side in above) - max(side.summary.mean for side in below)
-        names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
-        yield column, Contrast(column, gap, list(product(above, below)), names=names)
+        above, below = (_known(_side((grid, row, column)) for row in test[name]) for name in ("a", "b"))
+        found = None
+        if len(above) == len(test["a"]) and len(below) == len(test["b"]):
+            gap = min(side.summary.mean for side in above) - max(side.summary.mean for side in below)
+            found = Contrast(column, gap, list(product(above, below)), names=names)
+        yield column, found
 
 
-def _spread(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _spread(test: Test, grids: Grids) -> Found:
     """Compare all cells in pairs. The value is the largest minus the smallest."""
-    grid = grids.get(test["table"])
-    if grid is None:
-        yield "max - min", None
-        return
-    places = [(row.label, column) for row in grid.rows for column in grid.columns]
-    sides = {f"{row}, {column}": _side((grid, row, column)) for row, column in places}
-    known = sorted(((s, name) for name, s in sides.items() if s is not None), key=lambda each: each[0].summary.mean)
-    if len(known) < max(2, len(sides)):
-        yield "max - min", None
-        return
-    spread = known[-1][0].summary.mean - known[0][0].summary.mean
-    pairs, names = [], []
-    for (other, other_name), (one, one_name) in combinations(known, 2):
-        pairs.append((one, other))
-        names.append(f"{one_name} against {other_name}")
-    yield "max - min", Contrast("max - min", spread, pairs, names=names)
+    grid, found = grids.get(test["table"]), None
+    if grid is not None:
+        places = [(row.label, column) for row in grid.rows for column in grid.columns]
+        sides = {f"{row}, {column}": _side((grid, row, column)) for row, column in places}
+        known = sorted(((s, name) for name, s in sides.items() if s is not None), key=lambda each: each[0].summary.mean)
+        if len(known) >= max(2, len(sides)):
+            pairs = [(one, other) for (other, _), (one, _) in combinations(known, 2)]
+            names = [f"{one} against {other}" for (_, other), (_, one) in combinations(known, 2)]
+            value = known[-1][0].summary.mean - known[0][0].summary.mean
+            found = Contrast("max - min", value, pairs, names=names)
+    yield "max - min", found
 
 
-def _column_difference(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _column_difference(test: Test, grids: Grids) -> Found:
     grid = grids.get(test["table"])
     for row, printed in test["published"]["difference"].items():
         places = (grid, row, test["column_a"]), (grid, row, test["column_b"])
         yield row, _contrast(row, *places, printed=printed)
 
 
-def _best_minus_column(test: Mapping[str, Any], grids: Mapping[str, Grid]) -> Found:
+def _best_minus_column(test: Test, grids: Grids) -> Found:
     """Compare a column with all others. The value is the gap to the best of them."""
     grid = grids.get(test["table"])
     for row in test["published"]["difference"]:
-        sides = {}
-        if grid is not None:
-            sides = {column: _side((grid, row, column)) for column in grid.columns}
-        base = sides.pop(test["column"], None)
+        sides = {column: _side((grid, row, column)) for column in getattr(grid, "columns", ())}
+        base, found = sides.pop(test["column"], None), None
         others = {name: side for name, side in sides.items() if side is not None}
-        if base is None or not others:
-            yield row, None
-            continue
-        gap = max(0.0, *(side.summary.mean - base.summary.mean for side in others.values()))
-        names = [f"{name} against {test['column']}" for name in others]
-        yield row, Contrast(row, gap, [(side, base) for side in others.values()], any_of, names=names)
+        if base is not None and others:
+            gap = max(0.0, *(side.summary.mean - base.summary.mean for side in others.values()))
+            names = [f"{name} against {test['column']}" for name in others]
+            found = Contrast(row, gap, [(side, base) for side in others.values()], any_of, names=names)
+        yield row, found
 
 
-_TESTS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Grid]], Found]] = {
+_TESTS: Mapping[str, Callable[[Test, Grids], Found]] = {
     "compare": _compare,
     "difference": _difference,
     "ratio": _ratio,
@@ -342,22 +322,22 @@ def _row(name: str | Mapping[str, str]) -> str:
     return row_label(name["method"], name.get("group"))
 
 
-def _subject(test: Mapping[str, Any]) -> str:
+def _subject(test: Test) -> str:
     """Return the rows of a test that its labels do not name."""
-    one, other = test.get("a"), test.get("b")
-    if not isinstance(one, str | Mapping):
+    named = [_row(test[name]) for name in ("a", "b") if isinstance(test.get(name), str | Mapping)]
+    if not isinstance(test.get("a"), str | Mapping):
         return ""
-    if isinstance(other, str | Mapping):
-        return f"{_row(one)} against {_row(other)}"
-    return _row(one)
+    return " against ".join(named)
 
 
-def _columns(test: Mapping[str, Any], grid: Grid | None) -> Sequence[str]:
+def _columns(test: Test, grid: Grid | None) -> Sequence[str]:
     if test["columns"] != "all":
         return test["columns"]
-    if grid is None:
-        return ("all columns",)
-    return grid.columns
+    return getattr(grid, "columns", ("all columns",))
+
+
+def _known(sides: Iterator[Side | None]) -> list[Side]:
+    return [side for side in sides if side is not None]
 
 
 def _contrast(label: str, one: Place, other: Place, kind: str = "mean", **more: Any) -> Contrast | None:
@@ -368,22 +348,22 @@ def _contrast(label: str, one: Place, other: Place, kind: str = "mean", **more: 
     if kind == "std":
         value = first.summary.std - second.summary.std
     # A spread that is not printed is no comparison. The spread of a single seed is one that decides nothing.
-    is_known = isfinite(value) or bool(first.samples and second.samples)
-    return Contrast(label, value, [(first, second)], **more) if is_known else None
+    if not isfinite(value) and not (first.samples and second.samples):
+        return None
+    return Contrast(label, value, [(first, second)], **more)
 
 
 def _side(place: Place, kind: str = "mean") -> Side | None:
     """Return a cell with its spread. Spreads are compared through the values they come from."""
     grid, row, column = place
+    of = kind.replace("std", "mean")
     if grid is None:
         return None
-    of = kind.replace("std", "mean")
     if samples := grid.samples(row, column, of):
         return Side(samples, summarize(list(samples.values())))
-    mean = grid.value(row, column, of)
+    mean, std = grid.value(row, column, of), None
     if mean is None:
         return None
-    std = None
     if of == "mean":
         std = grid.value(row, column, "std")
     if std is None:

@@ -8,26 +8,18 @@ from typing import Any
 from dipole.benchmarks.claims.claim_specs import LEVEL
 from dipole.benchmarks.claims.equivalence import Estimate, against
 from dipole.benchmarks.claims.published import PrintedCell
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, decide
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import Summary, WelchTest, against_single_value, holm, welch
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
-NO_SPREAD = "no spread on either side (two seeds of ours would give one)"
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """One of our cells against the printed one, in the unit of the table.
+    """One of our cells against the printed one: ours - printed, in the unit of the table, with its 95 % interval.
 
-    Args:
-        difference: ours - printed.
-        low: lower end of its 95 % interval, or nan without one.
-        high: upper end.
-        verdict: "agrees", "differs", "cannot be decided at this n", or "other protocol".
-        basis: how the interval was computed, in words.
-        p: two-sided p-value of the verdict by itself, or nan without one.
+    `basis` says how the interval was computed. `p` is the two-sided p-value of the verdict by itself, or nan.
     """
 
     difference: float
@@ -60,58 +52,48 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     other number counts as one more trial of the same spread. Equal values for every seed, which a coarse metric gives
     by chance, are no spread to judge by: there is no interval then, unless the other side has one.
 
-    The verdict is `agrees` if the interval lies inside the margin (two one-sided tests), `differs` if it lies outside
-    of it, and undecided otherwise.
+    The difference is tested against the margin (two one-sided tests): the verdict is `agrees` if it is shown to be
+    inside, `differs` if it is shown to be outside, and undecided otherwise.
     """
     if cell.mean is None:
         return None
-    width, difference = margin(metric, cell.mean), ours.mean - cell.mean
-    test, basis = _interval(cell, n, ours)
-    low, high = test.low, test.high
-    if basis != NO_SPREAD and not high - low > 1e-9 * abs(cell.mean):
-        low, high, basis = nan, nan, "every seed gave the same value"
-    verdict, p = NOT_COMPARED, nan
+    width = margin(metric, cell.mean)
+    test, basis = _test(cell.mean, cell.std, n or 1, ours)
+    found, verdict, p = Estimate(test.difference, test.error, test.df), NOT_COMPARED, nan
     if is_same_protocol:
-        verdict = _verdict(low, high, width)
-        if isfinite(low):
-            p = against(Estimate.of_interval(difference, low, high, test.df), -width, width).p
-    return Comparison(difference, low, high, verdict, basis, p)
+        evidence = against(found, -width, width)
+        if isfinite(found.error):
+            p = evidence.p
+        verdict = decide(evidence, p)
+    return Comparison(test.difference, test.low, test.high, verdict, basis, p)
 
 
-def _verdict(low: float, high: float, width: float) -> str:
-    if isfinite(low) and -width <= low and high <= width:
-        return AGREES
-    if isfinite(low) and (low > width or high < -width):
-        return DIFFERS
-    return UNDECIDED
-
-
-def _interval(cell: PrintedCell, n: int | None, ours: Summary) -> tuple[WelchTest, str]:
+def _test(mean: float, std: float | None, n: int, ours: Summary) -> tuple[WelchTest, str]:
     """Test ours - printed. Return the test, and its basis in words."""
-    mean = cell.mean or 0.0
-    if ours.n > 1 and cell.std is not None and n is not None and n > 1:
-        test = welch(ours.mean, ours.std, ours.n, mean, cell.std, n)
-        return test, "Welch"
-    if ours.n > 1:
-        test = against_single_value(ours.mean, ours.std, ours.n, mean)
-        return test, "printed number taken as one trial of our spread"
-    if cell.std is not None and n is not None and n > 1:
-        test = against_single_value(mean, cell.std, n, ours.mean)
-        turned = replace(test, difference=-test.difference, low=-test.high, high=-test.low)
-        return turned, "our run taken as one trial of the printed spread"
     nothing = WelchTest(ours.mean - mean, nan, nan, nan, nan)
-    return nothing, NO_SPREAD
+    if ours.n > 1 and std is not None and n > 1:
+        test, basis = welch(ours.mean, ours.std, ours.n, mean, std, n), "Welch"
+    elif ours.n > 1:
+        test = against_single_value(ours.mean, ours.std, ours.n, mean)
+        basis = "printed number taken as one trial of our spread"
+    elif std is not None and n > 1:
+        test = against_single_value(mean, std, n, ours.mean)
+        test = replace(test, difference=-test.difference, low=-test.high, high=-test.low)
+        basis = "our run taken as one trial of the printed spread"
+    else:
+        return nothing, "no spread on either side (two seeds of ours would give one)"
+    if not test.high - test.low > 1e-9 * abs(mean):
+        return nothing, "every seed gave the same value"
+    return test, basis
 
 
 def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     """Return the comparisons as a family: a verdict that does not pass Holm's test over all of them is undecided."""
     alone = [getattr(each, "p", nan) for each in comparisons]
-    adjusted, family = holm(alone), sum(map(isfinite, alone))
-    found = []
-    for each, p in zip(comparisons, adjusted, strict=True):
+    family, found = counted(sum(map(isfinite, alone)), "printed number"), []
+    for each, p in zip(comparisons, holm(alone), strict=True):
         if each is not None and each.verdict in (AGREES, DIFFERS) and p >= LEVEL:
-            numbers = counted(family, "printed number")
-            basis = f"{each.basis}, {each.verdict} alone (p = {number(each.p)}) but not among {numbers}"
+            basis = f"{each.basis}, {each.verdict} alone (p = {number(each.p)}) but not among {family}"
             each = replace(each, verdict=UNDECIDED, basis=basis)
         found.append(each)
     return found
@@ -119,12 +101,6 @@ def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
 
 def protocol_differences(paper: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """Return what our run did otherwise than the paper: a line per entry of `ours` that is not the paper's own."""
-    lines = []
-    for key, value in ours.items():
-        theirs = paper.get(key)
-        if theirs == value:
-            continue
-        if theirs is None:
-            theirs = "not stated"
-        lines.append(f"{key}: {value} (paper: {theirs})")
-    return lines
+    stated = {key: value for key, value in paper.items() if value is not None}
+    differing = {key: value for key, value in ours.items() if stated.get(key) != value}
+    return [f"{key}: {value} (paper: {stated.get(key, 'not stated')})" for key, value in differing.items()]

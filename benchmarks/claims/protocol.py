@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
+from math import isclose
 from typing import Any
 
 from pydantic import Field
@@ -104,13 +105,11 @@ def deviations(published: str, cells: Iterable[tuple[str, str, Mapping[str, Any]
     found: dict[str, dict[str, None]] = {}
     for fact in facts_of(published):
         covered = [settings for row, column, settings in cells if fact.covers(row, column, settings)]
-        if not covered or (fact.by and not fact.settings):
-            continue
-        if not fact.settings:
-            found.setdefault(fact.key, {})[fact.why or "not done"] = None
-        for key, wanted in fact.settings.items():
-            for difference in differs(key, wanted, covered):
-                found.setdefault(fact.key, {})[difference] = None
+        said = [difference for key, wanted in fact.settings.items() for difference in differs(key, wanted, covered)]
+        if covered and not fact.settings and not fact.by:
+            said = [fact.why or "not done"]
+        if covered and said:
+            found.setdefault(fact.key, {}).update(dict.fromkeys(said))
     return {key: "; ".join(differences) for key, differences in found.items()}
 
 
@@ -138,8 +137,16 @@ def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterat
 
 def leaves(config: RunConfig) -> dict[str, Any]:
     """Return settings by dotted path, with options and weights of the objective as objective.NAME.OPTION."""
-
-    return dict(_walk("", config.model_dump(mode="json"))) | _options(config.objective)
+    found = dict(_walk("", config.model_dump(mode="json")))
+    if config.objective == "none":
+        return found
+    for term in parse(config.objective):
+        entry = registry.get(term.name)
+        values = entry.defaults | {"weight": entry.weight} | dict(term.options)
+        if term.weight is not None:
+            values["weight"] = term.weight
+        found |= {f"objective.{entry.name}.{option}": value for option, value in values.items()}
+    return found
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -150,28 +157,13 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _walk(f"{path}.{key}", each)
 
 
-def _options(text: str) -> dict[str, Any]:
-    if text == "none":
-        return {}
-    found: dict[str, Any] = {}
-    for term in parse(text):
-        entry = registry.get(term.name)
-        weight = term.weight
-        if weight is None:
-            weight = entry.weight
-        values = entry.defaults | dict(term.options) | {"weight": weight}
-        found |= {f"objective.{entry.name}.{option}": value for option, value in values.items()}
-    return found
-
-
 def _equal(value: Any, wanted: Any) -> bool:
     if isinstance(value, list | tuple) and isinstance(wanted, list | tuple):
         return len(value) == len(wanted) and all(map(_equal, value, wanted))
-    numbers = (int, float)
     if isinstance(value, bool) or isinstance(wanted, bool):
         return value is wanted
-    if isinstance(value, numbers) and isinstance(wanted, numbers):
-        return abs(value - wanted) <= 1e-9 * max(abs(value), abs(wanted))
+    if isinstance(value, int | float) and isinstance(wanted, int | float):
+        return isclose(value, wanted)
     return bool(value == wanted)
 
 

@@ -21,10 +21,8 @@ EXCHANGED = {"lmcl-table4": ("SUBJ", "MPQA"), "cllr-table2": ("SUBJ", "MPQA")}
 class PrintedCell:
     """One printed number, in the unit of its table.
 
-    Args:
-        mean: None if the cell is a dash or unreadable.
-        std: None if the paper prints none.
-        drop: what the paper prints as the loss against the balanced case. None elsewhere.
+    `mean` is None if the cell is a dash or unreadable. `drop` is what the paper prints as the loss against the
+    balanced case.
     """
 
     mean: float | None
@@ -34,13 +32,7 @@ class PrintedCell:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row of a printed table.
-
-    Args:
-        method: as the paper calls it.
-        group: the part of the table, if methods come several times, or None.
-        cells: by column.
-    """
+    """A row of a printed table: a method, and the part of the table (`group`) if methods come several times."""
 
     method: str
     group: str | None
@@ -56,17 +48,8 @@ class PrintedRow:
 class PrintedTable:
     """A printed table: methods are rows, whatever the paper's layout.
 
-    Args:
-        id: its name, such as "cacr-table2".
-        paper: "arora", "lmcl", "cacr", "cllr", or that of another package.
-        paper_table: its number there, such as "Table 2".
-        caption: its caption.
-        domain: "vision", "text", "rl", "synthetic" or "cost".
-        metric: what the numbers are, with their unit.
-        protocol: what the paper says of how they were made, by name.
-        columns: names, in their order.
-        rows: in their order.
-        issues: cautions a reader needs.
+    `domain` is "vision", "text", "rl", "synthetic" or "cost". `metric` says what the numbers are, with their unit,
+    `protocol` what the paper says of how they were made, and `issues` are cautions that a reader needs.
     """
 
     id: str
@@ -91,20 +74,13 @@ class PrintedTable:
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for readers of the numbers."""
-        notes = list(self.issues)
-        if self.id in EXCHANGED:
-            one, other = EXCHANGED[self.id]
-            notes.insert(0, f"{one} and {other} are as printed. Their levels look exchanged in the paper.")
-        return tuple(notes)
+        if self.id not in EXCHANGED:
+            return self.issues
+        one, other = EXCHANGED[self.id]
+        return (f"{one} and {other} are as printed. Their levels look exchanged in the paper.", *self.issues)
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """Return a printed number, or None if there is no such row or column, or nothing is printed.
-
-        Args:
-            row: its label, or its method if it is the only row of the method.
-            column: its name.
-            kind: "mean", "std" or "drop", the loss against the balanced case.
-        """
+        """Return a printed "mean", "std" or "drop", or None if there is no such cell, or nothing is printed."""
         found = self.find(row)
         if found is None or column not in found.cells:
             return None
@@ -112,11 +88,7 @@ class PrintedTable:
         return value
 
     def find(self, name: str) -> PrintedRow | None:
-        """Return the row of a label, or of a method with a single row, else None.
-
-        Args:
-            name: label or method.
-        """
+        """Return the row of a label, or of a method with a single row, else None."""
         return self._by_name.get(name)
 
     @cached_property
@@ -126,25 +98,13 @@ class PrintedTable:
         return found | {row.label: row for row in self.rows if labels[row.label] == 1}
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None:
-        """Return None, because printed tables have no single trials.
-
-        Args:
-            row: label of the row.
-            column: name of the column.
-            kind: kind of the numbers.
-        """
+        """Return None, because printed tables have no single trials."""
         return None
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: what is plotted, without values.
-
-    Args:
-        id: its name.
-        paper: as of `PrintedTable`.
-        plotted: what is plotted, in words.
-    """
+    """A figure: what is plotted, in words."""
 
     id: str
     paper: str
@@ -155,16 +115,8 @@ class Figure:
 class Claim:
     """A statement of a paper.
 
-    Args:
-        id: its name.
-        paper: as of `PrintedTable`.
-        statement: in words.
-        where: in the paper.
-        basis: what it rests on: "table", "text" or "theory".
-        tests: its machine-readable comparisons.
-        note: a caution.
-        parts: how the tests are judged.
-        not_tested: why there are none, or "".
+    `basis` is what it rests on: "table", "text" or "theory". `tests` are its machine-readable comparisons, `parts` say
+    how they are judged, and `not_tested` why there are none.
     """
 
     id: str
@@ -184,12 +136,7 @@ class Claim:
 
 
 def row_label(method: str, group: str | None = None) -> str:
-    """Return the label of a row: the method, or "METHOD / GROUP".
-
-    Args:
-        method: name of the method.
-        group: group of the row, or None.
-    """
+    """Return the label of a row: the method, or "METHOD / GROUP"."""
     if group:
         return f"{method} / {group}"
     return method
@@ -209,34 +156,28 @@ def figures() -> Mapping[str, Figure]:
 
 
 def claims() -> tuple[Claim, ...]:
-    """Return every claim of the papers, in their order.
-
-    Raises:
-        DataError: a claim's spec names a test that the claim does not have.
-    """
+    """Return every claim of the papers, in their order."""
     return tuple(claim for name in _papers() for claim in claims_of(name))
 
 
 @cache
 def claims_of(name: str) -> tuple[Claim, ...]:
-    """Return every claim of a paper, in its order. See `claims`.
-
-    Args:
-        name: id of the paper.
-    """
-    specs = {spec.id: spec for spec in paper(name).claims}
-    return tuple(_claim(name, raw, specs.get(raw["id"], ClaimSpec(id=raw["id"]))) for raw in _papers()[name]["claims"])
+    """Return every claim of a paper, in its order. DataError if a spec names a test that its claim does not have."""
+    specs, found = {spec.id: spec for spec in paper(name).claims}, []
+    for raw in _papers()[name]["claims"]:
+        spec, tests = specs.get(raw["id"], ClaimSpec(id=raw["id"])), tuple(raw.get("tests", ()))
+        if odd := sorted({i for part in spec.parts for i in part.tests if not 0 <= i < len(tests)}):
+            raise DataError(f"claim {raw['id']} has {len(tests)} tests, and its spec names number {odd[0]}")
+        same, why = {key: raw[key] for key in ("id", "statement", "where", "basis")}, spec.not_tested
+        if not tests and not why:
+            why = "no comparison of numbers is known that would show it"
+        claim = Claim(**same, paper=name, tests=tests, note=raw.get("note", ""), parts=spec.parts, not_tested=why)
+        found.append(claim)
+    return tuple(found)
 
 
 def table(name: str) -> PrintedTable:
-    """Return a printed table.
-
-    Args:
-        name: id of the table.
-
-    Raises:
-        DataError: if there is no such table.
-    """
+    """Return a printed table by its id. DataError if there is no such table."""
     if name not in tables():
         raise DataError(f"no published table {name!r}.{nearest(name, tables())}")
     return tables()[name]
@@ -250,22 +191,11 @@ def _papers() -> Mapping[str, Mapping[str, Any]]:
     return {name: json.loads(found[name].read_text(encoding="utf-8")) for name in names}
 
 
-def _claim(name: str, raw: Mapping[str, Any], spec: ClaimSpec) -> Claim:
-    tests = tuple(raw.get("tests", ()))
-    if odd := sorted({i for part in spec.parts for i in part.tests if not 0 <= i < len(tests)}):
-        raise DataError(f"claim {raw['id']} has {len(tests)} tests, and its spec names number {odd[0]}")
-    why = spec.not_tested or ("" if tests else "no comparison of numbers is known that would show it")
-    return Claim(
-        raw["id"], name, raw["statement"], raw["where"], raw["basis"], tests, raw.get("note", ""), spec.parts, why
-    )
-
-
 def _table(name: str, raw: Mapping[str, Any]) -> PrintedTable:
     rows = []
     for row in raw["rows"]:
         cells = {column: PrintedCell(c["mean"], c["std"], c.get("drop")) for column, c in row["cells"].items()}
         rows.append(PrintedRow(row["method"], row.get("group"), cells))
     same = {key: raw[key] for key in ("id", "paper_table", "caption", "domain", "metric", "protocol")}
-    return PrintedTable(
-        **same, paper=name, columns=tuple(raw["columns"]), rows=tuple(rows), issues=tuple(raw.get("issues", ()))
-    )
+    columns, issues = tuple(raw["columns"]), tuple(raw.get("issues", ()))
+    return PrintedTable(**same, paper=name, columns=columns, rows=tuple(rows), issues=issues)

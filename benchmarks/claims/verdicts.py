@@ -1,4 +1,4 @@
-"""From comparisons to a verdict: agrees, differs or undecided.
+"""Where a verdict is made: from comparisons to agrees, differs or undecided.
 
 Each comparison is a difference of two sides, tested against the region that its claim names (`equivalence.py`). The
 tests of all comparisons together are the evidence on a part of the claim (`judge`). The verdict follows from the
@@ -32,7 +32,7 @@ AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decid
 
 
 def decide(evidence: Evidence, p: float) -> str:
-    """Return the verdict: undecided unless p, adjusted or not, is below LEVEL."""
+    """Return the verdict: undecided unless p, corrected or not, is below LEVEL. A p of nan is no test."""
     if not p < LEVEL:
         return UNDECIDED
     if evidence.is_for:
@@ -57,31 +57,21 @@ class Side:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One comparison before it is judged: pairs of sides, each first minus second.
+    """One comparison before it is judged: a pair of sides or several, each first minus second.
 
-    Args:
-        label: what is compared.
-        value: its difference, ratio or gap.
-        pairs: one pair, or several.
-        combine: `every` if all pairs must hold, `any_of` if one must.
-        direction: -1 if the first side has to be the smaller one.
-        printed: the printed difference.
-        is_log: whether ratios are compared.
-        is_closed: whether the bound itself is as claimed.
-        subject: the rows, if a claim has several lists of comparisons.
-        names: of several pairs.
+    `value` is its difference, ratio or gap. All pairs must hold (`every`), or one must (`any_of`).
     """
 
     label: str
     value: float
     pairs: Sequence[tuple[Side, Side]]
     combine: Callable[[Sequence[Evidence]], Evidence] = every
-    direction: int = 1
-    printed: float | None = None
-    is_log: bool = False
-    is_closed: bool = False
-    subject: str = ""
-    names: Sequence[str] = ()
+    direction: int = 1  # -1 if the first side has to be the smaller one
+    printed: float | None = None  # the printed difference
+    is_log: bool = False  # ratios are compared
+    is_closed: bool = False  # the bound itself is as claimed
+    subject: str = ""  # the rows, if a claim has several lists of comparisons
+    names: Sequence[str] = ()  # of several pairs
 
     def sides(self) -> list[tuple[Side, Side]]:
         """Return the pairs, or their logarithms if ratios are compared."""
@@ -113,44 +103,22 @@ class Contrast:
     def region(self, part: Part) -> tuple[float, float]:
         """Return the region of the part in units of first minus second."""
         (low, high), turn = part.region, self.turn(part)
-        if turn == 0:
-            return -inf, inf
-        if turn > 0:
-            return low, high
-        return -high, -low
+        return {1: (low, high), -1: (-high, -low), 0: (-inf, inf)}[turn]
 
 
 @dataclass(frozen=True)
 class Item:
-    """One comparison of a claim, judged.
-
-    Args:
-        label: what is compared.
-        value: its difference, ratio or gap.
-        holds: whether the value is as claimed, chance aside.
-        evidence: whether it is beyond chance.
-        low: lower end of the 95 % interval, or nan.
-        high: upper end.
-        seeds: number of seeds that would decide it, or None if unknown.
-        is_tested: whether there is a spread to test with.
-        subject: the compared rows if a claim has several lists of comparisons.
-        shown: the difference of the deciding pair if there are several, else nan.
-        pair: the name of that pair.
-        is_on_bound: whether the estimate is exactly on the bound, so that no number of seeds decides.
-    """
+    """One comparison of a claim, judged: its value with a 95 % interval (nan without one), as `words` too."""
 
     label: str
     value: float
-    holds: bool
-    evidence: Evidence = NOTHING
-    low: float = nan
-    high: float = nan
-    seeds: int | None = None
-    is_tested: bool = False
-    subject: str = ""
-    shown: float = nan
-    pair: str = ""
-    is_on_bound: bool = False
+    holds: bool  # the value is as claimed, chance aside
+    evidence: Evidence  # it is beyond chance
+    low: float
+    high: float
+    seeds: int | None  # that would decide what is open, 0 if nothing is. None: it is on its bound, no number does
+    is_tested: bool  # there is a spread to test with
+    words: str
 
     @property
     def p(self) -> float | None:
@@ -162,31 +130,13 @@ class Item:
         """The verdict on this comparison alone."""
         return decide(self.evidence, self.evidence.p)
 
-    @property
-    def words(self) -> str:
-        """The comparison with its value and interval, as text."""
-        text = ", ".join(filter(None, (self.subject, self.pair, self.label))) + ": "
-        known = [value for value in (self.shown, self.value) if isfinite(value)]
-        if known:
-            text += number(known[0])
-        else:
-            text += "unknown"
-        if isfinite(self.low + self.high):
-            text += f" ({number(self.low)} to {number(self.high)})"
-        return text
-
 
 @dataclass(frozen=True)
 class Judged:
-    """A part of a claim on one set of numbers.
+    """A part of a claim on one set of numbers: its comparisons, and the evidence of all of them together.
 
-    Args:
-        part: what it says.
-        items: its comparisons.
-        missing: comparisons without data.
-        evidence: of all of them together.
-        mean: the mean of all comparisons if the part is about it, or None.
-        side: of its bound that the part speaks of: "above", "below", or "beyond" if comparisons differ.
+    `missing` comparisons have no data. `mean` is the mean of all if the part is about it. `side` is that of its bound
+    that the part speaks of: "above", "below", or "beyond" if comparisons differ.
     """
 
     part: Part
@@ -209,11 +159,9 @@ class Judged:
         if self.evidence.is_for or self.evidence.outside == 1:
             return self.mean or max(self.items, key=lambda item: (not item.holds, item.evidence.inside))
         worst = min(self.items, key=lambda item: item.evidence.outside)
-        if self.mean is None:
-            return worst
         # A part that is about the mean alone is shown to be wrong by the mean.
-        by_mean = self.mean.evidence.outside <= every([item.evidence for item in self.items]).outside
-        if by_mean or not self.part.spec.of_each:
+        refuted = every([item.evidence for item in self.items]).outside
+        if self.mean and (not self.part.spec.of_each or self.mean.evidence.outside <= refuted):
             return self.mean
         return worst
 
@@ -221,19 +169,23 @@ class Judged:
 def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
     """Judge one part of a claim. Comparisons without data are None."""
     spec, known = part.spec, [each for each in contrasts if each is not None]
-    if spec.is_spread:
-        items = [_spread_item(each) for each in known]
-    else:
-        items = [_item(part, each) for each in known]
-    missing = len(contrasts) - len(known)
+    items = [_spread_item(each) if spec.is_spread else _item(part, each) for each in known]
+    missing, mean = len(contrasts) - len(known), None
     evidence = count([*(item.evidence for item in items), *[NOTHING] * missing], part.at_least(len(contrasts)))
-    mean = None
     directed = [each for each in known if each.turn(part)]
     if spec.of_mean and directed and all(len(each.pairs) == 1 for each in directed):
         mean = _mean_item(part, directed)
-        evidence = _evidence_of_mean(part, mean.evidence, evidence, items, missing)
+        inside, outside = mean.evidence.inside, mean.evidence.outside
+        if missing:
+            inside = outside = 1.0
+        # If each comparison has to hold, one false comparison is enough against it.
+        if spec.of_each and not all(item.holds for item in items):
+            inside = 1.0
+        if spec.of_each and len(items) > 1:
+            outside = min(1.0, 2 * min(evidence.outside, outside))
+        evidence = Evidence(inside, outside)
     if part.kind == "significant":
-        evidence = Evidence(min(1.0, evidence.inside * LEVEL / part.level), evidence.outside)
+        evidence = replace(evidence, inside=min(1.0, evidence.inside * LEVEL / part.level))
     turns = {each.turn(part) for each in directed}
     side = "above"
     if len(turns) > 1:
@@ -241,21 +193,6 @@ def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
     elif turns == {-1}:
         side = "below"
     return Judged(part, tuple(items), missing, evidence, mean, side)
-
-
-def _evidence_of_mean(
-    part: Part, of_mean: Evidence, of_items: Evidence, items: Sequence[Item], missing: int
-) -> Evidence:
-    """Return the evidence on a part about a mean. If each comparison has to hold, one false comparison is enough."""
-    of_each = part.spec.of_each
-    inside, outside = of_mean.inside, of_mean.outside
-    if missing:
-        inside = outside = 1.0
-    if of_each and not all(item.holds for item in items):
-        inside = 1.0
-    if of_each and len(items) > 1:
-        outside = min(1.0, 2 * min(of_items.outside, outside))
-    return Evidence(inside, outside)
 
 
 def default_part(test: Mapping[str, Any]) -> Part:
@@ -267,86 +204,48 @@ def default_part(test: Mapping[str, Any]) -> Part:
     return Part(kind="sign", bound=float(test.get("min_diff", 0.0)))
 
 
-def _is_in(value: float, region: tuple[float, float], is_closed: bool) -> bool:
-    slack = -ROUNDING
-    if is_closed:
-        slack = ROUNDING
-    return region[0] - slack <= value <= region[1] + slack
-
-
 def _item(part: Part, contrast: Contrast) -> Item:
-    region = contrast.region(part)
-    value = contrast.value
-    if contrast.is_log:
-        value = log(value)
-    estimates = contrast.estimates()
+    region, value, estimates = contrast.region(part), contrast.value, contrast.estimates()
     single = [against(each, *region) for each in estimates]
-    tested = any(isfinite(each.error) for each in estimates)
-    open_ones = [each for each, found in zip(estimates, single, strict=True) if found.p >= LEVEL]
-    wanted = [seeds_to_decide(each, *region) for each in open_ones]
-    decider = _decider(contrast, estimates, single, value)
-    low, high = _shown(estimates[decider], contrast.is_log)
-    item = Item(
+    evidence = contrast.combine(single)
+    places = range(len(single))
+    # If all pairs must hold, the weakest decides. If one must, the strongest does.
+    sign = 1 if contrast.combine is every else -1
+    decider = min(places, key=lambda i: abs(abs(estimates[i].value) - abs(value)))
+    if evidence.is_for:
+        decider = max(places, key=lambda i: sign * single[i].inside)
+    elif evidence.outside < 1:
+        decider = min(places, key=lambda i: sign * single[i].outside)
+    wanted = [seeds_to_decide(estimates[i], *region) for i in places if single[i].p >= LEVEL]
+    is_tested = any(isfinite(each.error) for each in estimates)
+    names, shown = [contrast.subject, contrast.label], value
+    if len(estimates) > 1 and is_tested:
+        names.insert(1, contrast.names[decider])
+        shown = estimates[decider].value
+    low, high = estimates[decider].interval()
+    if contrast.is_log:
+        value, low, high = log(value), exp(low), exp(high)
+    return Item(
         contrast.label,
         contrast.value,
         _is_in(value, region, part.spec.is_closed or contrast.is_closed),
-        contrast.combine(single),
+        evidence,
         low,
         high,
-        is_tested=tested,
-        subject=contrast.subject,
-        is_on_bound=tested and None in wanted,
+        _most(wanted),
+        is_tested,
+        _words(names, shown, low, high),
     )
-    if None not in wanted:
-        item = replace(item, seeds=max((n for n in wanted if n), default=None))
-    if len(estimates) > 1 and tested:
-        item = replace(item, shown=estimates[decider].value, pair=contrast.names[decider])
-    return item
-
-
-def _decider(contrast: Contrast, estimates: Sequence[Estimate], single: Sequence[Evidence], value: float) -> int:
-    """Return the place of the deciding pair, or without evidence of the pair with the shown difference."""
-    places = range(len(single))
-    combined = contrast.combine(single)
-    # If all pairs must hold, the weakest decides. If one must, the strongest does.
-    sign = -1
-    if contrast.combine is every:
-        sign = 1
-    if combined.is_for:
-        return max(places, key=lambda i: sign * single[i].inside)
-    if combined.outside < 1:
-        return min(places, key=lambda i: sign * single[i].outside)
-    return min(places, key=lambda i: abs(abs(estimates[i].value) - abs(value)))
-
-
-def _shown(found: Estimate, is_log: bool) -> tuple[float, float]:
-    low, high = found.interval()
-    if is_log:
-        return exp(low), exp(high)
-    return low, high
 
 
 def _spread_item(contrast: Contrast) -> Item:
     """Compare standard deviations: the first has to be the smaller one if the direction is -1."""
-    pairs = []
-    for one, other in contrast.pairs:
-        small, large = other.summary, one.summary
-        if contrast.direction < 0:
-            small, large = large, small
-        pairs.append((small, large))
+    pairs = [(second.summary, first.summary)[:: contrast.direction] for first, second in contrast.pairs]
     evidence = contrast.combine([smaller_spread(small, large) for small, large in pairs])
-    seeds = [seeds_to_decide_spread(small.std, large.std) for small, large in pairs]
-    tested = evidence != NOTHING
-    return Item(
-        contrast.label,
-        contrast.value,
-        contrast.direction * contrast.value > ROUNDING,
-        evidence,
-        seeds=max((n for n in seeds if n), default=None),
-        is_tested=tested,
-        subject=contrast.subject,
-        is_on_bound=tested and None in seeds,
-    )
+    seeds = _most([seeds_to_decide_spread(small.std, large.std) for small, large in pairs])
+    holds, words = contrast.direction * contrast.value > ROUNDING, [contrast.subject, contrast.label]
+    shown = _words(words, contrast.value, nan, nan)
+    return Item(contrast.label, contrast.value, holds, evidence, nan, nan, seeds, evidence != NOTHING, shown)
 
 
 def _mean_item(part: Part, known: Sequence[Contrast]) -> Item:
@@ -356,15 +255,37 @@ def _mean_item(part: Part, known: Sequence[Contrast]) -> Item:
         turn, (estimate,) = each.turn(part), each.estimates()
         turned.append(replace(estimate, value=turn * estimate.value))
         gaps.append({seed: turn * gap for seed, gap in each.gaps().items()})
-    found, label, subject = turned[0], known[0].label, known[0].subject
+    found, names = turned[0], [known[0].subject, known[0].label]
     if len(known) > 1:
-        found, label = average(turned, gaps), f"mean of {len(known)}"
+        found, names[1] = average(turned, gaps), f"mean of {len(known)}"
     if len({each.subject for each in known}) > 1:
-        subject = ""
-    region, is_log = part.region, known[0].is_log
-    value, seeds, tested = found.value, seeds_to_decide(found, *region), isfinite(found.error)
-    holds, (low, high) = _is_in(value, region, False), _shown(found, is_log)
-    if is_log:
-        value = exp(value)
-    on_bound = tested and seeds is None
-    return Item(label, value, holds, against(found, *region), low, high, seeds, tested, subject, is_on_bound=on_bound)
+        names[0] = ""
+    value, (low, high) = found.value, found.interval()
+    if known[0].is_log:
+        value, low, high = exp(value), exp(low), exp(high)
+    evidence, holds = against(found, *part.region), _is_in(found.value, part.region, False)
+    seeds, words = seeds_to_decide(found, *part.region), _words(names, value, low, high)
+    return Item(names[1], value, holds, evidence, low, high, seeds, isfinite(found.error), words)
+
+
+def _is_in(value: float, region: tuple[float, float], is_closed: bool) -> bool:
+    slack = -ROUNDING
+    if is_closed:
+        slack = ROUNDING
+    return region[0] - slack <= value <= region[1] + slack
+
+
+def _most(seeds: Sequence[int | None]) -> int | None:
+    known = [each for each in seeds if each is not None]
+    if len(known) < len(seeds):
+        return None
+    return max(known, default=0)
+
+
+def _words(names: Sequence[str], value: float, low: float, high: float) -> str:
+    text = "unknown"
+    if isfinite(value):
+        text = number(value)
+    if isfinite(low + high):
+        text += f" ({number(low)} to {number(high)})"
+    return f"{', '.join(filter(None, names))}: {text}"

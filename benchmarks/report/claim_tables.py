@@ -24,20 +24,10 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
     rows = []
     for each in found:
         claim, ours = each.printed.claim, each.ours
-        rows.append(
-            (
-                Cell(claim.id),
-                Cell(claim.statement, sub=claim.note),
-                Cell(each.printed.says, sub=_reads(claim)),
-                Cell(each.verdict, sub=each.why, mark=mark_of(each.verdict_alone)),
-                _estimate(ours),
-                number_cell(ours.p),
-                number_cell(each.p_holm),
-                Cell(_counts(ours), _share(ours)),
-                _printed(each.printed),
-                Cell(claim.where),
-            )
-        )
+        verdict = Cell(each.verdict, sub=each.why, mark=mark_of(each.verdict_alone))
+        about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(each.printed.says, sub=_reads(claim))
+        tested = _estimate(ours), number_cell(ours.p), number_cell(each.p_holm)
+        rows.append((*about, verdict, *tested, _counts(ours), _printed(each.printed), Cell(claim.where)))
     head = (
         "claim", "statement", "kind", "verdict on ours", "estimate", "p", "p (Holm)", "our numbers", "printed numbers",
         "where",
@@ -51,22 +41,12 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
 
 
 def short_claims_table(results: SuiteResults) -> ReportTable | None:
-    """Return the claims for the terminal: kind, estimate, p and verdict."""
-    found = [each for each in results.claims() if each.ours.items]
-    if not found:
+    """Return the claims with data for the terminal: kind, estimate, p and verdict."""
+    table = claims_table(results)
+    if table is None:
         return None
-    rows = [
-        (
-            Cell(each.ours.claim.id),
-            Cell(each.ours.says),
-            _estimate(each.ours),
-            number_cell(each.p_holm),
-            Cell(each.verdict, sub=each.why),
-        )
-        for each in found
-    ]
-    head = ("claim", "kind", "estimate", "p (Holm)", "verdict")
-    return ReportTable(f"{results.manifest.name}-short-claims", "The paper's claims", head, rows)
+    known = [row for row in table.rows if row[table.head.index("estimate")].text]
+    return replace(table, rows=known).only("claim", "kind", "estimate", "p (Holm)", "verdict on ours")
 
 
 def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
@@ -78,27 +58,17 @@ def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
                 ours.setdefault(each.ours.claim.id, []).append((suite.manifest.name, each))
     rows = []
     for claim in published.claims():
-        printed = evaluate(claim, published.tables())
-        found = ours.get(claim.id, [])
+        printed, found = evaluate(claim, published.tables()), ours.get(claim.id, [])
         verdict = Cell("no runs here", sub=claim.not_tested, mark="open")
         if not claim.tests:
             verdict = replace(verdict, text="no test in numbers")
         if found:
-            marks = {mark_of(each.verdict_alone) for _, each in found}
             verdict = Cell(", ".join(f"{name}: {each.verdict}" for name, each in found))
-            if len(found) == 1:
-                verdict = replace(verdict, mark=marks.pop())
-        rows.append(
-            (
-                Cell(claim.id),
-                Cell(claim.statement, sub=claim.note),
-                Cell(claim.where, sub=claim.paper),
-                Cell(claim.basis),
-                Cell(printed.says, sub=_reads(claim)),
-                _printed(printed),
-                verdict,
-            )
-        )
+        if len(found) == 1:
+            verdict = replace(verdict, mark=mark_of(found[0][1].verdict_alone))
+        about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(claim.where, sub=claim.paper)
+        kind = Cell(printed.says, sub=_reads(claim))
+        rows.append((*about, Cell(claim.basis), kind, _printed(printed), verdict))
     head = ("claim", "statement", "where", "basis", "kind", "printed numbers", "verdict on ours")
     note = (
         "The printed numbers: how many comparisons of a claim they support, and a verdict if the paper prints spreads. "
@@ -129,12 +99,12 @@ def _reads(claim: published.Claim) -> str:
 
 def _printed(outcome: Outcome) -> Cell:
     """Counts, and the verdict where the paper prints a spread and says of how many trials."""
+    found = _counts(outcome)
     if not outcome.claim.tests or not outcome.items:
-        return Cell(_counts(outcome), _share(outcome))
-    sub = "not tested, because no spread is printed"
+        return found
     if outcome.is_tested:
-        sub = f"{outcome.verdict}: {outcome.why(outcome.verdict)}"
-    return Cell(_counts(outcome), _share(outcome), sub)
+        return replace(found, sub=f"{outcome.verdict}: {outcome.why(outcome.verdict)}")
+    return replace(found, sub="not tested, because no spread is printed")
 
 
 def _estimate(outcome: Outcome) -> Cell:
@@ -144,21 +114,16 @@ def _estimate(outcome: Outcome) -> Cell:
     return Cell(found.words, number_cell(found.value).sort)
 
 
-def _counts(outcome: Outcome) -> str:
+def _counts(outcome: Outcome) -> Cell:
     if not outcome.claim.tests:
-        return "not testable by numbers"
-    if not outcome.items:
-        return NO_DATA
-    text = f"{outcome.hold} of {len(outcome.items)}"
+        return Cell("not testable by numbers")
+    count = len(outcome.items)
+    if not count:
+        return Cell(NO_DATA)
+    text = f"{outcome.hold} of {count}"
     if outcome.missing:
         text += f", {outcome.missing} without data"
-    return text
-
-
-def _share(outcome: Outcome) -> float | None:
-    if not outcome.items:
-        return None
-    return outcome.hold / len(outcome.items)
+    return Cell(text, outcome.hold / count)
 
 
 def mark_of(verdict: str) -> str:

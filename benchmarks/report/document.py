@@ -56,21 +56,23 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     """Return the report of one or several folders of runs and results files: suites, other runs and problems."""
     places = places_of(runs)
     gathered = gather(places)
-    collection, beside, damaged = gathered.collection, gathered.beside, gathered.problems
+    collection, beside, problems = gathered.collection, gathered.beside, [*gathered.collection.problems]
+    problems += gathered.problems
     suites = [SuiteResults(manifest, collection.records) for manifest in gathered.manifests]
     suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
-    sections = [_suite(suite, beside, suites) for suite in suites]
-    many = len(suites) > overview.FEW
-    if many:
+    sections, summary = [_suite(suite, beside, suites) for suite in suites], ""
+    if len(suites) > overview.FEW:
+        summary = overview.in_a_sentence(suites)
         sections.insert(0, Section("overview", "Overview", "One line for each suite", (), overview.tables(suites), {}))
     if (coverage := tables.coverage_table(suites)) is not None:
         found = (coverage, claim_tables.every_claim_table(suites))
         sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
-    read = [read_summaries(place) for place in places if place.is_dir()]
-    searched, unreadable = [each for found, _ in read for each in found], [each for _, odd in read for each in odd]
-    sections += [_search(each, collection) for each in searched]
     asked = {job.hash for suite in suites for job in suite.jobs}
-    asked |= {trial.run for each in searched for trial in each.trials}
+    for place in filter(Path.is_dir, places):
+        searched, unreadable = read_summaries(place)
+        sections += [_search(each, collection) for each in searched]
+        asked |= {trial.run for each in searched for trial in each.trials}
+        problems += [Problem(path, said) for path, said in unreadable]
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
         listed = tables.other_runs_table(others, beside).without_empty_columns()
@@ -79,50 +81,33 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
         subtitle = f"{counted(len(others), 'run')} of dipole train"
         drawn, said = charts.other_runs(groups, beside), findings.of_others(groups)
         sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
-    damaged = [*damaged, *(Problem(path, said) for path, said in unreadable)]
-    if (problems := tables.problems_table(collection, damaged)) is not None:
-        subtitle = f"{counted(len(problems.rows), 'entry', 'entries')} of the runs folder"
-        sections.append(Section("problems", "Problems", subtitle, (), (problems,), {}))
-    return Report(
-        "dipole report",
-        now(),
-        _facts(collection, len(damaged)),
-        sections,
-        findings.of_machines(collection.done.values()),
-        overview.in_a_sentence(suites) if many else "",
-    )
+    if problems:
+        subtitle = f"{counted(len(problems), 'entry', 'entries')} of the runs folder"
+        sections.append(Section("problems", "Problems", subtitle, (), (tables.problems_table(problems),), {}))
+    machines = findings.of_machines(collection.done.values())
+    return Report("dipole report", now(), _facts(collection, len(problems)), sections, machines, summary)
 
 
 def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResults]) -> Section:
-    manifest = results.manifest
-    shown = [tables.results_table(results)]
-    pictures = dict(charts.pictures(results, beside))
-    if manifest.kind == "study":
-        ranks = results.ranks()
-        shown.insert(0, tables.ranking_table(manifest.name, ranks))
-        pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
-    optional = (
+    manifest, pictures = results.manifest, charts.pictures(results, beside)
+    shown = [
+        tables.results_table(results),
         tables.aggregate_table(results),
         claim_tables.claims_table(results, others),
         tables.cells_table(results),
         tables.diagnostics_table(results),
-    )
-    shown += [table for table in optional if table is not None]
-    shown.append(tables.runs_table(results))
+        tables.runs_table(results),
+    ]
+    if manifest.kind == "study":
+        ranks = results.ranks()
+        shown.insert(0, tables.ranking_table(manifest.name, ranks))
+        pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {counted(len(results.jobs), 'run')} finished"
-    drawn = {name: found for name, found in pictures.items() if found}
-    filled = [table.without_empty_columns() for table in shown]
-    return Section(
-        manifest.name,
-        manifest.title,
-        subtitle,
-        list(_notes(results)),
-        filled,
-        drawn,
-        findings.of_suite(results, others),
-    )
+    filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
+    drawn, said = {name: found for name, found in pictures.items() if found}, findings.of_suite(results, others)
+    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said)
 
 
 def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -161,7 +146,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
         yield from table.notes
 
 
-def _facts(collection: Collection, damaged: int) -> dict[str, str]:
+def _facts(collection: Collection, problems: int) -> dict[str, str]:
     records: Sequence[RunRecord] = list(collection.records.values())
     facts = {
         "runs": str(len(records)),
@@ -169,6 +154,6 @@ def _facts(collection: Collection, damaged: int) -> dict[str, str]:
         "domains": ", ".join(sorted({r.domain for r in records})) or "none",
         "computing time": duration(sum(r.wall_seconds for r in records)),
     }
-    if problems := len(collection.problems) + damaged:
+    if problems:
         facts["problems"] = str(problems)
     return facts

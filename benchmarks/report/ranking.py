@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean
 
-from dipole.benchmarks.statistics import Interval, difference, holm, probability_of_improvement, relative_gain
+from scipy.stats import rankdata
+
+from dipole.benchmarks.statistics import Interval, probability_of_improvement, relative_gain
 
 Samples = Mapping[int, float]
 Tasks = Mapping[str, Mapping[str, Samples]]
@@ -14,17 +16,10 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Rank:
-    """One objective over several tasks. Without runs of all of them it has no rank.
+    """One objective over several tasks. Without runs of all of them (`missing`) it has no rank.
 
-    Args:
-        label: of the row.
-        tasks: how many it has runs of.
-        mean_rank: 1 is best, or nan if it is not ranked.
-        better: tasks on which it is better than the base beyond chance.
-        worse: tasks on which it is worse.
-        improvement: probability that a run beats a run of the base, or None if there is no base or no rank.
-        gain: over the base, in units of its mean, or None likewise.
-        missing: tasks without runs.
+    Rank 1 is best, nan is none. `better` and `worse` count the tasks that differ from the base beyond chance.
+    `improvement` is the probability that a run beats a run of the base, and `gain` is in units of the base's mean.
     """
 
     label: str
@@ -40,18 +35,18 @@ class Rank:
 def rank_objectives(
     tasks: Tasks,
     base: str | None,
+    decided: Mapping[str, Sequence[float]],
     lower_is_better: Collection[str] = (),
     runs: Mapping[str, Hashable] | None = None,
-    decided: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Rank]:
     """Rank objectives over tasks, best mean rank first. Objectives without results on a task come last, unranked.
 
     Args:
         tasks: task -> objective -> value by seed.
         base: the objective the others are compared with.
+        decided: significant differences from the base of each objective, larger is better.
         lower_is_better: tasks whose values are costs. They enter with the sign turned.
         runs: a name for each task. Tasks of one name are measured on the same runs. Default: all are.
-        decided: significant differences from the base of each objective, larger is better, if they are known.
     """
     signed: dict[str, dict[str, Samples]] = {}
     for task, rows in tasks.items():
@@ -62,11 +57,9 @@ def rank_objectives(
     ranks: dict[str, list[float]] = {label: [] for label in labels if not missing[label]}
     for rows in signed.values():
         means = {label: level_of(fmean(rows[label].values())) for label in ranks}
-        for label, mean in means.items():
-            above, level = sum(m > mean for m in means.values()), sum(m == mean for m in means.values())
-            ranks[label].append(above + (level + 1) / 2)
-    if decided is None:
-        decided = _decided(signed, base)
+        places = rankdata([-mean for mean in means.values()])
+        for label, place in zip(means, places.tolist(), strict=True):
+            ranks[label].append(place)
     found = []
     for label in labels:
         better, worse = (sum(sign * gap > 0 for gap in decided.get(label, ())) for sign in (1, -1))
@@ -84,22 +77,6 @@ def level_of(mean: float) -> float:
     return float(f"{mean:.6g}")
 
 
-def _decided(tasks: Tasks, base: str | None) -> dict[str, list[float]]:
-    """Return the significant differences from the base by objective (Holm over all objectives and tasks)."""
-    places = [
-        (label, difference(rows[base], values))
-        for rows in tasks.values()
-        if base is not None and base in rows
-        for label, values in rows.items()
-        if label != base
-    ]
-    found: dict[str, list[float]] = {}
-    for (label, test), p in zip(places, holm([test.p_t for _, test in places]), strict=True):
-        if p < LEVEL:
-            found.setdefault(label, []).append(test.difference)
-    return found
-
-
 def _over(
     label: str, base: str | None, tasks: Tasks, runs: Mapping[str, Hashable] | None
 ) -> tuple[Interval | None, Interval | None]:
@@ -107,9 +84,7 @@ def _over(
     if base is None or label == base or any(base not in rows for rows in tasks.values()):
         return None, None
     ours, theirs = [rows[label] for rows in tasks.values()], [rows[base] for rows in tasks.values()]
-    names = None
-    if runs is not None:
-        names = [runs[task] for task in tasks]
+    names = [runs[task] for task in tasks] if runs else None
     beats = probability_of_improvement(ours, theirs, runs=names)
     # Without a level there is no unit to count a gain in.
     if not all(fmean(side.values()) for side in theirs):

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite, nan
@@ -35,36 +35,23 @@ def metrics(record: RunRecord) -> list[str]:
 
 
 def _cost(record: RunRecord) -> dict[str, float | None]:
-    found: dict[str, float | None] = {
-        "wall_seconds": record.wall_seconds,
-        "seconds_per_step": None,
-        "peak_memory_bytes": record.peak_memory_bytes,
-        "peak_device_bytes": record.peak_device_bytes,
-    }
     seconds = record.training_seconds
     if seconds is None:  # studies do not time training by itself
         seconds = record.wall_seconds
-    if record.steps:
-        found["seconds_per_step"] = seconds / record.steps
-    return found
+    return {
+        "wall_seconds": record.wall_seconds,
+        "seconds_per_step": seconds / record.steps if record.steps else None,
+        "peak_memory_bytes": record.peak_memory_bytes,
+        "peak_device_bytes": record.peak_device_bytes,
+    }
 
 
 @dataclass(frozen=True)
 class CellResult:
     """One cell of a suite: our sample, the test against the base row, and the paper's number.
 
-    Args:
-        row: what was trained.
-        column: what was measured.
-        samples: values by seed.
-        wanted: runs that the suite asks for.
-        summary: mean, standard deviation and interval, or None without a sample.
-        against_base: the test against the base row, or None.
-        p_holm: its p-value among all tests of the suite, or nan.
-        comparison: with the printed cell, or None if nothing is printed or run.
-        printed: the printed cell, or None.
-        has_failed: whether one of its runs has failed.
-        family: number of tests in the suite.
+    Without a sample there is no summary, without a printed number no comparison. `p_holm` is the p-value of the test
+    among the `family` of all tests of the suite, `wanted` the number of runs that the suite asks for.
     """
 
     row: RowEntry
@@ -91,14 +78,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim on the printed numbers and on ours.
-
-    Args:
-        printed: on the printed numbers.
-        ours: on ours.
-        is_paper_protocol: whether ours were made by the paper's protocol.
-        p_holm: of our numbers among all claims that the suite can test.
-    """
+    """A claim on the printed numbers and on ours. `p_holm` is of ours among all claims that the suite can test."""
 
     printed: Outcome
     ours: Outcome
@@ -129,19 +109,14 @@ def curves_on(records: Iterable[RunRecord]) -> str:
 
 
 class SuiteResults:
-    """A suite's cells filled from records. Also the grid on which a paper's claims are evaluated.
-
-    Args:
-        manifest: the suite as it was expanded.
-        records: of finished runs, by hash.
-    """
+    """A suite's cells filled from the records of its runs. Also the grid on which a paper's claims are evaluated."""
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
         self.manifest = manifest
         self.jobs: Sequence[JobEntry] = manifest.jobs
         self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
         self._by_column = {c.name: c for c in manifest.columns}
-        by_row = {r.label: r for r in manifest.rows}
+        metrics = {(r.label, c.name): c.metric_of(r) for r in manifest.rows for c in manifest.columns}
         self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         # A report asks for the claims of a suite in several places.
@@ -151,8 +126,9 @@ class SuiteResults:
             for cell in job.cells:
                 self._cells[cell.row, cell.column][cell.seed] = job.hash
                 column = self._by_column[cell.column]
-                metric = column.metric_of(by_row[cell.row])
-                value = measure(record, metric) if record is not None and record.status == "done" else None
+                value = None
+                if record is not None and record.status == "done":
+                    value = measure(record, metrics[cell.row, cell.column])
                 if value is not None and isfinite(value * column.factor):
                     self._samples[cell.row, cell.column][cell.seed] = value * column.factor
 
@@ -172,11 +148,7 @@ class SuiteResults:
         return tuple(c.name for c in self.manifest.columns)
 
     def find(self, name: str) -> str | None:
-        """Return the label of a row, or None without a single match.
-
-        Args:
-            name: label of the row, or its part before " / ".
-        """
+        """Return the label of a row, or None without a single match."""
         labels = [row.label for row in self.rows]
         if name in labels:
             return name
@@ -186,31 +158,18 @@ class SuiteResults:
         return None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """A number of a cell over its seeds, or None if nothing was run.
-
-        Args:
-            row: a label, or a method that one row alone has.
-            column: its name.
-            kind: "mean", "std" (n - 1, or None for one seed), or "drop", the loss against the balanced column or group.
-        """
-        if kind == "std":
-            samples = self.samples(row, column) or {}
-            if len(samples) < 2:
-                return None
-            return summarize(list(samples.values())).std
-        samples = self.samples(row, column, kind) or {}
-        if not samples:
+        """Return the "mean", "std" (n - 1) or "drop" of a cell over its seeds, or None if nothing was run."""
+        samples = self.samples(row, column, kind.replace("std", "mean")) or {}
+        if len(samples) < (2 if kind == "std" else 1):
             return None
+        if kind == "std":
+            return summarize(list(samples.values())).std
         return fmean(samples.values())
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
-        """Values by seed, or None if nothing was run.
+        """Return values by seed, or None if nothing was run.
 
-        Args:
-            row: as of `value`.
-            column: as of `value`.
-            kind: "mean", the values. "drop", the loss against the balanced column or group of the same seed. Of "std"
-                there are none.
+        A "drop" is the loss against the balanced column or group of the same seed. Of "std" there are none.
         """
         if kind == "std":
             return None
@@ -222,12 +181,7 @@ class SuiteResults:
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
-        """Return the finished runs of a cell, by seed, or [] without one.
-
-        Args:
-            row: label of the row.
-            column: name of the column.
-        """
+        """Return the finished runs of a cell, by seed, or [] without one."""
         hashes = self._cells.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
@@ -243,23 +197,35 @@ class SuiteResults:
     @cached_property
     def cells(self) -> list[CellResult]:
         """All cells row by row: our numbers, the test against the base, and the printed number."""
-        places = [(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells]
-        tests = [self._against_base(row, column) for row, column in places]
-        p_values = [getattr(test, "p_t", nan) for test in tests]
+        found = [
+            self._cell(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells
+        ]
+        p_values = [getattr(cell.against_base, "p_t", nan) for cell in found]
         family = max(1, sum(map(isfinite, p_values)))
-        beside = among([self._beside_printed(*place) for place in places])
+        beside = among([cell.comparison for cell in found])
         return [
-            self._cell(*place, test, p, family, comparison)
-            for place, test, p, comparison in zip(places, tests, holm(p_values), beside, strict=True)
+            replace(cell, p_holm=p, family=family, comparison=comparison)
+            for cell, p, comparison in zip(found, holm(p_values), beside, strict=True)
         ]
 
-    def cell(self, row: str, column: str) -> CellResult | None:
-        """Return a cell, or None if it does not exist.
+    def _cell(self, row: RowEntry, column: ColumnEntry) -> CellResult:
+        """Fill a cell, without correction for several tests and comparisons."""
+        samples = self._samples.get((row.label, column.name), {})
+        hashes = self._cells[row.label, column.name].values()
+        failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
+        summary, printed, comparison = None, None, None
+        if samples:
+            summary = summarize(list(samples.values()))
+        if self.table is not None and (own := self.table.find(row.label)) is not None:
+            printed = own.cells.get(column.name)
+            if printed is not None and summary is not None:
+                is_same = self.manifest.is_paper_protocol
+                comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
+        test = self._against_base(row, column)
+        return CellResult(row, column, samples, len(hashes), summary, test, nan, comparison, printed, failed)
 
-        Args:
-            row: label of the row.
-            column: name of the column.
-        """
+    def cell(self, row: str, column: str) -> CellResult | None:
+        """Return a cell, or None if it does not exist."""
         return self._index.get((row, column))
 
     def cells_of(self, column: str) -> list[CellResult]:
@@ -271,14 +237,7 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
-        """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table.
-
-        Args:
-            others: results of suites whose tables the claims may need too.
-
-        Raises:
-            DataError: if a claim has no test of the requested kind.
-        """
+        """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table."""
         if self.table is None:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
@@ -319,7 +278,7 @@ class SuiteResults:
         for cell in self.cells:
             if cell.against_base is not None and cell.p_holm < LEVEL:
                 decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
-        return rank_objectives(tasks, self.base, costs, self.run_groups, decided)
+        return rank_objectives(tasks, self.base, decided, costs, self.run_groups)
 
     @cached_property
     def run_groups(self) -> Mapping[str, str]:
@@ -364,11 +323,9 @@ class SuiteResults:
 
     def _resolution(self, row: RowEntry, column: ColumnEntry, values: Sequence[float]) -> float | None:
         """Return the smallest step of a column: 1 / n for accuracies on n test points, else 0.01 for percentages."""
-        points = None
-        for record in self.runs_of(row.label, column.name)[:1]:
-            sizes = record.data.get("sizes")
-            if isinstance(sizes, Mapping):
-                points = sizes.get("test")
+        records = self.runs_of(row.label, column.name)
+        sizes = records[0].data.get("sizes") if records else None
+        points = sizes.get("test") if isinstance(sizes, Mapping) else None
         if isinstance(points, int) and points > 0 and column.metric_of(row).rpartition("/")[2] == "accuracy":
             counts = [value / column.factor * points for value in values]
             if all(abs(count - round(count)) < 1e-6 for count in counts):
@@ -376,36 +333,6 @@ class SuiteResults:
         if column.unit == "%":
             return 0.01
         return None
-
-    def _printed(self, row: RowEntry, column: ColumnEntry) -> published.PrintedCell | None:
-        if self.table is None or (found := self.table.find(row.label)) is None:
-            return None
-        return found.cells.get(column.name)
-
-    def _beside_printed(self, row: RowEntry, column: ColumnEntry) -> Comparison | None:
-        """Compare a cell with the printed one, without correction for several comparisons."""
-        samples, printed = self._samples.get((row.label, column.name)), self._printed(row, column)
-        if self.table is None or printed is None or not samples:
-            return None
-        summary, is_same = summarize(list(samples.values())), self.manifest.is_paper_protocol
-        return compare(printed, self.table.trials, summary, self.table.metric, is_same)
-
-    def _cell(
-        self,
-        row: RowEntry,
-        column: ColumnEntry,
-        test: PairedTest | None,
-        p_holm: float,
-        family: int,
-        comparison: Comparison | None,
-    ) -> CellResult:
-        samples = self._samples.get((row.label, column.name), {})
-        summary, printed = None, self._printed(row, column)
-        if samples:
-            summary = summarize(list(samples.values()))
-        hashes = self._cells[row.label, column.name].values()
-        failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
-        return CellResult(row, column, samples, len(hashes), summary, test, p_holm, comparison, printed, failed, family)
 
 
 def _balanced(row: str, column: str) -> tuple[str, str]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import isfinite
 from typing import Any
 
 from dipole.benchmarks.report.chart import (
     COLOURS,
-    LETTER_WIDTH,
     NAMED,
     SOFT,
     TEXT,
@@ -30,8 +29,6 @@ from dipole.benchmarks.report.chart import (
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number
 from dipole.core.utils.text import counted
 
-MANY_RUNS = 12
-"""From so many runs on their dots overlap and are drawn small."""
 SPAN = 20
 """Ratio of the largest to the smallest number from which an axis is logarithmic."""
 TILE = 52
@@ -87,14 +84,11 @@ class IntervalChart(Chart):
             point.encode(**shared, x=x(), tooltip=tips, **marker),
         ]
         if "dots" in self.datasets:
-            # Few runs are rings over the mean that can be counted, many are small dots below it.
-            style, colour, place = {"size": 22, "strokeWidth": 1.2, "opacity": 0.9}, TEXT, 2
-            if max(row["runs"] or 0 for row in self.rows) > MANY_RUNS:
-                style, colour, place = {"size": 10, "strokeWidth": 0.9, "opacity": 0.45}, SOFT, 0
+            style = {"size": 16, "strokeWidth": 1, "opacity": 0.6}
             dots = alt.Chart(alt.NamedData("dots")).mark_point(filled=False, **style)
             own = {name: each for name, each in shared.items() if name != "opacity"}
-            own |= {"color": alt.ColorValue(colour), "tooltip": [tip("x", "one run", ".5~g")]}
-            layers.insert(place, dots.encode(**own, x=x()))
+            own |= {"color": alt.ColorValue(TEXT), "tooltip": [tip("x", "one run", ".5~g")]}
+            layers.append(dots.encode(**own, x=x()))
         if "reference" in self.datasets:
             line = alt.Chart(alt.NamedData("reference"))
             layers.insert(0, line.mark_rule(color=SOFT, strokeWidth=1.5).encode(x=x()))
@@ -200,12 +194,10 @@ class HeatMap(Chart):
         if has_text:
             step, width = TILE, alt.Step(TILE)
         # Numbers may be left out where they have no room, names may not: they are tilted.
-        axis, longest = wrapped(names) | {"labelAngle": 0}, max(map(len, names)) * LETTER_WIDTH
+        axis = alt.Axis(labelAngle=-40, labelOverlap=False, **wrapped(names))
         if is_number(names[0]):
-            axis["values"] = names[:: ceil((longest + 6) / step)]
-        elif longest > step:
-            axis["labelAngle"] = -40
-        x = alt.X("column:N", title=self.x_label or None, sort=names, axis=alt.Axis(labelOverlap=False, **axis))
+            axis = alt.Axis(labelAngle=0, labelOverlap=True)
+        x = alt.X("column:N", title=self.x_label or None, sort=names, axis=axis)
         y = alt.Y("row:N", title=self.y_label or None, sort=None, axis=row_axis(labels))
         colours, is_dark = self._colours(alt)
         title: str | list[str] = self.value_label

@@ -18,12 +18,9 @@ MOST_POINTS = 160
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The places of the files of each run.
+    """The places of the files of each run: in its folder, or a run of a results file, by its name.
 
-    Args:
-        folders: folder of a run by its name.
-        kept: a run of a results file by its name.
-        folder: the folder of all other runs.
+    `folder` is the folder of all other runs.
     """
 
     folders: Mapping[str, Path] = field(default_factory=dict)

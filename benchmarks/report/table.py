@@ -55,13 +55,16 @@ class ReportTable:
         kinds = [[type(cell.sort) for cell in column if cell.mark not in ("open", "bad")] for column in columns]
         return tuple(bool(column) and all(kind in (int, float) for kind in column) for column in kinds)
 
+    def only(self, *names: str) -> "ReportTable":
+        """Return the table with these columns alone, in this order."""
+        places = [self.head.index(name) for name in names]
+        return replace(self, head=names, rows=[tuple(row[i] for i in places) for row in self.rows])
+
     def without_empty_columns(self) -> "ReportTable":
         """Return the table without empty columns."""
-        kept = [i for i in range(len(self.head)) if any(row[i].text or row[i].sub for row in self.rows)]
-        rows = [tuple(row[i] for i in kept) for row in self.rows]
-        if not rows:
-            return self
-        return replace(self, head=tuple(self.head[i] for i in kept), rows=rows)
+        columns = zip(self.head, zip(*self.rows, strict=True), strict=True)
+        kept = [name for name, cells in columns if any(cell.text or cell.sub for cell in cells)]
+        return self.only(*kept) if self.rows else self
 
 
 def to_csv(table: ReportTable) -> str:

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 from math import isfinite, nan
 from statistics import fmean
 
@@ -15,12 +16,13 @@ from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number, number_cell
-from dipole.benchmarks.run_records import Collection, Problem
-from dipole.benchmarks.statistics import Interval, iqm_interval, probability_of_improvement, summarize
+from dipole.benchmarks.run_records import Problem
+from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, probability_of_improvement, summarize
 from dipole.core.record import RunRecord
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted
 
+NOTHING = Summary(0, nan, nan, nan, nan)
 CELL_HEAD = (
     "method", "measurement", "n", "mean", "std", "low", "high",
     "printed", "printed std", "printed n", "difference", "diff. low", "diff. high", "verdict",
@@ -52,22 +54,22 @@ RANKING_NOTE = (
 def results_table(results: SuiteResults) -> ReportTable:
     """Return the suite as the paper prints it: methods by measurements, with the printed number below ours."""
     best = {column: _best(results, column) for column in results.columns}
-    has_objective = any(row.label != row.objective for row in results.rows)
+    head = ["objective"]
+    if any(row.label != row.objective for row in results.rows):
+        head = ["method", "objective"]
     rows = []
     for row in results.rows:
-        cells = [Cell(row.label), Cell(row.objective)] if has_objective else [Cell(row.label)]
+        cells = [Cell(row.label), Cell(row.objective)][: len(head)]
         for column in results.columns:
-            cells.append(EMPTY)
-            if (found := results.cell(row.label, column)) is not None:
-                cells[-1] = _result(found, row.label in best[column])
+            found = results.cell(row.label, column)
+            cells.append(_result(found, row.label in best[column]) if found else EMPTY)
         rows.append(tuple(cells))
     note = "Mean and standard deviation over n seeds. The best mean of a column is bold."
     if results.table is not None:
         note += " The printed number is below ours."
     note += of_parts(results.records.values())
-    head: tuple[str, ...] = ("method", "objective") if has_objective else ("objective",)
-    head = (*head, *(column.label for column in results.manifest.columns))
-    return ReportTable(f"{results.manifest.name}-results", "Results", head, rows, note, frozenset({"objective"}))
+    labels = (*head, *(column.label for column in results.manifest.columns))
+    return ReportTable(f"{results.manifest.name}-results", "Results", labels, rows, note, frozenset({"objective"}))
 
 
 def of_parts(records: Iterable[RunRecord]) -> str:
@@ -86,21 +88,20 @@ def cells_table(results: SuiteResults) -> ReportTable:
 
 
 def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
-    n, ours, printed, trials, compared = Cell("0", 0), [EMPTY] * 4, [EMPTY] * 2, EMPTY, [EMPTY] * 4
-    gain, ranks = [EMPTY] * 4, [EMPTY] * 2
-    if (s := cell.summary) is not None:
-        n, ours = count_cell(s.n), _numbers(s.mean, s.std, s.low, s.high)
-    if cell.printed is not None:
-        printed = _numbers(cell.printed.mean, cell.printed.std)
+    s, c, t, printed = cell.summary or NOTHING, cell.comparison, cell.against_base, cell.printed
+    trials, verdict = EMPTY, EMPTY
+    if printed is not None:
         trials = count_cell(getattr(results.table, "trials", None))
-    if (c := cell.comparison) is not None:
+    if c is not None:
         verdict = Cell(c.verdict, sub=c.basis, mark=mark_of(c.verdict))
-        compared = [*_numbers(c.difference, c.low, c.high), verdict]
-    if (t := cell.against_base) is not None:
-        gain, ranks = _numbers(t.difference, t.low, t.high, t.p_t), _numbers(t.p_wilcoxon, t.effect)
-    names = Cell(cell.row.label), Cell(cell.column.name)
-    against = Cell(cell.row.base or ""), *gain, *_numbers(cell.p_holm), *ranks, count_cell(cell.seeds_needed)
-    return (*names, n, *ours, *printed, trials, *compared, *against)
+    return (
+        *(Cell(cell.row.label), Cell(cell.column.name)),
+        *(count_cell(s.n), *_fields(s, "mean", "std", "low", "high")),
+        *(*_fields(printed, "mean", "std"), trials),
+        *(*_fields(c, "difference", "low", "high"), verdict),
+        *(Cell(cell.row.base or ""), *_fields(t, "difference", "low", "high", "p_t")),
+        *(number_cell(cell.p_holm), *_fields(t, "p_wilcoxon", "effect"), count_cell(cell.seeds_needed)),
+    )
 
 
 def beside_table(results: SuiteResults) -> ReportTable:
@@ -151,38 +152,30 @@ def aggregate_table(results: SuiteResults) -> ReportTable | None:
     for row in results.rows:
         ours = {c: v for c in results.columns if (v := results.samples(row.label, c))}
         base = {c: v for c in ours if row.base and (v := results.samples(row.base, c))}
-        if not ours:
-            continue
-        beats = EMPTY
-        if base:
-            mine = [ours[c] for c in base]
-            beats = _interval(probability_of_improvement(mine, list(base.values()), runs=[of[c] for c in base]))
-        middle = _interval(iqm_interval(list(ours.values()), runs=[of[c] for c in ours]))
-        tasks = Cell(f"{len(ours)} of {len(results.columns)}", len(ours))
-        rows.append((Cell(row.label), tasks, middle, Cell(row.base or ""), beats))
-    if not rows:
-        return None
+        if ours:
+            beats = None
+            if base:
+                mine, groups = [ours[c] for c in base], [of[c] for c in base]
+                beats = probability_of_improvement(mine, list(base.values()), runs=groups)
+            middle = iqm_interval(list(ours.values()), runs=[of[c] for c in ours])
+            tasks = Cell(f"{len(ours)} of {len(results.columns)}", len(ours))
+            rows.append((Cell(row.label), tasks, _interval(middle), Cell(row.base or ""), _interval(beats)))
     note = "All runs of all tasks together, with 95 % intervals. Columns of the same runs count once."
     head = ("method", "tasks", "interquartile mean of the score", "base", "P(improvement)")
     return ReportTable(f"{results.manifest.name}-aggregate", "Over all tasks", head, rows, note)
 
 
-def diagnostics_table(results: SuiteResults) -> ReportTable | None:
+def diagnostics_table(results: SuiteResults) -> ReportTable:
     """Return the geometry of the test embeddings, by row and group of runs."""
     rows, seen = [], set()
-    for row in results.rows:
-        for column in results.columns:
-            records = results.runs_of(row.label, column)
-            key = (row.label, tuple(record.hash for record in records))
-            if not records or key in seen:
-                continue
-            seen.add(key)
-            values = [_known(record.diagnostics.get(name) for record in records) for name in DIAGNOSTICS]
-            if any(values):
-                means = [number_cell(fmean(each or [nan])) for each in values]
-                rows.append((Cell(row.label), Cell(column), *means))
-    if not rows:
-        return None
+    for row, column in product(results.rows, results.columns):
+        records = results.runs_of(row.label, column)
+        key = (row.label, *(record.hash for record in records))
+        values = [_known(record.diagnostics.get(name) for record in records) for name in DIAGNOSTICS]
+        if key not in seen and any(values):
+            means = [number_cell(fmean(each or [nan])) for each in values]
+            rows.append((Cell(row.label), Cell(column), *means))
+        seen.add(key)
     head = ("method", "runs of", *(name.replace("_", " ") for name in DIAGNOSTICS))
     note = "Means over seeds, of at most 2000 test embeddings and of one training batch (the last four)."
     return ReportTable(f"{results.manifest.name}-diagnostics", "Diagnostics", head, rows, note, is_folded=True)
@@ -255,12 +248,9 @@ def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
 
 
-def problems_table(collection: Collection, more: Iterable[Problem] = ()) -> ReportTable | None:
+def problems_table(problems: Sequence[Problem]) -> ReportTable:
     """Return the files of the runs folder that are not records."""
-    found = [*collection.problems, *more]
-    if not found:
-        return None
-    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in found]
+    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in problems]
     note = "The report ignores these files."
     return ReportTable("problems", "Not readable as records", ("file", "problem"), rows, note)
 
@@ -313,19 +303,16 @@ def _printed(cell: PrintedCell | None) -> str:
 def _mean_and_spread(values: Sequence[float]) -> Cell:
     if not values:
         return EMPTY
-    summary = summarize(values)
-    spread = ""
-    if summary.n > 1:
-        spread = f"\N{PLUS-MINUS SIGN} {number(summary.std)}"
-    return number_cell(summary.mean, spread)
+    found = summarize(values)
+    return number_cell(found.mean, f"\N{PLUS-MINUS SIGN} {number(found.std)}" if found.n > 1 else "")
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _numbers(*values: float | None) -> list[Cell]:
-    return [number_cell(value) for value in values]
+def _fields(found: object, *names: str) -> list[Cell]:
+    return [number_cell(getattr(found, name, None)) for name in names]
 
 
 def _interval(found: Interval | None, factor: float = 1.0) -> Cell:

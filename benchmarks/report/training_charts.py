@@ -53,13 +53,9 @@ def groups_of(results: SuiteResults) -> list[Group]:
 
     A group's name is what its columns have before the colon ("digits: k-means", "digits: kNN": digits).
     """
-    hashes: dict[str, set[str]] = {column: set() for column in results.columns}
-    for job in results.jobs:
-        for cell in job.cells:
-            hashes[cell.column].add(job.hash)
-    groups: dict[frozenset[str], list[ColumnEntry]] = {}
+    groups: dict[str, list[ColumnEntry]] = {}
     for column in results.manifest.columns:
-        groups.setdefault(frozenset(hashes[column.name]), []).append(column)
+        groups.setdefault(results.run_groups[column.name], []).append(column)
     found = []
     for columns in groups.values():
         name, starts = columns[0].name, {column.name.partition(":")[0] for column in columns}

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from math import isfinite, isnan, nan, sqrt
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from dipole.benchmarks.statistics import estimates
-from dipole.benchmarks.statistics.distributions import t_above, t_quantile
 from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
 from dipole.benchmarks.statistics.power import pooled_std
 from dipole.core.evaluation.intervals import Array, as_sample
@@ -73,6 +72,7 @@ class WelchTest:
         high: upper end.
         df: degrees of freedom.
         p: two-sided.
+        error: standard error of the difference, or nan without spread.
     """
 
     difference: float
@@ -80,6 +80,7 @@ class WelchTest:
     high: float
     df: float
     p: float
+    error: float = nan
 
 
 def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
@@ -101,7 +102,7 @@ def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summar
     std = float(sample.std(ddof=1))
     if std <= NOISE * np.abs(sample).max():
         return Summary(n, mean, std, nan, nan)
-    half = float(t_quantile((1 + confidence) / 2, n - 1)) * std / sqrt(n)
+    half = half_width(std / sqrt(n), n - 1, confidence)
     return Summary(n, mean, std, mean - half, mean + half)
 
 
@@ -283,9 +284,14 @@ def _test(difference: float, error: float, df: float, confidence: float) -> Welc
     if error == 0:
         p = nan if difference else 1.0
         return WelchTest(difference, nan, nan, df, p)
-    half = float(t_quantile((1 + confidence) / 2, df)) * error
-    p = float(2 * t_above(abs(difference) / error, df))
-    return WelchTest(difference, difference - half, difference + half, df, p)
+    half = half_width(error, df, confidence)
+    p = float(2 * special.stdtr(df, -abs(difference) / error))
+    return WelchTest(difference, difference - half, difference + half, df, p, error)
+
+
+def half_width(error: float, df: float, confidence: float = CONFIDENCE) -> float:
+    """Return half the width of a t-interval. scipy.stats would spend 100 microseconds on checks of each call."""
+    return float(special.stdtrit(df, (1 + confidence) / 2)) * error
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

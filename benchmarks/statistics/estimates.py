@@ -11,9 +11,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
-from dipole.benchmarks.statistics.distributions import t_above, t_quantile
 from dipole.core.evaluation.intervals import Array
 
 NOISE = 1e-12
@@ -36,7 +35,7 @@ class Estimate(NamedTuple):
     def bounds(self, confidence: float) -> tuple[Array, Array]:
         """value +- t_df sqrt(variance), or nan if every draw owed it the same, which tells no spread."""
         known = self.variance > 0
-        t = t_quantile((1 + confidence) / 2, np.where(known, self.df, 1.0))
+        t = special.stdtrit(np.where(known, self.df, 1.0), (1 + confidence) / 2)
         half = np.where(known, t * np.sqrt(np.where(known, self.variance, 0.0)), np.nan)
         return self.value - half, self.value + half
 
@@ -44,7 +43,7 @@ class Estimate(NamedTuple):
         """Two-sided, of a true value of 0, or nan if there is no spread."""
         known = self.variance > 0
         t = np.abs(self.value) / np.sqrt(np.where(known, self.variance, np.nan))
-        return cast(Array, 2 * t_above(t, np.where(known, self.df, 1.0)))
+        return cast(Array, 2 * special.stdtr(np.where(known, self.df, 1.0), -t))
 
 
 def differences(ours: Array, base: Array) -> Estimate:
@@ -69,7 +68,7 @@ def _of_pairs_else_apart(
 ) -> Estimate:
     """Apply a formula to pairs. If all pairs of a task have the same difference, apply it to both sides separately."""
     found = formula(ours, base, runs, True)
-    both = _present_in_tasks(ours) & _present_in_tasks(base)  # (T, S)
+    both = _present(ours, 2) & _present(base, 2)  # (T, S)
     same = np.zeros(found.value.shape, dtype=bool)
     for task, seeds in enumerate(both):
         if seeds.sum() >= NEEDED:
@@ -176,14 +175,9 @@ def binomial_bounds(share: Array, trials: Array, confidence: float) -> tuple[Arr
     return np.where(won > 0, low, won), np.where(lost > 0, high, 1 - lost)  # nan where there are no trials
 
 
-def _present(values: Array) -> NDArray[np.bool_]:
-    """Which of the last axis are there, the same in every repeat: (S,)."""
-    return ~np.isnan(values.reshape(-1, values.shape[-1])[0])
-
-
-def _present_in_tasks(values: Array) -> NDArray[np.bool_]:
-    """The same of every task: (T, S)."""
-    return ~np.isnan(values.reshape(-1, *values.shape[-2:])[0])
+def _present(values: Array, axes: int = 1) -> NDArray[np.bool_]:
+    """Which of the last axes are there, the same in every repeat: (S,) or (T, S)."""
+    return ~np.isnan(values.reshape(-1, *values.shape[-axes:])[0])
 
 
 @dataclass(frozen=True)
@@ -221,7 +215,7 @@ def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) 
     """The variance of a value that owes its error to draws (Satterthwaite 1946 over their names).
 
     What the draws of one name and seed owe is summed first. N / (n - 1) times the sum of squares estimates each name's
-    variance. RunFiles `scale`, the size of the values, rounding of floating point is no spread.
+    variance. Beside `scale`, the size of the values, rounding of floating point is no spread.
     """
     together: dict[Hashable, list[_Owed]] = {}
     for part in parts:

@@ -52,6 +52,8 @@ NAMES = (
     "dipole.vision.modeling_dipole_vision.DipoleVisionModel",
 )
 """Single names that guides refer to."""
+INTERNAL = re.compile(r"dipole\.benchmarks\.(?!statistics\b)")
+"""Parts of suites, claims and reports that tutorials use, and that programs of others need not."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = ("examples/*.py", "docs/tutorials/*.py", "tests/plugin/example/**/*.py", "core/cli/template/*.py.in")
 PROPERTIES = (property, cached_property)
@@ -98,7 +100,7 @@ def public_names() -> dict[str, tuple[str, Any]]:
     while waiting:
         name, value = waiting.pop(0)
         place = home(name, value)
-        if place not in homes:
+        if place not in homes and not INTERNAL.match(place):
             homes.add(place)
             names_to[name] = place, value
             waiting += results(value)

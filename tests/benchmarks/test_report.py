@@ -256,12 +256,11 @@ def test_ranking_by_hand():
         "B": {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}},
         "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}},
     }
-    found = {r.label: r for r in rank_objectives(tasks, "base", ["cost"])}
+    found = {r.label: r for r in rank_objectives(tasks, "base", {"x": [2.0, -4.0]}, ["cost"])}
     assert found["x"].mean_rank == pytest.approx((1 + 1.5 + 3) / 3)
     assert found["base"].mean_rank == pytest.approx((2 + 1.5 + 2) / 3)
     assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
     assert found["base"].improvement is None
-    # x - base of A is 2 and 2.01, of cost 4 and 4.01; y - base of cost is -4 twice: without spread nothing is decided.
     assert (found["x"].better, found["x"].worse) == (1, 1)
     assert (found["y"].better, found["y"].worse) == (0, 0)
 
