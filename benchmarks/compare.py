@@ -127,6 +127,4 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)

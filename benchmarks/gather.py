@@ -124,6 +124,4 @@ def _richer(one: StoredRun, other: StoredRun) -> StoredRun:
 
 def places_of(runs: Path | Sequence[Path]) -> list[Path]:
     """Return one place or several as a list."""
-    if isinstance(runs, Path):
-        return [runs]
-    return list(runs)
+    return [runs] if isinstance(runs, Path) else list(runs)

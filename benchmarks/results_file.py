@@ -15,7 +15,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -184,9 +183,7 @@ def _run(line: _Run, shared: Mapping[str, dict[str, Any]]) -> StoredRun:
 
 def results_files(place: Path) -> list[Path]:
     """Return the results files of a place: the file itself, or those in a folder."""
-    if is_file(place):
-        return [place]
-    return sorted(path for path in place.glob(f"*{SUFFIX}") if is_file(path))
+    return [place] if is_file(place) else sorted(path for path in place.glob(f"*{SUFFIX}") if is_file(path))
 
 
 def some_files(place: Path) -> list[Path]:
@@ -269,25 +266,22 @@ def _line(kept: StoredRun, shared: dict[str, Any]) -> dict[str, Any]:
     if (histogram := values.get("histogram")) is not None:
         counts = {name: list(map(_short, found)) for name, found in histogram.items() if name != "edges" and found}
         values["histogram"] = {"edges": part({"edges": histogram["edges"]}), **counts}
-    line: dict[str, Any] = {"record": values}
-    by_steps = sorted(kept.curves.items(), key=lambda item: (item[1].steps, item[0]))
-    if groups := [(steps, list(each)) for steps, each in groupby(by_steps, key=lambda item: item[1].steps)]:
-        line["curves"] = [
-            {"steps": list(map(_short, steps)), "values": {name: list(map(_short, c.values)) for name, c in each}}
-            for steps, each in groups
-        ]
-    if kept.measured:
-        line["measured"] = {name: result.model_dump() for name, result in kept.measured.items()}
+    groups: dict[tuple[float, ...], dict[str, list[float]]] = {}
+    for name, curve in sorted(kept.curves.items(), key=lambda item: (item[1].steps, item[0])):
+        groups.setdefault(curve.steps, {})[name] = list(map(_short, curve.values))
+    line = {
+        "record": values,
+        "curves": [{"steps": list(map(_short, steps)), "values": each} for steps, each in groups.items()],
+        "measured": {name: result.model_dump() for name, result in kept.measured.items()},
+    }
     if kept.points is not None:
         line["points"] = kept.points
-    return line
+    return {name: value for name, value in line.items() if value or name == "points"}
 
 
 def _short(value: float) -> float:
     """Return an equal number that JSON writes with fewer letters."""
-    if value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tuple[StoredSuite, list[str], list[str]]:
@@ -321,9 +315,7 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
             runs[name] = replace(runs[name], measured={**run.measured, **runs[name].measured})
         else:
             runs[name] = run
-    both = mine
-    if replaces:
-        both = theirs
+    both = theirs if replaces else mine
     return StoredSuite(both.model_copy(update={"jobs": list(jobs.values())}), runs), conflicts, left
 
 

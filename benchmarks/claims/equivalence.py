@@ -189,6 +189,4 @@ def seeds_to_decide_spread(one: float, other: float) -> int | None:
 
 def _tail(t: float, df: float) -> float:
     """P(T > t)."""
-    if isfinite(t):
-        return float(special.stdtr(df, -t))
-    return float(t < 0)
+    return float(special.stdtr(df, -t)) if isfinite(t) else float(t < 0)

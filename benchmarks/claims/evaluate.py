@@ -82,9 +82,7 @@ class Outcome:
     @property
     def p(self) -> float:
         """Two-sided p-value of the claim, or nan if nothing can be tested."""
-        if self.is_tested:
-            return self.evidence.p
-        return nan
+        return self.evidence.p if self.is_tested else nan
 
     @property
     def verdict(self) -> str:
@@ -215,9 +213,7 @@ def _compare(test: Test, grids: Grids) -> Found:
     if not several:
         others = [others]
     for other, column in product(others, _columns(test, grid)):
-        label = column
-        if several:
-            label = f"{_row(other)} | {column}"
+        label = f"{_row(other)} | {column}" if several else column
         places = (grid, _row(test["a"]), column), (grid, _row(other), column)
         yield label, _contrast(label, *places, kind, direction=direction, is_closed=is_closed)
 
@@ -317,9 +313,7 @@ _TESTS: Mapping[str, Callable[[Test, Grids], Found]] = {
 
 
 def _row(name: str | Mapping[str, str]) -> str:
-    if isinstance(name, str):
-        return name
-    return row_label(name["method"], name.get("group"))
+    return name if isinstance(name, str) else row_label(name["method"], name.get("group"))
 
 
 def _subject(test: Test) -> str:
@@ -331,9 +325,7 @@ def _subject(test: Test) -> str:
 
 
 def _columns(test: Test, grid: Grid | None) -> Sequence[str]:
-    if test["columns"] != "all":
-        return test["columns"]
-    return getattr(grid, "columns", ("all columns",))
+    return test["columns"] if test["columns"] != "all" else getattr(grid, "columns", ("all columns",))
 
 
 def _known(sides: Iterator[Side | None]) -> list[Side]:

@@ -170,9 +170,7 @@ def _equal(value: Any, wanted: Any) -> bool:
 def _shown(value: Any) -> str:
     if value is None:
         return "nothing"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def tuples(value: object) -> object:

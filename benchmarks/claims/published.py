@@ -137,9 +137,7 @@ class Claim:
 
 def row_label(method: str, group: str | None = None) -> str:
     """Return the label of a row: the method, or "METHOD / GROUP"."""
-    if group:
-        return f"{method} / {group}"
-    return method
+    return f"{method} / {group}" if group else method
 
 
 @cache

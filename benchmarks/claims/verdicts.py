@@ -269,23 +269,17 @@ def _mean_item(part: Part, known: Sequence[Contrast]) -> Item:
 
 
 def _is_in(value: float, region: tuple[float, float], is_closed: bool) -> bool:
-    slack = -ROUNDING
-    if is_closed:
-        slack = ROUNDING
+    slack = ROUNDING if is_closed else -ROUNDING
     return region[0] - slack <= value <= region[1] + slack
 
 
 def _most(seeds: Sequence[int | None]) -> int | None:
     known = [each for each in seeds if each is not None]
-    if len(known) < len(seeds):
-        return None
-    return max(known, default=0)
+    return None if len(known) < len(seeds) else max(known, default=0)
 
 
 def _words(names: Sequence[str], value: float, low: float, high: float) -> str:
-    text = "unknown"
-    if isfinite(value):
-        text = number(value)
+    text = number(value) if isfinite(value) else "unknown"
     if isfinite(low + high):
         text += f" ({number(low)} to {number(high)})"
     return f"{', '.join(filter(None, names))}: {text}"

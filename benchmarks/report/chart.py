@@ -43,6 +43,7 @@ class Chart:
         shown: the contents in words, for readers who cannot see the picture.
         columns: the fields of `rows` in the table of numbers, with their names there.
         datasets: further data, by name.
+        is_narrow: whether three of these fit in a row.
     """
 
     title: str
@@ -52,11 +53,7 @@ class Chart:
     shown: str
     columns: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, Rows] = field(default_factory=dict)
-
-    @property
-    def is_narrow(self) -> bool:
-        """True if three of these fit in a row."""
-        return False
+    is_narrow: bool = False
 
     @property
     def description(self) -> str:
@@ -121,9 +118,7 @@ def unless_chosen(shown: float, faint: float, **more: bool) -> Any:
 
 def tip(name: str, title: str | None = None, number_format: str | None = None) -> Any:
     """Return one line of a tooltip: a name, or a number if it has a format."""
-    given = {"type": "nominal"}
-    if number_format:
-        given = {"type": "quantitative", "format": number_format}
+    given = {"type": "quantitative", "format": number_format} if number_format else {"type": "nominal"}
     return altair().Tooltip(name, title=title or name, **given)
 
 
@@ -203,6 +198,4 @@ def layered(layers: Sequence[Any], width: Any, height: Any) -> Any:
 def _cell(value: str | float | None) -> Cell:
     if isinstance(value, str):
         return Cell(value)
-    if isinstance(value, int):
-        return count_cell(value)
-    return number_cell(value)
+    return count_cell(value) if isinstance(value, int) else number_cell(value)

@@ -150,9 +150,7 @@ def _of_interval(label: str, found: Interval, factor: float = 1.0) -> Estimate:
 
 
 def _value(row: Estimate) -> float:
-    if isfinite(row.value):
-        return row.value
-    return 0.0
+    return row.value if isfinite(row.value) else 0.0
 
 
 def varying(texts: Sequence[str]) -> tuple[list[str], list[tuple[float, ...]]]:

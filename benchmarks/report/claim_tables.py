@@ -109,9 +109,7 @@ def _printed(outcome: Outcome) -> Cell:
 
 def _estimate(outcome: Outcome) -> Cell:
     found = outcome.deciding
-    if found is None:
-        return EMPTY
-    return Cell(found.words, number_cell(found.value).sort)
+    return EMPTY if found is None else Cell(found.words, number_cell(found.value).sort)
 
 
 def _counts(outcome: Outcome) -> Cell:

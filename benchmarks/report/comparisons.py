@@ -1,6 +1,9 @@
 """Compare the rows of a suite over all its columns: performance profiles and mean ranks with significance."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from scipy.stats import rankdata
 
 from dipole.benchmarks.critical import LEVEL, critical_difference, performance_profile
 from dipole.benchmarks.manifest import ColumnEntry
@@ -86,7 +89,7 @@ def _signed(results: SuiteResults, label: str, column: ColumnEntry) -> Mapping[i
 def _means(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> dict[str, float]:
     """Return the block of one data set: each row's mean place over the columns of the same runs."""
     taken = [{label: _signed(results, label, column) for label in labels} for column in group]
-    return _placed([{label: sum(v.values()) / len(v) for label, v in column.items()} for column in taken])
+    return _placed([{label: fmean(values.values()) for label, values in column.items()} for column in taken])
 
 
 def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> list[dict[str, float]]:
@@ -97,13 +100,8 @@ def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequen
 
 
 def _placed(columns: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the values of one column, or over several columns how many rows each row beats (ties count half)."""
+    """Return the values of one column, or over several columns the sum of each row's ranks (ties share theirs)."""
     if len(columns) == 1:
         return dict(columns[0])
-    return {
-        label: sum(
-            sum((column[label] > other) + 0.5 * (column[label] == other) for other in column.values())
-            for column in columns
-        )
-        for label in columns[0]
-    }
+    ranks = [rankdata(list(column.values())) for column in columns]
+    return dict(zip(columns[0], map(float, sum(ranks)), strict=True))

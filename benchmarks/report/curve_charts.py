@@ -54,10 +54,6 @@ class LineChart(Chart):
     is_log: bool = False
     is_log_y: bool = False
 
-    @property
-    def is_narrow(self) -> bool:
-        return len(values_of(self.rows, "series")) == 1
-
     def draw(self, alt: Any) -> Any:
         labels = values_of(self.rows, "series")
         colour, shape, dash = series_by(labels, self.references)
@@ -66,9 +62,7 @@ class LineChart(Chart):
             values = sorted({row["x"] for row in self.rows})
             x_axis = alt.Axis(grid=False, values=values, format="~g", labelOverlap=True)
             x_scale = alt.Scale(type="log", nice=False)
-        y_scale = alt.Scale(zero=self.from_zero)
-        if self.is_log_y:
-            y_scale = alt.Scale(type="log")
+        y_scale = alt.Scale(type="log") if self.is_log_y else alt.Scale(zero=self.from_zero)
 
         def y(field: str) -> Any:
             return alt.Y(f"{field}:Q", title=self.y_label, scale=y_scale, axis=alt.Axis(tickCount=6))
@@ -85,9 +79,7 @@ class LineChart(Chart):
         marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
         marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
         layers.append(marker.add_params(chosen()).properties(name="series"))
-        size = (WIDTH, HEIGHT)
-        if self.is_narrow:
-            size = NARROW
+        size = NARROW if self.is_narrow else (WIDTH, HEIGHT)
         x = alt.X("x:Q", title=self.x_label, scale=x_scale, axis=x_axis)
         return layered(layers, *size).encode(x=x, color=colour)
 
@@ -118,7 +110,9 @@ def line_chart(
     shown = ", ".join([f"{label} ends at {value:.4g}" for label, value in ends.items()][:NAMED]) + "."
     columns = {"series": "series", "x": x_label, "y": y_label, "low": "low", "high": "high"}
     references = [line.label for line in lines if line.is_reference]
-    return LineChart(title, x_label, y_label, rows, shown, columns, {}, references, from_zero, is_log, is_log_y)
+    is_narrow = len(lines) == 1
+    scales = references, from_zero, is_log, is_log_y
+    return LineChart(title, x_label, y_label, rows, shown, columns, {}, is_narrow, *scales)
 
 
 def _points(line: Line) -> Rows:
@@ -140,10 +134,6 @@ class HistogramChart(Chart):
     """Outlined densities over each other. Pictures that are compared have the same `top`."""
 
     top: float = 1.0
-
-    @property
-    def is_narrow(self) -> bool:
-        return True
 
     def draw(self, alt: Any) -> Any:
         colour, _, dash = series_by(values_of(self.rows, "series"))
@@ -181,7 +171,7 @@ def histogram(
         rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in zip(edges, [*each, 0.0], strict=True)]
     shown = f"Densities of {', '.join(densities)}."
     columns = {"series": "series", "x": f"{x_label} from", "y": y_label}
-    return HistogramChart(title, x_label, y_label, rows, shown, columns, {}, max(top, *heights))
+    return HistogramChart(title, x_label, y_label, rows, shown, columns, {}, True, max(top, *heights))
 
 
 @dataclass(frozen=True)
@@ -189,10 +179,6 @@ class ScatterChart(Chart):
     """Points by group. If it `is_equal`, one length is the same on both axes, so that angles are true."""
 
     is_equal: bool = True
-
-    @property
-    def is_narrow(self) -> bool:
-        return True
 
     def draw(self, alt: Any) -> Any:
         across = up = alt.Scale(zero=False)
@@ -226,7 +212,7 @@ def scatter_chart(
         return None
     shown = ", ".join(f"{counted(len(points), 'point')} of {label}" for label, points in groups.items()) + "."
     columns = {"series": "group", "x": x_label, "y": y_label}
-    return ScatterChart(title, x_label, y_label, rows, shown, columns, {}, is_equal)
+    return ScatterChart(title, x_label, y_label, rows, shown, columns, {}, True, is_equal)
 
 
 def doubles(x: Sequence[float]) -> bool:

@@ -136,9 +136,7 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     if manifest.note:
         yield manifest.note
     if manifest.protocol:
-        what = "the papers'"
-        if table:
-            what = "the paper's"
+        what = "the paper's" if table else "the papers'"
         yield f"Our protocol is not {what}. Do not compare levels. {'. '.join(results.protocol_notes)}."
     yield from results.empty_columns
     if table is not None:

@@ -6,7 +6,6 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
-from dipole.benchmarks.manifest import ColumnEntry, RowEntry
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
@@ -56,18 +55,16 @@ def of_learning(results: SuiteResults) -> list[str]:
             f"distance below {ONE_POINT:g}): {first_of(named, NAMED)}. Their numbers say little about the objectives."
         )
     for column in results.manifest.columns:
-        gains = [gain for row in results.rows for gain in _over_untrained(results, row, column)]
+        gains = []
+        for row in results.rows:
+            metric = column.metric_of(row)
+            for record in results.runs_of(row.label, column.name):
+                ours, start = record.results.get(metric), record.results.get(f"untrained/{metric}")
+                if ours is not None and start is not None:
+                    gains.append(column.sign * (ours - start))
         if gains and (below := sum(gain <= 0 for gain in gains)):
             said.append(f"{column.name}: {below} of {counted(len(gains), 'run')} not above the untrained encoder.")
     return said
-
-
-def _over_untrained(results: SuiteResults, row: RowEntry, column: ColumnEntry) -> list[float]:
-    metric = column.metric_of(row)
-    pairs = [
-        (r.results.get(metric), r.results.get(f"untrained/{metric}")) for r in results.runs_of(row.label, column.name)
-    ]
-    return [column.sign * (ours - start) for ours, start in pairs if ours is not None and start is not None]
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -126,16 +123,16 @@ def _against_base(results: SuiteResults) -> list[str]:
     if several:
         base, own_base = "their bases", "its base"
     if found:
-        named = [_leads(c, several) for c in sorted(found, key=lambda c: -abs(_relative(c)))]
+        named = [_leads(c, several) for c in sorted(found, key=lambda c: -abs(_lead(c)))]
         count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} significant"
         return [f"{count}: {first_of(named, NAMED)}."]
     best = max(among, key=_lead)
-    count = f"None of the {len(among)} differences from {base} is significant"
+    count, largest = f"None of the {len(among)} differences from {base} is significant", ". The largest"
     if len(among) == 1:
-        count = f"The difference from {base} is not significant"
+        count, largest = f"The difference from {base} is not significant", ""
     if _lead(best) <= 0:
         return [f"{count}. No row leads {own_base}."]
-    said = f"{count}. The largest: {_leads(best, several)}" if len(among) > 1 else f"{count}: {_leads(best, several)}"
+    said = f"{count}{largest}: {_leads(best, several)}"
     if best.seeds_needed:
         said += f", {best.seeds_needed} seeds would show it"
     return [f"{said}."]
@@ -161,13 +158,9 @@ def _over_columns(results: SuiteResults) -> list[str]:
 
 def _lead(cell: CellResult) -> float:
     """By which share of its mean a cell is better than the base. Shares make columns comparable."""
-    return cell.column.sign * _relative(cell)
-
-
-def _relative(cell: CellResult) -> float:
     assert cell.against_base is not None
     assert cell.summary is not None
-    return cell.against_base.difference / (abs(cell.summary.mean) or 1.0)
+    return cell.column.sign * cell.against_base.difference / (abs(cell.summary.mean) or 1.0)
 
 
 def _leads(cell: CellResult, names_base: bool = False) -> str:
@@ -202,14 +195,10 @@ def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequenc
         claims = f"{len(found)} claims"
     if not all(each.is_paper_protocol for each in found):
         protocol = f" ({NOT_COMPARED} than its own)"
-    summary = (
-        f"Of the paper's {claims} on it{protocol}: {counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, "
-        f"{counts[UNDECIDED]} undecided"
-    )
-    named = []
-    for each in found:
-        if each.verdict_alone in (AGREES, DIFFERS):
-            named.append(f"{each.ours.claim.id} {each.verdict_alone}, {each.why}")
-    if named:
+    verdicts = f"{counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, {counts[UNDECIDED]} undecided"
+    summary = f"Of the paper's {claims} on it{protocol}: {verdicts}"
+    if named := [
+        f"{c.ours.claim.id} {c.verdict_alone}, {c.why}" for c in found if c.verdict_alone in (AGREES, DIFFERS)
+    ]:
         summary += f": {first_of(named, NAMED)}"
     return [f"{summary}."]

@@ -50,16 +50,10 @@ def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
     found = [(claimed, suite) for claimed, suite in _claims(suites) if claimed.verdict_alone in (AGREES, DIFFERS)]
     rows = []
     for claimed, suite in sorted(found, key=lambda one: one[0].verdict_alone != DIFFERS):
-        claim = claimed.ours.claim
-        rows.append(
-            (
-                Cell(claim.statement, sub=claim.id),
-                Cell(claim.where, sub=claim.paper),
-                Cell(claimed.verdict, sub=claimed.why, mark=mark_of(claimed.verdict_alone)),
-                number_cell(claimed.p_holm),
-                Cell(suite.manifest.title, link=suite.manifest.name),
-            )
-        )
+        claim, link = claimed.ours.claim, Cell(suite.manifest.title, link=suite.manifest.name)
+        verdict = Cell(claimed.verdict, sub=claimed.why, mark=mark_of(claimed.verdict_alone))
+        about = Cell(claim.statement, sub=claim.id), Cell(claim.where, sub=claim.paper)
+        rows.append((*about, verdict, number_cell(claimed.p_holm), link))
     note = (
         "Claims of the papers that our numbers support or contradict. p is corrected by Holm over the claims of the "
         "suite. If our protocol is not the paper's, the verdict names this and holds for our setting only. It does not "

@@ -28,9 +28,7 @@ class Picture:
 
 def pictured(chart: Chart | None, caption: str, note: str = "") -> list[Picture]:
     """Return a list of one picture, or an empty list if there is nothing to draw."""
-    if chart is None:
-        return []
-    return [Picture(chart, caption, note)]
+    return [] if chart is None else [Picture(chart, caption, note)]
 
 
 def drawn_at_once(pictures: Sequence[Picture]) -> int:

@@ -69,9 +69,7 @@ class IntervalChart(Chart):
             shared["opacity"] = unless_chosen(1.0, 0.12)
             tips.append(tip("series", "of"))
             height["for"] = "position"
-        scale = alt.Scale(zero=False)
-        if self.is_log:
-            scale = alt.Scale(type="log")
+        scale = alt.Scale(type="log") if self.is_log else alt.Scale(zero=False)
 
         def x(field: str = "x") -> Any:
             return alt.X(f"{field}:Q", title=self.x_label, scale=scale)
@@ -121,7 +119,7 @@ def interval_chart(
     said = [f"{(row.label + ' ' + row.source).strip()} {row.value:.4g}" for row in rows if isfinite(row.value)]
     columns = {"label": "row", "series": "of", "x": x_label, "low": "low", "high": "high", "runs": "n"}
     is_log = reference is None and min(numbers) > 0 and max(numbers) > SPAN * min(numbers)
-    return IntervalChart(title, x_label, "", found, first_of(said, NAMED) + ".", columns, datasets, is_log)
+    return IntervalChart(title, x_label, "", found, first_of(said, NAMED) + ".", columns, datasets, False, is_log)
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ def heat_map(
     if not rows:
         return None
     size = f"{counted(len(values_of(rows, 'row')), 'row')} by {counted(len(values_of(rows, 'column')), 'column')}"
-    return HeatMap(title, x_label, y_label, rows, f"{size}. Colour: {value_label}.", {}, {}, value_label, middle)
+    return HeatMap(title, x_label, y_label, rows, f"{size}. Colour: {value_label}.", {}, {}, False, value_label, middle)
 
 
 def _in_order(names: list[str]) -> list[str]:

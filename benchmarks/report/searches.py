@@ -83,9 +83,7 @@ def _values(trial: TrialLine) -> Cell:
 def _number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    if value is None:
-        return ""
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def slices(search: SearchSummary) -> list[Picture]:

@@ -24,16 +24,12 @@ EMPTY = Cell("")
 
 def number_cell(value: float | None, note: str = "") -> Cell:
     """Return a number with about four digits, or an empty cell if it is missing or not finite."""
-    if value is None or not isfinite(value):
-        return EMPTY
-    return Cell(number(value), value, note)
+    return EMPTY if value is None or not isfinite(value) else Cell(number(value), value, note)
 
 
 def count_cell(value: int | None) -> Cell:
     """Return an integer, or an empty cell if it is missing."""
-    if value is None:
-        return EMPTY
-    return Cell(str(value), value)
+    return EMPTY if value is None else Cell(str(value), value)
 
 
 @dataclass(frozen=True)

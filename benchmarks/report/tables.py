@@ -295,9 +295,7 @@ def _result(cell: CellResult, is_best: bool) -> Cell:
 def _printed(cell: PrintedCell | None) -> str:
     if cell is None or cell.mean is None:
         return ""
-    if cell.std is None:
-        return f"{cell.mean:g}"
-    return f"{cell.mean:g} \N{PLUS-MINUS SIGN} {cell.std:g}"
+    return f"{cell.mean:g}" if cell.std is None else f"{cell.mean:g} \N{PLUS-MINUS SIGN} {cell.std:g}"
 
 
 def _mean_and_spread(values: Sequence[float]) -> Cell:

@@ -43,9 +43,7 @@ class Group:
 
     def title(self, kind: str) -> str:
         """Return the title of a picture of the group."""
-        if self.name:
-            return f"{self.name}: {kind}"
-        return kind
+        return f"{self.name}: {kind}" if self.name else kind
 
 
 def groups_of(results: SuiteResults) -> list[Group]:
@@ -114,9 +112,7 @@ def drawn_names(manifest: Manifest) -> set[str]:
 
 def logged_name(metric: str) -> str:
     """Return the name that a metric of the record has in metrics.jsonl."""
-    if metric.startswith("diag/"):
-        return metric
-    return f"eval/{metric}"
+    return metric if metric.startswith("diag/") else f"eval/{metric}"
 
 
 def _names(row: RowEntry, columns: Iterable[ColumnEntry]) -> dict[str, str]:

@@ -24,8 +24,6 @@ class Interval:
         value: the estimate.
         low: lower end, or nan if there is no interval.
         high: upper end.
-        level: confidence level, in (0, 1).
-        method: the name of the interval.
         needs: if there is no interval, what would give one. Else "".
         p: two-sided p-value of no gain (`relative_gain`), nan for other estimates.
     """
@@ -33,8 +31,6 @@ class Interval:
     value: float
     low: float
     high: float
-    level: float = CONFIDENCE
-    method: str = ""
     needs: str = ""
     p: float = nan
 
@@ -68,7 +64,7 @@ def iqm_interval(
     """
     values = _array(tasks)
     found = estimates.interquartile_means(values, _names(runs, len(tasks)))
-    return _interval(found.value, found.bounds(confidence), confidence, "winsorized t", _fewest(values))
+    return _interval(found.value, found.bounds(confidence), values)
 
 
 def probability_of_improvement(
@@ -92,8 +88,7 @@ def probability_of_improvement(
     """
     x, b = _both(ours, base, "probability of improvement")
     value, trials = estimates.probabilities_of_improvement(x, b, _names(runs, len(ours)))
-    bounds = estimates.binomial_bounds(value, trials, confidence)
-    return _interval(value, bounds, confidence, "binomial", min(_fewest(x), _fewest(b)))
+    return _interval(value, estimates.binomial_bounds(value, trials, confidence), x, b)
 
 
 def relative_gain(
@@ -117,8 +112,7 @@ def relative_gain(
     """
     x, b = _both(ours, base, "a gain")
     found = estimates.relative_gains(x, b, _names(runs, len(ours)))
-    gain = _interval(found.value, found.bounds(confidence), confidence, "paired t", min(_fewest(x), _fewest(b)))
-    return replace(gain, p=float(found.p_values()))
+    return replace(_interval(found.value, found.bounds(confidence), x, b), p=float(found.p_values()))
 
 
 def _both(ours: Sequence[Runs], base: Sequence[Runs], what: str) -> tuple[Array, Array]:
@@ -149,19 +143,12 @@ def _names(runs: Sequence[Hashable] | None, count: int) -> Sequence[Hashable]:
     return runs
 
 
-def _fewest(values: Array) -> int:
-    return int((~np.isnan(values)).sum(axis=-1).min())
-
-
-def _interval(value: Array, bounds: tuple[Array, Array], confidence: float, method: str, fewest: int) -> Interval:
-    low, high = float(bounds[0]), float(bounds[1])
-    if isfinite(low):
-        return Interval(float(value), low, high, confidence, method)
-    return Interval(float(value), nan, nan, confidence, "", needs(fewest))
-
-
-def needs(seeds: int) -> str:
-    """Return what would give an interval, if so many seeds have none."""
-    if seeds < estimates.NEEDED:
-        return f"no interval: {estimates.NEEDED} seeds give one"
-    return f"no interval: {seeds} seeds gave the same, more may differ"
+def _interval(value: Array, bounds: tuple[Array, Array], *samples: Array) -> Interval:
+    low, high, needs = float(bounds[0]), float(bounds[1]), ""
+    if not isfinite(low):
+        low = high = nan
+        seeds = min(int((~np.isnan(each)).sum(axis=-1).min()) for each in samples)
+        needs = f"no interval: {estimates.NEEDED} seeds give one"
+        if seeds >= estimates.NEEDED:
+            needs = f"no interval: {seeds} seeds gave the same, more may differ"
+    return Interval(float(value), low, high, needs)

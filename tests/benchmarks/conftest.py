@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
+from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.run_records import read_records
 from dipole.core.record import Hardware, Histogram, RunRecord, write_record
 
 HARDWARE = Hardware(device="cpu", device_name="Test processor", machine="Linux x86_64", processors=2, threads=1)
@@ -101,6 +103,15 @@ class RunsFolder:
         )
         write_manifest(self.path, manifest)
         return manifest
+
+    def results(self, name, rows, columns, values, seeds=(0, 1, 2), **more):
+        """Write a suite. Return what a report makes of it."""
+        columns = [column if isinstance(column, tuple) else (column, "vision") for column in columns]
+        return self.read(self.suite(name, rows, columns, values, seeds, **more))
+
+    def read(self, manifest):
+        """Return what a report makes of the records of a suite."""
+        return SuiteResults(manifest, read_records(self.path).records)
 
 
 @pytest.fixture

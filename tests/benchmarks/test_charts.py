@@ -18,12 +18,10 @@ from dipole.benchmarks.report.curve_charts import (
     scatter_chart,
 )
 from dipole.benchmarks.report.document import make_report
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.row_charts import Estimate, HeatMap, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
 from dipole.benchmarks.report.write import write_report
-from dipole.benchmarks.run_records import read_records
 from dipole.core.record import read_record
 
 altair = pytest.importorskip("altair")
@@ -42,10 +40,6 @@ ONE_OF_EACH = [
 ]
 
 
-def results(runs_folder, written):
-    return SuiteResults(written, read_records(runs_folder.path).records)
-
-
 @pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)
 def test_every_kind_is_valid_and_drawn_with_names_of_colours_alone(chart):
     """The schema of Vega-Lite accepts the spec; no colour is fixed that a theme could make illegible."""
@@ -58,10 +52,6 @@ def test_every_kind_is_valid_and_drawn_with_names_of_colours_alone(chart):
     assert "NaN" not in json.dumps(spec)
     for text in (chart.x_label, chart.y_label):
         assert not text or f">{text}<" in svg
-
-
-@pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)
-def test_files_have_colours_of_their_own(chart):
     found = drawing.to_files(chart)
     assert "var(" not in found[".svg"]
     assert f">{chart.title}<" in found[".svg"]
@@ -141,14 +131,12 @@ def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
 
 
 def test_seeds_are_dots_and_printed_numbers_stand_beside_ours(runs_folder):
-    written = runs_folder.suite(
-        "t", [("SimCLR (CL)", "infonce", None)], [("CIFAR-10", "vision")], lambda r, c, s: 0.8 + 0.01 * s,
-        published="cacr-table6",
-    )  # fmt: skip
-    (picture,) = charts.measured(results(runs_folder, written))
+    rows = [("SimCLR (CL)", "infonce", None)]
+    results = runs_folder.results("t", rows, ["CIFAR-10"], lambda r, c, s: 0.8 + 0.01 * s, published="cacr-table6")
+    (picture,) = charts.measured(results)
     printed, ours = picture.chart.rows
     assert (printed["series"], ours["series"]) == ("printed", "ours")
-    assert printed["x"] == results(runs_folder, written).table.value("SimCLR (CL)", "CIFAR-10")
+    assert printed["x"] == results.table.value("SimCLR (CL)", "CIFAR-10")
     assert [row["x"] for row in picture.chart.datasets["dots"]] == [80, 81, 82]
     assert ours["x"] == 81
     # t of 0.975 at 2 degrees of freedom: 4.302653; standard error 1 / sqrt(3).
@@ -158,10 +146,8 @@ def test_seeds_are_dots_and_printed_numbers_stand_beside_ours(runs_folder):
 def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
     rows = [("base", "infonce", None), ("hcl", "hcl", "base"), ("dcl", "dcl", "base")]
     value = {"base": 0.5, "hcl": 0.6, "dcl": 0.45}
-    written = runs_folder.suite(
-        "grid", rows, [("a", "vision"), ("b", "vision")], lambda r, c, s: None if (r, c) == ("dcl", "b") else value[r]
-    )
-    (picture,) = charts.measured(results(runs_folder, written))
+    results = runs_folder.results("grid", rows, "ab", lambda r, c, s: None if (r, c) == ("dcl", "b") else value[r])
+    (picture,) = charts.measured(results)
     found = {(t["row"], t["column"]): (t["value"], t["text"]) for t in picture.chart.rows}
     assert found["hcl", "a"] == (pytest.approx(10), "60")
     assert found["dcl", "a"] == (pytest.approx(-5), "45")
@@ -171,11 +157,11 @@ def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
 
 def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
     rows = [(f"m{i}", f"m{i}", None) for i in range(picture.MOST_LINES + 2)]
-    written = runs_folder.suite("many", rows, [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
-    found = charts.pictures(results(runs_folder, written), RunFiles(folder=runs_folder.path))
+    results = runs_folder.results("many", rows, "a", lambda r, c, s: 0.5, seeds=(0,))
+    found = charts.pictures(results, RunFiles(folder=runs_folder.path))
     loss = found["Training loss"][0].chart
     logged = [
-        json.loads(x) for x in (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").read_text().splitlines()
+        json.loads(x) for x in (runs_folder.path / results.jobs[0].hash / "metrics.jsonl").read_text().splitlines()
     ]
     assert [row["y"] for row in loss.rows] == pytest.approx([line["train/loss"] for line in logged], rel=1e-5)
     (curve,) = found["Learning curves"]
@@ -183,8 +169,8 @@ def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
 
 
 def test_histograms_that_are_compared_have_one_scale(runs_folder):
-    written = runs_folder.suite("h", [("a", "a", None), ("b", "b", None)], [("v", "vision")], lambda r, c, s: 0.5)
-    found = charts.pictures(results(runs_folder, written), RunFiles(folder=runs_folder.path))["Distance histograms"]
+    results = runs_folder.results("h", [("a", "a", None), ("b", "b", None)], "v", lambda r, c, s: 0.5)
+    found = charts.pictures(results, RunFiles(folder=runs_folder.path))["Distance histograms"]
     assert len({picture.chart.top for picture in found}) == 1
     assert found[0].chart.top == pytest.approx(max(row["y"] for p in found for row in p.chart.rows), rel=1e-5)
 
@@ -213,16 +199,12 @@ def test_runs_outside_suites_are_compared(runs_folder):
 def test_the_first_lines_say_what_was_found_and_where(runs_folder):
     noise = [0.00, 0.02, 0.01]
     rows = [("infonce", "infonce", None), ("hcl", "hcl", "infonce")]
-    runs_folder.suite(
-        "s",
-        rows,
-        [("a", "vision")],
-        lambda r, c, s: 0.8 + (0.005 + noise[s] if r == "hcl" else noise[-s]),
-        title="Study",
+    results = runs_folder.results(
+        "s", rows, "a", lambda r, c, s: 0.8 + (0.005 + noise[s] if r == "hcl" else noise[-s]), title="Study"
     )
     report = make_report(runs_folder.path)
     study, machines = report.findings
-    (cell,) = SuiteResults(*_only(runs_folder)).cells[1:]
+    (cell,) = results.cells[1:]
     assert cell.against_base.difference == pytest.approx(0.5)
     assert study == (
         "Study: The difference from infonce is not significant: hcl leads by 0.500 points (a), "
@@ -234,18 +216,11 @@ def test_the_first_lines_say_what_was_found_and_where(runs_folder):
 def test_differences_that_hold_are_named_with_their_side(runs_folder):
     value = {"base": 0.5, "up": 0.7, "down": 0.4}
     rows = [("base", "base", None), ("up", "up", "base"), ("down", "down", "base")]
-    runs_folder.suite("s", rows, [("a", "vision")], lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
+    runs_folder.results("s", rows, "a", lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
     (line, _) = make_report(runs_folder.path).findings
     assert "2 of 2 differences from base are significant: " in line
     assert "up leads by 20.10 points (a)" in line
     assert "down trails by 9.90 points (a)" in line
-
-
-def _only(runs_folder):
-    from dipole.benchmarks.manifest import read_manifests
-
-    ((written,), _) = read_manifests(runs_folder.path)
-    return written, read_records(runs_folder.path).records
 
 
 def test_a_folder_holds_every_table_and_chart_as_files(runs_folder, tmp_path):
@@ -314,10 +289,8 @@ def test_what_is_beyond_the_first_pictures_is_drawn_when_unfolded(runs_folder, t
 
 def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
     rows = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.1, 1, 0.5) for b in (2, 10)]
-    written = runs_folder.suite(
-        "two", rows, [("a", "vision")], lambda r, c, s: 0.5 if "beta=10" in r else 0.6, seeds=(0,)
-    )
-    (shown,) = charts.measured(results(runs_folder, written))
+    results = runs_folder.results("two", rows, "a", lambda r, c, s: 0.5 if "beta=10" in r else 0.6, seeds=(0,))
+    (shown,) = charts.measured(results)
     assert (shown.chart.x_label, shown.chart.y_label) == ("temperature", "beta")
     assert [(t["row"], t["column"], t["text"]) for t in shown.chart.rows] == [
         ("10", "0.1", "50.00"), ("10", "0.5", "50.00"), ("10", "1", "50.00"),
@@ -336,8 +309,7 @@ def test_old_records_are_drawn(tmp_path, runs_folder):
 def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_grow_by_factors(runs_folder):
     values = [0.01 * 1.4**i for i in range(20)]
     rows = [(f"infonce(temperature={t:.4g})",) * 2 + (None,) for t in reversed(values)]
-    manifest = runs_folder.suite("sweep", rows, [("digits", "vision")], lambda r, c, s: 0.5 + s / 100 + len(r) / 1000)
-    results = SuiteResults(manifest, read_records(runs_folder.path).records)
+    results = runs_folder.results("sweep", rows, ["digits"], lambda r, c, s: 0.5 + s / 100 + len(r) / 1000)
     (picture,) = charts.measured(results)
     chart = picture.chart
     assert isinstance(chart, LineChart)

@@ -12,7 +12,6 @@ from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.statistics import (
     difference,
     estimates,
-    holm,
     iqm_interval,
     paired,
     probability_of_improvement,
@@ -168,13 +167,6 @@ def test_runs_that_a_task_lacks_leave_the_others_as_they_are():
     alone = [estimates.relative_gains(*(s[t : t + 1, : 6 - 2 * t] for s in (x, b)), ("a",)) for t in range(2)]
     assert found.value == pytest.approx(np.mean([each.value for each in alone]))
     assert found.variance == pytest.approx(sum(each.variance for each in alone) / 4)
-
-
-def test_holm_over_a_suite_is_stricter_than_over_its_rows():
-    rows = [[0.01, 0.5], [0.02, 0.6]]
-    together = holm([p for row in rows for p in row])
-    assert together[0] == pytest.approx(0.04)
-    assert holm(rows[0])[0] == pytest.approx(0.02)
 
 
 def test_pairs_that_all_differ_by_the_same_are_judged_by_the_sides():

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import read_manifests, write_manifest
+from dipole.benchmarks.manifest import ColumnEntry, write_manifest
 from dipole.benchmarks.report import claim_tables, findings, tables
+from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles, read_curves
 from dipole.benchmarks.report.table import Cell, ReportTable, number, to_csv, to_markdown
-from dipole.benchmarks.report.training_charts import mean_line
+from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_records import is_done, read_records
@@ -143,15 +144,12 @@ def test_a_missing_folder_is_one_clear_error(tmp_path):
 @pytest.fixture
 def results(runs_folder):
     values = {"base": [80.0, 81.0, 82.0], "other": [82.0, 82.5, 84.0]}
-    runs_folder.suite(
+    return runs_folder.results(
         "hand",
         [("base", "infonce", None), ("other", "dcl", "base")],
-        [("A", "vision"), ("B", "vision")],
+        "AB",
         lambda row, column, seed: None if (row, column, seed) == ("other", "B", 2) else values[row][seed] / 100,
     )
-    manifests, problems = read_manifests(runs_folder.path)
-    assert problems == []
-    return SuiteResults(manifests[0], read_records(runs_folder.path).records)
 
 
 def test_cells_hold_our_sample_and_the_test_against_the_base(results):
@@ -176,26 +174,23 @@ def test_missing_seeds_are_shown_not_hidden(results):
 
 
 def test_a_failed_run_counts_nowhere(runs_folder):
-    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5, seeds=(0, 1))
-    path = runs_folder.path / manifest.jobs[0].hash / "record.json"
-    path.write_text(path.read_text().replace('"done"', '"failed"'))
-    found = SuiteResults(manifest, read_records(runs_folder.path).records)
-    assert found.cell("a", "A").summary.n == 1
-    assert found.cell("a", "A").wanted == 2
-    path = runs_folder.path / manifest.jobs[1].hash / "record.json"
-    path.write_text(path.read_text().replace('"done"', '"failed"'))
-    shown = tables.results_table(SuiteResults(manifest, read_records(runs_folder.path).records)).rows[0]
+    found = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5, seeds=(0, 1))
+    for count, job in enumerate(found.jobs):
+        assert found.cell("a", "A").summary.n == 2 - count
+        assert found.cell("a", "A").wanted == 2
+        path = runs_folder.path / job.hash / "record.json"
+        path.write_text(path.read_text().replace('"done"', '"failed"'))
+        found = runs_folder.read(found.manifest)
+    shown = tables.results_table(found).rows[0]
     assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
 
 
 def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
-    columns = [("regular/CIFAR-10", "vision"), ("linear/CIFAR-10", "vision")]
     values = {"regular/CIFAR-10": [0.83, 0.85], "linear/CIFAR-10": [0.80, 0.79]}
     rows = [("CACR (K=4)", "cacr", None)]
-    manifest = runs_folder.suite(
-        "cacr-table2", rows, columns, lambda r, c, s: values[c][s], seeds=(0, 1), published="cacr-table2"
+    found = runs_folder.results(
+        "cacr-table2", rows, values, lambda r, c, s: values[c][s], seeds=(0, 1), published="cacr-table2"
     )
-    found = SuiteResults(manifest, read_records(runs_folder.path).records)
     assert found.samples("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx({0: 3.0, 1: 6.0})
     assert found.value("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx(4.5)
 
@@ -203,17 +198,15 @@ def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
 def test_claims_and_verdicts_of_a_suite(runs_folder):
     rows = [(m, "infonce", None) for m in ("SimCLR (CL)", "AU-CL", "HN-CL", "CACR (K=1)", "CMC (K=4)", "CACR (K=4)")]
     level = {row[0]: 0.80 + 0.02 * i for i, row in enumerate(rows)}
-    columns = [(c, "vision") for c in ("CIFAR-10", "CIFAR-100", "STL-10")]
-    manifest = runs_folder.suite(
+    columns = ("CIFAR-10", "CIFAR-100", "STL-10")
+    found = runs_folder.results(
         "cacr-table6", rows, columns, lambda r, c, s: level[r] * (1 + s / 1000), published="cacr-table6"
     )
-    found = SuiteResults(manifest, read_records(runs_folder.path).records)
     claim = {c.ours.claim.id: c for c in found.claims()}["cacr-c12"]
     assert (claim.ours.hold, len(claim.ours.items), claim.verdict) == (12, 12, "agrees")
     # 80.1 +- 0.1 against the printed 83.47 of SimCLR on CIFAR-10.
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "differs"
-    manifest = manifest.model_copy(update={"protocol": {"dataset": "digits"}})
-    found = SuiteResults(manifest, read_records(runs_folder.path).records)
+    found = runs_folder.read(found.manifest.model_copy(update={"protocol": {"dataset": "digits"}}))
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
     every = {row[0].text: row for row in claim_tables.every_claim_table([found]).rows}
@@ -225,13 +218,7 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
 def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
     rows = [("SimCLR (CL)", "infonce", None)]
     values = {"CIFAR-10": 0.83, "STL-10": 0.5}
-    runs_folder.suite(
-        "cacr-table6",
-        rows,
-        [(c, "vision") for c in values],
-        lambda r, c, s: values[c] + s / 1000,
-        published="cacr-table6",
-    )
+    runs_folder.results("cacr-table6", rows, values, lambda r, c, s: values[c] + s / 1000, published="cacr-table6")
     report = make_report(runs_folder.path)
     (sheet,) = [sheet for sheet in report.tables if sheet.name == "published"]
     assert {row[0].text for row in sheet.rows} == set(published.tables())
@@ -266,11 +253,11 @@ def test_ranking_by_hand():
 
 
 def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
-    manifest = runs_folder.suite("s", [("a", "infonce", None)], [("A", "vision")], lambda *_: 0.5)
-    assert SuiteResults(manifest, read_records(runs_folder.path).records).empty_columns == []
-    columns = [manifest.columns[0].model_copy(update={"metric": "linear/acuracy"})]
-    manifest = manifest.model_copy(update={"columns": columns})
-    (line,) = SuiteResults(manifest, read_records(runs_folder.path).records).empty_columns
+    results = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5)
+    assert results.empty_columns == []
+    columns = [results.manifest.columns[0].model_copy(update={"metric": "linear/acuracy"})]
+    manifest = results.manifest.model_copy(update={"columns": columns})
+    (line,) = runs_folder.read(manifest).empty_columns
     assert "Did you mean 'linear/accuracy'?" in line
     assert "diag/rank" in line
     # Before anything is finished there is nothing to say.
@@ -296,10 +283,10 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
     rows = [("CURL", "infonce", None), ("DCL", "dcl", "CURL"), ("LMCL(DCL+DP)", "dcl + 0.1*dp", "DCL")]
     level = {"CURL": 1.0, "DCL": 2.0, "LMCL(DCL+DP)": 1.5}
     columns = [("Spin", "rl"), ("Walk", "rl")]
-    manifest = runs_folder.suite(
+    results = runs_folder.results(
         "lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, published="lmcl-table5"
     )
-    sheet = tables.aggregate_table(SuiteResults(manifest, read_records(runs_folder.path).records))
+    sheet = tables.aggregate_table(results)
     by = {row[0].text: row for row in sheet.rows}
     assert by["DCL"][2].sort == pytest.approx(201.0)
     assert by["CURL"][4].text == ""
@@ -410,10 +397,8 @@ def test_a_missing_cell_does_not_make_a_column_of_numbers_one_of_text():
 
 
 def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
-    from dipole.benchmarks.report.charts import pictures
-
     written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
-    results = SuiteResults(written.model_copy(update={"show": ["scatter"]}), read_records(runs_folder.path).records)
+    results = runs_folder.read(written.model_copy(update={"show": ["scatter"]}))
     assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
     folder = runs_folder.path / written.jobs[0].hash
     corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
@@ -427,13 +412,9 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
 
 
 def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
-    from dipole.benchmarks.report.charts import pictures
-
-    columns = [(f"{data}/k={k}", "vision") for data in ("a", "b") for k in (1, 2, 4)]
-    written = runs_folder.suite("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
-    found = pictures(SuiteResults(written, read_records(runs_folder.path).records), RunFiles(folder=runs_folder.path))[
-        "Measurements"
-    ]
+    columns = [f"{data}/k={k}" for data in ("a", "b") for k in (1, 2, 4)]
+    results = runs_folder.results("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
+    found = pictures(results, RunFiles(folder=runs_folder.path))["Measurements"]
     assert len(found) == 2
     assert [picture.caption.partition(":")[0] for picture in found] == ["a", "b"]
     for picture in found:
@@ -441,9 +422,6 @@ def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
 
 
 def test_a_path_is_one_column_over_another_at_common_steps():
-    from dipole.benchmarks.manifest import ColumnEntry
-    from dipole.benchmarks.report.training_charts import Group, paths
-
     names = ("losses/unsupervised", "losses/supervised")
     columns = [ColumnEntry(name=n, metric=n, factor=1.0, higher_is_better=False, unit="bits") for n in names]
     over, of = Curve((10, 20, 30), (2.0, 1.5, 1.0)), Curve((10, 20, 30, 40), (0.9, 0.6, 0.5, 0.1))
@@ -456,15 +434,12 @@ def test_a_path_is_one_column_over_another_at_common_steps():
 
 
 def test_a_single_measurement_is_no_curve(runs_folder):
-    from dipole.benchmarks.report.charts import pictures
-
-    written = runs_folder.suite("short", [("m", "infonce", None)], [("a", "vision")], lambda r, c, s: 0.5, seeds=(0,))
-    results = SuiteResults(written, read_records(runs_folder.path).records)
+    results = runs_folder.results("short", [("m", "infonce", None)], "a", lambda r, c, s: 0.5, seeds=(0,))
     assert "Conditional entropy" in pictures(results, RunFiles(folder=runs_folder.path))
     line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
-    (runs_folder.path / written.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (runs_folder.path / results.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert "Conditional entropy" not in pictures(results, RunFiles(folder=runs_folder.path))
-    asked = SuiteResults(written.model_copy(update={"show": ["entropy"]}), read_records(runs_folder.path).records)
+    asked = runs_folder.read(results.manifest.model_copy(update={"show": ["entropy"]}))
     assert "Conditional entropy" in pictures(asked, RunFiles(folder=runs_folder.path))
 
 
@@ -497,8 +472,8 @@ def test_ten_thousand_records_in_seconds_and_a_gigabyte(runs_folder, tmp_path):
 def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_what_the_cells_decide(runs_folder):
     noise = np.random.default_rng(7)
     rows = [("infonce", "infonce", None), ("better", "dcl", "infonce"), ("same", "hcl", "infonce")]
-    columns = [(f"column {i}", "vision") for i in range(4)]
-    manifest = runs_folder.suite(
+    columns = [f"column {i}" for i in range(4)]
+    results = runs_folder.results(
         "study",
         rows,
         columns,
@@ -506,7 +481,6 @@ def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_w
         range(5),
         kind="study",
     )
-    results = SuiteResults(manifest, read_records(runs_folder.path).records)
     said = " ".join(findings.of_suite(results))
     assert "Over all columns together, in units of the mean of infonce: better gains" in said
     assert "same gains" not in said

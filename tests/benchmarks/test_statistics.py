@@ -61,18 +61,6 @@ def test_paired_uses_only_common_seeds_and_agrees_with_scipy():
     assert found.effect == pytest.approx(mean / sqrt(sum((g - mean) ** 2 for g in gains) / 4))
 
 
-def test_wilcoxon_is_the_exact_count_over_all_signs():
-    found = paired(BASE, OTHER)
-    gains = [OTHER[s] - BASE[s] for s in range(5)]
-    ranks = stats.rankdata([abs(g) for g in gains])
-    observed = sum(r for r, g in zip(ranks, gains, strict=True) if g > 0)
-    total, centre, extreme = 2**5, sum(ranks) / 2, 0
-    for signs in range(total):
-        statistic = sum(r for i, r in enumerate(ranks) if signs >> i & 1)
-        extreme += abs(statistic - centre) >= abs(observed - centre) - 1e-12
-    assert found.p_wilcoxon == pytest.approx(extreme / total)
-
-
 @pytest.mark.parametrize("other", [{}, {0: 1.0}])
 def test_too_few_common_seeds_decide_nothing(other):
     assert isnan(paired({0: 0.5, 1: 0.6}, other).p_t)
@@ -125,12 +113,8 @@ def test_holm_by_its_definition():
         expected[index] = max(min(1.0, (4 - j) * p[order[j]]) for j in range(rank + 1))
     assert holm(p) == pytest.approx(expected)
     assert expected == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-
-def test_holm_skips_tests_that_could_not_be_made():
-    adjusted = holm([0.02, float("nan"), 0.5])
-    assert adjusted[0] == pytest.approx(0.04)
-    assert isnan(adjusted[1])
+    # Tests that could not be made are skipped.
+    assert holm([0.02, float("nan"), 0.5]) == pytest.approx([0.04, float("nan"), 0.5], nan_ok=True)
 
 
 def test_iqm_by_hand():
@@ -150,15 +134,6 @@ def test_the_interval_of_the_interquartile_mean_is_stratified_and_holds_where_th
     few = iqm_interval([task[:4] for task in tasks], runs="abc")
     # Unstratified redrawing would mix tasks of level 0 and 20 and give an interval many units wide.
     assert found.high - found.low < few.high - few.low < 4
-
-
-@pytest.mark.parametrize("n", [2, 5, 40])
-def test_the_interval_of_the_interquartile_mean_covers_the_truth(n):
-    generator = np.random.default_rng(5)
-    covered = [
-        (lambda i: i.low <= 0 <= i.high)(iqm_interval(generator.normal(size=(1, n)).tolist())) for _ in range(200)
-    ]
-    assert np.mean(covered) >= 0.91
 
 
 def test_probability_of_improvement_is_the_mann_whitney_statistic():
@@ -190,21 +165,17 @@ def test_textbook_sample_sizes():
     """Cohen 1988, alpha 0.05 two-sided, power 0.8: 26 / 64 / 394 per arm for d = 0.8 / 0.5 / 0.2; 34 pairs for 0.5."""
     assert [seeds_needed(d, 1.0) for d in (0.8, 0.5, 0.2)] == [26, 64, 394]
     assert seeds_needed(0.5, 1.0, is_paired=True) == 34
-
-
-def test_catch_needs_about_75_seeds():
-    """LMCL Table 5, Catch: 842 +- 27 against 826 +- 42."""
-    assert abs(seeds_needed(16, 35) - 75) <= 2
+    # LMCL Table 5, Catch: 842 +- 27 against 826 +- 42.
     assert abs(seeds_needed(842 - 826, pooled_std(27, 42)) - 75) <= 3
 
 
 def test_seeds_needed_is_the_smallest_such_number():
     n = seeds_needed(3.0, 4.0)
     assert power(3.0, 4.0, n) >= 0.8 > power(3.0, 4.0, n - 1)
-    assert seeds_needed(0.0, 1.0) is None
-    assert seeds_needed(float("nan"), 1.0) is None
-    assert seeds_needed(1e-6, 1.0) is None
+    assert (seeds_needed(3.0, 4.0, limit=n), seeds_needed(3.0, 4.0, limit=n - 1)) == (n, None)
+    assert [seeds_needed(d, 1.0) for d in (0.0, float("nan"), 1e-6)] == [None] * 3
     assert seeds_needed(1.0, 0.0) == 2
+    assert power(1.0, 1.0, 1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -227,13 +198,6 @@ def test_wilcoxon_with_ties_takes_no_time():
 def test_power_has_no_holes_far_out(difference, n):
     """Where scipy answers nan for the other tail: two samples that far apart are always told apart."""
     assert power(difference, 1.0, n) == pytest.approx(1.0, abs=0.02)
-
-
-def test_one_seed_has_no_power_and_the_limit_itself_is_tried():
-    assert power(1.0, 1.0, 1) == 0.0
-    wanted = seeds_needed(0.2, 1.0)
-    assert seeds_needed(0.2, 1.0, limit=wanted) == wanted
-    assert seeds_needed(0.2, 1.0, limit=wanted - 1) is None
 
 
 def test_one_run_per_task_has_an_estimate_and_no_interval():
