@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -336,30 +336,21 @@ def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dic
     the data do not depend on the seed.
     """
     trusted, newer = list(known), list(more)
-    by_seed: dict[tuple[str, int], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    prints: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for record in trusted:
-        by_seed[_name(record), record.seed][_fingerprint(record)].append(record.hash)
-    found: dict[str, str] = {}
-    of_name: dict[str, list[str]] = defaultdict(list)
-    for (name, _), prints in by_seed.items():
-        usual = max(prints, key=lambda each: len(prints[each]))
-        of_name[name].append(usual)
-        for odd in prints.keys() - {usual}:
-            found |= dict.fromkeys(prints[odd], _why(odd, usual))
-    if not newer:
-        return found
+        prints[_name(record), record.seed][_fingerprint(record)] += 1
+    usual = {place: counts.most_common(1)[0][0] for place, counts in prints.items()}
     found = {}
-    for record in newer:
+    for record in newer or trusted:
         name, own = _name(record), _fingerprint(record)
-        seeds = of_name.get(name, [])
-        if of_seed := by_seed.get((name, record.seed)):
-            wanted = next(iter(of_seed))
-        elif len(seeds) > 1 and len(set(seeds)) == 1:
-            wanted = seeds[0]
-        else:
-            continue
+        of_name = [each for (of, _), each in usual.items() if of == name]
+        wanted = usual.get((name, record.seed), own)
+        if (name, record.seed) not in usual and len(of_name) > 1 and len(set(of_name)) == 1:
+            wanted = of_name[0]
         if own != wanted:
-            found[record.hash] = _why(own, wanted)
+            found[record.hash] = (
+                f"was measured on other data (fingerprint {own[:12]}) than the other runs ({wanted[:12]})"
+            )
     return found
 
 
@@ -369,7 +360,3 @@ def _name(record: RunRecord) -> str:
 
 def _fingerprint(record: RunRecord) -> str:
     return str(record.data.get("fingerprint"))
-
-
-def _why(own: str, other: str) -> str:
-    return f"was measured on other data (fingerprint {own[:12]}) than the other runs ({other[:12]})"

@@ -22,7 +22,6 @@ from dipole.benchmarks.report.row_charts import Estimate, HeatMap, Tile, heat_ma
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
 from dipole.benchmarks.report.write import write_report
-from dipole.core.record import read_record
 
 altair = pytest.importorskip("altair")
 converter = pytest.importorskip("vl_convert")
@@ -223,19 +222,6 @@ def test_differences_that_hold_are_named_with_their_side(runs_folder):
     assert "down trails by 9.90 points (a)" in line
 
 
-def test_a_folder_holds_every_table_and_chart_as_files(runs_folder, tmp_path):
-    for objective in ("infonce", "hcl"):
-        runs_folder.record(objective=objective, results={"knn/accuracy": 0.5})
-    report = write_report(runs_folder.path, tmp_path / "out")
-    drawn = sum(len(pictures) for section in report.sections for pictures in section.pictures.values())
-    assert drawn >= 3
-    assert len(list((tmp_path / "out" / "charts").glob("*.svg"))) == drawn
-    assert len(list((tmp_path / "out" / "charts").glob("*.pdf"))) == drawn
-    (table, *_) = sorted((tmp_path / "out" / "charts").glob("*knn-accuracy.tex"))
-    assert r"infonce & 0.500 & 1 \\" in table.read_text()
-    assert {p.stem for p in (tmp_path / "out").glob("*.tex")} == {table.name for table in report.tables}
-
-
 def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
     rows = [
         (Cell("a_b"), Cell("50 % & more", 50.0, mark="best")),
@@ -298,12 +284,6 @@ def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
     ]  # fmt: skip
     assert charts.varying(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) == (["x"], [(1,), (2,), (3,), (4,)])
     assert charts.varying(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) == ([], [])
-
-
-def test_old_records_are_drawn(tmp_path, runs_folder):
-    run = runs_folder.record()
-    record = read_record(runs_folder.path / run / "record.json")
-    assert charts.other_runs({"vision": [record]}, RunFiles(folder=runs_folder.path))["Training loss"]
 
 
 def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_grow_by_factors(runs_folder):
