@@ -27,13 +27,9 @@ CONFLICT = "other results than the same run elsewhere, which are used"
 
 @dataclass(frozen=True)
 class Gathered:
-    """Everything that a report reads.
+    """Everything that a report reads: the records, their suites, curves and points of the runs, and problems.
 
-    Args:
-        collection: the records, by run.
-        manifests: the suites of these runs.
-        beside: curves and points of the runs.
-        problems: files that could not be read, and contradicting results.
+    Problems are files that could not be read, and contradicting results.
     """
 
     collection: Collection
@@ -105,21 +101,18 @@ def gather(places: Iterable[Path]) -> Gathered:
             suites[name] = suite
     collection = Collection(places[0], records, problems)
     manifests = [suites[name].manifest for name in sorted(suites)]
+    done = collection.done
     for manifest in manifests:
-        of_suite = [records[job.hash] for job in manifest.jobs if job.hash in records]
-        damaged += [
-            Problem(places[0], f"{manifest.name}: run {name} {why}")
-            for name, why in strangers([record for record in of_suite if record.status == "done"]).items()
-        ]
+        of_suite = [done[job.hash] for job in manifest.jobs if job.hash in done]
+        for name, why in strangers(of_suite).items():
+            damaged.append(Problem(places[0], f"{manifest.name}: run {name} {why}"))
     return Gathered(collection, manifests, RunFiles(folders, kept, places[0]), damaged)
 
 
 def _richer(one: StoredRun, other: StoredRun) -> StoredRun:
     """Merge the curves and points of a run that two suites store."""
-    points = one.points
-    if points is None:
-        points = other.points
-    return StoredRun(one.record, {**other.curves, **one.curves}, {**other.measured, **one.measured}, points)
+    points = other.points if one.points is None else one.points
+    return StoredRun(one.record, other.curves | one.curves, other.measured | one.measured, points)
 
 
 def places_of(runs: Path | Sequence[Path]) -> list[Path]:

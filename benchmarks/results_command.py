@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def of_suite(found: Gathered, manifest: Manifest) -> StoredSuite:
     return StoredSuite(manifest, runs)
 
 
-def _measured(found: Gathered, run: str) -> Mapping[str, AddedResult]:
+def _measured(found: Gathered, run: str) -> dict[str, AddedResult]:
     if run in found.beside.kept:
         return found.beside.kept[run].measured
     try:

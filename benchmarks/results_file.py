@@ -60,8 +60,8 @@ class StoredRun:
     """
 
     record: RunRecord
-    curves: Mapping[str, Curve] = field(default_factory=dict)
-    measured: Mapping[str, AddedResult] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    measured: dict[str, AddedResult] = field(default_factory=dict)
     points: Any = None
 
     @property
@@ -312,7 +312,7 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
             if replaces:
                 runs[name] = run
         elif name in runs:
-            runs[name] = replace(runs[name], measured={**run.measured, **runs[name].measured})
+            runs[name] = replace(runs[name], measured=run.measured | runs[name].measured)
         else:
             runs[name] = run
     both = theirs if replaces else mine

@@ -195,11 +195,12 @@ def _comparisons(claim: Claim, index: int, part: Part, grids: Grids) -> Iterator
     if test["kind"] not in _TESTS:
         known = ", ".join(_TESTS)
         raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
-    contrasts = _TESTS[test["kind"]]
-    not_printed: set[str] = set()
+    printed: list[tuple[str, Contrast | None]] = []
     if test["table"] in tables:
-        not_printed = {label for label, contrast in contrasts(test, tables) if contrast is None}
-    for label, contrast in contrasts(test, grids):
+        printed = list(_TESTS[test["kind"]](test, tables))
+    not_printed = {label for label, contrast in printed if contrast is None}
+    found = printed if grids is tables else _TESTS[test["kind"]](test, grids)
+    for label, contrast in found:
         if fits(label, part.only) or (contrast is None and test["table"] not in grids):
             if contrast and len(claim.tests) > 1:
                 contrast = replace(contrast, subject=_subject(test))
