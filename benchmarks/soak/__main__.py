@@ -100,11 +100,11 @@ class Soak:
                     found.append(process.pid)
         return sorted(found)
 
-    def end_all(self, which: signal.Signals = signal.SIGKILL) -> None:
-        """Send all processes a signal. After SIGABRT they write their stacks into the log."""
+    def end_all(self, which: signal.Signals | None = None) -> None:
+        """Send all processes a signal, by default SIGKILL. After SIGABRT they write their stacks into the log."""
         for pid in self.living():
             with suppress(ProcessLookupError):
-                os.kill(pid, which)
+                os.kill(pid, which or signal.SIGKILL)
 
     def wait(
         self, *runners: "subprocess.Popen[bytes]", cpu_seconds: float = CPU_SECONDS, idle_seconds: float = IDLE_SECONDS
