@@ -255,8 +255,9 @@ def test_what_has_not_converged_is_said(monkeypatch):
     x = draw.normal(size=(200, 5))
     y = (x[:, 0] + draw.normal(size=200) > 0).astype(int)
     monkeypatch.setattr(logistic, "STEPS", 1)
-    with pytest.warns(logistic.NotConverged, match="2 of 2 logistic regressions did not converge"):
-        logistic.predictions(x, y, np.ones((200, 1), dtype=bool), [1.0, 32.0], tolerance=1e-6)
+    task = Task("toy", "nested", {"all": Split([[["w"]] * 200], list(y))}, 2)
+    with pytest.warns(logistic.NotConverged, match=r"of 36 logistic regressions did not converge"):
+        assert classify(task, task.splits, {"all": x}, Settings("fast", 2)).unconverged > 18
 
 
 def test_hidden_units_that_do_not_fit_are_refused(tiny):
