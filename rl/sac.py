@@ -37,8 +37,9 @@ class ContrastiveSAC(PixelAgent, SAC):
         policy: "CnnPolicy". "MultiInputPolicy" (dictionaries) and "MlpPolicy" (vectors) mean the same here.
         env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with
             continuous actions.
-        objective: text such as "infonce(similarity=bilinear) + 0.1*dp". "none" trains on augmented images alone. By
-            default the preset's. An Objective or a Composite is used as it is, with its weights.
+        objective: text such as "infonce(similarity=bilinear, temperature=1) + 0.1*dp", CURL's loss with a regularizer.
+            "none" trains on augmented images alone. By default the preset's. An Objective or a Composite is used as it
+            is, with its weights.
         preset: "curl" (the repository, the default), "paper", "small" (two cores), or "sb3" (SB3's SAC).
         augmentation: "crop", "shift", "bilinear", "none", or a function (B, C, H, W) uint8 -> (B, C, h, w). By default
             the preset's.

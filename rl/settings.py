@@ -32,6 +32,9 @@ Storage = Literal["auto", "host", "device", "disk"]
 Inputs = Literal["auto", "pixels", "state", "both"]
 """The part of an observation that an agent sees."""
 
+CURL_OBJECTIVE = "infonce(similarity=bilinear, temperature=1)"
+"""The loss of a CURL agent (Laskin et al. 2020). At the default temperature 0.5 its gradient is 1.9 times as long."""
+
 # The preset of an algorithm where none is given.
 DEFAULT: dict[str, Preset] = {"sac": "curl", "drq": "drqv2"}
 
@@ -242,7 +245,7 @@ class AgentSettings(AgentTable):
         precision: "float32" or "bf16" (autocast).
     """
 
-    objective: str = "infonce(similarity=bilinear, temperature=1)"
+    objective: str = CURL_OBJECTIVE
     batch_size: int = Field(128, ge=2)
     learning_rate: Rate | Callable[[float], float] = 1e-3
     precision: Literal["float32", "bf16"] = "float32"

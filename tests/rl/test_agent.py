@@ -17,7 +17,7 @@ from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl import pixel_agent as agent_module
 from dipole.rl.algorithms import open_agent
 from dipole.rl.contrast import duplicates
-from dipole.rl.settings import PRESETS
+from dipole.rl.settings import CURL_OBJECTIVE, PRESETS
 
 # "blocks" has more negative blocks here than a small trial batch would have.
 OBJECTIVES = [
@@ -95,7 +95,7 @@ def test_presets_hold_the_published_settings():
         assert (preset.learning_rate, preset.temperature_learning_rate, preset.temperature_beta) == (1e-3, 1e-4, 0.5)
         assert (preset.hidden, preset.features, preset.filters, preset.layers) == ((1024, 1024), 50, 32, 4)
         assert (preset.actor_every, preset.target_every, preset.contrast_every) == (2, 2, 1)
-        assert preset.objective == "infonce(similarity=bilinear, temperature=1)"
+        assert preset.objective == CURL_OBJECTIVE == "infonce(similarity=bilinear, temperature=1)"
 
 
 def test_the_same_seed_gives_the_same_agent(tiny_agent):

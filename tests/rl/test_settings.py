@@ -1,11 +1,17 @@
 """One model for both doors: the keywords of an agent and the [rl] table of a recipe."""
 
-import pytest
+import re
+import subprocess
+from pathlib import Path
 
+import pytest
+import torch
+
+import dipole
 from dipole.core.train.recipe import load, resolve
 from dipole.core.utils.errors import ConfigError
 from dipole.rl.config import RLConfig
-from dipole.rl.settings import DEFAULT, PRESETS, USERS, AgentSettings, AgentTable
+from dipole.rl.settings import CURL_OBJECTIVE, DEFAULT, PRESETS, USERS, AgentSettings, AgentTable
 from dipole.rl.settings import resolve as settings_of
 from tests.rl.test_changed_settings import CHANGED as LATER
 
@@ -19,6 +25,7 @@ AT_FIRST = {
 }  # fmt: skip
 CHANGED = {name: value for name, value in LATER.items() if name not in (*ELSEWHERE, "log_std_bounds")} | AT_FIRST
 OTHERWISE = {"drq": {"tanh": False}}
+BILINEAR = re.compile(r"infonce\([^)]*similarity=bilinear[^)]*\)")
 RECIPE = {"domain": "rl", "objective": "infonce", "train": {"steps": 100}}
 
 
@@ -142,3 +149,33 @@ def test_a_preset_and_its_values_are_one_run():
     assert recipe(preset="small").config.hash != recipe().config.hash
     written = resolve({**RECIPE, "train": {"steps": 100, "batch_size": 64}, "rl": small | {"image_size": 84}})
     assert recipe(preset="small", image_size=84).config.hash == written.config.hash
+
+
+def test_every_text_writes_the_loss_of_a_curl_agent_with_its_temperature():
+    root = Path(__file__).resolve().parents[2]
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    found = {}
+    for name in listed:
+        path = root / name
+        if not name.endswith((".py", ".md", ".toml", ".in")) or name.startswith("tests/") or not path.is_file():
+            continue
+        found |= {(name, each): each for each in BILINEAR.findall(path.read_text(encoding="utf-8"))}
+    assert "README.md" in {name for name, _ in found}
+    assert {key: text for key, text in found.items() if text != CURL_OBJECTIVE} == {}
+
+
+def test_at_the_default_temperature_the_gradient_of_a_curl_agent_is_longer():
+    draw = torch.Generator().manual_seed(0)
+    z, k = (torch.randn(64, 8, generator=draw, dtype=torch.double) / 4 for _ in range(2))
+
+    def length(text):
+        anchors = z.clone().requires_grad_()
+        loss = dipole.objective(text)(dipole.Pairs.cross(anchors, k)).loss
+        return torch.autograd.grad(loss, anchors)[0].norm()
+
+    logits = (leaf := z.clone().requires_grad_()) @ k.T  # the loss of a CURL agent, as the paper writes it
+    by_hand = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, torch.arange(64)), leaf)[0].norm()
+    assert length(CURL_OBJECTIVE) == pytest.approx(by_hand)
+    assert length("infonce(similarity=bilinear)") / by_hand > 1.5

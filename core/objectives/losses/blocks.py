@@ -1,6 +1,6 @@
 """The block loss of Arora et al. (their CURL): means of similar points instead of single points.
 
-This is not the CURL agent of Laskin et al., which uses `infonce(similarity=bilinear)` in an RL agent.
+This is not the CURL agent of Laskin et al., which uses `infonce(similarity=bilinear, temperature=1)` in an RL agent.
 """
 
 import math

@@ -151,6 +151,8 @@ class InfoNCE(Tempered):
     Raises:
         OptionError: if `init` is given without a learned temperature.
 
+    A CURL agent (Laskin et al. 2020) uses `infonce(similarity=bilinear, temperature=1)`.
+
     Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it. `quickthoughts` is InfoNCE with dot products,
     temperature 1 and `joint`.
     """
