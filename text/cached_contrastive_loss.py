@@ -29,8 +29,12 @@ class CachedContrastiveLoss(ContrastiveLoss):
     draws its own masks, as in CachedMultipleNegativesRankingLoss.
 
     Args:
-        model, objective, gather_across_devices, directions, partition_mode: as in `ContrastiveLoss`.
+        model: as in `ContrastiveLoss`, and so for the others.
+        objective: text, Objective or Composite.
         mini_batch_size: sentences that the model sees at a time, >= 1.
+        gather_across_devices: embeddings of all ranks are candidates.
+        directions: which column asks which.
+        partition_mode: "joint" or "per_direction".
 
     Raises:
         OptionError: mini_batch_size, directions or partition_mode are none of these.

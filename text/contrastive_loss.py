@@ -103,7 +103,11 @@ class ContrastiveLoss(nn.Module):
         carry(self)
 
     def trains(self, model: nn.Module) -> bool:
-        """Return whether this is the loss of a model, wrapped or not."""
+        """Return whether this is the loss of a model.
+
+        Args:
+            model: as it was given, or wrapped by DistributedDataParallel or torch.compile.
+        """
         return unwrapped(self.model) is unwrapped(model)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
@@ -207,7 +211,10 @@ class ContrastiveLoss(nn.Module):
     # Parameters of the objective -----------------------------------------------------------------------------------
 
     def load_objective(self, folder: str | Path) -> None:
-        """Read the objective's parameters from a checkpoint folder of a trainer.
+        """Read the objective's parameters from a checkpoint of a trainer.
+
+        Args:
+            folder: of the checkpoint.
 
         Raises:
             CheckpointError: the folder holds none, or those of another objective.

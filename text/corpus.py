@@ -12,7 +12,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, is_saved, located_rows
 from dipole.core.utils.text import counted
 from dipole.text.splitting import READER, paragraphs, split_sentences
-from dipole.text.text_files import open_text
+from dipole.text.text_files import open_text, refuse_binary
 
 Unit = Literal["documents", "sentences"]
 TEXT = (".txt", ".text", ".txt.gz", ".text.gz")
@@ -28,7 +28,12 @@ PIECE = 1_000_000  # characters of a text file that are read together
 
 @dataclass(frozen=True)
 class Document:
-    """Sentences in reading order."""
+    """One text.
+
+    Args:
+        name: of the document, unique in its corpus or not.
+        sentences: in reading order.
+    """
 
     name: str
     sentences: list[str]
@@ -185,9 +190,11 @@ def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
             waiting.append(part)
             size += len(part)
             if size >= PIECE:
+                refuse_binary("".join(waiting), file)
                 yield Piece(name, starts, "\n\n".join(waiting), is_lines)
                 starts, waiting, size = False, [], 0
         if starts or size:
+            refuse_binary("".join(waiting), file)
             yield Piece(name, starts, "\n\n".join(waiting), is_lines)
 
 
@@ -276,7 +283,11 @@ def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
 
 
 def pydoc_documents() -> Iterator[Document]:
-    """Yield the help topics of Python's own `pydoc_data`, English prose, without code, grammar rules and rulers."""
+    """Read the help topics of Python's own `pydoc_data`, English prose, without code, grammar rules and rulers.
+
+    Returns:
+        A document for each topic, by name.
+    """
     from pydoc_data.topics import topics
 
     for name in sorted(topics):

@@ -92,7 +92,13 @@ class SentenceEncoder:
     def encode_ids(
         self, ids: Sequence[Sequence[int] | np.ndarray], batch_tokens: int, progress: bool = False
     ) -> Tensor:
-        """Return raw vectors (n, width) of sentences given as token ids (length,), one at least."""
+        """Return raw vectors (n, width) of sentences given as token ids.
+
+        Args:
+            ids: token ids (length,) of each sentence, one at least.
+            batch_tokens: tokens of a batch at most, padding included, >= 1.
+            progress: show how far it is.
+        """
         device = next(self.model.parameters()).device
         out = torch.empty(len(ids), self.width, device=device)
         lengths = np.array([len(each) for each in ids], dtype=np.int64)
@@ -148,7 +154,8 @@ class Combined:
         """Return vectors (n, width) in float32, those of the encoders side by side. A single string gives (width,).
 
         Args:
-            sentences, options: as in `SentenceEncoder.encode`, with its errors.
+            sentences: texts, or one text.
+            options: as in `SentenceEncoder.encode`, with its errors.
         """
         parts = [encoder.encode(sentences, **options) for encoder in self.encoders]
         if options.get("output") == "torch":

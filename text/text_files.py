@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ LOOKED_AT = 1 << 16  # bytes at the start of a file
 # Bytes that no text in an 8-bit encoding or in UTF-8 has, but for a stray one: control characters without blanks and
 # escape.
 CONTROL = bytes({*range(32)} - {*b"\t\n\v\f\r\x1a\x1b"})
+STRANGE = re.compile(f"[{re.escape(CONTROL.decode())}]")
 STRAY = 0.005
 MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 """Byte-order marks of encodings with several bytes a character."""
@@ -65,6 +67,12 @@ def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
                 ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def refuse_binary(text: str, file: Path) -> None:
+    """Raise DataError if a later part of a text file is binary data."""
+    if len(STRANGE.findall(text)) > STRAY * len(text):
+        raise DataError(f"{file} holds no text: after its beginning, it is binary data. Is the file damaged?")
 
 
 def _opened(file: Path) -> BinaryIO:

@@ -234,6 +234,12 @@ def test_rejects_files_that_are_no_text(tmp_path, name, content, message, encodi
         list(read_documents(str(tmp_path / name), encoding=encoding))
 
 
+def test_rejects_text_that_turns_binary(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"A b c. " * 20_000 + random.Random(0).randbytes(1 << 17))
+    with pytest.raises(DataError, match="binary data"):
+        list(read_pieces(str(tmp_path / "a.txt"), encoding="latin-1"))
+
+
 def test_reads_text_with_a_stray_control_character(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"A b c. " * 20_000 + b"\x00\x01 the end.")
     assert list(read_pieces(str(tmp_path / "b.txt")))
@@ -277,7 +283,7 @@ def test_rejects_missing_corpora(tmp_path):
     [
         ("a.txt", "One.\r\nTwo. Caf\u00e9.".encode("latin-1"), "latin-1"),
         ("a.txt", "\ufeffOne.\nTwo. Caf\u00e9.".encode(), "utf-8"),
-        ("a.txt.gz", gzip.compress("\ufeffOne.\r\nTwo. Caf\u00e9.".encode()), "utf-8"),
+        ("a.txt.gz", gzip.compress("\ufeffOne.\r\nTwo. Caf\u00e9.".encode(), mtime=0), "utf-8"),
     ],
 )
 def test_reads_encodings_marks_and_packed_text(tmp_path, name, content, encoding):

@@ -128,7 +128,12 @@ def _number(value: Any, task: str) -> float:
 
 
 def describe(name: str, result: Mapping[str, Any]) -> str:
-    """One line with the numbers that papers print for a task, of its `Result` or SentEval's own dictionary."""
+    """Return one line with the numbers that papers print for a task.
+
+    Args:
+        name: of the task.
+        result: its `Result`, or SentEval's own dictionary.
+    """
     if "acc" in result:
         f1 = spread = majority = ""
         if "f1" in result:

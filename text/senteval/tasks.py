@@ -240,6 +240,9 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
         task_path: the data folder, which holds `downstream/` and `probing/`.
         check: compare counts with the published ones and look for known damage.
 
+    Returns:
+        The sentences and labels of each split.
+
     Raises:
         DataError: unknown name, or a file is missing, empty, or is not the file that results are compared on.
     """
