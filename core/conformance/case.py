@@ -37,9 +37,11 @@ class Case:
         others: candidates of another encoder than the anchors.
         candidate_instances: instance of each candidate.
         anchor_views: view of each anchor.
+        anchor_runs: number of the run of each anchor. A run goes through the batch once.
         candidate_views: view of each candidate, -1 for none.
         queue: candidates that are past embeddings.
         queue_of_keys: the queue holds past candidates, not past anchors.
+        view_pairs: anchors are view x of every pair of views x < y, and candidates are all views.
         side: number of leading anchors of the first of two encoders. 0 with one encoder.
         parameters: learned matrices by name, as lists of rows (d,). A number is a list of one ().
     """
@@ -59,9 +61,11 @@ class Case:
     others: list[int] = field(default_factory=list)
     candidate_instances: list[int] | None = None
     anchor_views: list[int] = field(default_factory=list)
+    anchor_runs: list[int] = field(default_factory=list)
     candidate_views: list[int] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)
     queue_of_keys: bool = False
+    view_pairs: bool = False
     side: int = 0
     parameters: dict[str, list[Vector]] = field(default_factory=dict)
 
@@ -89,12 +93,14 @@ class Case:
             of_block=pairs.known.of_block,
             draw=pairs.known.draw,
             instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
-            others=[j for j, view in enumerate(views) if view not in of_anchors],
+            others=[] if pairs.known.view_pairs else [j for j, view in enumerate(views) if view not in of_anchors],
             candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
             anchor_views=pairs.view.tolist(),
+            anchor_runs=[number for number, (_, length) in enumerate(pairs.known.anchor_views) for _ in range(length)],
             candidate_views=views,
             queue=strangers if pairs.known.queue else [],
             queue_of_keys=pairs.known.queue_of_keys,
+            view_pairs=pairs.known.view_pairs,
             side=len(pairs.anchors) // 2 if pairs.known.sides else 0,
             parameters={
                 name: list(value.unbind()) if value.ndim else [value] for name, value in (parameters or {}).items()

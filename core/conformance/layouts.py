@@ -86,6 +86,11 @@ LAYOUTS = (
         lambda a, b, c, e: Pairs.from_views([a, b, c, e], torch.tensor([0, 0, 1])),
     ),
     Layout(
+        "view pairs",
+        {"a": (3, WIDTH), "b": (3, WIDTH), "c": (3, WIDTH)},
+        lambda a, b, c: Pairs.from_views([a, b, c], torch.tensor([0, 0, 1]), negatives="view_pairs"),
+    ),
+    Layout(
         "queue",
         {"queries": (4, WIDTH), "keys": (4, WIDTH), "queue": (5, WIDTH)},
         lambda queries, keys, queue: Pairs.cross(queries, keys, queue, labels=torch.tensor([0, 0, 1, 1])),

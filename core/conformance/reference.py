@@ -274,21 +274,32 @@ def cacr(
     """CACR Eqs. 2-5; rbf: the cost of Eq. 13 and, for the repulsion, the logarithm of Eq. 14.
 
     `intra_batch` adds the anchors of other instances, where they are no candidates yet (App. C.2); `detach_weights` is
-    the no_grad of Algorithm 3.
+    the no_grad of Algorithm 3. Between pairs of views every row of every view attracts.
     """
 
     def point_cost(d: Number) -> Number:
         return -((-rbf_t * d).exp()) if cost == "rbf" else d
 
     attraction, repulsion = [], []
-    for i in case.counted():
-        a = case.anchors[i]
-        d_pos = [squared_distance(a, case.candidates[p]) for p in case.positives[i][:k]]
+    attracted = [(case.anchors[i], case.positives[i]) for i in case.counted()]
+    if case.view_pairs:
+        total_rows, views = len(case.candidates), len(set(case.candidate_views))
+        batch = total_rows // views
+        attracted = [(c, [(j + step * batch) % total_rows for step in range(1, views)])
+                     for j, c in enumerate(case.candidates)]  # fmt: skip
+    for a, positives in attracted:
+        d_pos = [squared_distance(a, case.candidates[p]) for p in positives[:k]]
         pull = _conditional(d_pos, t_pos, positive_weights, +1.0)
         pull = [w.detach() for w in pull] if detach_weights else pull
         attraction.append(total(w * point_cost(d) for w, d in zip(pull, d_pos, strict=True)))
+    for i in case.counted():
+        a = case.anchors[i]
         others = [case.candidates[j] for j in case.negatives(i)]
-        if intra_batch:
+        if intra_batch and case.view_pairs:
+            own, of = case.anchor_views[i], case.candidate_instances or []
+            mine = [j for j, view in enumerate(case.candidate_views) if view == own]
+            others += [case.candidates[j] for j in mine if of[j] != case.instances[i]]
+        elif intra_batch:
             here = range(case.side) if i < case.side else range(case.side, len(case.anchors))
             fresh = here if case.side else range(case.among, len(case.anchors))
             others += [case.anchors[m] for m in fresh if case.instances[m] != case.instances[i]]

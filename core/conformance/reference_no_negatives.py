@@ -84,9 +84,9 @@ def barlow_twins(case: Case, *, redundancy: float) -> Number:
     """Zbontar et al. 2021, Eqs. 1-2, 1e-5 beside the variance; views and positives in turn, weighted by their rows."""
     width = len(case.anchors[0])
     summed, rows = [], 0
-    for view in dict.fromkeys(case.anchor_views):
+    for run in dict.fromkeys(case.anchor_runs):
         for place in range(max(map(len, case.positives))):
-            mine = [i for i, own in enumerate(case.anchor_views) if own == view and len(case.positives[i]) > place]
+            mine = [i for i, own in enumerate(case.anchor_runs) if own == run and len(case.positives[i]) > place]
             if not mine:
                 continue
             twins = [[case.anchors[i] for i in mine], [case.candidates[case.positives[i][place]] for i in mine]]

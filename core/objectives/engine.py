@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -66,8 +67,10 @@ def similarities(
     wanted = list(dict.fromkeys(statistics))
     if not wanted:
         return paired(x, y, pairs.positives), {}
-    name, known = requested(), pairs.known
-    if name == "dense" or (name != "triton" and fits(x.shape[0], y.shape[0])):
+    known = pairs.known
+    if known.partners:
+        return paired(x, y, pairs.positives), _between_views(x, y, pairs, wanted, bound, embeddings)
+    if _is_dense(len(x), len(y)):
         return dense(
             x,
             y,
@@ -92,6 +95,42 @@ def similarities(
         embeddings=embeddings,
     )
     return paired(x, y, pairs.positives), found
+
+
+def _is_dense(anchors: int, candidates: int) -> bool:
+    name = requested()
+    return name == "dense" or (name != "triton" and fits(anchors, candidates))
+
+
+def _between_views(
+    x: Tensor,
+    y: Tensor,
+    pairs: Pairs,
+    wanted: Sequence[AnyStatistic],
+    bound: float | None,
+    embeddings: tuple[Tensor, Tensor] | None,
+) -> dict[AnyStatistic, Tensor]:
+    """Return the statistics of pairs of views. Each run of anchors needs the columns of one view only."""
+    known, counts = pairs.known, pairs.negative_counts
+    batch, parts, start = known.candidate_views[0][1], [], 0
+    # The rows of the other views come first among the ignored ones.
+    excluded = torch.cat([pairs.positives, pairs.ignored[:, len(y) - batch :]], 1)
+    for (_, length), partner in zip(known.anchor_views, known.partners, strict=True):
+        mine, theirs = slice(start, start + length), slice(partner * batch, (partner + 1) * batch)
+        start, outside = start + length, excluded[mine] - theirs.start
+        if _is_dense(length, batch):
+            of_block = partial(counts.__getitem__, mine)
+            none = outside[:, :0]
+            _, found = dense(x[mine], y[theirs], none, outside, wanted, counts=of_block, bound=bound, padded=True)
+        else:
+            both = None if embeddings is None else (embeddings[0][mine], embeddings[1][theirs])
+            found = row_statistics(
+                x[mine], y[theirs], outside, wanted, counts=counts[mine], bound=bound, embeddings=both
+            )
+        for extreme in [each for each in found if isinstance(each, Extreme)]:
+            found[extreme] = torch.where(found[extreme] < 0, -1, found[extreme] + theirs.start)
+        parts.append(found)
+    return {each: torch.cat([part[each] for part in parts]) for each in wanted}
 
 
 @uncompiled

@@ -36,6 +36,9 @@ class PairLayout:
         by_label: positives are rows of the same class.
         of_block: number of anchors from each block, block after block. 0 without blocks.
         draw: seed of random choices among blocks, the same on every rank.
+        view_pairs: anchors are view x of every pair of views x < y, and candidates are all views.
+        partners: view y of each run of anchors, if its negatives lie in this view alone. The other views' rows are then
+            the first ignored ones.
     """
 
     anchor_views: Runs
@@ -52,12 +55,28 @@ class PairLayout:
     by_label: bool = False
     of_block: int = 0
     draw: int = 0
+    view_pairs: bool = False
+    partners: tuple[int, ...] = ()
 
 
 def other_views(count: int, batch: int, device: torch.device) -> Tensor:
     """Return (count * batch, count - 1), the rows of the other views of each row's instance."""
     own = torch.arange(count * batch, device=device).unsqueeze(1)
     return (own + torch.arange(batch, count * batch, batch, device=device)) % (count * batch)
+
+
+def partners_of_views(count: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return positives (A, 1) and ignored rows (A, (count - 1) batch) of the anchors of all pairs of views x < y.
+
+    The positive is the row of view y. All other views are ignored: first the anchor's own view, itself first.
+    """
+    first, second = torch.triu_indices(count, count, 1, device=device).unsqueeze(2)  # (pairs, 1) each
+    row = torch.arange(batch, device=device)
+    steps = torch.arange(count - 1, device=device)
+    others = (first + steps + (steps >= second - first)) % count  # (pairs, count - 1), without view y
+    rows = (row.unsqueeze(1) + row) % batch  # (batch, batch)
+    ignored = others.view(-1, 1, count - 1, 1) * batch + rows.unsqueeze(1)
+    return (second * batch + row).view(-1, 1), ignored.flatten(2).flatten(0, 1)
 
 
 def own_side(batch: int, device: torch.device) -> Tensor:

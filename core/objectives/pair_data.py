@@ -133,6 +133,13 @@ class PairData:
             # The first ignored row of an anchor is the anchor itself.
             ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
             return replace(self, ignored=ignored, layout=replace(known, sides=False))
+        if known.view_pairs and not known.partners:
+            return self  # already done
+        if known.view_pairs:
+            # The first ignored rows are those of the anchor's view, itself first.
+            batch = known.candidate_views[0][1]
+            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, batch:]], 1)
+            return replace(self, ignored=ignored, layout=replace(known, partners=()))
         if count == known.among:
             return self
         runs = known.anchor_views

@@ -1,7 +1,8 @@
 """Constructors of pairs of views: two encoders, several views or crops of each instance, columns of a table."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from itertools import combinations
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -21,12 +22,15 @@ from dipole.core.objectives.indices import (
     other_crops,
     other_views,
     own_side,
+    partners_of_views,
     relative,
     with_queue,
 )
 from dipole.core.objectives.pair_data import PairData
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
+
+ViewNegatives = Literal["all", "queries", "view_pairs"]
 
 
 class PairsOfViews(PairData):
@@ -38,7 +42,7 @@ class PairsOfViews(PairData):
         views: Sequence[Tensor],
         labels: Tensor | None = None,
         index: Tensor | None = None,
-        negatives: Literal["all", "queries"] = "all",
+        negatives: ViewNegatives = "all",
     ) -> Self:
         """SimCLR with any number of views: the other views of a row's instance are its positives.
 
@@ -47,12 +51,16 @@ class PairsOfViews(PairData):
             labels: (B,) class of each instance.
             index: (B,) index of each instance in the data set.
             negatives: with "all" every row is an anchor, and all V (B - 1) views of the other instances are its
-                negatives. With "queries" only the first views are anchors, and the B - 1 first views of the other
-                instances are negatives (CACR Sec. 3.2).
+                negatives. With "view_pairs" the anchors are the rows of view x, for each pair of views x < y. The row
+                of view y is the positive, and the B - 1 other rows of view y are the negatives (the code of CACR's
+                authors). With "queries" only the first views are anchors, and the B - 1 first views of the other
+                instances are negatives.
 
         Returns:
-            Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "queries", A = B
-            anchors, C = V B candidates (the other views, then the first ones) and K = V - 1.
+            Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "view_pairs",
+            A = V (V - 1) / 2 B anchors, C = V B candidates and K = 1. Two views are `cross(views[0], views[1])`. The
+            attraction of `cacr` averages over all V views and their V - 1 positives. With "queries", A = B anchors,
+            C = V B candidates (the other views, then the first ones) and K = V - 1.
 
         Raises:
             PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
@@ -60,9 +68,11 @@ class PairsOfViews(PairData):
         """
         if isinstance(views, Tensor) or len(views) < 2:
             raise PairsError("from_views needs a list of at least two views, each (B, d).")
-        if negatives not in ("all", "queries"):
-            raise PairsError(f"negatives must be 'all' or 'queries', got {negatives!r}.")
+        if negatives not in get_args(ViewNegatives):
+            raise PairsError(f"negatives must be 'view_pairs', 'all' or 'queries', got {negatives!r}.")
         check_alike(views)
+        if negatives == "view_pairs" and len(views) == 2:
+            return cls.cross(views[0], views[1], labels=labels, index=index)
         if negatives == "queries":
             keys = torch.stack(list(views[1:]), 1)
             return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index)
@@ -73,6 +83,18 @@ class PairsOfViews(PairData):
             count, batch = len(each), len(each[0])
             z = torch.cat(each)  # (VB, d), view-major
             runs = tuple([(number, batch) for number in range(count)])
+            if negatives == "view_pairs":
+                first, partners = zip(*combinations(range(count), 2), strict=True)
+                layout = PairLayout(
+                    tuple([(x, batch) for x in first]),
+                    runs,
+                    fewest=1,
+                    shared=count - 1,
+                    view_pairs=True,
+                    partners=partners,
+                )
+                positives, ignored = partners_of_views(count, batch, z.device)
+                return cls._of_batch(rows, layout, torch.cat([each[x] for x in first]), z, positives, ignored)
             layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
             own = torch.arange(count * batch, device=z.device)
             steps = own[batch::batch]  # to the same place of each other view

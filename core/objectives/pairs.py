@@ -309,7 +309,7 @@ class Pairs(PairsOfViews):
             return self._direction().within_sides()
         of_anchors = {view for view, _ in known.anchor_views}
         runs = tuple(run for run in known.candidate_views if run[0] != NO_VIEW and run[0] not in of_anchors)
-        if not runs:
+        if not runs or known.view_pairs:
             return (self,)
         total = sum(length for _, length in runs)  # they come before all other candidates
         behind = known.queue if known.queue_of_keys else 0

@@ -119,6 +119,7 @@ def cross(a, b, **more):
 LAYOUTS = {
     "views": lambda r: Pairs.from_views([r["a"], r["b"]], r["labels"], r["index"]),
     "queries of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "queries"),
+    "pairs of three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"], r["index"], "view_pairs"),
     "three views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], r["labels"]),
     "queue": cross("a", "b", queue_labels=QUEUE_LABELS),
     "queue of strangers": cross("a", "b"),

@@ -100,6 +100,25 @@ def test_simclr_with_the_negatives_of_cacr(repel, anchors):
         adapter(views=3, negatives=16, simclr={"negatives": repel})
 
 
+def test_simclr_with_pairs_of_views():
+    """The code of CACR's authors: view x repels the other images of view y, for each pair of views x < y."""
+    a = adapter(views=3, simclr={"negatives": "view_pairs"})
+    batch = next(iter(a.batches(0)))
+    pairs = related(a, batch)
+    with torch.no_grad():
+        views = a.module.branch(torch.cat(batch.views)).chunk(3)
+    assert len(pairs.anchors) == 48
+    for number, (x, y) in enumerate([(0, 1), (0, 2), (1, 2)]):
+        row = 16 * number + 3
+        torch.testing.assert_close(pairs.anchors[row], views[x][3])
+        torch.testing.assert_close(pairs.candidates[negatives(pairs, row)], views[y][torch.arange(16) != 3])
+    assert torch.isfinite(step(a, "cacr(k=2)", batch))
+    fewer = adapter(views=3, negatives=6, simclr={"negatives": "view_pairs"})
+    assert related(fewer, batch).negative_mask().sum(1).tolist() == [6] * 48
+    with pytest.raises(ConfigError, match="has 15 negatives per anchor"):
+        adapter(views=3, negatives=16, simclr={"negatives": "view_pairs"})
+
+
 def test_moco_whose_queue_alone_repels():
     """He et al. 2020: the keys of the batch are nobody's negatives; by default they are, and not with `symmetric`."""
     batch = next(iter(adapter().batches(0)))

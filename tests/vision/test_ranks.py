@@ -31,6 +31,7 @@ IMAGES, SIDE = 12, 4
 FRAMEWORKS = {
     "simclr": {"method": "simclr", "views": 3},
     "simclr, 5 negatives": {"method": "simclr", "negatives": 5},
+    "simclr, pairs of views": {"method": "simclr", "views": 3, "simclr": {"negatives": "view_pairs"}},
     "simclr, queries": {"method": "simclr", "views": 3, "simclr": {"negatives": "queries"}},
     "simclr, in turn": {"method": "simclr", "views": 3, "simclr": {"negatives": "in-turn"}},
     "simclr, 4 in turn": {"method": "simclr", "views": 3, "negatives": 4, "simclr": {"negatives": "in-turn"}},

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.pair_views import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
@@ -21,7 +22,7 @@ from dipole.vision.order import Order
 from dipole.vision.pairs.labels import class_order
 from dipole.vision.settings import VisionSettings
 
-Repel = Literal["all", "queries", "in-turn"]
+Repel = Literal["all", "view_pairs", "queries", "in-turn"]
 
 
 class SimCLRConfig(Settings):
@@ -29,9 +30,10 @@ class SimCLRConfig(Settings):
 
     negatives: Repel = Field(
         "all",
-        description="all: all views of the other images, (K + 1)(M - 1) of them; queries: the first view is the "
-        "query, and the other images' queries are its negatives, M - 1 (CACR Sec. 3.2); in-turn: the same for each "
-        "view in turn",
+        description="all: all views of the other images, (K + 1)(M - 1) of them; view_pairs: for each "
+        "pair of views, the other images of the second view repel the first, M - 1 (the code of CACR's authors); "
+        "queries: the first view is the query, and the other images' queries are its negatives, M - 1; in-turn: the "
+        "same for each view in turn",
     )
 
 
@@ -103,10 +105,11 @@ class SimCLR(OneBranch):
         if self.by_label:
             return Pairs.from_labels(views, rows["labels"], rows["index"])
         labels, index = rows.get("labels"), rows["index"]
+        layout: ViewNegatives = "queries" if self.repel == "in-turn" else self.repel
         pairs = []
         for n in range(len(views) if self.repel == "in-turn" else 1):
             in_order = [views[n], *views[:n], *views[n + 1 :]]
-            pairs.append(Pairs.from_views(in_order, labels, index, "all" if self.repel == "all" else "queries"))
+            pairs.append(Pairs.from_views(in_order, labels, index, layout))
         if self.negatives is not None:
             pairs = [keep_negatives(each, self.negatives, seed + n) for n, each in enumerate(pairs)]
         return pairs[0] if len(pairs) == 1 else tuple(pairs)

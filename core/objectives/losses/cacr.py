@@ -5,24 +5,36 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.indices import other_views
 from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.similarity import paired
 from dipole.core.objectives.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
 from dipole.core.utils.distributed import log_mean_exp
+from dipole.core.utils.errors import PairsError
 
 Weights = Literal["contrastive", "uniform", "reversed"]
 _SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
 
 
-def attraction(positive: Tensor, cost: Tensor, sharpness: float, detach: bool, rows: Rows) -> Tensor:
-    """Return sum_p softmax_p( sharpness * d2_ip ) c_ip, (A,), from cosines and costs (A, K) of the positives."""
-    logits = rows.only_positives(sharpness * (2 - 2 * positive), -torch.inf)
+def attraction(squared: Tensor, cost: Tensor, sharpness: float, detach: bool, mask: Tensor | None) -> Tensor:
+    """Return sum_p softmax_p( sharpness * d2_ip ) c_ip, (A,), from squared distances and costs (A, K) of positives.
+
+    Args:
+        squared, cost: of the positives.
+        sharpness: t_pos with its sign.
+        detach: no gradient through the weights.
+        mask: (A, K) True at the real positives. None if all are real.
+    """
+    logits = sharpness * squared
+    if mask is not None:
+        logits = torch.where(mask, logits, -torch.inf)
     weights = torch.softmax(logits.detach() if detach else logits, 1)
-    if rows.pairs.positive_mask is not None:
+    if mask is not None:
         # An anchor whose positives are all padding has no weights. The mean skips its row.
-        weights = torch.where(rows.pairs.positive_mask, weights, 0.0)
+        weights = torch.where(mask, weights, 0.0)
     return (weights * cost).sum(1)
 
 
@@ -37,6 +49,8 @@ def attraction(positive: Tensor, cost: Tensor, sharpness: float, detach: bool, r
             "t of the radial basis function (Eq. 13) is not stated: 2.0",
             "Algorithm 3 stops the gradient of the positives' weights, Eqs. 2 and 3 do not: detach_weights, off by "
             "default",
+            "the authors' code for SimCLR views repels between pairs of views, one direction each: "
+            "Pairs.from_views(views, negatives='view_pairs')",
         ),
     },
 )
@@ -62,6 +76,11 @@ class CACR(Objective):
     Raises:
         PairsError: if there are fewer than `k` positives. Anchors at the ends of documents of `Pairs.from_window` may
             have fewer.
+
+    View pairs: `Pairs.from_views(views, negatives="view_pairs")` is the authors' code for SimCLR views (CACR-SSL,
+    small_scale_experiments). L_CA is the mean over all views and images, with the image's other views as positives.
+    L_CR is the mean over pairs of views x < y and images, with the other images of view y as negatives of view x. Two
+    views are `Pairs.cross(z1, z2)`.
 
     Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` minus 4. As both grow, it tends
     to `triplet(mode=hardest, margin=4)` minus 4. With uniform negatives, `cost=rbf` has the repulsion of
@@ -93,16 +112,19 @@ class CACR(Objective):
 
     def prepare(self, pairs: Pairs) -> Pairs:
         if self.k is not None:
-            pairs.check_positives(
-                self.k,
-                lambda found: (
-                    f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have {found}: use "
-                    f"{(self.k or 0) + 1} views (or k=none to use all)."
-                ),
-            )
+            if not pairs.known.view_pairs:
+                pairs.check_positives(self.k, self._too_few)
+            elif self.k >= len(pairs.known.candidate_views):
+                raise PairsError(self._too_few(len(pairs.known.candidate_views) - 1))
             if self.k < pairs.positives.shape[1]:
                 pairs = pairs.first_positives(self.k)
         return pairs.with_intra_batch() if self.intra_batch else pairs
+
+    def _too_few(self, found: int) -> str:
+        return (
+            f"cacr(k={self.k}) needs {self.k} positives for each anchor, the pairs have {found}: use "
+            f"{(self.k or 0) + 1} views (or k=none to use all)."
+        )
 
     @property
     def positives_wanted(self) -> int | None:
@@ -122,15 +144,28 @@ class CACR(Objective):
         return {"near": SoftmaxMean(self._scale)} if self._scale else {"total": Sum()}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        view_pairs, mask = rows.pairs.known.view_pairs, rows.pairs.positive_mask
+        if view_pairs:
+            # Each row of each view attracts, not only the anchors.
+            positive, mask = self._between_views(rows), None
         squared = 2 - 2 * positive
         cost = -(-self.rbf_t * squared).exp() if self.cost == "rbf" else squared
-        attracted = attraction(positive, cost, self.weights()[0], self.detach_weights, rows)
+        attracted = attraction(squared, cost, self.weights()[0], self.detach_weights, mask)
         if self.cost == "rbf":
             kernel = rows.weighted - rows.weights - 2 * self.rbf_t  # log sum_j pi-_ij e^{-rbf_t d2_ij}, (A,)
             some = rows.count > 0
-            if rows.pairs.positive_mask is not None:
-                some = some & rows.pairs.positive_mask.any(1)
+            if mask is not None:
+                some = some & mask.any(1)
             logs = torch.where(some, torch.where(some, kernel, 0.0), -torch.inf)
-            return rows.mean(attracted) + log_mean_exp(logs, some)
+            mean = attracted.mean() if view_pairs else rows.mean(attracted)
+            return mean + log_mean_exp(logs, some)
         near = rows.near if self._scale else rows.total / rows.count.clamp_min(1)  # sum_j pi-_ij s_ij, (A,)
+        if view_pairs:
+            return attracted.mean() - rows.mean(torch.where(rows.count > 0, 2 - 2 * near, 0.0))
         return attracted - (2 - 2 * near)
+
+    def _between_views(self, rows: Rows) -> Tensor:
+        """Return the cosines (V B, k) of each row of each view with the image's other views, of all ranks."""
+        runs = rows.pairs.known.candidate_views
+        index = other_views(len(runs), runs[0][1], rows.y.device)[:, : self.k]
+        return paired(rows.y, rows.y, index)
