@@ -58,13 +58,16 @@ def open_text(file: Path, encoding: str, allowed: str) -> Iterator[TextIO]:
             if not codec.startswith(("utf-16", "utf-32")):
                 _check_start(raw.read(LOOKED_AT), file, encoding, allowed)
                 raw.seek(0)
+            text = io.TextIOWrapper(raw, codec)
             try:
-                yield io.TextIOWrapper(raw, codec)
+                yield text
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{file} is not {encoding}: byte {raw.tell() - len(error.object) + error.start} is "
                     f"{error.object[error.start]:#04x}. Set text.encoding, for example 'latin-1' or 'cp1252'."
                 ) from None
+            finally:
+                text.close()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
