@@ -15,7 +15,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
 from dipole.core.objectives.similarity import full_precision, normalize, paired
-from dipole.core.objectives.spectrum import converged, effective_rank
+from dipole.core.objectives.spectrum import effective_rank, numerical_rank
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.errors import PairsError
@@ -477,25 +477,6 @@ def mean_distance_ceiling(n: int) -> float:
         n: number of points, >= 2.
     """
     return n / (2 * n - 2)
-
-
-def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
-    """Return the number of singular values above a share of the largest.
-
-    Args:
-        matrix: (m, n) of a floating dtype.
-        tolerance: that share, >= 0; default max(m, n) times the machine epsilon.
-
-    Raises:
-        torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
-    """
-    wide = full_precision(matrix.detach())
-    values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
-    if tolerance is None:
-        tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
-    if not values.numel():
-        return 0
-    return int((values > tolerance * values.amax()).sum())
 
 
 register(

@@ -78,3 +78,22 @@ def distance_from_identity(matrix: Tensor) -> float:
     wide = full_precision(matrix.detach()).double()
     scaled = torch.eye(len(wide), dtype=wide.dtype, device=wide.device) * wide.diagonal().mean()
     return float(torch.linalg.matrix_norm(wide - scaled) / torch.linalg.matrix_norm(wide))
+
+
+def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
+    """Return the number of singular values above a share of the largest.
+
+    Args:
+        matrix: (m, n) of a floating dtype.
+        tolerance: that share, >= 0; default max(m, n) times the machine epsilon.
+
+    Raises:
+        torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
+    """
+    wide = full_precision(matrix.detach())
+    values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
+    if tolerance is None:
+        tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
+    if not values.numel():
+        return 0
+    return int((values > tolerance * values.amax()).sum())
