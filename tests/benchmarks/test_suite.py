@@ -365,8 +365,9 @@ def test_distances_of_correct_and_incorrect_pairs_are_drawn_where_a_suite_asks(t
     shown = pictures(SuiteResults(sized.manifest(jobs), records), RunFiles(folder=tmp_path))["Distance histograms"]
     assert [each.caption for each in shown] == [f"{row.label} (held-out anchors and candidates)" for row in sized.rows]
     for picture in shown:
-        densities = {steps.label: list(steps.heights) for steps in picture.chart.series}
-        assert densities == {"correct (positives)": [1.5, 0.5], "incorrect (negatives)": [0.25, 1.75]}
+        drawn = [(row["series"], row["x"], row["y"]) for row in picture.chart.rows]
+        assert drawn[:3] == [("correct (positives)", 0, 1.5), ("correct (positives)", 0.5, 0.5), (drawn[0][0], 1, 0)]
+        assert drawn[3:] == [("incorrect (negatives)", x, y) for x, y in ((0, 0.25), (0.5, 1.75), (1, 0))]
     # Records from before they were counted show nothing.
     older = {name: record.model_copy(update={"histogram": None}) for name, record in records.items()}
     assert "Distance histograms" not in pictures(SuiteResults(sized.manifest(jobs), older), RunFiles(folder=tmp_path))
