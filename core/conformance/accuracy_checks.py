@@ -28,7 +28,7 @@ from dipole.core.conformance.checks import (
     truth_of,
     value_error,
 )
-from dipole.core.conformance.layouts import VIEWS, Leaves, hard_pairs, two_views
+from dipole.core.conformance.layouts import Leaves, hard_pairs
 from dipole.core.conformance.stops import Stops
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
 from dipole.core.objectives import engine
@@ -38,7 +38,7 @@ from dipole.core.utils.text import counted
 _OF_NO_GRADIENT = ("reference", "gradcheck", "low temperature", "float16", "bfloat16", "descent", "large norms")
 
 
-@check("reference")
+@check("reference", "equals loops written from its formula")
 def matches_reference(subject: Subject) -> str:
     """Value and gradient equal an independent float64 reference (loops from the formula) to 1e-9."""
     if subject.truth is None:
@@ -49,7 +49,7 @@ def matches_reference(subject: Subject) -> str:
         try:
             found = subject.result(instance, layout, leaves)
         except DipoleError as error:
-            if layout is VIEWS:
+            if layout is subject.views:
                 raise
             refused.append(f"{layout.name} ({error})")
             continue
@@ -65,23 +65,23 @@ def matches_reference(subject: Subject) -> str:
     return f"off by at most {worst:.1g} on {counted(len(subject.layouts) - len(refused), 'layout')}{note}"
 
 
-@check("gradient exists")
+@check("gradient exists", "every row and parameter gets a gradient")
 def gradient_reaches_inputs(subject: Subject) -> str:
     """A non-zero gradient reaches both sets of embeddings, every row, and every parameter."""
     instance = subject.make()
-    result = subject.result(instance, VIEWS, VIEWS.leaves())
+    result = subject.result(instance, subject.views, subject.views.leaves())
     missing = [name for name, g in result.gradients.items() if g is None]
     if len(missing) == len(result.gradients):
         raise Failed("no gradient at all: the loss is detached from its inputs", _OF_NO_GRADIENT)
     still = subject.detached if isinstance(subject.detached, tuple) else ()
-    if wrong := [name for name in still if name in VIEWS.shapes and name not in missing]:
+    if wrong := [name for name in still if name in subject.views.shapes and name not in missing]:
         raise Failed(f"a gradient reaches {', '.join(wrong)}, which is declared detached")
     # A loss with detached = True may leave one set of embeddings without a gradient.
-    spared = set(still) | (VIEWS.shapes.keys() if subject.detached is True else set())
+    spared = set(still) | (subject.views.shapes.keys() if subject.detached is True else set())
     if lacking := [name for name in missing if name not in spared]:
         raise Failed(
             f"no gradient reaches {', '.join(lacking)}"
-            + ("; if that is intended, declare it: detached" if set(lacking) <= VIEWS.shapes.keys() else ""),
+            + ("; if that is intended, declare it: detached" if set(lacking) <= subject.views.shapes.keys() else ""),
             ("reference",),
         )
     for name, gradient in result.gradients.items():
@@ -89,7 +89,7 @@ def gradient_reaches_inputs(subject: Subject) -> str:
             continue
         if not gradient.any():
             raise Failed(f"the gradient of {name} is zero")
-        if name in VIEWS.shapes and not gradient.any(dim=1).all():
+        if name in subject.views.shapes and not gradient.any(dim=1).all():
             raise Failed(
                 f"the gradient of {int((~gradient.any(dim=1)).sum())} of {len(gradient)} rows of {name} is zero"
             )
@@ -97,10 +97,10 @@ def gradient_reaches_inputs(subject: Subject) -> str:
     return f"reaches {', '.join(reached)}" + (f"; {', '.join(missing)} detached, as declared" if missing else "")
 
 
-@check("gradcheck")
+@check("gradcheck", "gradient is the derivative of the value")
 def gradient_is_derivative(subject: Subject) -> str:
     """The gradient is the derivative of the value: torch.autograd.gradcheck in float64."""
-    layout = two_views(4, 3)
+    layout = subject.batch(4, 3)
     instance, leaves = subject.make(layout), layout.leaves()
     result = subject.result(instance, layout, leaves)
     if all(g is None for g in result.gradients.values()):
@@ -131,7 +131,8 @@ def gradient_is_derivative(subject: Subject) -> str:
             "it is with what is detached held still: if that is intended, declare it: detached"
             if stops
             else "a detached factor does this, or a state that changes with each call"
-        )
+        ),
+        ("close pairs", "size"),
     ) from error
 
 
@@ -168,7 +169,7 @@ def _against_truth(
     subject: Subject, leaves: Leaves, where: str, limits: tuple[float, float], temperature: float
 ) -> str:
     """Compare with the float64 reference on the same (rounded) inputs. Parameters stay in float32."""
-    layout = two_views(ROWS, COLUMNS)
+    layout = subject.batch(ROWS, COLUMNS)
     true = truth_of(subject, layout, leaves, temperature)
     if not true.finite:
         raise Skipped("the float64 truth itself is not finite; name a reference")
@@ -186,10 +187,10 @@ def _against_truth(
     return f"off by {off[0]:.1e} and {off[1]:.1e}"
 
 
-@check("low temperature")
+@check("low temperature", "accurate in float32 at temperature 0.01")
 def survives_low_temperature(subject: Subject) -> str:
     """With far positives and near negatives at temperature 0.01, float32 is finite and close to float64."""
-    leaves = hard_pairs(ROWS, COLUMNS, torch.float32)
+    leaves = hard_pairs(ROWS, subject.dim or COLUMNS, torch.float32)
     return _against_truth(subject, leaves, "hard pairs", (SINGLE, SINGLE), LOW_TEMPERATURE) + _untuned(subject)
 
 
@@ -201,27 +202,27 @@ def _half(subject: Subject, dtype: torch.dtype) -> str:
     limits = (HALF_VALUE, HALF_GRADIENT)
     found = []
     for kind, leaves, temperature in (
-        ("random", two_views(ROWS, COLUMNS).leaves(dtype, seed=2), MODERATE_TEMPERATURE),
-        ("hard", hard_pairs(ROWS, COLUMNS, dtype), LOW_TEMPERATURE),
+        ("random", subject.batch(ROWS, COLUMNS).leaves(dtype, seed=2), MODERATE_TEMPERATURE),
+        ("hard", hard_pairs(ROWS, subject.dim or COLUMNS, dtype), LOW_TEMPERATURE),
     ):
         where = f"{kind} pairs" + (f" at temperature {temperature}" if subject.temperature else "")
         found.append(f"{kind} {_against_truth(subject, leaves, where, limits, temperature)}")
     return "; ".join(found) + _untuned(subject)
 
 
-@check("float16")
+@check("float16", "accurate with float16 inputs")
 def survives_float16(subject: Subject) -> str:
     """With float16 inputs (random at temperature 0.05, hard at 0.01) the loss is finite and close to float64."""
     return _half(subject, torch.float16)
 
 
-@check("bfloat16")
+@check("bfloat16", "accurate with bfloat16 inputs")
 def survives_bfloat16(subject: Subject) -> str:
     """With bfloat16 inputs (random at temperature 0.05, hard at 0.01) the loss is finite and close to float64."""
     return _half(subject, torch.bfloat16)
 
 
-@check("kernels")
+@check("kernels", "fused kernels give the same numbers")
 def kernels_match(subject: Subject) -> str:
     """With the triton engine, kernels are close to float64 on every layout, in float32 and bfloat16."""
     if engine.requested() != "triton":

@@ -24,7 +24,7 @@ from dipole.core.conformance.checks import (
     relative,
     value_error,
 )
-from dipole.core.conformance.layouts import VIEWS, Layout, Leaves, in_order, two_views
+from dipole.core.conformance.layouts import Layout, Leaves
 from dipole.core.conformance.subjects import Result, Subject, parameters_of
 from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
@@ -32,27 +32,28 @@ from dipole.core.utils.errors import DipoleError
 
 _OF_CHANGE = (
     "reference", "gradcheck", "low temperature", "float16", "bfloat16", "permutation", "state", "tiled", "compile",
-    "inductor", "descent", "temperature", "size", "large norms", "strides", "device", "eval mode", "ranks",
+    "inductor", "descent", "temperature", "close pairs", "size", "large norms", "strides", "device",
+    "eval mode", "ranks",
 )  # fmt: skip
 
 
-@check("identical points")
+@check("identical points", "finite if all points are equal")
 def survives_identical_points(subject: Subject) -> str:
     """The value and gradient are finite if all points are equal, or both views are."""
-    instance = subject.make(VIEWS, torch.float32)
-    point = torch.linspace(-1.0, 1.0, VIEWS.shapes["a"][1]).repeat(VIEWS.shapes["a"][0], 1)
-    demand_finite(subject.result(instance, VIEWS, _leaves(a=point, b=point)), "all points identical")
-    spread = VIEWS.leaves(torch.float32)["a"].detach()
-    demand_finite(subject.result(instance, VIEWS, _leaves(a=spread, b=spread)), "identical views")
+    instance = subject.make(subject.views, torch.float32)
+    point = torch.linspace(-1.0, 1.0, subject.views.shapes["a"][1]).repeat(subject.views.shapes["a"][0], 1)
+    demand_finite(subject.result(instance, subject.views, _leaves(a=point, b=point)), "all points identical")
+    spread = subject.views.leaves(torch.float32)["a"].detach()
+    demand_finite(subject.result(instance, subject.views, _leaves(a=spread, b=spread)), "identical views")
     return "finite"
 
 
-@check("one anchor")
+@check("one anchor", "a batch of one is finite or refused")
 def survives_one_anchor(subject: Subject) -> str:
     """A batch with a single anchor gives a finite value and gradient, or one clear error."""
-    instance = subject.make(VIEWS, torch.float32)
+    instance = subject.make(subject.views, torch.float32)
     if not subject.takes_pairs:
-        layout = two_views(1)
+        layout = subject.batch(1)
         try:
             result = subject.result(instance, layout, layout.leaves(torch.float32))
         except Exception as error:
@@ -72,12 +73,12 @@ def survives_one_anchor(subject: Subject) -> str:
     return f"{result.value.item():.4g} against a queue"
 
 
-@check("no negatives")
+@check("no negatives", "finite without negatives, with a note")
 def survives_without_negatives(subject: Subject) -> str:
     """Without negatives each term is finite. A term that needs them is 0, with a note."""
     if not subject.takes_pairs:
         raise Skipped("loss(a, b) has no way to say so; see one anchor")
-    layout = two_views(1)
+    layout = subject.batch(1)
     instance = subject.make(layout, torch.float32)
     result = subject.result(instance, layout, layout.leaves(torch.float32))
     demand_finite(result, "no negatives")
@@ -88,17 +89,17 @@ def survives_without_negatives(subject: Subject) -> str:
     return "; ".join(f"{name} {float(term):.4g} {term.note}".strip() for name, term in outcome.terms.items())
 
 
-@check("permutation")
+@check("permutation", "order of the batch does not matter")
 def ignores_order(subject: Subject) -> str:
     """Reordering the instances does not change the value, and reorders the gradient."""
-    leaves = VIEWS.leaves()
+    leaves = subject.views.leaves()
     count = len(leaves["a"])
-    result = subject.result(subject.make(), VIEWS, leaves)
+    result = subject.result(subject.make(), subject.views, leaves)
     # A rotation and an exchange generate all orders. A loss that pairs rows by place may pass one of them.
     rotated = torch.arange(count).roll(-1)
     exchanged = torch.cat([torch.tensor([1, 0]), torch.arange(2, count)])
     for order in (rotated, exchanged, torch.randperm(count, generator=torch.Generator().manual_seed(5))):
-        ignores_this_order(subject, VIEWS, leaves, order, result)
+        ignores_this_order(subject, subject.views, leaves, order, result)
     return "same value, same gradient"
 
 
@@ -106,7 +107,7 @@ def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: 
     """Raise Failed if the instances of two views in another order have another value or gradient than the result."""
     moved = subject.result(
         subject.make(),
-        in_order(order, layout.width),
+        subject.in_order(order, layout.width),
         _leaves(**{name: leaf.detach()[order] for name, leaf in leaves.items()}),
     )
     if not value_error(moved, result) <= EXACT:
@@ -117,16 +118,16 @@ def ignores_this_order(subject: Subject, layout: Layout, leaves: Leaves, order: 
             raise Failed(f"the gradient of {name} changes by {relative(after, before[order]):.2g}")
 
 
-@check("determinism")
+@check("determinism", "same call, same bits")
 def repeats_itself(subject: Subject) -> str:
     """A second call, or a second instance from the same seed, gives the same bits. Inputs are not changed."""
-    instance = subject.make(VIEWS, torch.float32)
-    leaves = VIEWS.leaves(torch.float32)
-    first = subject.result(instance, VIEWS, leaves)
-    if any(not torch.equal(leaf, VIEWS.leaves(torch.float32)[name]) for name, leaf in leaves.items()):
+    instance = subject.make(subject.views, torch.float32)
+    leaves = subject.views.leaves(torch.float32)
+    first = subject.result(instance, subject.views, leaves)
+    if any(not torch.equal(leaf, subject.views.leaves(torch.float32)[name]) for name, leaf in leaves.items()):
         raise Failed("the call changes its inputs in place")
-    for who, other in (("called again", instance), ("built again", subject.make(VIEWS, torch.float32))):
-        second = subject.result(other, VIEWS, leaves)
+    for who, other in (("called again", instance), ("built again", subject.make(subject.views, torch.float32))):
+        second = subject.result(other, subject.views, leaves)
         if not _same(first, second):
             hint = "; if it is to depend on earlier calls, declare it: stateful" if who == "called again" else ""
             raise Failed(f"{who} it gives {second.value.item():.9g} after {first.value.item():.9g}{hint}", _OF_CHANGE)
@@ -145,41 +146,41 @@ def _same(first: Result, second: Result) -> bool:
     return True
 
 
-@check("state")
+@check("state", "survives saving and loading")
 def survives_storage(subject: Subject) -> str:
     """A copy by state_dict, by pickle or from the written spec gives the same loss."""
-    instance = subject.make(VIEWS, torch.float32)
-    leaves = VIEWS.leaves(torch.float32)
+    instance = subject.make(subject.views, torch.float32)
+    leaves = subject.views.leaves(torch.float32)
     if subject.stateful:  # in the midst of a training
         for seed in (7, 8):
-            subject.call(instance, VIEWS, VIEWS.leaves(torch.float32, seed=seed))
-    first = subject.result(instance, VIEWS, leaves)
+            subject.call(instance, subject.views, subject.views.leaves(torch.float32, seed=seed))
+    first = subject.result(instance, subject.views, leaves)
     kept = ["pickle"]
     try:
         copied = pickle.loads(pickle.dumps(instance))
     except Exception as error:
         raise Failed(f"cannot be pickled: {type(error).__name__}: {error}") from None
-    if not _same(first, subject.result(copied, VIEWS, leaves)):
+    if not _same(first, subject.result(copied, subject.views, leaves)):
         raise Failed("pickle does not keep it")
     if isinstance(instance, nn.Module):
-        other = subject.make(VIEWS, torch.float32, seed=1)
+        other = subject.make(subject.views, torch.float32, seed=1)
         other.load_state_dict(instance.state_dict())
-        if not _same(first, subject.result(other, VIEWS, leaves)):
+        if not _same(first, subject.result(other, subject.views, leaves)):
             raise Failed("state_dict does not carry all that the loss depends on")
         kept.append("state_dict")
     if subject.read is not None:
         text = str(instance)
-        again = subject.read(text).build(VIEWS.width)
+        again = subject.read(text).build(subject.views.width)
         if str(again) != text:
             raise Failed(f"{text!r} reads back as {str(again)!r}")
         again.load_state_dict(instance.state_dict())
-        if not _same(first, subject.result(again, VIEWS, leaves)):
+        if not _same(first, subject.result(again, subject.views, leaves)):
             raise Failed(f"the spec {text!r} does not rebuild it")
         kept.append(f"spec {text}")
     return ", ".join(kept)
 
 
-@check("tiled")
+@check("tiled", "tiles give the loss of the whole matrix")
 def tiles_equal_dense(subject: Subject) -> str:
     """Tiles of 3 rows give the loss of the whole matrix."""
     if not subject.takes_pairs:
@@ -210,15 +211,15 @@ def tiles_equal_dense(subject: Subject) -> str:
 
 def _compiled(subject: Subject, backend: str) -> str:
     torch._dynamo.reset()
-    instance, leaves = subject.make(), VIEWS.leaves()
-    eager = subject.result(instance, VIEWS, leaves)
+    instance, leaves = subject.make(), subject.views.leaves()
+    eager = subject.result(instance, subject.views, leaves)
 
     def loss(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
         return subject.call(instance, layout, leaves)
 
     logging.disable(logging.WARNING)  # graph breaks are logged, but are not faults
     try:
-        compiled = subject.result(instance, VIEWS, leaves, torch.compile(loss, backend=backend))
+        compiled = subject.result(instance, subject.views, leaves, torch.compile(loss, backend=backend))
     finally:
         logging.disable(logging.NOTSET)
     off = max(value_error(compiled, eager), gradient_error(compiled, eager))
@@ -227,22 +228,22 @@ def _compiled(subject: Subject, backend: str) -> str:
     return f"off by {off:.1g} under backend {backend}"
 
 
-@check("compile")
+@check("compile", "torch.compile gives the same loss")
 def compiles(subject: Subject) -> str:
     """torch.compile (backend aot_eager: traced and differentiated ahead of time, run eagerly) equals eager."""
     return _compiled(subject, "aot_eager")
 
 
-@check("inductor", slow=True)
+@check("inductor", "generated code gives the same loss", slow=True)
 def compiles_with_inductor(subject: Subject) -> str:
     """torch.compile with its default backend, which generates code, equals eager."""
     return _compiled(subject, "inductor")
 
 
-@check("descent")
+@check("descent", "gradient steps lower the loss")
 def descends(subject: Subject) -> str:
     """Twenty steps of Adam on free embeddings lower the loss."""
-    layout = two_views(ROWS, COLUMNS)
+    layout = subject.batch(ROWS, COLUMNS)
     instance = subject.make(layout, torch.float32)
     leaves = layout.leaves(torch.float32, seed=3)
     before = subject.result(instance, layout, leaves)

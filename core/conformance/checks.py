@@ -39,9 +39,17 @@ class Skipped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Check:
-    """A named check. The first line of its docstring is its requirement."""
+    """A named check.
+
+    Args:
+        name: as `--only` takes it.
+        about: what must hold, in a few plain words.
+        run: returns the finding. The first line of its docstring is the full requirement.
+        slow: whether it takes more than a few seconds.
+    """
 
     name: str
+    about: str
     run: Callable[[Subject], str]
     slow: bool = False
 
@@ -49,11 +57,11 @@ class Check:
 CHECKS: list[Check] = []
 
 
-def check(name: str, slow: bool = False) -> Callable[[Callable[[Subject], str]], Callable[[Subject], str]]:
+def check(name: str, about: str, slow: bool = False) -> Callable[[Callable[[Subject], str]], Callable[[Subject], str]]:
     """Add a function to the table of checks."""
 
     def add(run: Callable[[Subject], str]) -> Callable[[Subject], str]:
-        CHECKS.append(Check(name, run, slow))
+        CHECKS.append(Check(name, about, run, slow))
         return run
 
     return add

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
 from dipole.core.conformance.checks import (
     EXACT,
     HALF_GRADIENT,
@@ -30,13 +29,12 @@ from dipole.core.conformance.checks import (
 )
 from dipole.core.conformance.cost import Work, cubic_share
 from dipole.core.conformance.fake_device import Accelerator, Elsewhere, WrongDeviceError
-from dipole.core.conformance.layouts import VIEWS, Leaves, two_views
+from dipole.core.conformance.layouts import Leaves
 from dipole.core.conformance.ranks import on_two_ranks
 from dipole.core.conformance.subjects import Result, Subject
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
 
-MANY, MORE = 72, 150  # rows of a view: against the reference, and for what needs none
 SIZES = (16, 32, 64, 128)
 CUBIC = 0.05
 STEPS = 4
@@ -46,58 +44,26 @@ class _Token:
     """An object for weak references."""
 
 
-@check("temperature")
+@check("temperature", "each temperature has an effect")
 def temperature_counts(subject: Subject) -> str:
     """Another temperature gives another value and another gradient."""
     if not subject.temperature:
         raise Skipped("it has no temperature")
-    leaves = VIEWS.leaves()
-    low, high = (subject.result(subject.make(temperature=t), VIEWS, leaves) for t in (MODERATE_TEMPERATURE, 0.5))
+    leaves = subject.views.leaves()
+    low, high = (
+        subject.result(subject.make(temperature=t), subject.views, leaves) for t in (MODERATE_TEMPERATURE, 0.5)
+    )
     if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
         raise Failed(f"the temperature has no effect: {low.value.item():.8g} at 0.05 and at 0.5")
     return f"{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5"
 
 
-@check("size")
-def holds_for_many_rows(subject: Subject) -> str:
-    """Larger batches are right: 72 rows equal the reference. Each of 150 has a gradient, in any order."""
-    said = []
-    if subject.truth is not None:
-        layout = two_views(MANY)
-        instance, leaves = subject.make(layout), layout.leaves()
-        with torch.no_grad():
-            found, true = (
-                subject.result(instance, layout, leaves, loss).value for loss in (None, partial(subject.truth))
-            )
-        if not relative(found, true) <= EXACT:
-            raise Failed(f"{found.item():.10g} for {MANY} rows, reference {true.item():.10g}")
-        said.append(f"equals the reference for {MANY} rows")
-    layout = two_views(MORE)
-    leaves = layout.leaves()
-    result = subject.result(subject.make(layout), layout, leaves)
-    demand_finite(result, f"{MORE} rows")
-    few = subject.result(subject.make(), VIEWS, VIEWS.leaves())
-    for name in leaves:
-        gradient, before = result.gradients[name], few.gradients[name]
-        if gradient is not None and before is not None and before.any(dim=1).all():
-            empty = int((~gradient.any(dim=1)).sum())
-            if empty:
-                raise Failed(f"the gradient of {empty} of {MORE} rows of {name} is zero, of {len(before)} of none")
-    try:
-        ignores_order(subject)
-    except Failed:
-        return "; ".join([*said, "see permutation"])
-    order = torch.randperm(MORE, generator=torch.Generator().manual_seed(5))
-    ignores_this_order(subject, layout, leaves, order, result)
-    return "; ".join([*said, f"in any order for {MORE}"])
-
-
-@check("work")
+@check("work", "cost grows at most with the square of the batch")
 def is_not_cubic(subject: Subject) -> str:
     """Work and memory grow at most with the square of the batch size."""
     totals, largest = [], []
     for size in SIZES:
-        layout = two_views(size)
+        layout = subject.batch(size)
         instance, leaves = subject.make(layout, torch.float32), layout.leaves(torch.float32)
         with Work() as work:
             subject.result(instance, layout, leaves)
@@ -113,13 +79,13 @@ def is_not_cubic(subject: Subject) -> str:
     return f"{totals[-1] / totals[-2]:.2g} times the work for twice the batch"
 
 
-@check("memory")
+@check("memory", "keeps no graph from step to step")
 def keeps_no_graph(subject: Subject) -> str:
     """No graph of a step stays alive after its backward pass, and memory does not grow from step to step."""
-    instance = subject.make(VIEWS, torch.float32)
+    instance = subject.make(subject.views, torch.float32)
     tokens, sizes = [], []
     for step in range(STEPS):
-        leaves = VIEWS.leaves(torch.float32, seed=step)
+        leaves = subject.views.leaves(torch.float32, seed=step)
         inputs = {name: leaf * 1 for name, leaf in leaves.items()}  # as an encoder gives them
         token = _Token()
         tokens.append(weakref.ref(token))
@@ -128,7 +94,7 @@ def keeps_no_graph(subject: Subject) -> str:
         del token
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loss = subject.call(instance, VIEWS, inputs)
+            loss = subject.call(instance, subject.views, inputs)
         if not loss.requires_grad:
             raise Skipped("there is no graph")
         try:
@@ -145,7 +111,7 @@ def keeps_no_graph(subject: Subject) -> str:
     alive = sum(token() is not None for token in tokens)
     if alive > 1:
         raise Failed(f"after {STEPS} steps the graphs of {alive} are alive: detach what is kept")
-    if sizes[-1] - sizes[1] >= VIEWS.leaves(torch.float32)["a"].nbytes:
+    if sizes[-1] - sizes[1] >= subject.views.leaves(torch.float32)["a"].nbytes:
         raise Failed(f"what it keeps grows: {sizes[1]:,} bytes after step 2, {sizes[-1]:,} after step {STEPS}")
     return "the graph of the last step lives until the next" if alive else "no graph stays"
 
@@ -161,25 +127,26 @@ def _size(instance: Any) -> int:
         return 0
 
 
-@check("zero rows")
+@check("zero rows", "finite if an embedding is zero")
 def survives_zero_rows(subject: Subject) -> str:
     """The value and gradient are finite if an embedding is zero, in one view or in both."""
-    instance = subject.make(VIEWS, torch.float32)
+    instance = subject.make(subject.views, torch.float32)
     for names in (("a",), ("a", "b")):
-        leaves = {name: leaf.detach() for name, leaf in VIEWS.leaves(torch.float32).items()}
+        leaves = {name: leaf.detach() for name, leaf in subject.views.leaves(torch.float32).items()}
         for name in names:
             leaves[name][1] = 0
-        result = subject.result(instance, VIEWS, {name: leaf.requires_grad_() for name, leaf in leaves.items()})
+        result = subject.result(instance, subject.views, {name: leaf.requires_grad_() for name, leaf in leaves.items()})
         demand_finite(result, f"a row of zeros in {' and '.join(names)}")
     return "finite"
 
 
-@check("large norms")
+@check("large norms", "squared norms do not overflow in float16")
 def survives_large_norms(subject: Subject) -> str:
     """In float16, embeddings whose squared norm overflows give the value of shorter ones."""
-    layout = two_views(ROWS, 128)
+    layout = subject.batch(ROWS, 128)
     plain = layout.leaves(torch.float16, seed=2)
-    large: Leaves = {name: (leaf.detach() * 32).requires_grad_() for name, leaf in plain.items()}
+    times = 32 * (128 / layout.width) ** 0.5
+    large: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in plain.items()}
     exact = []
     for leaves in (plain, large):
         doubled = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
@@ -197,11 +164,11 @@ def survives_large_norms(subject: Subject) -> str:
     return f"off by {off[0]:.1e} and {off[1]:.1e} at norms around 360"
 
 
-@check("strides")
+@check("strides", "works on inputs that are not contiguous")
 def ignores_strides(subject: Subject) -> str:
     """Embeddings that are not contiguous (transposed, every second row) give the value and gradient of a copy."""
-    leaves = VIEWS.leaves()
-    result = subject.result(subject.make(), VIEWS, leaves)
+    leaves = subject.views.leaves()
+    result = subject.result(subject.make(), subject.views, leaves)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda x: x.t().contiguous().t(),
         "every second row": lambda x: torch.stack([x, -x], 1).flatten(0, 1)[::2],
@@ -209,7 +176,7 @@ def ignores_strides(subject: Subject) -> str:
     for way, arrange in ways.items():
         arranged = {name: arrange(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
         try:
-            found = subject.result(subject.make(), VIEWS, arranged)
+            found = subject.result(subject.make(), subject.views, arranged)
         except Exception as error:
             raise Failed(f"{way}: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
         off = max(value_error(found, result), gradient_error(found, result))
@@ -218,18 +185,18 @@ def ignores_strides(subject: Subject) -> str:
     return "same value, same gradient"
 
 
-@check("device")
+@check("device", "makes its tensors on the inputs' device")
 def makes_its_tensors_there(subject: Subject) -> str:
     """The loss creates all its tensors on the device of its inputs (tested with a simulated accelerator)."""
-    leaves = VIEWS.leaves()
+    leaves = subject.views.leaves()
     instance = subject.make()
-    plain = subject.result(instance, VIEWS, leaves)
+    plain = subject.result(instance, subject.views, leaves)
     if isinstance(instance, nn.Module):
         _move(instance)
     try:
         with Accelerator():
             away = {name: Elsewhere(leaf.detach()).requires_grad_() for name, leaf in leaves.items()}
-            value = subject.call(instance, VIEWS, away)
+            value = subject.call(instance, subject.views, away)
             if value.requires_grad:
                 torch.autograd.grad(value.sum(), list(away.values()), allow_unused=True)
     except WrongDeviceError as error:
@@ -254,26 +221,26 @@ def _move(instance: nn.Module) -> None:
                 module._buffers[name] = Elsewhere(buffer.detach())
 
 
-@check("eval mode")
+@check("eval mode", "same value in eval mode and without gradients")
 def is_the_same_in_eval_mode(subject: Subject) -> str:
     """The loss has the same value in training, in eval mode and under no_grad."""
-    instance, leaves = subject.make(), VIEWS.leaves()
-    trained = subject.result(instance, VIEWS, leaves).value
+    instance, leaves = subject.make(), subject.views.leaves()
+    trained = subject.result(instance, subject.views, leaves).value
     with torch.no_grad():
-        plain = subject.result(instance, VIEWS, leaves).value
+        plain = subject.result(instance, subject.views, leaves).value
     if not relative(plain, trained) <= EXACT:
         raise Failed(f"{plain.item():.8g} under no_grad, {trained.item():.8g} with gradients")
     if not isinstance(instance, nn.Module):
         return "same under no_grad; it has no modes"
     if subject.stateful:
         return "same under no_grad; what it has seen counts in eval mode, as declared"
-    found = subject.result(subject.make().eval(), VIEWS, leaves).value
+    found = subject.result(subject.make().eval(), subject.views, leaves).value
     if not relative(found, trained) <= EXACT:
         raise Failed(f"{found.item():.8g} in eval mode, {trained.item():.8g} in training")
     return "same value"
 
 
-@check("ranks")
+@check("ranks", "two processes give the loss of one")
 def ranks_equal_one_process(subject: Subject) -> str:
     """Two processes with unequal parts of a batch give the loss and gradients of one process with the whole batch."""
     if not subject.takes_pairs:

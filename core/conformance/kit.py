@@ -18,10 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dipole.core.conformance import accuracy_checks, call_checks, edge_checks  # noqa: F401, they fill the table
+from dipole.core.conformance import accuracy_checks, call_checks, close_checks, edge_checks  # noqa: F401, they fill the table
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
-from dipole.core.conformance.subjects import Subject, declared, foreign, native, unregistered
+from dipole.core.conformance.subjects import Declared, Subject, foreign, native, unregistered
 from dipole.core.objectives import engine as engines
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.registry import registry
@@ -52,6 +52,7 @@ def check_objective(
     engine: str | None = None,
     detached: bool | tuple[str, ...] = False,
     stateful: bool = False,
+    flat: bool = False,
     ranks: bool = True,
 ) -> Report:
     """Run the conformance checks on one loss.
@@ -70,6 +71,8 @@ def check_objective(
         detached: the loss stops a gradient on purpose: True for one somewhere inside, or the names of inputs without
             gradient, ("b",). Your own loss can have an attribute `detached` instead.
         stateful: the value depends on earlier calls on purpose. Your own loss can have an attribute `stateful`.
+        flat: the loss ignores a range of cosines on purpose, as a margin does. Your own loss can have an attribute
+            `flat`.
         ranks: also compare two processes with one, unless `only` names the checks.
 
     Returns:
@@ -77,13 +80,15 @@ def check_objective(
 
     Raises:
         SpecError: the text, the path, an option in the text, a check's name or the reference is wrong, or `options`,
-            `reference`, `detached` or `stateful` are given for what has its own.
+            `reference`, `detached`, `stateful` or `flat` are given for what has its own.
         OptionError: a class or function cannot be built from `options`. (Of a subclass of `Objective` that is a failure
             in the report.)
         EngineError: there is no such engine, or it cannot run here.
     """
     with engines.using(engine):
-        subject = subject_of(target, options=options, reference=reference, detached=detached, stateful=stateful)
+        subject = subject_of(
+            target, options=options, reference=reference, detached=detached, stateful=stateful, flat=flat
+        )
         return run(subject, chosen(slow, only, ranks))
 
 
@@ -106,11 +111,14 @@ def subject_of(
     reference: str | None = None,
     detached: bool | tuple[str, ...] = False,
     stateful: bool = False,
+    flat: bool = False,
 ) -> Subject:
     """Return the subject of the checks; see `check_objective` for the arguments."""
-    subject = _subject(target, options, reference, detached, stateful)
-    if subject.takes_pairs and (detached or stateful):
-        raise SpecError(f"{subject.name} is an Objective: `detached` and `stateful` are attributes of its class.")
+    subject = _subject(target, options, reference, Declared(detached, stateful, flat))
+    if subject.takes_pairs and (detached or stateful or flat):
+        raise SpecError(
+            f"{subject.name} is an Objective: `detached`, `stateful` and `flat` are attributes of its class."
+        )
     return subject
 
 
@@ -118,8 +126,7 @@ def _subject(
     target: Any,
     options: dict[str, Any] | None,
     reference: str | None,
-    detached: bool | tuple[str, ...],
-    stateful: bool,
+    says: Declared,
 ) -> Subject:
     if isinstance(target, Subject):
         return target
@@ -140,12 +147,11 @@ def _subject(
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
     if inspect.isroutine(target) and _takes_two(target, options or {}):
-        said = declared(target)
-        detached, stateful = detached or said[0], stateful or said[1]
+        says = says.and_of(target)
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         _refuse(options, "an instance has its options already", name)
-    subject = foreign(target, name, options, reference, detached, stateful)
+    subject = foreign(target, name, options, reference, says)
     try:
         subject.make()
     except Exception as error:

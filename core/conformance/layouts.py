@@ -11,6 +11,7 @@ from torch import Tensor
 from dipole.core.objectives.pairs import Pairs
 
 WIDTH = 6
+CLASSES = 5
 Leaves = dict[str, Tensor]
 
 
@@ -23,12 +24,16 @@ class Layout:
         shapes: of the leaves.
         build: the Pairs of the leaves.
         of_rows: whether the leaves are rows of a batch, which can be divided among ranks.
+        labels: class of each row of a view, for losses that take labels.
+        scores: score in [0, 1] of each row of a view, for losses that take scores.
     """
 
     name: str
     shapes: dict[str, tuple[int, ...]]
     build: Callable[..., Pairs]
     of_rows: bool = True
+    labels: Tensor | None = None
+    scores: Tensor | None = None
 
     @property
     def shared(self) -> set[str]:
@@ -59,11 +64,14 @@ def two_views(count: int, width: int = WIDTH) -> Layout:
     return in_order(torch.arange(count), width)
 
 
-def in_order(order: Tensor, width: int = WIDTH) -> Layout:
-    """Return two views of instances in another order. Neighbours in the first order share one of five classes."""
+def in_order(order: Tensor, width: int = WIDTH, classes: int = CLASSES) -> Layout:
+    """Return two views of instances in another order. Neighbours in the first order share a class."""
     shape = len(order), width
-    labels = (order // 2) % 5
-    return Layout("views", {"a": shape, "b": shape}, lambda a, b: Pairs.from_views([a, b], labels))
+    labels = (order // 2) % classes
+    scores = (order + 1) * 0.6180339887498949 % 1.0  # distinct, and spread evenly
+    return Layout(
+        "views", {"a": shape, "b": shape}, lambda a, b: Pairs.from_views([a, b], labels), labels=labels, scores=scores
+    )
 
 
 def _listed(x: Tensor, y: Tensor) -> Pairs:

@@ -23,6 +23,7 @@ class CheckResult:
         detail: the finding.
         seconds: duration of the check.
         cause: for a failure, the check that explains it, by default this check. Otherwise "".
+        about: what the check demands, in a few words.
     """
 
     subject: str
@@ -31,6 +32,7 @@ class CheckResult:
     detail: str
     seconds: float
     cause: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,11 @@ class Report:
         return found
 
     def table(self) -> str:
-        """Return one line for each check: outcome, name and finding. A finding with several failures is shown once."""
-        width = max(len(row.check) for row in self.rows)
-        lines = [f"  {row.outcome:<4}  {row.check:<{width}}  {_told(row)}".rstrip() for row in self.rows]
+        """Return one line for each check: outcome, name, demand, finding. Each cause is shown once."""
+        name, about = (max(len(getattr(row, part)) for row in self.rows) for part in ("check", "about"))
+        lines = [
+            f"  {row.outcome:<4}  {row.check:<{name}}  {row.about:<{about}}  {_told(row)}".rstrip() for row in self.rows
+        ]
         applied = sum(row.outcome != "-" for row in self.rows)
         verdict = (
             f"passes {counted(applied, 'check')}"
@@ -81,7 +85,14 @@ class Report:
     def as_dict(self) -> dict[str, object]:
         """Return `subject`, `ok` and `checks`, as `dipole check --json` prints them."""
         rows = [
-            {"check": r.check, "outcome": r.outcome, "detail": r.detail, "seconds": r.seconds, "cause": r.cause}
+            {
+                "check": r.check,
+                "about": r.about,
+                "outcome": r.outcome,
+                "detail": r.detail,
+                "seconds": r.seconds,
+                "cause": r.cause,
+            }
             for r in self.rows
         ]
         return {"subject": self.subject, "ok": self.ok, "checks": rows}
@@ -110,9 +121,8 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
         except Exception as error:
             outcome, detail = "FAIL", f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
             cause = raised.setdefault(detail, check.name)
-        rows.append(
-            CheckResult(subject.name, check.name, outcome, detail, round(time.perf_counter() - start, 3), cause)
-        )
+        seconds = round(time.perf_counter() - start, 3)
+        rows.append(CheckResult(subject.name, check.name, outcome, detail, seconds, cause, check.about))
     return Report(subject.name, tuple(_explained(row, explained) for row in rows))
 
 

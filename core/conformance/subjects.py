@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dipole.core.conformance.layouts import LAYOUTS, VIEWS, Layout, Leaves
+from dipole.core.conformance.layouts import CLASSES, LAYOUTS, VIEWS, WIDTH, Layout, Leaves, in_order
 from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
@@ -60,6 +61,10 @@ class Subject:
         read: builds an instance from the text of str(). None if it cannot be written as text.
         detached: whether it stops a gradient on purpose, or which rows get none (`Objective.detached`).
         stateful: whether its value depends on earlier calls. The state is reset after each call.
+        flat: whether it ignores a range of cosines on purpose, as a margin does.
+        twin: like `truth`, but fast: dipole's implementation of the reference, for large batches.
+        dim: the only width of embeddings that it takes. None if it takes any.
+        classes: number of classes of the labels. None for the usual ones.
     """
 
     name: str
@@ -72,10 +77,27 @@ class Subject:
     read: Callable[[str], Composite] | None = None
     detached: bool | tuple[str, ...] = False
     stateful: bool = False
+    flat: bool = False
+    twin: Loss | None = None
+    dim: int | None = None
+    classes: int | None = None
+
+    @property
+    def views(self) -> Layout:
+        """Two views of five instances."""
+        return self.layouts[0]
+
+    def batch(self, count: int, width: int = WIDTH) -> Layout:
+        """Return two views of `count` instances, of its own width if it has one."""
+        return self.in_order(torch.arange(count), width)
+
+    def in_order(self, order: Tensor, width: int = WIDTH) -> Layout:
+        """Return two views of instances in another order."""
+        return in_order(order, self.dim or width, self.classes or CLASSES)
 
     def make(
         self,
-        layout: Layout = VIEWS,
+        layout: Layout | None = None,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
         temperature: float | None = None,
@@ -83,7 +105,7 @@ class Subject:
         """Return a new instance for a layout, with random parameters that depend only on the seed.
 
         Args:
-            layout: the batch that it will be called on.
+            layout: the batch that it will be called on. None for `views`.
             dtype: of its parameters.
             seed: of their draw.
             temperature: that it is built with, where it accepts one.
@@ -93,7 +115,7 @@ class Subject:
             torch.manual_seed(seed)
             instance = self.build(**lowered)
             if self.takes_pairs:
-                instance.build(layout.width)
+                instance.build((layout or self.views).width)
                 # Parameters start at special points (identity matrices). Checks need general ones.
                 with torch.no_grad():
                     for parameter in instance.parameters():
@@ -134,12 +156,28 @@ class Subject:
         return Result(value.detach().double().reshape(()), gradients)
 
 
-def declared(*owners: Any) -> tuple[bool | tuple[str, ...], bool]:
-    """Return the attributes `detached` and `stateful` of a loss or of its class."""
-    names = next((x for x in (getattr(each, "detached", False) for each in owners) if isinstance(x, tuple)), ())
-    return names or any(getattr(each, "detached", False) is True for each in owners), any(
-        getattr(each, "stateful", False) is True for each in owners
-    )
+@dataclass(frozen=True)
+class Declared:
+    """What a loss does on purpose: its attributes of these names, and the arguments of `check_objective`.
+
+    Args:
+        detached: it stops a gradient, or the names of the inputs that get none.
+        stateful: its value depends on earlier calls.
+        flat: it ignores a range of cosines.
+    """
+
+    detached: bool | tuple[str, ...] = False
+    stateful: bool = False
+    flat: bool = False
+
+    def and_of(self, *owners: Any) -> Declared:
+        """Add the attributes of losses or their classes. Names win over True."""
+        stops = (self.detached, *(getattr(each, "detached", False) for each in owners))
+        return Declared(
+            next((each for each in stops if each and isinstance(each, tuple)), True in stops),
+            self.stateful or any(getattr(each, "stateful", False) is True for each in owners),
+            self.flat or any(getattr(each, "flat", False) is True for each in owners),
+        )
 
 
 def parameters_of(instance: Any) -> dict[str, Tensor]:
@@ -152,12 +190,11 @@ def foreign(
     name: str,
     options: dict[str, Any] | None = None,
     reference: str | None = None,
-    detached: bool | tuple[str, ...] = False,
-    stateful: bool = False,
+    says: Declared | None = None,
 ) -> Subject:
     """Wrap a loss called as loss(a, b) on two (n, d) tensors: an instance, or a class or function that returns one.
 
-    `detached` and `stateful` add to what the loss declares itself. The other arguments are as in `check_objective`.
+    `says` adds to what the loss declares itself. The other arguments are as in `check_objective`.
     """
     options = options or {}
     builds = inspect.isclass(target) or inspect.isroutine(target)
@@ -169,23 +206,25 @@ def foreign(
         value: Tensor = instance(leaves["a"], leaves["b"])
         return value
 
-    says = declared(target) if builds and inspect.isclass(target) else declared(target, build())
-    detached, stateful = detached or says[0], stateful or says[1]
-    truth = None
+    owners = (target,) if builds and inspect.isclass(target) else (target, build())
+    says = (says or Declared()).and_of(*owners)
+    detached = says.detached
+    truth = twin = None
     if reference is not None:
-        twin = native(reference)
+        model = native(reference)
 
-        def truth(instance: Any, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
+        def compared(by: Loss, instance: Any, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
             if isinstance(detached, tuple):
                 leaves = {name: leaf.detach() if name in detached else leaf for name, leaf in leaves.items()}
-            value = by_loops(twin.make(layout, **overrides), layout, leaves)
+            value = by(model.make(layout, **overrides), layout, leaves)
             if detached is not True:
                 return value
             own = call(instance, layout, leaves)  # where it stops a gradient only it knows: the values are compared
             return value.detach() + own - own.detach()
 
+        truth, twin = partial(compared, by_loops), partial(compared, evaluate)
     adjustable = builds and "temperature" in inspect.signature(target).parameters
-    return Subject(name, build, call, truth, adjustable, detached=detached, stateful=stateful)
+    return Subject(name, build, call, truth, adjustable, twin=twin, **vars(says))
 
 
 def native(text: str) -> Subject:
@@ -196,7 +235,6 @@ def native(text: str) -> Subject:
     ]
     written = read(text)
     known = all(_reference(term) for _, _, term in written)
-    detached, stateful = declared(*written.terms)
 
     def build(**overrides: Any) -> Composite:
         terms = parse(text)
@@ -216,8 +254,7 @@ def native(text: str) -> Subject:
         takes_pairs=True,
         layouts=LAYOUTS,
         read=read,
-        detached=detached,
-        stateful=stateful,
+        **vars(Declared().and_of(*written.terms)),
     )
 
 
@@ -236,8 +273,7 @@ def unregistered(target: type[Objective], name: str, options: dict[str, Any] | N
         "temperature" in inspect.signature(target).parameters,
         takes_pairs=True,
         layouts=LAYOUTS,
-        detached=target.detached,
-        stateful=target.stateful,
+        **vars(Declared().and_of(target)),
     )
 
 

@@ -49,8 +49,9 @@ class Objective(nn.Module):
     positives_are_pairs: ClassVar[bool] = False
     """Count positives that are other instances (`Pairs.views` is False) as pairs, like negatives."""
     stateful: ClassVar[bool] = False
-    """The value depends on earlier calls. The conformance kit then resets the state before each call. The state must be
-    in `state_dict`."""
+    """The value depends on earlier calls. `state_dict` must contain the state, which the conformance kit resets."""
+    flat: ClassVar[bool] = False
+    """The term ignores a range of cosines on purpose, as a margin does."""
     detached: ClassVar[bool | tuple[str, ...]] = False
     """The term stops a gradient on purpose. Set True for an internal stop, or name the rows that get no gradient, such
     as ("candidates",). The `reference` gets these rows detached as well."""

@@ -39,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         help="loss(a, b) stops a gradient on purpose: somewhere inside, or of the inputs named",
     )
     parser.add_argument("--stateful", action="store_true", help="loss(a, b) depends on earlier calls on purpose")
+    parser.add_argument("--flat", action="store_true", help="loss(a, b) ignores a range of cosines, as a margin does")
     parser.add_argument(
         "--ranks",
         action=argparse.BooleanOptionalAction,
@@ -83,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 only=arguments.only,
                 detached=detached,
                 stateful=arguments.stateful,
+                flat=arguments.flat,
                 ranks=arguments.ranks,
             )
         reports.append(report)

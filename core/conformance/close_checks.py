@@ -1,0 +1,309 @@
+"""Checks where trained models are: with close positives and near negatives, and with hundreds of rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations, product
+
+import torch
+from torch import Tensor
+
+from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
+from dipole.core.conformance.checks import (
+    EXACT,
+    Failed,
+    check,
+    demand_finite,
+    gradient_error,
+    relative,
+    value_error,
+)
+from dipole.core.conformance.cost import Work
+from dipole.core.conformance.layouts import Layout, Leaves
+from dipole.core.conformance.stops import Stops
+from dipole.core.conformance.subjects import Result, Subject
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.utils.errors import DipoleError
+
+NOISE = 0.05
+LEVELS = (-0.6, -0.3, 0.1, 0.3, 0.5, 0.7, 0.85, 0.92, 0.97, 0.995)
+MANY, MORE = 72, 300  # rows of a view: against the loops, and for what needs none
+FEW_BITS = 1e-5  # of float32 at many rows
+MOST_NUMBERS = 40_000_000  # of the largest tensor at MORE rows
+SLOPE = 1e-3  # between a central difference and the gradient
+STEPS = (1e-6, 1e-5, 1e-4)  # of differences for many rows: rounding may cancel at one of them
+UNCHANGED = 1e-9
+
+
+@check("close pairs", "correct with close positives and near negatives")
+def holds_for_close_pairs(subject: Subject) -> str:
+    """With positives at noise 0.05 and cosines from -0.6 to 0.995, values, gradients and slopes are right."""
+    layout = subject.batch(8)
+    batches = {"positives at noise 0.05": close_views(layout), "near negatives": close_views(layout, spread=0.3)}
+    said = []
+    for where, leaves in batches.items():
+        said.append(_is_right(subject, layout, leaves, where))
+    few = subject.batch(min(3, layout.width - 1))
+    if len(few.leaves()["a"]) > 1:
+        found = [(level, at_cosine(level, *few.shapes["a"])) for level in LEVELS]
+        for level, leaves in found:
+            said.append(_is_right(subject, few, leaves, f"positives at cosine {level}"))
+        if subject.truth is None and not subject.flat:
+            _reacts_everywhere(subject, few, dict(found))
+    if not any(said):
+        return f"its slope is right from cosine {LEVELS[0]} to {LEVELS[-1]}"
+    return f"off by at most {max(said):.1g} from cosine {LEVELS[0]} to {LEVELS[-1]}"
+
+
+def close_views(layout: Layout, spread: float | None = None) -> Leaves:
+    """Return two views of rows that differ by noise of 0.05. With a spread, all rows lie around one point."""
+    source = torch.Generator().manual_seed(6)
+    first, noise = torch.randn((2, *layout.shapes["a"]), generator=source, dtype=torch.float64)
+    if spread is not None:
+        first = torch.ones(layout.width, dtype=torch.float64) + spread * first
+    return {"a": first.clone().requires_grad_(), "b": (first + NOISE * noise).requires_grad_()}
+
+
+def at_cosine(level: float, count: int, width: int) -> Leaves:
+    """Return unit rows whose positives have one cosine, and whose negatives are nearer than the positives.
+
+    Args:
+        level: the cosine of a row and its positive, from -0.6 to 1.
+        count: rows of a view, less than the width.
+        width: of the rows.
+    """
+    source = torch.Generator().manual_seed(8)
+    near = level + (1 - level) / 4
+    jitter = (1 - level) / 20 * torch.rand((2, count, count), generator=source, dtype=torch.float64)
+    gram = (near + jitter[0].triu(1) + jitter[0].triu(1).T).fill_diagonal_(1.0)
+    basis = torch.linalg.qr(torch.randn((width, width), generator=source, dtype=torch.float64))[0]
+    a = torch.linalg.cholesky(gram) @ basis[:count]
+    wanted = (near + jitter[1]).fill_diagonal_(level)
+    inside = wanted @ torch.linalg.inv(gram) @ a
+    rest = 0.6 + torch.randn((count, width - count), generator=source, dtype=torch.float64)
+    rest = torch.nn.functional.normalize(rest, dim=1) @ basis[count:]
+    b = inside + (1 - inside.square().sum(1, keepdim=True)).sqrt() * rest
+    return {"a": a.requires_grad_(), "b": b.requires_grad_()}
+
+
+def _is_right(subject: Subject, layout: Layout, leaves: Leaves, where: str) -> float:
+    """Return the error against the reference. Without a reference, compare the gradient with a central difference."""
+    instance = subject.make(layout)
+    found = subject.result(instance, layout, leaves)
+    demand_finite(found, where)
+    if subject.truth is None:
+        _demand_slope(subject, layout, leaves, found, where)
+        return 0.0
+    true = subject.result(instance, layout, leaves, subject.truth)
+    if not true.finite:
+        return 0.0
+    worst = 0.0
+    for what, off in (("value", value_error(found, true)), ("gradient", gradient_error(found, true))):
+        if not off <= EXACT:
+            raise Failed(
+                f"{what} is off by {off:.2g} with {where}: {found.value.item():.10g}, reference "
+                f"{true.value.item():.10g}"
+            )
+        worst = max(worst, off)
+    return worst
+
+
+def _demand_slope(
+    subject: Subject, layout: Layout, leaves: Leaves, found: Result, where: str, steps: Sequence[float] = STEPS[:1]
+) -> None:
+    """Compare the slope along the gradient, and along a random direction, with central differences."""
+    instance = subject.make(layout)
+    names = list(leaves)
+
+    def function(*values: Tensor) -> Tensor:
+        with subject.set_back(instance), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return subject.call(instance, layout, dict(zip(names, values, strict=True))).double().sum()
+
+    inputs = [leaf.detach() for leaf in leaves.values()]
+    gradient = [torch.zeros_like(leaf) if (g := found.gradients[n]) is None else g for n, leaf in leaves.items()]
+    length = float(torch.stack([g.norm() for g in gradient]).norm())
+    if length == 0:
+        return
+    source = torch.Generator().manual_seed(4)
+    random = [torch.randn(x.shape, generator=source, dtype=x.dtype) for x in inputs]
+    size = float(torch.stack([r.norm() for r in random]).norm())
+    for direction, step in product(([g / length for g in gradient], [r / size for r in random]), steps):
+        claimed = float(sum((g * d).sum() for g, d in zip(gradient, direction, strict=True)))
+        slopes = []
+        for held in (False, True):
+            call = Stops().held(function, *inputs) if held else function
+            slopes.append(_slope(call, inputs, direction, step))
+            if abs(slopes[-1] - claimed) <= SLOPE * length:
+                break
+        else:
+            raise Failed(
+                f"{where}: the value changes by {slopes[0]:.4g} where the gradient says {claimed:.4g}; something is "
+                "computed in low precision, or a gradient is stopped"
+            )
+
+
+def _slope(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], direction: Sequence[Tensor], step: float
+) -> float:
+    """Return the central difference along a direction."""
+    ends = [
+        float(function(*(x + sign * step * d for x, d in zip(inputs, direction, strict=True))).detach())
+        for sign in (1, -1)
+    ]
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+def _reacts_everywhere(subject: Subject, layout: Layout, batches: dict[float, Leaves]) -> None:
+    """Raise Failed if the loss reacts to a kind of cosine at some levels and not at others."""
+    count = layout.shapes["a"][0]
+    kinds: dict[str, Callable[[int, int], bool]] = {
+        "positives": lambda i, j: j - i == count,
+        "negatives of the other view": lambda i, j: i < count <= j and j - i != count,
+        "negatives of the same view": lambda i, j: (i < count) == (j < count),
+    }
+    for kind, moves in kinds.items():
+        still: list[float] = []
+        alive: list[float] = []
+        for level, leaves in batches.items():
+            gradients = subject.result(subject.make(layout), layout, leaves).gradients
+            rows = torch.cat([leaf.detach() for leaf in leaves.values()])
+            gradient = torch.cat(
+                [torch.zeros_like(leaf) if (g := gradients[n]) is None else g for n, leaf in leaves.items()]
+            )
+            direction = _direction(rows, moves)
+            if direction is None:
+                continue
+            slope = float((gradient * direction).sum())
+            shown = level if kind == "positives" else level + (1 - level) / 4
+            (alive if abs(slope) > UNCHANGED * float(gradient.norm() * direction.norm()) else still).append(shown)
+        if still and alive:
+            raise Failed(
+                f"the loss ignores {kind} at cosine {_listed(still)}, but not at {_listed(alive)}: a clamp or a dead "
+                "band; if it is a margin that you want, declare it: flat"
+            )
+
+
+def _listed(levels: Sequence[float]) -> str:
+    return ", ".join(f"{level:.3g}" for level in levels)
+
+
+def _direction(rows: Tensor, moves: Callable[[int, int], bool]) -> Tensor | None:
+    """Return the shortest step of unit rows that raises the cosines of some pairs by 1 and leaves the others as they
+    are. None if there is none."""
+    count, width = rows.shape
+    pairs = list(combinations(range(count), 2))
+    equations = torch.zeros(count + len(pairs), count, width, dtype=rows.dtype)
+    for i in range(count):
+        equations[i, i] = rows[i]
+    for number, (i, j) in enumerate(pairs, start=count):
+        equations[number, i], equations[number, j] = rows[j], rows[i]
+    wanted = torch.tensor([0.0] * count + [float(moves(i, j)) for i, j in pairs], dtype=rows.dtype)
+    matrix = equations.flatten(1)
+    step = torch.linalg.pinv(matrix) @ wanted
+    return step.view_as(rows) if torch.allclose(matrix @ step, wanted, atol=1e-7) else None
+
+
+def _sparse(count: int, width: int) -> Layout:
+    """Return rows of another view, each with a positive and four negatives. The others are ignored."""
+    index = torch.arange(count)
+    near = torch.stack([(index + step) % count for step in range(5)], 1)
+    ignored = torch.stack([row[~torch.isin(row, near[i])] for i, row in enumerate(index.expand(count, count))])
+    return Layout(
+        "few negatives of many",
+        {"a": (count, width), "b": (count, width)},
+        lambda a, b: Pairs(a, b, near[:, :1], ignored, labels=(index // 2) % 5),
+    )
+
+
+def _queue(count: int, width: int) -> Layout:
+    return Layout(
+        "a long queue",
+        {"queries": (4, width), "keys": (4, width), "queue": (count, width)},
+        lambda queries, keys, queue: Pairs.cross(queries, keys, queue, labels=torch.tensor([0, 0, 1, 1])),
+    )
+
+
+@check("size", "correct for 300 rows")
+def holds_for_many_rows(subject: Subject) -> str:
+    """Larger batches are right: 72 and 300 rows equal the reference. Each of 300 has a gradient, in any order."""
+    said = []
+    if subject.truth is not None:
+        compared = _compared(subject)
+        for layout, by in compared:
+            try:
+                _equals(subject, layout, by)
+            except DipoleError:
+                if layout is compared[0][0]:
+                    raise
+        said.append(f"equals the reference for {MANY} and {MORE} rows")
+    count = _affordable(subject)
+    layout = subject.batch(count)
+    leaves = layout.leaves()
+    result = subject.result(subject.make(layout), layout, leaves)
+    demand_finite(result, f"{count} rows")
+    few = subject.result(subject.make(), subject.views, subject.views.leaves())
+    for name in leaves:
+        gradient, before = result.gradients[name], few.gradients[name]
+        if gradient is not None and before is not None and before.any(dim=1).all():
+            empty = int((~gradient.any(dim=1)).sum())
+            if empty:
+                raise Failed(f"the gradient of {empty} of {count} rows of {name} is zero, of {len(before)} of none")
+    _demand_slope(subject, layout, leaves, result, f"{count} rows", STEPS)
+    _demand_single(subject, layout)
+    try:
+        ignores_order(subject)
+    except Failed:
+        return "; ".join([*said, "see permutation"])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(5))
+    ignores_this_order(subject, layout, leaves, order, result)
+    return "; ".join([*said, f"in any order for {count}"])
+
+
+def _compared(subject: Subject) -> list[tuple[Layout, Callable[..., Tensor]]]:
+    """Return batches and what each is compared with. The loops are slow, so large batches have few pairs."""
+    assert subject.truth is not None
+    compared = [(subject.batch(MANY), subject.truth)]
+    if subject.twin is not None:
+        return [*compared, (subject.batch(_affordable(subject)), subject.twin)]
+    width = subject.views.width
+    return [*compared, (_queue(MORE, width), subject.truth), (_sparse(MORE, width), subject.truth)]
+
+
+def _equals(subject: Subject, layout: Layout, by: Callable[..., Tensor]) -> None:
+    instance, leaves = subject.make(layout), layout.leaves()
+    with torch.no_grad():
+        found, true = (subject.result(instance, layout, leaves, loss).value for loss in (None, partial(by)))
+    count = max(shape[0] for shape in layout.shapes.values())
+    if not relative(found, true) <= EXACT:
+        raise Failed(f"{found.item():.10g} for {count} rows of {layout.name}, reference {true.item():.10g}")
+
+
+def _affordable(subject: Subject) -> int:
+    """Return 300, or 150 for a loss whose largest tensor grows with the cube of the batch."""
+    largest = []
+    for size in (MORE // 4, MORE // 2):
+        layout = subject.batch(size)
+        with Work() as work, torch.no_grad():
+            subject.result(subject.make(layout), layout, layout.leaves())
+        largest.append(work.largest)
+    return MORE if largest[1] * largest[1] / max(largest[0], 1) <= MOST_NUMBERS else MORE // 2
+
+
+def _demand_single(subject: Subject, layout: Layout) -> None:
+    """Compare float32 with float64 on the same inputs, where a few rows say how accurate the loss is."""
+    few, many = (_single_error(subject, each) for each in (subject.views, layout))
+    for what, before, off in zip(("value", "gradient"), few, many, strict=True):
+        if not off <= max(10 * before, FEW_BITS):
+            rows = layout.shapes["a"][0]
+            raise Failed(f"in float32 the {what} is off by {off:.1g} for {rows} rows, and by {before:.1g} for few")
+
+
+def _single_error(subject: Subject, layout: Layout) -> tuple[float, float]:
+    leaves = layout.leaves(torch.float32)
+    exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+    found = subject.result(subject.make(layout, torch.float32), layout, leaves)
+    true = subject.result(subject.make(layout), layout, exact)
+    return relative(found.value, true.value), gradient_error(found, true, 1e-3)
