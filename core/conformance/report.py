@@ -117,7 +117,7 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
             outcome, detail = "-", str(reason)
         except Failed as fault:
             outcome, detail, cause = "FAIL", str(fault), check.name
-            explained = dict.fromkeys(fault.explains, check.name) | explained
+            explained = explained | dict.fromkeys(fault.explains, check.name)
         except Exception as error:
             outcome, detail = "FAIL", f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
             cause = raised.setdefault(detail, check.name)
@@ -127,7 +127,9 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
 
 
 def _explained(row: CheckResult, explained: dict[str, str]) -> CheckResult:
-    """Set the cause of a row, which may be found by a later check."""
-    if row.outcome == "FAIL" and row.cause == row.check:
-        return replace(row, cause=explained.get(row.check, row.check))
-    return row
+    """Set the cause of a failure, which a later check may find, and which may have a cause itself."""
+    cause, seen = row.cause, {row.check}
+    while row.outcome == "FAIL" and cause in explained and explained[cause] not in seen:
+        cause = explained[cause]
+        seen.add(cause)
+    return replace(row, cause=cause)
