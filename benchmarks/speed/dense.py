@@ -111,7 +111,7 @@ def blocks(views: Sequence[Tensor]) -> Tensor:
 DENSE: dict[str, Loss] = {
     "infonce": infonce,
     "infonce(temperature=0.01)": sharp_infonce,
-    "infonce+dp": infonce_dp,
+    "infonce+dp(reduction=anchor_sum)": infonce_dp,
     "dcl": dcl,
     "hcl": hcl,
     "align_uniform": align_uniform,

@@ -35,7 +35,7 @@ from dipole.core.objectives import engine
 from dipole.core.utils.errors import DipoleError
 
 PARTS = ("losses", "simclr", "agent")
-LOSSES = ("infonce", SHARP, "infonce+dp")
+LOSSES = ("infonce", SHARP, "infonce+dp(reduction=anchor_sum)")
 PACKAGES = ("torch", "triton", "lightly", "pytorch_metric_learning", "siglip_kernel")
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {

@@ -28,8 +28,8 @@ from dipole.core.utils.machine import peak_memory
 
 WIDTH = 128
 OURS = (
-    "infonce", "infonce+dp", "dcl", "hcl", "align_uniform", "cacr", "cacr K=4", "triplet", "co2", "blocks",
-    "swav(prototypes=300, dim=128)", "infonce+cllr(dim=128)",
+    "infonce", "infonce+dp(reduction=anchor_sum)", "dcl", "hcl", "align_uniform", "cacr", "cacr K=4", "triplet", "co2",
+    "blocks", "swav(prototypes=300, dim=128)", "infonce+cllr(dim=128)",
 )  # fmt: skip
 DENSE_LIMIT = 4096  # Larger batches measure only InfoNCE in plain PyTorch, more than twice as large ones nothing.
 SLOW = 5.0  # seconds. Slower steps are measured once, without a warm-up

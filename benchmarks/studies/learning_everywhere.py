@@ -35,6 +35,7 @@ from dipole.core.utils.seeding import Seeds, isolated, seed_everything
 from dipole.rl.contrast import require_unlabelled
 from dipole.rl.envs.dot import DotEnv
 from dipole.rl.networks import PixelEncoder
+from dipole.vision.frameworks.cmc import halves
 from dipole.vision.image_ops import centre
 
 OBJECTIVES = {
@@ -277,8 +278,8 @@ class _Agent:
 
 def partner(adapter: Any) -> float:
     """Return the share of 300 test images whose half L is nearest to its own half ab."""
-    halves = adapter.module.halves(centre(adapter.parts.test.images[:300], adapter.size))
-    return own_first(adapter.module.light(halves[0]), adapter.module.colour(halves[1]))
+    light, colour = halves(centre(adapter.parts.test.images[:300], adapter.size))
+    return own_first(adapter.module.light(light), adapter.module.colour(colour))
 
 
 def own_first(one: Tensor, other: Tensor) -> float:

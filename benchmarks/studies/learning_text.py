@@ -32,7 +32,7 @@ BASES = {
     "DCL": "dcl(similarity=dot, temperature=1)",
     "HCL": "hcl(similarity=dot, temperature=1, beta=0.5)",
 }
-REGULARIZERS = {"": "", "+DP": " + 0.1*dp", "+CLLR": " + 0.1*cllr"}
+REGULARIZERS = {"": "", "+DP": " + 0.1*dp(reduction=anchor_sum)", "+CLLR": " + 0.1*cllr"}
 TRAINED = {base + extra: BASES[base] + REGULARIZERS[extra] for extra in REGULARIZERS for base in BASES}
 BASELINES = ("untrained", "random words")
 STEPS, BATCH, RATE, WIDTH, WORDS = 600, 400, 2e-3, 100, 20_000

@@ -9,7 +9,7 @@ import torch
 from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, total
 
 
-def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> Number:
+def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "mean") -> Number:
     """LMCL Eqs. 6-10: |min((D - delta_pos)(D - delta_neg), 0)| over all pairs of distinct instances."""
     sums, pairs = [], 0
     for i in range(len(case.anchors)):

@@ -42,7 +42,7 @@ def everywhere() -> str:
     cells: dict[str, list[str]] = {"untrained": [f"{found[layout][first]['0'][0]:.2f}" for layout in EVERYWHERE]}
     for name in sorted(found["simclr"]):
         values = [found[layout].get(name, {}).get("0") for layout in EVERYWHERE]
-        cells[f"[`{name}`](objectives/{name}.md)"] = [
+        cells[f"[`{name}`](objectives/{name.partition('(')[0]}.md)"] = [
             f"{value[1]:.2f}" if isinstance(value, list) else "refused" for value in values
         ]
     return table(["objective", *EVERYWHERE.values()], [[name, *values] for name, values in cells.items()])

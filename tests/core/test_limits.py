@@ -1,5 +1,7 @@
 """Limits between objectives: where one becomes another, they agree in value and gradient."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -223,8 +225,30 @@ def test_rbf_repulsion_with_uniform_weights_is_uniformity():
 def test_dp_reductions_are_proportional(reduction):
     leaves = embeddings(6, 2, 4, 0)
     pairs = Pairs.from_views(leaves)  # 12 anchors, 10 others each
-    factor = {"anchor_sum": 1.0, "mean": 1 / 10, "sum": 12.0}[reduction]
+    factor = {"anchor_sum": 10.0, "mean": 1.0, "sum": 120.0}[reduction]
     agree(f"0.0*infonce + 1.0*dp(reduction={reduction})", "0.0*infonce + 1.0*dp", leaves, pairs, factor=factor)
+
+
+@pytest.mark.parametrize("layout", ["views", "cross"])
+def test_dp_is_the_mean_over_pairs_of_instances(layout):
+    """A float64 loop: with two instances per batch and with ten, the default does not grow with their number."""
+    for batch in (2, 10):
+        one, other = (leaf.detach() for leaf in embeddings(batch, 2, 4, batch))
+        if layout == "views":
+            pairs = Pairs.from_views([one, other])
+            rows = [(i, x.tolist()) for view in (one, other) for i, x in enumerate(view)]
+            couples = [(x, y) for i, x in rows for j, y in rows if i != j]
+        else:
+            pairs = Pairs.cross(one, other)
+            couples = [(x.tolist(), y.tolist()) for i, x in enumerate(one) for j, y in enumerate(other) if i != j]
+        penalties = []
+        for x, y in couples:
+            cosine = sum(a * b for a, b in zip(x, y, strict=True)) / (math.hypot(*x) * math.hypot(*y))
+            distance = (1 - cosine) / 2
+            penalties.append(abs(min((distance - 0.1) * (distance - 0.5), 0)))
+        assert sum(penalties) > 0
+        found = dipole.objective("dp")(pairs).terms["dp"].value
+        assert float(found) == pytest.approx(math.fsum(penalties) / len(penalties), rel=1e-12)
 
 
 def test_weights_of_terms_add_up():

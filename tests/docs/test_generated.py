@@ -46,7 +46,8 @@ def test_the_weights_drawn_are_the_derivative_of_distance_polarization() -> None
             continue
         inside = 0.1 < distance < 0.5
         # g = (D - 0.1)(0.5 - D), dD / ds = -1 / 2: far ends of the margin are pushed out, near ones drawn in.
-        assert weight == pytest.approx(-0.1 * (0.6 - 2 * distance) / 2 if inside else 0, abs=1e-9)
+        # It is a mean over the 81 negatives.
+        assert 81 * weight == pytest.approx(-0.1 * (0.6 - 2 * distance) / 2 if inside else 0, abs=1e-9)
 
 
 def test_the_weights_drawn_are_the_uniformity_s_of_one_anchor() -> None:

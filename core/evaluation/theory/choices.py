@@ -68,7 +68,7 @@ class RunFacts:
 
     delta_pos: float = 0.1
     delta_neg: float = 0.5
-    reduction: str = "anchor_sum"
+    reduction: str = "mean"
     dp_weight: float | None = None
     cllr_weight: float | None = None
     alpha: float | None = None

@@ -56,13 +56,13 @@ def separation(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
     return widest, nearest
 
 
-def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reduction: str = "anchor_sum") -> float:
+def regularizer(embeddings: Tensor, delta_pos: float, delta_neg: float, reduction: str = "mean") -> float:
     """R1 over all pairs: g(D) = |min( (D - delta_pos)(D - delta_neg), 0 )|, reduced as `dp` does (LMCL, Eqs. 6-10).
 
-    It is the mean of g times n - 1 (reduction anchor_sum), times 1 (mean), or times n (n - 1) (sum, as printed).
+    It is the mean of g (reduction mean), times n - 1 (anchor_sum), or times n (n - 1) (sum, as printed).
     """
     n = len(embeddings)
-    factor = {"anchor_sum": n - 1, "mean": 1, "sum": n * (n - 1)}[reduction]
+    factor = {"mean": 1, "anchor_sum": n - 1, "sum": n * (n - 1)}[reduction]
     total, count = 0.0, 0
     for distance, _, _ in pair_distances(embeddings):
         total += float(polarization(1 - 2 * distance.double(), delta_pos, delta_neg).sum())
