@@ -18,7 +18,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources import described, known, open_source, seen
-from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source
+from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source, split_names
 
 IMBALANCE_BINS = 10
 
@@ -38,7 +38,7 @@ class DataConfig(Settings):
         None, description="source of the images for pretraining, if it is another; for example WebVision v1"
     )
     pretrain_split: str | None = Field(
-        None, description="the split for pretraining, such as 'unlabeled'; default train_split"
+        None, description="the split for pretraining, such as 'unlabeled' or 'train+unlabeled'; default train_split"
     )
     pretrain_classes: str | None = Field(
         None, description="as classes, for the images of `pretrain`; labels are only used for imbalance and statistics"
@@ -136,10 +136,14 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     wanted = read_classes(config.classes)
     source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)
     split = _test_split(config, source)
+    # Find wrong names before images are read.
+    own = [config.train_split, None if config.test else split, None if config.pretrain else config.pretrain_split]
+    for name in filter(None, own):
+        split_names(source.name, name, source.splits)
     test = None
     if not validation and config.test is not None:
         other = open_source(config.test, config.decoding(streamed=False), wanted)
-        test = _only_split(other) or other.read(_test_split(config, other) or config.test_split)
+        test = other.read(_test_split(config, other) or _only_split(other) or config.test_split)
     elif not validation and split is not None:
         test = source.read(split)
     train = source.read(config.train_split)
@@ -160,7 +164,7 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     pretrain = train
     if config.pretrain is not None:
         other = open_source(config.pretrain, config.decoding(streamed=True), read_classes(config.pretrain_classes))
-        pretrain = _only_split(other) or other.read(config.pretrain_split or config.train_split)
+        pretrain = other.read(config.pretrain_split or _only_split(other) or config.train_split)
         check_same_shape(("images for pretraining", pretrain), ("images of the probe", train))
     elif config.pretrain_split is not None and not (validation and config.pretrain_split == config.train_split):
         pretrain = source.read(config.pretrain_split)
@@ -240,15 +244,13 @@ def read_classes(source: str | None) -> tuple[str, ...] | None:
 
 def _test_split(config: DataConfig, source: Source) -> str | None:
     """Return the split to test on: the given one, or the substitute for 'test' in a source that has none."""
-    if config.test_split in source.splits:
+    if config.test_split in source.splits or config.test_split != HELD_OUT[0]:
         return config.test_split
-    if config.test_split != HELD_OUT[0]:
-        return None
     return next((name for name in HELD_OUT if name in source.splits and name != config.train_split), None)
 
 
-def _only_split(source: Source) -> ImageSet | None:
-    return source.read(source.splits[0]) if len(source.splits) == 1 else None
+def _only_split(source: Source) -> str | None:
+    return source.splits[0] if len(source.splits) == 1 else None
 
 
 def _cut(images: ImageSet, share: float, generator: torch.Generator) -> tuple[ImageSet, ImageSet]:

@@ -1,7 +1,8 @@
 """A set of images with labels, in memory or encoded."""
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -136,3 +137,57 @@ class ImageSet:
         if self.labels is not None:
             digest.update(self.labels.contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def joined(parts: Sequence[ImageSet]) -> ImageSet:
+    """Return the images of several splits of one data set, in their order.
+
+    Images of a split without labels have the label -1, unless no split has labels.
+
+    Args:
+        parts: one or more.
+
+    Raises:
+        DataError: the splits differ in the shape of images or in their classes, or are read as a stream.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    named = {part.class_names for part in parts if part.labels is not None}
+    if len({part.images.shape[1:] for part in parts}) > 1 or len(named) > 1:
+        raise DataError(f"{first.name}: its splits have different shapes or classes and cannot be joined. Choose one.")
+    labels = None
+    if named:
+        each = [torch.full((len(part),), -1) if part.labels is None else part.labels for part in parts]
+        labels = torch.cat(each)
+    images = [part.images for part in parts]
+    pixels = [each for each in images if isinstance(each, Tensor)]
+    together: Images = torch.cat(pixels) if len(pixels) == len(images) else _encoded(first.name, images)
+    skipped = tuple(name for part in parts for name in part.skipped)
+    return ImageSet(first.name, together, labels, next(iter(named), first.class_names), skipped)
+
+
+def _encoded(name: str, parts: Sequence[Images]) -> Encoded:
+    """Return encoded images one after another."""
+    sets = [part for part in parts if isinstance(part, Encoded) and part.stream is None]
+    if len(sets) < len(parts):
+        raise DataError(
+            f"{name}: splits that are read as a stream, or of which only some fit into memory, cannot be joined. "
+            "Remove vision.data.streaming, or change vision.data.memory."
+        )
+    readers: list[Callable[[int], bytes]] = [part.read for part in sets]
+    starts = [sum(len(part.names) for part in sets[:number]) for number in range(len(sets))]
+
+    def read(place: int) -> bytes:
+        number = bisect_right(starts, place) - 1
+        return readers[number](place - starts[number])
+
+    return replace(
+        sets[0],
+        names=[name for part in sets for name in part.names],
+        read=read,
+        rows=torch.cat([part.rows + start for part, start in zip(sets, starts, strict=True)]),
+        skipped={
+            place + start: why for part, start in zip(sets, starts, strict=True) for place, why in part.skipped.items()
+        },
+    )

@@ -3,6 +3,7 @@
 import io
 import os
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import prefetched
 from dipole.vision.data import DataConfig, ImageSet, expected, load, read_classes, unbalance
+from dipole.vision.image_set import joined
 from dipole.vision.sources import Decoding, open_source, seen
 from dipole.vision.sources.arrays import digits
 from tests.systems import posix
@@ -237,6 +239,67 @@ def test_stl10_binary_layout(tmp_path):
     assert parts.pretrain.labels is None
     assert parts.train.labels.tolist() == [0, 9]
     assert parts.train.images[0, 0].tolist() == pixels[0, 0].T.tolist()
+
+
+def stl10_files(path, counts):
+    """Write STL-10's own format: pixels channel by channel and column by column, and labels from 1."""
+    draw = np.random.default_rng(0)
+    pixels = {split: draw.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8) for split, n in counts.items()}
+    for split, values in pixels.items():
+        values.tofile(path / f"{split}_X.bin")
+        if split != "unlabeled":
+            (np.arange(len(values)) % 10 + 1).astype(np.uint8).tofile(path / f"{split}_y.bin")
+    return {split: torch.from_numpy(values).transpose(2, 3) for split, values in pixels.items()}
+
+
+def test_splits_of_stl10_are_joined_as_the_papers_code_does(tmp_path):
+    pixels = stl10_files(tmp_path, {"train": 3, "test": 2, "unlabeled": 4})
+    parts = read(tmp_path, pretrain_split="train+unlabeled")
+    assert torch.equal(parts.pretrain.images, torch.cat([pixels["train"], pixels["unlabeled"]]))
+    assert parts.pretrain.labels.tolist() == [0, 1, 2, -1, -1, -1, -1]
+    assert torch.equal(parts.train.images, pixels["train"])
+    assert torch.equal(parts.test.images, pixels["test"])
+    swapped = read(tmp_path, pretrain_split="unlabeled+train").pretrain
+    assert torch.equal(swapped.images, torch.cat([pixels["unlabeled"], pixels["train"]]))
+
+
+def test_plans_count_the_images_of_joined_splits():
+    assert len(expected(DataConfig(source="stl10", pretrain_split="train+unlabeled"), Seeds(0))) == 105_000
+    assert len(expected(DataConfig(source="stl10", pretrain_split="unlabeled"), Seeds(0))) == 100_000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train_split": "nothing"}, {"pretrain_split": "nothing"}, {"test_split": "nothing"},
+        {"pretrain_split": "train+nothing"}, {"pretrain": "digits", "pretrain_split": "nothing"},
+        {"test": "digits", "test_split": "nothing"},
+    ],
+)  # fmt: skip
+def test_a_split_that_does_not_exist_is_refused(settings):
+    with pytest.raises(DataError, match=r"digits has no split 'nothing'.*It has: train"):
+        load(DataConfig(**settings), Seeds(0))
+
+
+def test_a_split_is_joined_once_and_only_with_its_like(tmp_path):
+    stl10_files(tmp_path, {"train": 2, "test": 2})
+    with pytest.raises(DataError, match="names one split twice"):
+        read(tmp_path, pretrain_split="train+train")
+    grey = ImageSet("x", torch.zeros(2, 1, 4, 4, dtype=torch.uint8))
+    with pytest.raises(DataError, match="different shapes"):
+        joined([grey, replace(grey, images=torch.zeros(2, 3, 4, 4, dtype=torch.uint8))])
+
+
+@pytest.mark.parametrize("memory", [4.0, 1e-6])  # GB: decoded, or left encoded
+def test_splits_of_folders_are_joined(tmp_path, memory):
+    for number, split in enumerate(("train", "val", "unlabeled")):
+        for c, name in enumerate(("cat", "dog") if split != "unlabeled" else ("",)):
+            (tmp_path / split / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / split / name / "0.png").write_bytes(png(100 * number + 10 * c))
+    pretrain = read(tmp_path, memory=memory, pretrain_split="train+val+unlabeled").pretrain
+    assert pretrain.images[torch.arange(5)][:, 0, 0, 0].tolist() == [0, 10, 100, 110, 200]
+    assert pretrain.labels.tolist() == [0, 1, 0, 1, -1]
+    assert pretrain.take([4, 2]).images[torch.arange(2)][:, 0, 0, 0].tolist() == [200, 100]
 
 
 def test_class_list_picks_and_orders_classes(folder, tmp_path):

@@ -1,12 +1,12 @@
 """Sources of images: how one is recognised, opened and read split by split."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.core.utils.errors import DataError, nearest
 from dipole.vision.decoding import OnCorrupt
-from dipole.vision.image_set import ImageSet
+from dipole.vision.image_set import ImageSet, joined
 from dipole.vision.registry import Entries
 
 __all__ = ["Decoding", "Known", "Source", "register_source"]
@@ -78,17 +78,37 @@ class Source:
         """Return the images of a split. A source without named splits has the one split "train".
 
         Args:
-            split: its name.
+            split: its name, or several with plus signs, such as "train+unlabeled".
 
         Raises:
-            DataError: there is no such split, or it is damaged.
+            DataError: there is no such split, it is named twice, or it is damaged.
         """
-        if split not in self.splits:
+        names = split_names(self.name, split, self.splits)
+        return joined([self.reader(name) for name in names])
+
+
+def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:
+    """Return the names in a text such as "train+unlabeled".
+
+    Args:
+        source: for messages.
+        split: the text.
+        known: the splits of the source.
+
+    Raises:
+        DataError: the source has no such split, or one is named twice.
+    """
+    known = tuple(known)
+    names = [split] if split in known else [name.strip() for name in split.split("+")]
+    for name in names:
+        if name not in known:
             raise DataError(
-                f"{self.name} has no split {split!r}.{nearest(split, self.splits)} It has: {', '.join(self.splits)}. "
-                "Set vision.data.train_split, test_split or pretrain_split."
+                f"{source} has no split {name!r}.{nearest(name, known)} It has: {', '.join(known)}. "
+                "Set vision.data.train_split, test_split or pretrain_split. Join splits with a plus sign: train+test."
             )
-        return self.reader(split)
+    if len(set(names)) < len(names):
+        raise DataError(f"the split {split!r} of {source} names one split twice. Name each once.")
+    return names
 
 
 Opener = Callable[[str, Decoding, Classes], Source]
