@@ -198,11 +198,13 @@ def hcl(
     return _debiased(case, similarity_of(case, similarity), temperature, rho, beta, similarity == "cosine")
 
 
-def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, uniform_weight: float) -> Number:
+def align_uniform(
+    case: Case, *, alpha: float, t: float, align_weight: float, uniform_weight: float, uniform_over: str = "views"
+) -> Number:
     """Wang & Isola 2020: E ||a - p||^alpha and log E e^{-t ||z_i - z_j||^2} over pairs of different instances.
 
     Of two encoders each has its uniformity, and their mean counts; where a queue belongs to the anchors' encoder, they
-    alone have one.
+    alone have one. uniform_over=views: each view of an encoder has its own.
     """
     aligned = []
     for i in range(len(case.anchors)):
@@ -211,11 +213,35 @@ def align_uniform(case: Case, *, alpha: float, t: float, align_weight: float, un
         if d_pos:
             aligned.append(mean([d.pow(alpha / 2) for d in d_pos]))
     sides = []
-    for pairs in _within_sides(case):
+    for pairs in _within_views(case) if uniform_over == "views" else _within_sides(case):
         potentials = [(-t * squared_distance(x, y)).exp() for x, y in pairs]
         if potentials:
             sides.append(mean(potentials).log())
     return align_weight * mean(aligned) + uniform_weight * mean(sides)
+
+
+def _within_views(case: Case) -> list[list[tuple[Vector, Vector]]]:
+    """Ordered pairs of different instances, for each view of each encoder, if an instance has several."""
+    a, c = case.anchors, case.candidates
+    if case.view_pairs:
+        rows = [
+            [j for j, own in enumerate(case.candidate_views) if own == v] for v in sorted(set(case.candidate_views))
+        ]
+        return [[(c[i], c[j]) for i in of for j in of if i != j] for of in rows]
+    if case.side or not case.views or len(set(case.anchor_views)) == 1:
+        sides = _within_sides(case)
+        keys = sorted({case.candidate_views[j] for j in case.others})
+        if len(sides) < 2 or len(keys) < 2:
+            return sides
+        view_of = {id(c[j]): case.candidate_views[j] for j in case.others}
+        split = [[(x, y) for x, y in sides[1] if view_of[id(x)] == v == view_of.get(id(y), v)] for v in keys]
+        return [sides[0], *split]
+    found = []
+    for view in dict.fromkeys(case.anchor_views):
+        mine = [i for i, own in enumerate(case.anchor_views) if own == view]
+        found.append([(a[i], a[j]) for i in mine for j in mine if i != j and j not in case.ignored[i]]
+                     + [(a[i], c[j]) for i in mine for j in case.queue if j not in case.ignored[i]])  # fmt: skip
+    return found
 
 
 def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:

@@ -27,7 +27,7 @@ def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int)
 def swav(
     case: Case, *, prototypes: int, temperature: float, epsilon: float, iterations: int, dim: int | None = None
 ) -> Number:
-    """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives."""
+    """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives, pairs alike."""
     centres = [unit(v) for v in case.parameters["prototypes"]]
     assert len(centres) == prototypes
     scores = [[dot(u, v).item() for v in centres] for u in map(unit, case.candidates)]
@@ -36,9 +36,7 @@ def swav(
     for i in case.counted():
         z = unit(case.anchors[i])
         log_prediction = log_softmax([dot(z, v) for v in centres], temperature)
-        losses.append(
-            mean([-total(q * x for q, x in zip(codes[p], log_prediction, strict=True)) for p in case.positives[i]])
-        )
+        losses += [-total(q * x for q, x in zip(codes[p], log_prediction, strict=True)) for p in case.positives[i]]
     return mean(losses)
 
 
@@ -55,9 +53,19 @@ def _deviations(column: Sequence[Number]) -> list[Number]:
 
 
 def vicreg(
-    case: Case, *, invariance: float, variance: float, covariance: float, gamma: float, epsilon: float
+    case: Case,
+    *,
+    invariance: float,
+    variance: float,
+    covariance: float,
+    gamma: float,
+    epsilon: float,
+    reduction: str = "mean",
 ) -> Number:
-    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of v and c."""
+    """Bardes et al. 2022, Eqs. 1-6, distances over d as in Algorithm 1; of V views, twice the mean of c.
+
+    The variance term is the mean over the views, or for reduction=sum twice the mean.
+    """
     width = len(case.anchors[0])
     near = []
     for i in case.counted():
@@ -77,7 +85,11 @@ def vicreg(
         below = [gamma - (cov[j][j] + epsilon).sqrt() for j in range(width)]
         hinges.append(mean([gap if gap > 0 else 0.0 * gap for gap in below]))
         squares.append(total(cov[j][k] ** 2 for j in range(width) for k in range(width) if j != k) / width)
-    return invariance * mean(near) + variance * 2 * mean(hinges) + covariance * 2 * mean(squares)
+    return (
+        invariance * mean(near)
+        + variance * (2 if reduction == "sum" else 1) * mean(hinges)
+        + covariance * 2 * mean(squares)
+    )
 
 
 def barlow_twins(case: Case, *, redundancy: float) -> Number:

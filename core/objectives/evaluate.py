@@ -116,15 +116,26 @@ class Rows:
         has = mask.any(1)
         return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
 
+    def mean_over_pairs(self, values: Tensor) -> Tensor:
+        """Average over all pairs of an anchor and a positive, of all ranks, (). Each pair counts alike.
+
+        Args:
+            values: (A, K). Padding is ignored.
+        """
+        mask = self.pairs.positive_mask
+        if mask is None:
+            return self.mean_over_all(values)
+        return all_sum(torch.where(mask, values, 0.0).sum()) / all_sum(mask.sum().to(values.dtype)).clamp_min(1)
+
     def mean_over_all(self, values: Tensor) -> Tensor:
         """Average over all anchors of all ranks, ().
 
         Args:
-            values: (A,).
+            values: (A,), or (A, K) with as many columns on every rank.
         """
         if world_size() == 1:
             return values.mean()
-        return all_sum(values.sum()) / all_sum(values.new_full((), float(len(values))))
+        return all_sum(values.sum()) / all_sum(values.new_full((), float(values.numel())))
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,8 @@ def _reads_repulsion(term: Term, pairs: Pairs) -> bool:
 def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> Outcome:
     """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
+    Pairs with `Pairs.added` are added instead.
+
     Args:
         terms: weight and term by name.
         related: the pairs of all ranks.
@@ -194,7 +207,8 @@ def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> O
             found.append(_on_pairs(terms, pairs, related))
     values = found[0]
     if len(found) > 1:
-        values = {name: _mean([each[name] for each in found]) for name in terms}
+        added = related.pairs[0].known.added
+        values = {name: _over_pairs([each[name] for each in found], added) for name in terms}
     weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
     return Outcome(
         sum(weighted[1:], weighted[0]),
@@ -344,10 +358,11 @@ def _left_out(term: Term, prepared: Pairs) -> Tensor | None:
     return len(mask) - mask.any(1).sum()
 
 
-def _mean(values: list[TermValue]) -> TermValue:
-    """Return one term's mean over several Pairs, with the note that all of them share."""
+def _over_pairs(values: list[TermValue], added: bool) -> TermValue:
+    """Return one term's mean over several Pairs, or its sum, with the note that all of them share."""
     notes = {each.note for each in values}
-    value = torch.stack([each.value for each in values]).mean()
+    several = torch.stack([each.value for each in values])
+    value = several.sum() if added else several.mean()
     counts = [each.left_out for each in values if each.left_out is not None]
     left_out = torch.stack(counts).sum() if counts else None
     return TermValue(value, values[0].weight, notes.pop() if len(notes) == 1 else "", left_out)

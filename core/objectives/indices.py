@@ -39,6 +39,7 @@ class PairLayout:
         view_pairs: anchors are view x of every pair of views x < y, and candidates are all views.
         partners: view y of each run of anchors, if its negatives lie in this view alone. The other views' rows are then
             the first ignored ones.
+        added: the values of several Pairs of a batch are added instead of averaged.
     """
 
     anchor_views: Runs
@@ -57,6 +58,7 @@ class PairLayout:
     draw: int = 0
     view_pairs: bool = False
     partners: tuple[int, ...] = ()
+    added: bool = False
 
 
 def other_views(count: int, batch: int, device: torch.device) -> Tensor:

@@ -56,6 +56,19 @@ LATER: Final = object()
 
 
 @dataclass(frozen=True)
+class Former:
+    """Mark an option that was added later, with another default than earlier runs had.
+
+    Runs with `value` keep their names.
+
+    Args:
+        value: what earlier runs did.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Option:
     """One keyword of an entry.
 
@@ -70,6 +83,7 @@ class Option:
         bounds: bounds of numbers, or None.
         optional: whether None is allowed.
         later: the option was added later. It is part of a run's name only if it is given.
+        former: what runs did before the option was added, if its default is another. See `Former`.
     """
 
     name: str
@@ -82,6 +96,7 @@ class Option:
     bounds: Range | None
     optional: bool
     later: bool
+    former: Former | None = None
 
     @property
     def allowed(self) -> str:
@@ -156,7 +171,8 @@ def _option(name: str, hint: Any, default: Any) -> Option:
     kind = " or ".join([kind.__name__ for kind in kinds] + ["name"] * bool(choices))
     text = " | ".join([str(bounds)] * (bounds is not None) + list(choices))
     optional, later = type(None) in parts, LATER in extras
-    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later)
+    former = next((extra for extra in extras if isinstance(extra, Former)), None)
+    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later, former)
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:

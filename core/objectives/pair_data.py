@@ -227,6 +227,13 @@ class PairData:
             layout=replace(self.known, padded=self.known.padded or not distinct, mutual=False, of_block=0),
         )
 
+    def added(self) -> Self:
+        """Return the same pairs, whose terms are added over the several Pairs of a batch instead of averaged.
+
+        CMC's authors add the two directions. All Pairs of the batch must be marked.
+        """
+        return replace(self, layout=replace(self.known, added=True))
+
     def narrow(self, own: slice, total: int) -> Self:
         """Keep only the anchors from some rows of a batch of `total` rows. All candidates remain.
 

@@ -14,6 +14,7 @@ from dipole.core.objectives.indices import (
     joined,
     neighbours,
     other_members,
+    other_views,
     pads_last,
     same_label,
     with_queue,
@@ -357,6 +358,72 @@ class Pairs(PairsOfViews):
             ),
         )
         return (queries,) if side.has_negatives is False else (queries, side)
+
+    @property
+    def split_by_view(self) -> bool:
+        """Whether one encoder made several views, so that `within_views` splits all rows and not only the keys."""
+        known = self.known
+        of_anchors = {view for view, _ in known.anchor_views}
+        others = {view for view, _ in known.candidate_views} - of_anchors - {NO_VIEW}
+        return self.views and not known.sides and (known.view_pairs or (len(of_anchors) > 1 and not others))
+
+    def within_views(self) -> tuple[Self, ...]:
+        """Return pairs of different instances within each view, in addition to those of `within_sides()[0]`.
+
+        With several views from one encoder (`split_by_view`) there are Pairs for each view, without positives. Their
+        negatives are the other instances of the view and the queue. With two encoders the second Pairs of
+        `within_sides` are split into one for each view of the keys. Call it on the pairs of all ranks.
+
+        Returns:
+            Pairs for each view, or () if the first Pairs of `within_sides` are all.
+        """
+        if not self.split_by_view:
+            return tuple(part for side in self.within_sides()[1:] for part in side._each_view())
+        known, z = self.known, self.candidates
+        if not known.view_pairs:
+            return self._each_view()
+        runs, index = known.candidate_views, self.candidate_index
+        own = torch.arange(len(z), device=z.device).unsqueeze(1)
+        layout = PairLayout(runs, runs, among=len(z), fewest=0)
+        positives = other_views(len(runs), runs[0][1], z.device)
+        return type(self)(z, z, positives, own, index=index, candidate_index=index, layout=layout)._each_view()
+
+    def _each_view(self) -> tuple[Self, ...]:
+        """Return the pairs of each run of anchors with itself and the queue, without positives."""
+        known, start, found = self.known, 0, []
+        if len(known.anchor_views) == 1 and not self.positives.shape[1]:
+            return (self,)
+        # Otherwise more rows of the anchor's own view are excluded than itself.
+        plain = not known.padded and self.excluded.shape[1] == len(known.anchor_views)
+        first = sum(length for view, length in known.candidate_views if view != NO_VIEW)
+        queue = slice(first, first + known.queue)
+        for view, length in known.anchor_views:
+            mine, runs = slice(start, start + length), ((view, length),)
+            ignored = torch.arange(length, device=self.anchors.device).unsqueeze(1)
+            if not plain:
+                listed = self.excluded[mine]
+                inside = (listed >= start) & (listed < start + length) & (start < known.among)
+                past = (listed >= queue.start) & (listed < queue.stop)
+                elsewhere = torch.where(past, listed - queue.start + length, -1)
+                ignored = torch.cat([ignored, torch.where(inside, listed - start, elsewhere)], 1)
+            index = None if self.index is None else self.index[mine]
+            candidate_index = None
+            if index is not None:
+                candidate_index = torch.cat([index, index.new_full((known.queue,), -1)])
+            z = self.anchors[mine]
+            layout = PairLayout(
+                runs,
+                with_queue(runs, known.queue),
+                among=length,
+                fewest=0,
+                padded=not plain,
+                mutual=plain and not known.queue,
+                queue=known.queue,
+            )
+            y, none = joined(z, self.candidates[queue]), ignored[:, :0]
+            found.append(type(self)(z, y, none, ignored, index=index, candidate_index=candidate_index, layout=layout))
+            start += length
+        return tuple(found)
 
     def _direction(self) -> Self:
         """Return pairs with the first side as anchors and the second side as candidates."""

@@ -5,7 +5,8 @@
 
 The objective is written out, so `infonce` and `infonce(temperature=0.5)` are one run, and a changed default is another.
 Options that were added later (`Option.later`) and values of tables (`Settings.determining`) enter only where they
-differ from the default, so that a new setting does not rename old runs. Code from outside dipole enters with its
+differ from the default, so that a new setting does not rename old runs. An option whose default is not what earlier
+runs did (`Option.former`) enters unless it has that earlier value. Code from outside dipole enters with its
 distribution, version and a hash of its source.
 """
 
@@ -55,7 +56,11 @@ def written_out(objective: Any) -> list[list[Any]]:
         entry = entry_of(term)
         given = term.__dict__.get("given", {})
         defaults = {each.name: each.default for each in entry.options if not each.later}
-        terms.append([weight, entry.name, defaults | given])
+        values = defaults | given
+        for each in entry.options:
+            if each.former is not None and values[each.name] == each.former.value:
+                del values[each.name]
+        terms.append([weight, entry.name, values])
     return terms
 
 

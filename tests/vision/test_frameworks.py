@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dipole import objective
 from dipole.core.utils.errors import ConfigError, PairsError
-from dipole.vision.frameworks.cmc import draw_others, lab
+from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.frameworks.simclr import keep_negatives
@@ -180,6 +180,22 @@ def test_cmc_pairs_the_halves_in_both_directions(colour):
             assert negatives(one, anchor) == [j for j in range(16) if j != anchor]
     images = torch.rand(3, 3, 8, 8)
     assert a.module.features(images).shape == (3, 64)  # two halves of 32
+
+
+@pytest.mark.parametrize("negatives", [None, 20])
+def test_cmc_adds_the_two_directions(colour, negatives):
+    """Tian et al.'s code adds the losses of both halves. `directions = "mean"` is half as long."""
+    term = objective("infonce(temperature=0.07)")
+    for settings, factor in (({}, 1.0), ({"directions": "sum"}, 1.0), ({"directions": "mean"}, 0.5)):
+        a = adapter(method="cmc", data=colour, negatives=negatives, cmc=settings)
+        first, second = related(a, next(iter(a.batches(0))))
+        added = term(first).loss.item() + term(second).loss.item()
+        assert term((first, second)).loss.item() == pytest.approx(factor * added, rel=1e-5)
+
+
+def test_runs_of_cmc_before_its_directions_keep_their_names():
+    assert CMCConfig(directions="mean").determining() == {}
+    assert CMCConfig().determining() == {"directions": "sum"}
 
 
 def test_cmc_bank_gives_the_other_halfs_memory_as_partner_and_negatives(colour):

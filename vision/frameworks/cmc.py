@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,9 @@ def halves(images: Tensor) -> tuple[Tensor, Tensor]:
     return converted[:, :1], converted[:, 1:]
 
 
+Directions = Literal["sum", "mean"]
+
+
 class CMCConfig(Settings):
     """The [vision.cmc] table."""
 
@@ -52,6 +55,15 @@ class CMCConfig(Settings):
     width: float = Field(
         0.5, gt=0, le=1, description="of each encoder's layers, as a share of the encoder's; Tian et al.: a half"
     )
+    directions: Directions = Field(
+        "sum", description="of the losses of the two directions: their sum (Tian et al.'s code) or their mean"
+    )
+
+    def determining(self) -> dict[str, Any]:
+        found = super().determining()
+        found.pop("directions", None)
+        # Runs before this setting took the mean, and keep their names.
+        return found if self.directions == "mean" else found | {"directions": self.directions}
 
 
 @register_framework("cmc")
@@ -69,6 +81,7 @@ class CMC(Method):
         images: rows of the memory bank.
         bank: negatives drawn from the memory bank; None for those of the batch.
         momentum: of the memory bank.
+        directions: "sum" adds the losses of the two directions, as in the authors' code. "mean" averages them.
     """
 
     table = CMCConfig
@@ -78,11 +91,18 @@ class CMC(Method):
     positives_key = ""
 
     def __init__(
-        self, light: Branch, colour: Branch, images: int = 0, bank: int | None = None, momentum: float = 0.5
+        self,
+        light: Branch,
+        colour: Branch,
+        images: int = 0,
+        bank: int | None = None,
+        momentum: float = 0.5,
+        directions: Directions = "sum",
     ) -> None:
         super().__init__()
         self.light, self.colour, self.embedding_dim = light, colour, light.dim
         self.bank = bank
+        self.directions: Directions = directions
         self.momentum = momentum
         if bank is not None:
             self.register_buffer("memory", F.normalize(torch.randn(2, images, self.embedding_dim), dim=2))
@@ -99,7 +119,7 @@ class CMC(Method):
                 f"{len(images)} images of {images.name}; give at most {most}."
             )
         light, colour = setup.branch(1, table.width), setup.branch(2, table.width)
-        cmc = cls(light, colour, len(images), bank, table.momentum)
+        cmc = cls(light, colour, len(images), bank, table.momentum, table.directions)
         cmc.set_statistics(centre(images.images[slice(SAMPLE)], setup.size))
         return cmc
 
@@ -136,7 +156,8 @@ class CMC(Method):
             memory = self.get_buffer("memory").to(light.dtype)
             drawn = draw_others(memory.shape[1], index, self.bank, seed)
             remembered = memory[:, index], memory[:, drawn]
-        return both_directions(light, colour, remembered, rows.get("labels"), index)
+        first, second = both_directions(light, colour, remembered, rows.get("labels"), index)
+        return (first, second) if self.directions == "mean" else (first.added(), second.added())
 
     @torch.no_grad()
     def after_step(self) -> None:

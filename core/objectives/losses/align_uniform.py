@@ -1,12 +1,12 @@
 """Alignment and uniformity on the sphere."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
+from dipole.core.objectives.options import Former, Range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, LogSumExp
@@ -44,12 +44,14 @@ def log_mean_kernel(
 @register(
     "align_uniform",
     aliases=("au_cl", "au"),
-    formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each encoder",
+    formula="w_a mean_{i,p} ||a_i - c_p||^alpha + w_u log mean_{i,j} e^{-t ||z_i - z_j||^2}, within each view",
     source="Wang & Isola 2020, Sec. 4.1; CACR Table 2 (AU-CL)",
     deviations={
         "CACR": ("AU-CL is listed with a temperature of 0.19 or 0.2. The loss of Wang and Isola has none",),
         "Wang & Isola 2020": (
             "alpha = 2, t = 2 and both weights 1 by default. The paper tunes them for each data set",
+            "the uniformity is the mean over the views, as in the authors' code. uniform_over=pairs takes all pairs of "
+            "different instances in one logarithm, as the paper prints it",
         ),
     },
 )
@@ -58,8 +60,12 @@ class AlignUniform(Objective):
 
     Formula (Wang & Isola 2020, Sec. 4.1):
         align   = mean_{i, p in P(i)} ||a_i - c_p||_2^alpha
-        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances from the same encoder
+        uniform = log mean_{i,j} e^{-t ||z_i - z_j||^2}, over pairs of different instances from the same view, the mean
+            over views
         L = align_weight * align + uniform_weight * uniform
+
+    With several views of an image (SimCLR), each view has a uniformity, as in the authors' code. With
+    `uniform_over=pairs` one logarithm is over all pairs of different instances from the same encoder.
 
     Two encoders (Quick Thoughts' f and g, the halves of CMC, queries and keys) each have a uniformity, and the loss
     uses their mean. Pairs across encoders would be farthest apart at f = -g with each of them a single point. The rows
@@ -71,6 +77,7 @@ class AlignUniform(Objective):
         t: precision of the Gaussian potential, > 0.
         align_weight: w_a >= 0.
         uniform_weight: w_u >= 0.
+        uniform_over: "views" averages the uniformity of each view, "pairs" takes all pairs of an encoder together.
 
     Relations: uniform_weight = 0 equals `regression`. The repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
     the uniformity at t = rbf_t.
@@ -84,18 +91,22 @@ class AlignUniform(Objective):
         t: Annotated[float, Range(above=0), "precision of the Gaussian potential"] = 2.0,
         align_weight: Annotated[float, Range(at_least=0), "weight of the alignment"] = 1.0,
         uniform_weight: Annotated[float, Range(at_least=0), "weight of the uniformity"] = 1.0,
+        uniform_over: Annotated[
+            Literal["views", "pairs"], "each view, or all pairs of an encoder, in a logarithm", Former("pairs")
+        ] = "views",
     ) -> None:
         super().__init__("cosine")
         self.alpha = alpha
         self.t = t
         self.align_weight = align_weight
         self.uniform_weight = uniform_weight
+        self.uniform_over = uniform_over
 
     def prepare(self, pairs: Pairs) -> Pairs:
         return pairs.within_sides()[0]
 
     def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]:
-        return pairs.within_sides()[1:]
+        return pairs.within_views() if self.uniform_over == "views" else pairs.within_sides()[1:]
 
     def statistics(self) -> dict[str, AnyStatistic]:
         return {"potential": LogSumExp(2 * self.t)}
@@ -103,7 +114,10 @@ class AlignUniform(Objective):
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         alignment = rows.mean(rows.over_positives(align(positive, self.alpha)))
         pairs = rows.pairs
-        of_sides = [log_mean_kernel(rows.potential, rows.count, positive, pairs.positive_mask, pairs.views, self.t)]
+        of_sides = []
+        if self.uniform_over == "pairs" or not pairs.split_by_view:
+            mask = pairs.positive_mask
+            of_sides.append(log_mean_kernel(rows.potential, rows.count, positive, mask, pairs.views, self.t))
         for side in rows.extra_pairs:
             of_sides.append(log_mean_exp(side.potential, side.count) - 2 * self.t)
         return self.align_weight * alignment + self.uniform_weight * torch.stack(of_sides).mean()

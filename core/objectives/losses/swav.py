@@ -24,7 +24,7 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
 
 @register(
     "swav",
-    formula="L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau ), q by Sinkhorn-Knopp",
+    formula="L = mean_{i, p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau ), q by Sinkhorn-Knopp",
     source="Caron et al. 2020, Eqs. 1-5",
     deviations={
         "LMCL": ("settings are those of Caron et al.",),
@@ -40,7 +40,9 @@ class SwAV(Objective):
 
     Formula (Caron et al. 2020, Eqs. 1-5), z and prototypes v of unit length:
         q = Sinkhorn-Knopp( z . v / epsilon ) over all candidates, without gradient
-        L_i = mean_{p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau )
+        L = mean_{i, p in P(i)} -sum_k q_pk log softmax_k( z_i . v_k / tau )
+
+    All pairs of a crop and a code weigh alike: 1/14 with 2 large and 6 small crops.
 
     Args:
         prototypes: number of prototypes, >= 2.
@@ -87,4 +89,4 @@ class SwAV(Objective):
         log_prediction = torch.log_softmax(rows.x @ prototypes.T / self.temperature, 1)  # (A, P)
         index = rows.pairs.positives
         chosen = [-(codes[index[:, n].clamp_min(0)] * log_prediction).sum(1) for n in range(index.shape[1])]
-        return rows.over_positives(torch.stack(chosen, 1))
+        return rows.mean_over_pairs(torch.stack(chosen, 1))

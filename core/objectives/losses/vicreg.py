@@ -1,13 +1,13 @@
 """Variance, invariance and covariance of whole views."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
+from dipole.core.objectives.options import Former, Range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
@@ -37,14 +37,14 @@ def redundancy(z: Tensor) -> Tensor:
 
 @register(
     "vicreg",
-    formula="w_s mean_{i,p} ||a_i - c_p||^2 / d + w_v (v(Z) + v(Z')) + w_c (c(Z) + c(Z')), "
+    formula="w_s mean_{i,p} ||a_i - c_p||^2 / d + w_v (v(Z) + v(Z'))/2 + w_c (c(Z) + c(Z')), "
     "v = mean_j [gamma - sqrt(Var(z_j) + eps)]_+, c = sum_{j != k} Cov(z_j, z_k)^2 / d",
     source="Bardes, Ponce & LeCun 2022, Eqs. 1-6 and Algorithm 1",
     deviations={
         "Bardes et al. 2022": (
             "the distance is divided by d, as in Algorithm 1 and the authors' code. Eq. 5 does not divide",
-            "v is added over the two views, as in Eq. 6 and Algorithm 1. The authors' code takes its mean",
-            "v and c of other than two views are twice the mean over the views",
+            "v is the mean over the two views, as in the authors' code. Eq. 6 and Algorithm 1 add it: reduction=sum",
+            "c of other than two views is twice the mean over the views",
         ),
     },
     cost="rows x dim^2 for the covariances of each view, no similarity matrix",
@@ -55,10 +55,11 @@ class VICReg(Objective):
     Formula (Bardes et al. 2022, Eqs. 1-6), Z and Z' the raw embeddings (n, d) of two views, of the batch of all ranks:
         s = mean_{i, p in P(i)} ||a_i - c_p||^2 / d
         v(Z) = mean_j [ gamma - sqrt( Var(z_j) + epsilon ) ]_+,   c(Z) = 1/d sum_{j != k} Cov(z_j, z_k)^2
-        L = invariance * s + variance * ( v(Z) + v(Z') ) + covariance * ( c(Z) + c(Z') )
+        L = invariance * s + variance * ( v(Z) + v(Z') ) / 2 + covariance * ( c(Z) + c(Z') )
 
-    Variances and covariances are divided by n - 1. Those of a single row are 0. For any number of views, the loss uses
-    twice the mean of v and c. Rows of a queue belong to no view.
+    The authors' code takes the mean of v over the views. Eq. 6 adds it (`reduction=sum`). Variances and covariances are
+    divided by n - 1. Those of a single row are 0. For any number of views, the loss uses the mean of v and twice the
+    mean of c. Rows of a queue belong to no view.
 
     Args:
         invariance: w_s >= 0.
@@ -66,6 +67,7 @@ class VICReg(Objective):
         covariance: w_c >= 0.
         gamma: standard deviation that a column should have, > 0.
         epsilon: added to the variance, > 0.
+        reduction: of v over the views: "mean" (the authors' code) or "sum" (Eq. 6, twice the mean for any number).
 
     Relations: variance = covariance = 0 leaves the squared distance of raw positives, times 25/d by default. The
     covariance is within a view, where `barlow_twins` correlates two views.
@@ -80,6 +82,7 @@ class VICReg(Objective):
         covariance: Annotated[float, Weight, "weight of the squared covariances"] = 1.0,
         gamma: Annotated[float, Range(above=0), "standard deviation that a column should have"] = 1.0,
         epsilon: Annotated[float, Range(above=0), "added to the variance"] = 1e-4,
+        reduction: Annotated[Literal["mean", "sum"], "of v over the two views", Former("sum")] = "mean",
     ) -> None:
         super().__init__()
         self.invariance = invariance
@@ -87,6 +90,7 @@ class VICReg(Objective):
         self.covariance = covariance
         self.gamma = gamma
         self.epsilon = epsilon
+        self.reduction = reduction
 
     def prepare(self, pairs: Pairs) -> Pairs:
         return pairs.with_intra_batch()  # views that are only anchors (queries) have a variance too
@@ -99,6 +103,6 @@ class VICReg(Objective):
         redundancies = torch.stack([redundancy(z) for z in views])
         return (
             self.invariance * rows.mean(rows.over_positives(torch.stack(near, 1)))
-            + self.variance * 2 * spreads.mean()
+            + self.variance * (2 if self.reduction == "sum" else 1) * spreads.mean()
             + self.covariance * 2 * redundancies.mean()
         )
