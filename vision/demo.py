@@ -11,7 +11,7 @@ from dipole.core.train.run_folder import DEFAULT_RUNS
 from dipole.core.utils.drawing import check_drawing, new_figure
 from dipole.core.utils.text import counted, text_table
 
-OBJECTIVES = ("infonce", "infonce + 0.1*dp", "cacr", "infonce + 0.1*cllr")
+OBJECTIVES = ("infonce", "infonce + 5*dp", "cacr", "infonce + 0.1*cllr")
 COLUMNS = {"all labels": "linear/accuracy", "5 labels per class": "few_shot/accuracy", "k-means": "kmeans/accuracy"}
 BASELINES = {"untrained encoder": "untrained", "raw pixels": "raw"}
 SAME, DIFFERENT = "#1b6ca8", "#d1603d"

@@ -209,7 +209,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 
 import dipole
 
-loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.02*dp", mini_batch_size=32)
+loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=32)
 arguments = SentenceTransformerTrainingArguments(
     output_dir="fine-tuned",
     per_device_train_batch_size=64,

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -10,6 +11,7 @@ import dipole.benchmarks
 from dipole.benchmarks.studies import learning_text
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 
 ROOT = Path(dipole.benchmarks.__file__).parent
 CHANGE = "2026-11-25T21:40:00Z"
@@ -69,3 +71,22 @@ def test_studies_name_their_reduction():
     assert not BARE.search(learning_text.TRAINED["QT+DP"])
     rows = read_suite(ROOT / "studies" / "cartpole-balance.toml").at("small").rows
     assert not any(BARE.search(row.objective) for row in rows)
+
+
+@pytest.mark.slow
+def test_polarization_of_the_paper_s_weight_trains_like_infonce(tmp_path):
+    """Three epochs of digits: over three seeds within 3 points of k-means accuracy and 0.02 of mean distance."""
+    means = {}
+    for objective in ("infonce", "infonce + 0.1*dp"):
+        records = [
+            train(load("digits-simclr", ["train.epochs=3", f"objective={objective}", f"seed={seed}"]).config, tmp_path)
+            for seed in range(3)
+        ]
+        means[objective] = [
+            fmean(record.results["kmeans/accuracy"] for record in records),
+            fmean(record.diagnostics["mean_distance"] for record in records),
+        ]
+    assert means["infonce + 0.1*dp"] == [
+        pytest.approx(means["infonce"][0], abs=0.03),
+        pytest.approx(means["infonce"][1], abs=0.02),
+    ]

@@ -57,8 +57,7 @@ class DP(Objective):
     Args:
         delta_pos: lower end of the margin, in [0, 1].
         delta_neg: upper end of the margin, in [0, 1], above delta_pos.
-        reduction: "mean" (default), "anchor_sum" (Eq. 10's inner sum, averaged over anchors) or "sum". A weight for
-            "mean" is n - 1 times that for "anchor_sum", with n instances in a batch.
+        reduction: "mean" (default), "anchor_sum" (Eq. 10's inner sum, averaged over anchors) or "sum".
 
     Raises:
         OptionError: if delta_pos >= delta_neg.
