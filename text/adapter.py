@@ -15,7 +15,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.transfer import prefetched
 from dipole.text import encoders, evaluation, senteval
 from dipole.text.artifacts import READ_BY, Artifacts, Probes, save_artifacts
@@ -24,7 +24,7 @@ from dipole.text.data import Data, TableData, load_data
 from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
-from dipole.text.model import build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
+from dipole.text.model import Headed, build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import KINDS, PairKind, Setting, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
@@ -191,6 +191,14 @@ class TextAdapter(Adapter):
         units = self.batch_size // unit
         start, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
         return slice(start, end)
+
+    def pass_features(self) -> int:
+        if any(isinstance(part, Headed) for part in self.module.modules()):
+            raise ConfigError(
+                "objective: a term acts on the encoder's features, and text.head puts a head behind them. Set "
+                "text.head = 'none', so that the embeddings are the encoder's features."
+            )
+        return self.embedding_dim
 
     def embed(self, batch: TextBatch) -> EncodedBatch:
         return self.pairs.embed(self.module, batch)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import Evaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
+from dipole.vision.features import PassedFeatures
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.image_ops import centre
@@ -97,6 +98,7 @@ class VisionAdapter(Adapter):
         self._baselines: dict[str, dict[str, float]] = {}  # by part
         self._step = 0  # of the last batch, from 1
         self._online: OnlineProbe | None = None
+        self._features: PassedFeatures | None = None
         if config.probe.online is not None and self._artifacts is None:
             classes = count_classes(images, self.parts.test, config.data.pretrain is None)
             self._online = OnlineProbe(config.probe.online, self._used_encoders(), classes, self.device)
@@ -207,9 +209,20 @@ class VisionAdapter(Adapter):
 
     def embed(self, batch: Batch) -> EncodedBatch:
         self._labels = batch.labels
-        with nullcontext() if self._online is None else self._online.recorded():
+        with ExitStack() as stack:
+            if self._online is not None:
+                stack.enter_context(self._online.recorded())
+            if self._features is not None:
+                stack.enter_context(self._features.recorded())
             embedded: EncodedBatch = self.module(batch)
-        return embedded
+        return embedded if self._features is None else self._features.added(embedded, len(batch.rows))
+
+    def pass_features(self) -> int:
+        branches = self.module.branches()
+        if all(isinstance(branch.projector, nn.Identity) for branch in branches):
+            return self.embedding_dim
+        self._features = PassedFeatures(branches)
+        return self._features.width
 
     def encoders(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if isinstance(part, Branch | CaptionBranch)]

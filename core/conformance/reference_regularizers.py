@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, total
+from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, total, unit
 
 
 def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "mean") -> Number:
@@ -45,13 +45,30 @@ def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]
 
 def low_dimensional_reconstruction(
     case: Case, *, alpha: float, norm: str, solver: str = "subgradient", features: str = "raw",
-    tolerance: float = 0.0, dim: int | None = None,
+    tolerance: float = 0.0, dim: int | None = None, variant: str = "printed", rank: int = 512,
 ) -> Number:  # fmt: skip
     """CLLR Eqs. 6-10: mean ||L^T L x - x||^2 + alpha norm(L), x before normalisation, or with features=unit after it.
 
     The proximal solver keeps the norm in the value and out of the gradient. The tolerance changes no value.
+    variant=released: for each view the length of all its n(x) - n(L^T L n(x)) together, over the view's rows; the sum.
     """
     rows = case.parameters["L"]
+    if variant == "released":
+        views: dict[int, list[Vector]] = {}
+        sides = [(case.anchors, case.anchor_views), (case.candidates, case.candidate_views)]
+        for embeddings, numbers in sides:
+            fresh = set(numbers) - set(views) - {-1}
+            seen: set[tuple[int, tuple[float, ...]]] = set()
+            for x, view in zip(embeddings, numbers, strict=True):
+                key = view, tuple(x.tolist())
+                if view in fresh and key not in seen:  # a view may be an anchor of several other views
+                    views.setdefault(view, []).append(unit(x))
+                seen.add(key)
+        lengths = []
+        for points in views.values():
+            lost = [x - unit(torch.stack([row * dot(row, x) for row in rows]).sum(0)) for x in points]
+            lengths.append(total(dot(each, each) for each in lost).sqrt() / len(points))
+        return total(lengths)
     columns = [torch.stack([row[c] for row in rows]) for c in range(len(rows))]
     errors = []
     for anchor in case.anchors:

@@ -24,6 +24,8 @@ class EncodedBatch:
         relate: makes `Pairs` from the global rows, or several `Pairs` whose losses are averaged. It must be a pure
             function that does not depend on the rank. Its closure provides data that is the same on every rank (a
             queue, a memory bank).
+        features: names of the rows that are the encoder's features of each view, (B, H) or (B, n, H), if the embeddings
+            are those of a head behind it. Terms that act on the encoder (`Objective.on_features`) read them.
 
     Raises:
         PairsError: from the objective. A row is not a tensor, rows differ in number, or `relate` asks for a missing
@@ -32,3 +34,4 @@ class EncodedBatch:
 
     rows: Mapping[str, Tensor | None]
     relate: Relation
+    features: tuple[str, ...] = ()

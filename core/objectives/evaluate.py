@@ -32,19 +32,29 @@ class Rows:
         x: (A, h) projected anchors: unit vectors for cosine, a_i^T W for bilinear.
         y: (C, h) projected candidates.
         extra_pairs: the rows of the pairs that `Objective.extra_pairs` returned.
+        features: the encoder's features of each view of all ranks, (B, H) each, for terms with `on_features`. They are
+            the embeddings unless `EncodedBatch.features` names others. Every rank has the same.
 
     Args:
         matrix: the similarities.
         values: (A,) each, by name.
         extra_pairs: rows of other pairs.
+        features: as the attribute.
 
     Raises:
         AttributeError: the statistic was not declared. The message lists the declared ones.
     """
 
-    def __init__(self, matrix: _Matrix, values: dict[str, Tensor], extra_pairs: tuple[Rows, ...] = ()) -> None:
+    def __init__(
+        self,
+        matrix: _Matrix,
+        values: dict[str, Tensor],
+        extra_pairs: tuple[Rows, ...] = (),
+        features: tuple[Tensor, ...] = (),
+    ) -> None:
         self.pairs, self.x, self.y = matrix.pairs, matrix.x, matrix.y
         self.extra_pairs = extra_pairs
+        self.features = features
         self.notes: list[str] = []
         self._values = values
 
@@ -254,8 +264,13 @@ class _Matrix:
         """Set `positive`, (A, K), and the statistics."""
         self.positive, self._found = similarities(self.x, self.y, self.pairs, self.wanted, self.bound, self.embeddings)
 
-    def rows(self, asked: Mapping[str, AnyStatistic], extra_pairs: tuple[Rows, ...] = ()) -> Rows:
-        return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, extra_pairs)
+    def rows(
+        self,
+        asked: Mapping[str, AnyStatistic],
+        extra_pairs: tuple[Rows, ...] = (),
+        features: tuple[Tensor, ...] = (),
+    ) -> Rows:
+        return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, extra_pairs, features)
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
@@ -272,7 +287,7 @@ def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Gl
     asked: dict[str, dict[str, AnyStatistic]] = {}
     notes: dict[str, str] = {}
     for name, (_, term) in terms.items():
-        term.build_for(pairs.anchors)
+        term.build_for(_features(pairs, related)[0] if term.on_features else pairs.anchors)
         notes[name] = _reason_for_zero(term, prepared[name][0])
         asked[name] = {} if notes[name] else term.statistics()
         used[name] = []
@@ -293,9 +308,15 @@ def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Gl
         if note:
             value = (used[name][0].x * 0.0).sum()
         else:
-            value, note = _value(term, own, used[name], asked[name])
+            features = _features(pairs, related) if term.on_features else ()
+            value, note = _value(term, own, used[name], asked[name], features)
         values[name] = TermValue(value, weight, note, _left_out(term, own))
     return values
+
+
+def _features(pairs: Pairs, related: GlobalPairs) -> tuple[Tensor, ...]:
+    """Return the features (B, H) of each view of all ranks. Without others they are the embeddings."""
+    return tuple([full_precision(each.flatten(0, -2)) for each in related.features or pairs.batch_views()])
 
 
 def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
@@ -329,14 +350,18 @@ def _share(related: GlobalPairs, pairs: Pairs) -> Pairs:
 
 
 def _value(
-    term: Term, prepared: Pairs, matrices: list[_Matrix], asked: Mapping[str, AnyStatistic]
+    term: Term,
+    prepared: Pairs,
+    matrices: list[_Matrix],
+    asked: Mapping[str, AnyStatistic],
+    features: tuple[Tensor, ...],
 ) -> tuple[Tensor, str]:
     """Return the value of a term, and why it is 0 without being learned."""
     matrix = matrices[0]
     if term.similarity is None:
-        rows, positive = Rows(matrix, {}), matrix.x
+        rows, positive = Rows(matrix, {}, features=features), matrix.x
     else:
-        rows = matrix.rows(asked, tuple([other.rows(asked) for other in matrices[1:]]))
+        rows = matrix.rows(asked, tuple([other.rows(asked) for other in matrices[1:]]), features)
         positive = matrix.positive
     value = term.loss(positive, rows)
     if value.ndim:

@@ -29,11 +29,13 @@ class GlobalPairs:
         pairs: one or several, each over the rows of all ranks.
         own: this rank's rows among `total`. None in a single process.
         total: rows of the global batch.
+        features: the encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
     """
 
     pairs: tuple[Pairs, ...]
     own: slice | None = None
     total: int = 0
+    features: tuple[Tensor, ...] = ()
 
     def local(self, pairs: Pairs) -> Pairs:
         """Return the pairs with only this rank's anchors.
@@ -77,12 +79,15 @@ def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
         return embedded
     if world_size() == 1:
         if isinstance(embedded, EncodedBatch):
-            return GlobalPairs(_paired(embedded.relate, _rows(embedded)))
+            rows = _rows(embedded)
+            return GlobalPairs(_paired(embedded.relate, rows), features=_features(embedded, rows))
         return GlobalPairs(_several(embedded))
     parts, sizes = _agreed(embedded)
     start = sum(sizes[: rank()])
-    pairs = tuple(each for part in parts for each in part.of_all(sizes))
-    return GlobalPairs(pairs, slice(start, start + sizes[rank()]), sum(sizes))
+    found = [part.gathered(sizes) for part in parts]
+    pairs = tuple(each for part, rows in zip(parts, found, strict=True) for each in part.paired(rows))
+    features = _features(embedded, found[0]) if isinstance(embedded, EncodedBatch) else ()
+    return GlobalPairs(pairs, slice(start, start + sizes[rank()]), sum(sizes), features)
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,8 @@ class _Part:
         every = [*self.rows.items(), *self.apart.items()]
         return {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in every}
 
-    def of_all(self, sizes: list[int]) -> tuple[Pairs, ...]:
-        """Gather the rows of all ranks and pair them."""
+    def gathered(self, sizes: list[int]) -> dict[str, Tensor]:
+        """Return the rows of all ranks."""
         lists = [name for name, row in self.rows.items() if _is_list(row)]
         counted = [self.rows[name].shape[1] for name in lists]
         counted += [len(next(iter(self.apart.values())))] if self.apart else []
@@ -122,7 +127,11 @@ class _Part:
             if name in widest:
                 row = torch.cat([row, row.new_full((len(row), widest[name] - row.shape[1]), -1)], 1)
             found[name] = gather_rows(row, apart if name in self.apart else sizes)
-        pairs = _paired(self.relate, found)
+        return found
+
+    def paired(self, rows: dict[str, Tensor]) -> tuple[Pairs, ...]:
+        """Pair the rows of all ranks."""
+        pairs = _paired(self.relate, rows)
         _check_queues(pairs)
         return pairs
 
@@ -184,6 +193,16 @@ def _rows(embedded: EncodedBatch) -> dict[str, Tensor]:
     if len({len(row) for row in rows.values()}) != 1:
         raise PairsError(f"EncodedBatch.rows must have the same number of rows on a rank, got {found}.")
     return rows
+
+
+def _features(embedded: EncodedBatch, rows: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the rows that are the encoder's features."""
+    for name in embedded.features:
+        if name not in rows or rows[name].ndim < 2 or not rows[name].is_floating_point():
+            raise PairsError(
+                f"EncodedBatch.features names {name!r}, but there are no floating-point rows of that name."
+            )
+    return tuple(rows[name] for name in embedded.features)
 
 
 def _agreed(given: Input) -> tuple[list[_Part], list[int]]:

@@ -55,6 +55,8 @@ class Objective(nn.Module):
     detached: ClassVar[bool | tuple[str, ...]] = False
     """The term stops a gradient on purpose. Set True for an internal stop, or name the rows that get no gradient, such
     as ("candidates",). The `reference` gets these rows detached as well."""
+    on_features: bool = False
+    """The term acts on the encoder's features, `rows.features`, before a head."""
     given: dict[str, Any]
     """The options given to the constructor, by name."""
     similarity: str | None
@@ -284,12 +286,7 @@ class Objective(nn.Module):
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:
         """Return the unweighted loss of this term, (), with gradient.
 
-        Args:
-            pairs: as in `Composite.forward`.
-            views: as in `Composite.forward`.
-
-        Raises:
-            PairsError: as in `Composite.forward`.
+        Arguments and errors are as in `Composite.forward`.
         """
         return Composite([self], [1.0]).forward(pairs, *views).loss
 
@@ -357,11 +354,12 @@ class Composite(nn.Module):
     def __str__(self) -> str:
         return format_terms([term.term(None if weight == 1 and term.is_base() else weight) for _, weight, term in self])
 
-    def build(self, dim: int) -> "Composite":
+    def build(self, dim: int, features: int | None = None) -> "Composite":
         """Create all parameters for embeddings of width `dim`. Call it before you build the optimizer.
 
         Args:
             dim: width of the embeddings, >= 1.
+            features: width of the encoder's features, for terms with `on_features`. None means `dim`.
 
         Returns:
             The objective itself.
@@ -372,7 +370,7 @@ class Composite(nn.Module):
         """
         check_whole("dim", dim)
         for _, _, term in self:
-            term.build(dim)
+            term.build(features if features is not None and term.on_features else dim)
         return self
 
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Outcome:

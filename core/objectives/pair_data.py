@@ -18,7 +18,7 @@ from dipole.core.objectives.checks import (
     reads_at_once,
 )
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.indices import PairLayout, Runs, pads_last, views_of
+from dipole.core.objectives.indices import NO_VIEW, PairLayout, Runs, pads_last, views_of
 from dipole.core.utils.errors import PairsError
 
 OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index")
@@ -286,6 +286,18 @@ class PairData:
         `with_intra_batch` adds the anchors that are not yet candidates.
         """
         return views_of(self.known.candidate_views, self.candidates.device)
+
+    def batch_views(self) -> tuple[Tensor, ...]:
+        """Return the rows of each view, (B, d) each: the anchors' views, then further ones among the candidates.
+
+        Candidates outside the batch, such as a queue, belong to no view.
+        """
+        found: dict[int, Tensor] = {}
+        for rows, runs in ((self.anchors, self.known.anchor_views), (self.candidates, self.known.candidate_views)):
+            for (view, _), part in zip(runs, rows.split([length for _, length in runs]), strict=True):
+                if view != NO_VIEW:
+                    found.setdefault(view, part)
+        return tuple(found.values())
 
     @cached_property
     def fewest(self) -> int:

@@ -233,6 +233,17 @@ class Adapter(ABC):
             split: "train" or "test".
         """
 
+    def pass_features(self) -> int:
+        """Let `embed` pass the encoder's features as `EncodedBatch.features`, and return their width.
+
+        It is called before training if a term acts on them (`Objective.on_features`). The default is for domains whose
+        embeddings are the encoder's features: nothing more is passed.
+
+        Raises:
+            ConfigError: there is a head behind the encoder, and the domain cannot pass what is before it.
+        """
+        return self.embedding_dim
+
     def diagnostic_pairs(self) -> EncodedBatch | Pairs | tuple[Pairs, ...] | None:
         """Return a batch of pairs for diagnostics, or None. A domain with its own loop needs this."""
         return None

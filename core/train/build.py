@@ -55,7 +55,10 @@ def build(
     if config.objective == "none":
         return adapter, None
     seed_everything(seeds.stream("model", "objective"))
-    return adapter, objective(config.objective, dim=adapter.embedding_dim).to(device)
+    built = objective(config.objective)
+    on_features = any(term.on_features for _, _, term in built)
+    built.build(adapter.embedding_dim, adapter.pass_features() if on_features else None)
+    return adapter, built.to(device)
 
 
 def construct(config: RunConfig, world_size: int = 1) -> None:

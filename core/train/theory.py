@@ -137,7 +137,7 @@ def _facts(record: RunRecord, objective: Composite | None, lines: list[dict[str,
         if isinstance(term, DP):
             found |= {"dp_weight": weight, "delta_pos": term.delta_pos, "delta_neg": term.delta_neg}
             found |= {"reduction": term.reduction}
-        elif isinstance(term, CLLR):
+        elif isinstance(term, CLLR) and term.variant == "printed":
             found |= {"cllr_weight": weight, "alpha": term.alpha}
         elif name == "infonce":
             logged = [line.get("train/loss.infonce") for line in lines]

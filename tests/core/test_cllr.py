@@ -5,9 +5,11 @@ import pytest
 import torch
 
 import dipole
+from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
 from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank
 from dipole.core.train.evaluation import diagnose_objective
+from dipole.core.train.identity import written_out
 
 
 @pytest.mark.parametrize(
@@ -214,3 +216,100 @@ def test_singular_values_that_do_not_converge_in_single_precision_are_those_of_d
     for hopeless in (L.double(), torch.full((3, 3), float("nan"))):
         with pytest.raises(torch.linalg.LinAlgError):
             converged(lambda matrix: gives_up(matrix.float()), hopeless)
+
+
+def released_by_loops(L, views):
+    """The authors' form: rows at length 1, the Frobenius norm of each view over its rows, added up."""
+
+    def unit(x):
+        return x / (sum(value * value for value in x)) ** 0.5
+
+    found = 0.0
+    for view in views:
+        squares = 0.0
+        for row in view:
+            low = [sum(a * b for a, b in zip(line, unit(row), strict=True)) for line in L]
+            back = torch.stack([sum(line[j] * low[r] for r, line in enumerate(L)) for j in range(len(row))])
+            squares = squares + sum((a - b) ** 2 for a, b in zip(unit(row), unit(back), strict=True))
+        found = found + squares**0.5 / len(view)
+    return found
+
+
+def released(rank, width, seed=0):
+    torch.manual_seed(seed)
+    return dipole.objective(f"infonce + cllr(variant=released, rank={rank})", dim=width).double()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_released_form_is_the_loop_of_its_description(count):
+    generator = torch.Generator().manual_seed(count)
+    views = [torch.randn(6, 7, dtype=torch.double, generator=generator).requires_grad_() for _ in range(count)]
+    objective = released(4, 7)
+    L = objective.terms[1].L
+    assert L.shape == (4, 7)
+    value, expected = objective.terms[1](*views), released_by_loops(L, views)
+    assert value.item() == pytest.approx(expected.item(), abs=1e-12)
+    leaves = [L, *views]
+    for one, other in zip(torch.autograd.grad(value, leaves), torch.autograd.grad(expected, leaves), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
+
+
+def test_the_released_form_starts_from_a_normal_draw_and_projects_nothing():
+    L = released(400, 300).terms[1].L.detach()
+    assert (float(L.mean()), float(L.std())) == (pytest.approx(0, abs=0.01), pytest.approx(1, abs=0.01))
+    assert dipole.objective("infonce + cllr(variant=released)", dim=2048).terms[1].L.shape == (512, 2048)
+    x = torch.randn(5, 300)
+    assert released(4, 300).transform(x) is x
+    term = released(2, 6).terms[1]
+    assert term.summary()["rank"] == 2
+    assert term.remarks() == []
+    assert term.measure(torch.randn(3, 6)) == {}
+
+
+def test_the_views_of_pairs_are_those_of_anchors_and_candidates_without_a_queue():
+    generator = torch.Generator().manual_seed(0)
+    a, b, c, queue = (torch.randn(4, 5, dtype=torch.double, generator=generator) for _ in range(4))
+    term = released(3, 5).terms[1]
+    cases = [
+        (dipole.Pairs.cross(a, b, queue), [a, b]),
+        (dipole.Pairs.cross(a, torch.stack([b, c], 1), queue, intra_batch=True), [a, b, c]),
+        (dipole.Pairs.from_views([a, b, c], negatives="queries"), [a, b, c]),
+        (dipole.Pairs.from_blocks(torch.stack([a, b], 1), anchors="all"), [torch.stack([a, b], 1).flatten(0, 1)]),
+        (dipole.Pairs.from_window(a, b, torch.tensor([0, 0, 1, 1]), self_logit="zero"), [a, b]),
+    ]
+    for pairs, views in cases:
+        assert term(pairs).item() == pytest.approx(float(released_by_loops(term.L, views)), abs=1e-12)
+
+
+def test_the_released_form_acts_on_the_features_before_a_head():
+    generator = torch.Generator().manual_seed(0)
+    z = [torch.randn(4, 3, dtype=torch.double, generator=generator) for _ in range(2)]
+    h = [torch.randn(4, 8, dtype=torch.double, generator=generator) for _ in range(2)]
+    objective = dipole.objective("infonce + cllr(variant=released, rank=2)").build(3, 8).double()
+    rows = {"z0": z[0], "z1": z[1], "h0": h[0], "h1": h[1]}
+
+    def relate(rows):
+        return dipole.Pairs.from_views([rows["z0"], rows["z1"]])
+
+    found = objective(EncodedBatch(rows, relate, features=("h0", "h1"))).terms
+    assert float(found["cllr"]) == pytest.approx(float(released_by_loops(objective.terms[1].L, h)), abs=1e-12)
+    assert float(found["infonce"]) == pytest.approx(float(dipole.objective("infonce")(*z).loss))
+    with pytest.raises(dipole.PairsError, match="names 'h2'"):
+        objective(EncodedBatch(rows, relate, features=("h2",)))
+
+
+@pytest.mark.parametrize("option", ["norm=l21", "alpha=10", "solver=subgradient", "features=raw", "tolerance=0.01"])
+def test_options_of_the_other_form_are_refused_by_name(option):
+    name = option.partition("=")[0]
+    with pytest.raises(dipole.SpecError, match=f"cllr: {name} is of variant=printed"):
+        dipole.objective(f"infonce + cllr(variant=released, {option})")
+    for text in ("cllr(rank=512)", "cllr(variant=printed, rank=3)"):
+        with pytest.raises(dipole.SpecError, match="cllr: rank is of variant=released"):
+            dipole.objective(f"infonce + {text}")
+
+
+def test_runs_of_the_printed_form_keep_their_names():
+    texts = ("infonce + cllr", "infonce + cllr(variant=printed)", "infonce + cllr(variant=released)")
+    default, printed, other = (written_out(dipole.objective(text)) for text in texts)
+    assert "variant" not in default[1][2]
+    assert other != printed

@@ -51,6 +51,7 @@ SPECS = [
     "cllr(norm=nuclear, alpha=0.5)",
     "cllr(solver=proximal, tolerance=0.05)",
     "cllr(norm=nuclear, alpha=0.05, features=unit)",
+    "cllr(variant=released, rank=4)",
     "infonce(temperature=learned, init=0.2)",
     "quickthoughts(temperature=learned, init=2.0, similarity=cosine)",
     "dcl(temperature=learned, init=0.3)",

@@ -79,6 +79,7 @@ SPECS = [
     "dcl(similarity=dot)",
     "infonce(similarity=bilinear)",
     "dp(reduction=mean)",
+    "infonce + cllr(variant=released, rank=4)",
     "dp(reduction=sum)",
     "infonce(temperature=learned) + 0.1*dp",
     "hcl(temperature=learned)",

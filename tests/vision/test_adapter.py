@@ -275,3 +275,29 @@ def test_baselines_and_a_projection_are_probed_on_crops_as_well():
 def test_probe_settings_without_effect_are_refused(settings, cause):
     with pytest.raises(ValidationError, match=cause):
         adapter(probe=settings)
+
+
+@pytest.mark.parametrize("method", ["simclr", "moco", "blocks"])
+def test_features_before_the_projector_are_passed_to_objectives_that_act_on_them(method):
+    settings = {"method": method, "encoder": {**SMALL["encoder"], "projector": "mlp"}}
+    if method == "blocks":
+        settings["data"] = {}
+    each = adapter(batch_size=30, **settings)
+    batch = next(each.batches(0))
+    each.module.eval()  # batch norm does not change
+    plain = each.embed(batch)
+    assert plain.features == ()
+    width = each.pass_features()
+    found = each.embed(batch)
+    features = [found.rows[name].flatten(0, -2) for name in found.features]
+    views = batch.views[:1] if method == "moco" else batch.views
+    assert [len(rows) for rows in features] == [30] * len(views)
+    for rows, view in zip(features, views, strict=True):
+        torch.testing.assert_close(rows, each.module.features(view))
+    for name, rows in plain.rows.items():
+        assert torch.equal(rows, found.rows[name])
+    loss = objective("infonce + cllr(variant=released, rank=3)").build(each.embedding_dim, width)
+    assert loss.terms[1].L.shape == (3, width)
+    loss(found).terms["cllr"]
+    loss(found).loss.backward()
+    assert all(p.grad is not None for p in each.module.branch.encoder.parameters())

@@ -94,7 +94,12 @@ class Branch(nn.Module):
 
     Raises:
         ConfigError: there is no such layer, or the width of the embedding is unknown.
+
+    Attributes:
+        returns_features: whether a call returns (embeddings, features). `PassedFeatures` sets it.
     """
+
+    returns_features = False
 
     def __init__(
         self, backbone: nn.Module, projector: nn.Module | None = None, tap: str | None = None, dim: int | None = None
@@ -113,13 +118,16 @@ class Branch(nn.Module):
             return self.encoder.taps[self.encoder.last]
         raise ConfigError("the width of the embedding is unknown: give Branch a projector, or dim.")
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the embeddings (n, dim) after the projector.
+    def forward(self, images: Tensor) -> Any:
+        """Return the embeddings (n, dim) after the projector. With `returns_features` also the encoder's features.
 
         Args:
             images: (n, C, H, W) in [0, 1].
         """
-        return self.projector(self.encoder(images))
+        features = self.encoder(images)
+        if self.returns_features:
+            return self.projector(features), features.flatten(1)
+        return self.projector(features)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the features that probes see, (n, width of the tap).

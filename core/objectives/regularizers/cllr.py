@@ -8,11 +8,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
+from dipole.core.objectives.options import LATER, Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, normalize
 from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank, singular_values
+from dipole.core.utils.errors import OptionError
 
+OF_ONE_FORM = dict.fromkeys(("norm", "alpha", "solver", "features", "tolerance"), "printed") | {"rank": "released"}
+"""Options that only one form has."""
 VANISHED = 0.1
 """L has vanished if no singular value is above this. At stationary points of R, non-zero ones are above 0.577."""
 IDENTITY = 0.05
@@ -22,6 +25,13 @@ IDENTITY = 0.05
 def reconstruction(L: Tensor, features: Tensor) -> Tensor:
     """Return || L^T L Phi - Phi ||^2 of each row, (A,)."""
     return (features @ L.T @ L - features).square().sum(1)
+
+
+def unit_reconstruction(L: Tensor, features: Tensor) -> Tensor:
+    """Return || n(Phi) - n(L^T L Phi) ||_F / B of one view's features (B, H), (). n scales rows to unit length."""
+    unit = normalize(features)
+    length: Tensor = torch.linalg.vector_norm(unit - normalize(unit @ L.T @ L))
+    return length / len(features)
 
 
 def survives_above(alpha: float) -> float:
@@ -85,7 +95,9 @@ def independent_columns(L: Tensor, tolerance: float) -> Tensor:
             "transpose marks are missing in Eqs. 6 and 7: we read L^T L, by Sec. 2.2",
             "L starts as the identity: the paper does not state its start",
             "solver=proximal is not in the paper: a subgradient reaches no exact zeros",
-            "features=unit is not in the paper. At the paper's alpha, L vanishes or stays a multiple of the identity",
+            "features=unit is not in the printed equations. The authors' code scales features to unit length. At the "
+            "paper's alpha, L vanishes or stays a multiple of the identity",
+            "the first author's code is another method than the equations: variant=released. The default is printed",
             "the paper does not define a zero column: here, not above an absolute tolerance",
         ),
     },
@@ -97,6 +109,8 @@ class CLLR(Objective):
     Formula (CLLR Eqs. 6-8), Phi the embedding before normalisation, L in R^{H x H}:
         R = mean_i || L^T L Phi(x_i) - Phi(x_i) ||^2 + alpha * norm(L)
         norm: l21 is the sum of the columns' L2 norms, nuclear the sum of singular values
+    variant=released (functioncs/CLLR), Phi_v the encoder's features of view v, (B, H), L in R^{rank x H}:
+        R = sum_v || n(Phi_v) - n(L^T L n(Phi_v)) ||_F / B,   n scales rows to unit length
 
     Args:
         dim: H >= 1. None takes it from the first call (or `objective(..., dim=)`).
@@ -110,12 +124,17 @@ class CLLR(Objective):
             of cosines leaves it free, and Phi may shrink until L vanishes. "unit" is Phi / |Phi|, of energy 1. The
             nuclear norm then retains at most 1.54 / alpha directions, for any scale.
         tolerance: columns, pivots and singular values of L up to this count as zero. Absolute, >= 0.
+        variant: "printed" is the paper's equations. "released" is the authors' code: it acts on the encoder's features,
+            also where the loss has the output of a head, of all views. Nothing is squared, and there is no norm of L.
+        rank: rows of the released form's L, >= 1.
 
     Raises:
         PairsError: if the width of the embeddings changes.
-        OptionError: if L would not fit into memory.
+        OptionError: if L would not fit into memory, or an option is given that the form does not have. The released one
+            has dim and rank, the printed one all others.
 
-    Use `transform(Phi)` = L Phi as features downstream. L starts as the identity.
+    Use `transform(Phi)` = L Phi as features downstream. L starts as the identity. The released form projects nothing
+    downstream, and L starts from a standard normal draw.
 
     Relations: at alpha = 0 the identity, from which L starts, reconstructs everything, so R = 0 at every step. l21 is
     never less than the nuclear norm.
@@ -131,8 +150,21 @@ class CLLR(Objective):
         solver: Annotated[Literal["subgradient", "proximal"], "how the norm is minimised"] = "subgradient",
         features: Annotated[Literal["raw", "unit"], "Phi as it is, or at length 1"] = "raw",
         tolerance: Annotated[float, Range(at_least=0), "parts of L that are not above it count as zero"] = 0.01,
+        variant: Annotated[Literal["printed", "released"], "the paper's equations, or the authors' code", LATER] = (
+            "printed"
+        ),
+        rank: Annotated[int, Range(at_least=1), "rows of L, released form", LATER] = 512,
     ) -> None:
         super().__init__(None)
+        for name in self.given:
+            if OF_ONE_FORM.get(name, variant) != variant:
+                raise OptionError(
+                    f"cllr: {name} is of variant={OF_ONE_FORM[name]}, and this is variant={variant}. Remove {name}, or "
+                    f"write variant={OF_ONE_FORM[name]}.",
+                    name,
+                )
+        self.variant = variant
+        self.rank = rank
         self.norm = norm
         self.alpha = alpha
         self.solver = solver
@@ -142,8 +174,16 @@ class CLLR(Objective):
         if dim is not None:
             self.build(dim)
 
+    @property
+    def on_features(self) -> bool:  # type: ignore[override]
+        """Whether this is the released form, which acts on the encoder's features."""
+        return self.variant == "released"
+
     def build(self, dim: int) -> None:
-        self.materialize("L", (dim, dim), nn.init.eye_)
+        if self.variant == "released":
+            self.materialize("L", (self.rank, dim), nn.init.normal_)
+        else:
+            self.materialize("L", (dim, dim), nn.init.eye_)
 
     def reconstructed(self, embeddings: Tensor) -> Tensor:
         """Return what L^T L has to reconstruct, (A, H): Phi, or Phi / |Phi|."""
@@ -151,6 +191,9 @@ class CLLR(Objective):
         return normalize(wide) if self.features == "unit" else wide
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
+        if self.variant == "released":
+            # Every rank has the features of all ranks, and computes the same sum.
+            return torch.stack([unit_reconstruction(self.L.to(view.dtype), view) for view in rows.features]).sum()
         features = self.reconstructed(rows.pairs.anchors)
         L = self.L.to(features.dtype)
         size = self.size(L)
@@ -173,7 +216,7 @@ class CLLR(Objective):
         self.L.copy_(shrink_columns(self.L, threshold) if self.norm == "l21" else shrink_spectrum(self.L, threshold))
 
     def transform(self, features: Tensor) -> Tensor:
-        if isinstance(self.L, UninitializedParameter):
+        if self.variant == "released" or isinstance(self.L, UninitializedParameter):
             return features
         return features @ self.L.detach().to(features).T
 
@@ -187,7 +230,7 @@ class CLLR(Objective):
 
     @torch.no_grad()
     def prune(self, tolerance: float | None = None) -> Tensor:
-        """Return the final projection L_hat.
+        """Return the final projection L_hat. The released form has none: L itself is returned.
 
         Args:
             tolerance: columns count as zero if they are not longer, and as dependent if their pivot in a rank-revealing
@@ -197,6 +240,8 @@ class CLLR(Objective):
             l21: (H, n) without the zero columns. nuclear: (H, H) with a maximal set of linearly independent columns,
             and the others 0.
         """
+        if self.variant == "released":
+            return self.L.clone()
         kept = self.kept_columns(tolerance)
         if self.norm == "l21":
             return self.L[:, kept].clone()
@@ -211,12 +256,19 @@ class CLLR(Objective):
         rank: singular values of L_hat above the tolerance. columns: those that `prune` retains, non-zero ones for l21.
         effective_rank: exp of the entropy of L's singular values above the tolerance, as shares. norm: the norm that
         alpha weighs. frobenius, spectral: L's Frobenius norm and largest singular value. from_identity:
-        || L - c I || / || L ||.
+        || L - c I || / || L ||. The released form has neither columns, norm nor from_identity.
         """
         if isinstance(self.L, UninitializedParameter):
             return {}
-        pruned = self.prune()
         values = singular_values(self.L)
+        if self.variant == "released":
+            return {
+                "rank": float((values > self.tolerance).sum()),
+                "effective_rank": effective_rank(self.L, self.tolerance),
+                "frobenius": float(torch.linalg.matrix_norm(self.L)),
+                "spectral": float(values[0]),
+            }
+        pruned = self.prune()
         return {
             "rank": float((singular_values(pruned) > self.tolerance).sum()) if pruned.numel() else 0.0,
             "columns": float(pruned.norm(dim=0).count_nonzero()),
@@ -234,9 +286,9 @@ class CLLR(Objective):
         error: sum |L^T L Phi - Phi|^2 / sum |Phi|^2, 0 if nothing is lost and 1 if everything is. energy: mean
         |Phi|^2, for comparison with alpha. data_rank, data_effective_rank: of the rows L Phi, singular values
         over sqrt(n) that are above the tolerance (the root mean square along a direction) and exp of their entropy.
-        Empty before L has a width.
+        Empty before L has a width, and for the released form, which does not act on embeddings.
         """
-        if isinstance(self.L, UninitializedParameter):
+        if self.variant == "released" or isinstance(self.L, UninitializedParameter):
             return {}
         features = self.reconstructed(embeddings.to(self.L.device))
         L = self.L.to(features.dtype)
@@ -250,9 +302,9 @@ class CLLR(Objective):
         }
 
     def remarks(self) -> list[str]:
-        """Return a warning if L has vanished or is a multiple of the identity."""
+        """Return a warning if L of the printed form has vanished or is a multiple of the identity."""
         found = self.summary()
-        if not found:
+        if not found or self.variant == "released":
             return []
         if found["spectral"] <= VANISHED:
             return [
