@@ -202,12 +202,15 @@ class RLAdapter(Adapter):
             self._players = WorkerVecEnv([partial(find(config.task).make, **config.environment())] * count)
         return evaluate_each(self.agent, self._players, config.episodes, seed, observations)
 
-    @torch.no_grad()
     def diagnostic_pairs(self) -> Pairs | None:
         """Return one batch of the replay buffer as pairs, or None without an objective or a full batch."""
         if self.agent.contrast is None or len(self.agent.replay_buffer) < self.batch_size:
             return None
-        return self.embed(next(self.batches(0, self.agent.num_timesteps)))
+        batch = next(self.batches(0, self.agent.num_timesteps))
+        if not self.agent.compile:
+            return self.embed(batch)
+        with torch.compiler.set_stance("force_eager"):  # the gradients of several terms are taken
+            return self.embed(batch)
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor | None]:

@@ -176,10 +176,12 @@ class Outcome:
     Args:
         loss: (), the weighted sum of the terms, with gradient.
         terms: value of each term by name. Repeated names are numbered.
+        weighted: weight times value of each term by name, (), with gradient. They sum to the loss.
     """
 
     loss: Tensor
     terms: dict[str, TermValue]
+    weighted: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 def has_repulsion(term: Term, pairs: Pairs) -> bool | None:
@@ -219,10 +221,12 @@ def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> O
     if len(found) > 1:
         added = related.pairs[0].known.added
         values = {name: _over_pairs([each[name] for each in found], added) for name in terms}
-    weighted = [v.value if v.weight == 1 else v.weight * v.value for v in values.values()]
+    weighted = {name: v.value if v.weight == 1 else v.weight * v.value for name, v in values.items()}
+    parts = list(weighted.values())
     return Outcome(
-        sum(weighted[1:], weighted[0]),
+        sum(parts[1:], parts[0]),
         {name: TermValue(v.value.detach(), v.weight, v.note, v.left_out) for name, v in values.items()},
+        weighted,
     )
 
 

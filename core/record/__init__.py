@@ -137,7 +137,8 @@ class RunRecord(Part):
     parameters: Count = Field(description="trained numbers, those of the objective included")
     negatives_per_anchor: Number = Field(default=None, description="the mean, in the first batch")
     notes: list[str] = Field(
-        default_factory=list, description="terms that were 0 at every step, and why; what became of a term"
+        default_factory=list,
+        description="terms that were 0 at every step, and why; what became of a term; terms that dominate; a collapse",
     )
     steps: Count = Field(default=0, description="steps done")
     epochs: float = Field(default=0.0, description="passes through the data done")

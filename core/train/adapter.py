@@ -245,7 +245,11 @@ class Adapter(ABC):
         return self.embedding_dim
 
     def diagnostic_pairs(self) -> EncodedBatch | Pairs | tuple[Pairs, ...] | None:
-        """Return a batch of pairs for diagnostics, or None. A domain with its own loop needs this."""
+        """Return a batch of pairs for diagnostics, or None. A domain with its own loop needs this.
+
+        Keep the graph of the embeddings: the run compares the gradients of the terms. Equal states of the training
+        give equal pairs, and nothing of training changes.
+        """
         return None
 
     def held_out_pairs(self, objective: Any) -> Pairs | None:

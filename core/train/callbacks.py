@@ -206,6 +206,7 @@ class Evaluation(Callback):
         if self._pair_values is not None and self._pair_values[0] == run.step:
             return
         values = None
+        run.health.see_own_loop(run)
         if run.pairs is not None and run.processes.is_main:
             with alone():
                 values = diagnose_pairs(all_gather_pairs(run.pairs).local_pairs, run.objective)
@@ -233,7 +234,8 @@ class Evaluation(Callback):
         self.found = (run.step, found)
         if self.best.improved(run.step, found.results):
             save_weights(self._best_weights, run.adapter.module, run.objective)
-        run.log(found.as_metrics())
+            run.health.keep()
+        run.log(found.as_metrics() | run.health.metrics(run.step))
         part = "" if run.adapter.part == run.adapter.reported else f", {run.adapter.part} part"
         run.progress.note(f"step {run.step}{part}: {_first_results(found)}")
         return found
@@ -298,8 +300,9 @@ def write_run_record(run: Any, status: Status, error: str | None = None) -> RunR
     fields: dict[str, Any] = {"notes": list(run.notes.lines)}
     if status == "done" and run.evaluation.found is not None:
         found: Evaluated = run.evaluation.found[1]
-        fields |= {"results": found.results, "diagnostics": found.diagnostics, "histogram": found.histogram}
-        fields["notes"] += found.remarks
+        fields |= {"results": found.results, "histogram": found.histogram}
+        fields["diagnostics"] = found.diagnostics | run.health.metrics(run.step)
+        fields["notes"] += [*found.remarks, *run.health.lines]
         if run.evaluation.best.step is not None:
             fields["chosen"] = {**run.evaluation.best.as_dict(), "on": run.curves_on}
     if run.device.type == "cuda":

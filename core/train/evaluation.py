@@ -76,8 +76,11 @@ def evaluate(
             histogram = Histogram(**histogram.model_dump() | both)
         if of_pairs is not None:
             values |= of_pairs
-        elif (seen := adapter.diagnostic_pairs()) is not None:
-            values |= diagnose_pairs(all_gather_pairs(seen).local_pairs, objective)
+        else:
+            with torch.no_grad():
+                seen = adapter.diagnostic_pairs()
+            if seen is not None:
+                values |= diagnose_pairs(all_gather_pairs(seen).local_pairs, objective)
         notes = [*adapter.noticed()]
         if objective is not None:
             values |= diagnose_objective(objective, features)

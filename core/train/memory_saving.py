@@ -46,6 +46,7 @@ class Encoding:
         self._graphed = compiles and mode in GRAPHED
         translate = _as_it_is
         if compiles:
+            keep_backward_inputs()
             translate = partial(torch.compile, options=inductor_options(mode))
         for encoder in encoders if self._asked else ():
             forward = own_forward(encoder)
@@ -82,6 +83,13 @@ class Encoding:
             return forward(*args, **kwargs)
 
         return noted
+
+
+def keep_backward_inputs() -> None:
+    """Let compiled code run its backward pass more than once, as `health.gradient_lengths` does."""
+    from torch._functorch import config
+
+    config.donated_buffer = False
 
 
 def inductor_options(mode: CompileMode) -> dict[str, Any]:

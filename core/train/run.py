@@ -22,6 +22,7 @@ from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metri
 from dipole.core.train.checkpoint import capture, first_start, fitting, restore, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated
+from dipole.core.train.health import Health
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
 from dipole.core.train.loss_module import LossModule, NoScatter, explain_not_finite, overflowed
 from dipole.core.train.memory_saving import Encoding, compiler_problem
@@ -192,7 +193,8 @@ class Run:
         every = train.in_steps(train.evaluate_every or 0, steps_per_epoch)
         self.evaluation = Evaluation(every, train.best_by, folder)
         checkpoints = Checkpoints(train.in_steps(train.checkpoint_every or 1, steps_per_epoch))
-        self.callbacks: list[Callback] = [self.metrics, self.notes, self.evaluation, checkpoints]
+        self.health = Health(self.objective, every)
+        self.callbacks: list[Callback] = [self.metrics, self.notes, self.health, self.evaluation, checkpoints]
         self.started, self.curves_on = now(), self.adapter.part
         if state is not None:
             with fitting():
@@ -327,14 +329,17 @@ class Run:
             group["lr"] = rate
 
         loss = self._forward(NoScatter(batch))
+        outcome, rows = self._loss.pop_outcome()
+        self.pairs = rows.local_pairs
+        if self.health.is_due(self):
+            with self._not_training():
+                self.health.see(self, outcome, self.pairs, self.step + 1)
         optimizer.zero_grad()
         self.processes.backward(scaler.scale(loss))
         scaler.unscale_(optimizer)
         adapter.before_step()
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-        outcome, rows = self._loss.pop_outcome()
-        self.pairs = rows.local_pairs
 
         is_finite = math.isfinite(loss.detach() + norm)  # waits for the device, once a step
         if not is_finite and not overflowed(loss, scaler):
@@ -369,6 +374,7 @@ class Run:
             outcome: what the objective returned.
         """
         self.notes.see(outcome.terms)
+        self.health.see_own_loop(self, first=True)
 
     def advance(self, values: Mapping[str, Tensor | float], steps: int = 1) -> None:
         """Count steps and call the callbacks.
@@ -462,9 +468,9 @@ class Run:
         record = write_run_record(self, "done")
         if not self.processes.is_main:
             return record
-        if evaluation.found is not None:
-            for line in evaluation.found[1].remarks:
-                self.progress.warn(f"warning: {line}.")
+        remarks = [] if evaluation.found is None else evaluation.found[1].remarks
+        for line in [*remarks, *self.health.lines]:
+            self.progress.warn(f"warning: {line}.")
         self.folder.clear_checkpoints()
         for callback in self.callbacks:
             callback.on_end(self, "done")

@@ -11,7 +11,7 @@ gradient of each parameter once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -112,15 +112,26 @@ class RngAndBuffers:
         for buffer, copy in self._buffers:
             buffer.data.copy_(copy)
 
-    @contextmanager
-    def replay(self) -> Iterator[None]:
-        """Run a block from the copied state and restore today's state afterwards."""
-        now = RngAndBuffers(self._module, self._device)
-        self.restore()
-        try:
-            yield
-        finally:
-            now.restore()
+    def replay(self) -> AbstractContextManager[None]:
+        """Run a block from the copied state and restore today's state afterwards. The block may be entered again."""
+        return _Replay(self)
+
+    def retaken(self) -> RngAndBuffers:
+        """Return a copy of today's state."""
+        return RngAndBuffers(self._module, self._device)
+
+
+class _Replay(AbstractContextManager[None]):
+    def __init__(self, start: RngAndBuffers) -> None:
+        self._start = start
+        self._now: list[RngAndBuffers] = []
+
+    def __enter__(self) -> None:
+        self._now.append(self._start.retaken())
+        self._start.restore()
+
+    def __exit__(self, *_: object) -> None:
+        self._now.pop().restore()
 
 
 class _Autocast:

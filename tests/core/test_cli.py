@@ -366,12 +366,14 @@ def test_two_ranks_equal_one_process(blobs: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
     one, two_lines = (
         [
-            line["train/loss"]
+            line[name]
             for line in read_metrics(tmp_path / runs / config.hash / "metrics.jsonl")
-            if "train/loss" in line
+            for name in ("train/loss", "grad/dp", "grad/cllr")
+            if name in line
         ]
         for runs in ("one", "two")
     )
+    assert len(one) == 10 + 2 * 2
     assert two_lines == pytest.approx(one, rel=1e-4)
 
 

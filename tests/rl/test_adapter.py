@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dipole.core.train.health import Health
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import Run, RunInterruptedError, train
@@ -45,6 +46,23 @@ def test_a_run_records_returns_and_diagnostics(tmp_path):
         "eval/return/mean",
     } <= named
     assert not (tmp_path / config.hash / "checkpoints").exists()
+
+
+def test_terms_are_compared_without_changing_the_agent(tmp_path, monkeypatch):
+    config = short("objective=infonce(similarity=bilinear) + 3000*dp(reduction=anchor_sum)")
+    record = train(config, tmp_path / "with", quiet=True)
+    lines = read_metrics(tmp_path / "with" / config.hash / "metrics.jsonl")
+    found = {line["step"]: line["grad/dp"] for line in lines if "grad/dp" in line}
+    assert {60, 120} <= found.keys()
+    assert min(found) < 60  # after the first updates
+    (note,) = [note for note in record.notes if "dominates" in note]
+    assert note.startswith(f"the term 'dp' dominates: its gradient was {max(found.values()):.3g} times as long")
+    monkeypatch.setattr(Health, "see_own_loop", lambda *_, **__: None)
+    train(config, tmp_path / "without", quiet=True)
+    one, other = (
+        load_file(tmp_path / name / config.hash / "model" / "module.safetensors") for name in ("with", "without")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
