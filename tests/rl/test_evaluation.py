@@ -175,6 +175,6 @@ def test_agents_of_sb3_are_evaluated_as_well():
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("rl"))):
         plot_curves({"none": [[Evaluation(0, 0, (1.0, 3.0))]]}, tmp_path / "curve.svg")
