@@ -44,7 +44,7 @@ MEASURES = {
 TERM = "dp"
 LAMBDA, MARGIN = 0.1, (0.1, 0.5)
 """Defaults of the paper (LMCL Sec. 5)."""
-LAMBDAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+LAMBDAS = {"anchor_sum": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "mean": (0.1, 0.5, 1.0, 5.0)}
 MARGINS = ((0.0, 0.5), (0.1, 0.3), (0.25, 0.5), (0.1, 0.9))
 BATCHES = (16, 64, 256)
 CIFAR_BATCH = 128
@@ -84,8 +84,8 @@ class Setting:
 def settings() -> Iterator[Setting]:
     """Yield all settings. InfoNCE comes before the settings that are compared with it."""
     yield Setting(weight=0.0)
-    yield from (Setting(weight=weight) for weight in LAMBDAS)
-    yield Setting(reduction="mean")
+    for reduction, weights in LAMBDAS.items():
+        yield from (Setting(weight=weight, reduction=reduction) for weight in weights)
     for batch in BATCHES:
         yield from (Setting(weight=0.0, batch=batch), Setting(batch=batch), Setting(reduction="mean", batch=batch))
     yield from (Setting(margin=margin) for margin in MARGINS)
@@ -174,7 +174,7 @@ def table(found: Found, domain: str) -> str:
 
 
 AXES = {
-    "lambda": "lambda (anchor_sum)",
+    "lambda": "lambda",
     "batch": "instances in a batch (lambda = 0.1)",
     "margin": "width of the margin (lambda = 0.1)",
 }
@@ -202,7 +202,7 @@ def charts(found: Found) -> dict[str, Chart]:
             ]
             pulls.append(_line(TITLES[domain], pulled))
         drawn[f"polarization-{name}-pull"] = line_chart(
-            "How hard polarization pulls at the first step", axis, "gradient of lambda R over that of InfoNCE",
+            "How hard the sum (anchor_sum) pulls at the first step", axis, "gradient of lambda R over that of InfoNCE",
             [line for line in pulls if line.x], is_log=is_log, is_log_y=True,
         )  # fmt: skip
     return {name: chart for name, chart in drawn.items() if chart is not None}
@@ -215,10 +215,10 @@ def points(name: str, domain: str, reduction: str) -> list[tuple[float, Setting]
         if domain != "cifar10":
             default = LAYOUTS[DOMAINS[domain]].batch_size
         found = [(float(batch or default), Setting(batch=batch, reduction=reduction)) for batch in (*BATCHES, None)]
+    elif name == "lambda":
+        found = [(weight, Setting(weight=weight, reduction=reduction)) for weight in LAMBDAS[reduction]]
     elif reduction == "mean":
         return []
-    elif name == "lambda":
-        found = [(weight, Setting(weight=weight)) for weight in LAMBDAS]
     else:
         found = [(round(high - low, 3), Setting(margin=(low, high))) for low, high in (MARGIN, *MARGINS)]
     return sorted(found, key=lambda point: point[0])
