@@ -216,7 +216,7 @@ def test_rbf_repulsion_with_uniform_weights_is_uniformity():
     leaves = embeddings(5, 2, 4, 0)
     pairs = Pairs.from_views(leaves)
     rbf, _ = evaluate("cacr(cost=rbf, rbf_t=3.0, negative_weights=uniform)", leaves, pairs)
-    uniform, _ = evaluate("align_uniform(t=3.0, align_weight=0)", leaves, pairs)
+    uniform, _ = evaluate("align_uniform(t=3.0, align_weight=0, uniform_over=pairs)", leaves, pairs)
     distance = 2 - 2 * torch.nn.functional.cosine_similarity(*leaves)
     torch.testing.assert_close(rbf, (uniform - (-3 * distance).exp().mean()).detach(), atol=1e-10, rtol=0)
 

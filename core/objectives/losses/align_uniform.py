@@ -80,7 +80,7 @@ class AlignUniform(Objective):
         uniform_over: "views" averages the uniformity of each view, "pairs" takes all pairs of an encoder together.
 
     Relations: uniform_weight = 0 equals `regression`. The repulsion of `cacr(cost=rbf, negative_weights=uniform)` is
-    the uniformity at t = rbf_t.
+    the uniformity over pairs at t = rbf_t.
     """
 
     positives_are_pairs = True

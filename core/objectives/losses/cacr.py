@@ -84,7 +84,7 @@ class CACR(Objective):
 
     Relations: t_pos = t_neg = 0 equals uniform weights (UAUR), and `triplet(margin=4)` minus 4. As both grow, it tends
     to `triplet(mode=hardest, margin=4)` minus 4. With uniform negatives, `cost=rbf` has the repulsion of
-    `align_uniform`.
+    `align_uniform(uniform_over=pairs)`.
     """
 
     def __init__(
