@@ -29,7 +29,10 @@ if TYPE_CHECKING:  # an alias marks an export
         Rows as Rows,
         objective as objective,
     )
-    from dipole.core.objectives.options import Range as Range
+    from dipole.core.objectives.options import (
+        TEMPERATURE as TEMPERATURE,
+        Range as Range,
+    )
     from dipole.core.objectives.pairs import Pairs as Pairs
     from dipole.core.objectives.registry import register as register
     from dipole.core.objectives.similarity import full_precision as full_precision
@@ -54,7 +57,7 @@ _EXPORTS = {
     "conformance.kit": "check_objective parametrize_with_checks",
     "objectives.cached": "cached",
     "objectives.objective": "Composite Objective Outcome Rows objective",
-    "objectives.options": "Range",
+    "objectives.options": "Range TEMPERATURE",
     "objectives.pairs": "Pairs",
     "objectives.registry": "register",
     "objectives.similarity": "full_precision",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import pickle
 import warnings
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.conformance.checks import (
+    CHECKS,
     COLUMNS,
     EXACT,
     LOW_TEMPERATURE,
@@ -35,6 +38,54 @@ _OF_CHANGE = (
     "inductor", "descent", "temperature", "close pairs", "size", "large norms", "strides", "device",
     "eval mode", "ranks",
 )  # fmt: skip
+
+
+@check("call", "takes the kit's batches, returns a number")
+def can_be_called(subject: Subject) -> str:
+    """The loss returns one finite number for 4, 5 and 8 rows, of any width unless one is given."""
+    said = _refusal(subject)
+    if said:
+        raise Failed(said + _way_out(subject), tuple(each.name for each in CHECKS if each.name != "call"))
+    return "one number"
+
+
+def _refusal(subject: Subject) -> str:
+    """Return the error of a call on small batches, or an empty string."""
+    for layout in (subject.views, subject.batch(4, 3), subject.batch(ROWS, COLUMNS)):
+        try:
+            subject.result(subject.make(layout), layout, layout.leaves())
+        except DipoleError:
+            if not subject.takes_pairs:
+                raise
+            return ""  # the layouts are refused one by one
+        except Exception as error:
+            line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            return f"for {layout.shapes['a'][0]} rows of width {layout.width}: {line}"
+    return ""
+
+
+def _way_out(subject: Subject) -> str:
+    """Return the flags with which the loss can be called, as a sentence."""
+    if subject.refit is None:
+        return ""
+    instance = subject.make()
+    sizes = {n for x in (*parameters_of(instance).values(), *_buffers(instance)) for n in x.shape if 1 < n <= 4096}
+    labelled, scored = replace(subject.fit, labels=2, scores=False), replace(subject.fit, labels=None, scores=True)
+    function = instance.forward if isinstance(instance, nn.Module) else instance
+    by_score = any("score" in name for name in inspect.signature(function).parameters)
+    for fit in (subject.fit, *((scored, labelled) if by_score else (labelled, scored))):
+        for dim in (subject.fit.dim, *sorted(sizes)):
+            other = subject.refit(replace(fit, dim=dim))
+            if not _refusal(other):
+                flags = [f"--dim {dim}"] * (dim != subject.fit.dim)
+                flags += ["--labels CLASSES"] * (fit.labels != subject.fit.labels and fit.labels is not None)
+                flags += ["--scores"] * (fit.scores and not subject.fit.scores)
+                return f". It can be called with {' '.join(flags)}"
+    return ". It is called as loss(a, b); see --dim, --labels and --scores"
+
+
+def _buffers(instance: Any) -> list[Tensor]:
+    return list(instance.buffers()) if isinstance(instance, nn.Module) else []
 
 
 @check("identical points", "finite if all points are equal")

@@ -30,7 +30,7 @@ from dipole.core.conformance.checks import (
 from dipole.core.conformance.cost import Work, cubic_share
 from dipole.core.conformance.fake_device import Accelerator, Elsewhere, WrongDeviceError
 from dipole.core.conformance.layouts import Leaves
-from dipole.core.conformance.ranks import on_two_ranks
+from dipole.core.conformance.ranks import Case, on_two_ranks
 from dipole.core.conformance.subjects import Result, Subject
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.text import counted
@@ -46,16 +46,18 @@ class _Token:
 
 @check("temperature", "each temperature has an effect")
 def temperature_counts(subject: Subject) -> str:
-    """Another temperature gives another value and another gradient."""
+    """Another temperature gives another value and another gradient, each temperature on its own."""
     if not subject.temperature:
         raise Skipped("it has no temperature")
-    leaves = subject.views.leaves()
-    low, high = (
-        subject.result(subject.make(temperature=t), subject.views, leaves) for t in (MODERATE_TEMPERATURE, 0.5)
-    )
-    if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
-        raise Failed(f"the temperature has no effect: {low.value.item():.8g} at 0.05 and at 0.5")
-    return f"{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5"
+    leaves, said = subject.views.leaves(), []
+    for name in subject.temperatures:
+        made = [subject.make(temperature={name: t}) for t in (MODERATE_TEMPERATURE, 0.5)]
+        low, high = (subject.result(instance, subject.views, leaves) for instance in made)
+        if max(value_error(low, high), gradient_error(low, high)) <= EXACT:
+            raise Failed(f"{name} has no effect: {low.value.item():.8g} at 0.05 and at 0.5")
+        prefix = "" if name == "temperature" else f"{name}: "
+        said.append(f"{prefix}{low.value.item():.4g} at 0.05, {high.value.item():.4g} at 0.5")
+    return "; ".join(said)
 
 
 @check("work", "cost grows at most with the square of the batch")
@@ -254,7 +256,7 @@ def ranks_equal_one_process(subject: Subject) -> str:
                 f"it. Put it into a file (in a notebook: `%%writefile {file}.py` as the first line of its cell) and "
                 f"run `dipole check {file}:{name}`"
             )
-    cases: list[tuple[int, Any, Leaves]] = []
+    cases: list[Case] = []
     expected: list[Result] = []
     for number, layout in enumerate(subject.layouts):
         if layout.of_rows:
@@ -263,10 +265,10 @@ def ranks_equal_one_process(subject: Subject) -> str:
                 expected.append(subject.result(instance, layout, leaves))
             except DipoleError:
                 continue
-            cases.append((number, subject.make(layout), leaves))
+            cases.append((number, subject.fit.labels, subject.make(layout), leaves))
     found = on_two_ranks(cases)
     worst = 0.0
-    for (number, _, _), true, got in zip(cases, expected, found, strict=True):
+    for (number, *_), true, got in zip(cases, expected, found, strict=True):
         if isinstance(got, str):
             raise Failed(f"on {subject.layouts[number].name}: {got}")
         for what, off in (("value", value_error(got, true)), ("gradient", gradient_error(got, true))):

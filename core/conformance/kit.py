@@ -21,9 +21,10 @@ from typing import Any
 from dipole.core.conformance import accuracy_checks, call_checks, close_checks, edge_checks  # noqa: F401, they fill the table
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
-from dipole.core.conformance.subjects import Declared, Subject, foreign, native, unregistered
+from dipole.core.conformance.subjects import Declared, Fit, Subject, foreign, native, needed, unregistered
 from dipole.core.objectives import engine as engines
 from dipole.core.objectives.objective import Composite, Objective
+from dipole.core.objectives.options import check_whole
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import OptionError, SpecError, nearest
 
@@ -53,6 +54,10 @@ def check_objective(
     detached: bool | tuple[str, ...] = False,
     stateful: bool = False,
     flat: bool = False,
+    temperatures: Sequence[str] = (),
+    dim: int | None = None,
+    labels: int | None = None,
+    scores: bool = False,
     ranks: bool = True,
 ) -> Report:
     """Run the conformance checks on one loss.
@@ -73,6 +78,12 @@ def check_objective(
         stateful: the value depends on earlier calls on purpose. Your own loss can have an attribute `stateful`.
         flat: the loss ignores a range of cosines on purpose, as a margin does. Your own loss can have an attribute
             `flat`.
+        temperatures: arguments of a class or function that are temperatures. `temperature` always is one. Your own loss
+            can mark an argument: `Annotated[float, TEMPERATURE]`.
+        dim: width of the embeddings, for a loss that takes no other.
+        labels: number of classes. A loss of two arguments is called as loss(z, labels) with the rows of both views, one
+            of three arguments as loss(a, b, labels).
+        scores: call the loss as loss(a, b, scores), with a score in [0, 1] for each pair of rows.
         ranks: also compare two processes with one, unless `only` names the checks.
 
     Returns:
@@ -87,7 +98,16 @@ def check_objective(
     """
     with engines.using(engine):
         subject = subject_of(
-            target, options=options, reference=reference, detached=detached, stateful=stateful, flat=flat
+            target,
+            options=options,
+            reference=reference,
+            detached=detached,
+            stateful=stateful,
+            flat=flat,
+            temperatures=temperatures,
+            dim=dim,
+            labels=labels,
+            scores=scores,
         )
         return run(subject, chosen(slow, only, ranks))
 
@@ -112,9 +132,24 @@ def subject_of(
     detached: bool | tuple[str, ...] = False,
     stateful: bool = False,
     flat: bool = False,
+    temperatures: Sequence[str] = (),
+    dim: int | None = None,
+    labels: int | None = None,
+    scores: bool = False,
 ) -> Subject:
     """Return the subject of the checks; see `check_objective` for the arguments."""
-    subject = _subject(target, options, reference, Declared(detached, stateful, flat))
+    for name, number in (("dim", dim), ("labels", labels)):
+        if number is not None:
+            check_whole(name, number)
+    if labels is not None and scores:
+        raise SpecError("give labels or scores, not both.")
+    says, fit = Declared(detached, stateful, flat), Fit(dim, labels, scores)
+    subject = _subject(target, options, reference, says, tuple(temperatures), fit)
+    if subject.takes_pairs and (scores or temperatures):
+        raise SpecError(
+            f"{subject.name} is an Objective: it gets Pairs, not scores, and its options are marked as temperatures "
+            "with Annotated[float, TEMPERATURE]."
+        )
     if subject.takes_pairs and (detached or stateful or flat):
         raise SpecError(
             f"{subject.name} is an Objective: `detached`, `stateful` and `flat` are attributes of its class."
@@ -127,6 +162,8 @@ def _subject(
     options: dict[str, Any] | None,
     reference: str | None,
     says: Declared,
+    temperatures: tuple[str, ...],
+    fit: Fit,
 ) -> Subject:
     if isinstance(target, Subject):
         return target
@@ -135,29 +172,30 @@ def _subject(
         if ":" not in target:
             _refuse(options, f"write them into the text: {target}({_written(options)})", name)
             _refuse_reference(reference, name)
-            return native(target)
+            return native(target, fit)
         target = load(target)
     if inspect.isclass(target) and issubclass(target, Objective):
         _refuse_reference(reference, name)
-        return unregistered(target, name, options)
+        return unregistered(target, name, options, fit)
     if isinstance(target, (Composite, Objective)):
         _refuse(options, "an instance has its options already", name)
         _refuse_reference(reference, name)
-        return native(str(target) if isinstance(target, Composite) else str(target.term()))
+        return native(str(target) if isinstance(target, Composite) else str(target.term()), fit)
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
-    if inspect.isroutine(target) and _takes_two(target, options or {}):
+    if inspect.isroutine(target) and _is_loss(target, options or {}, fit):
         says = says.and_of(target)
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         _refuse(options, "an instance has its options already", name)
-    subject = foreign(target, name, options, reference, says)
+    subject = foreign(target, name, options, reference, says, temperatures, fit)
     try:
         subject.make()
     except Exception as error:
         raise OptionError(
             f"{name} cannot be built from the options {options or {}}: {type(error).__name__}: {error}. Give what its "
-            "constructor needs with --option NAME=VALUE, or wrap it: def build(): return ITS_CLASS(...)."
+            "constructor needs with --option NAME=VALUE, or wrap it: def build(): return ITS_CLASS(...). A function "
+            "loss(a, b, labels) or loss(a, b, scores) needs --labels CLASSES or --scores."
         ) from error
     return subject
 
@@ -232,11 +270,9 @@ def parametrize_with_checks(
     return pytest.mark.parametrize(("subject", "check"), cases)
 
 
-def _takes_two(function: Callable[..., Any], options: dict[str, Any]) -> bool:
+def _is_loss(function: Callable[..., Any], options: dict[str, Any], fit: Fit) -> bool:
     """Return True for a function that is the loss itself, False for one that builds it."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
-    return len([p for p in needed if p.name not in options]) == 2
+    return needed(function, options) in ((2, 3) if fit.scores or fit.labels else (2,))
 
 
 def _written(options: dict[str, Any] | None) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ class Layout:
         shapes: of the leaves.
         build: the Pairs of the leaves.
         of_rows: whether the leaves are rows of a batch, which can be divided among ranks.
-        labels: class of each row of a view, for losses that take labels.
-        scores: score in [0, 1] of each row of a view, for losses that take scores.
+        labels: (B,) class of each row of a view, for losses that take labels.
+        scores: (B,) score in [0, 1] of each row of a view, for losses that take scores.
     """
 
     name: str
@@ -34,6 +35,20 @@ class Layout:
     of_rows: bool = True
     labels: Tensor | None = None
     scores: Tensor | None = None
+
+    def fitted(self, dim: int | None = None, classes: int | None = None) -> Layout:
+        """Return the batch with another width, or with labels below a number of classes.
+
+        Args:
+            dim: the width. None keeps it.
+            classes: the number of classes. None keeps the labels.
+        """
+        made = self
+        if dim is not None:
+            made = replace(made, shapes={name: (*shape[:-1], dim) for name, shape in made.shapes.items()})
+        if classes is not None:
+            made = replace(made, build=lambda **leaves: _relabelled(self.build(**leaves), classes))
+        return made
 
     @property
     def shared(self) -> set[str]:
@@ -57,6 +72,12 @@ class Layout:
             name: torch.randn(shape, generator=source, dtype=torch.float64).to(dtype).requires_grad_()
             for name, shape in self.shapes.items()
         }
+
+
+def _relabelled(pairs: Pairs, classes: int) -> Pairs:
+    labels = {name: getattr(pairs, name) for name in ("labels", "candidate_labels")}
+    known: dict[str, Any] = {name: torch.where(y < 0, y, y % classes) for name, y in labels.items() if y is not None}
+    return replace(pairs, **known)
 
 
 def two_views(count: int, width: int = WIDTH) -> Layout:

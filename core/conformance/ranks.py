@@ -28,7 +28,8 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 COUNT = 2
 PATIENCE = 60.0  # seconds for one objective
 START = 180.0  # and for the first one, which waits for torch
-Case = tuple[int, Any, Leaves]  # the layout's place in LAYOUTS, the objective, the whole batch
+# The layout's place in LAYOUTS, the number of classes, the objective, the whole batch.
+Case = tuple[int, int | None, Any, Leaves]
 Found = Result | str  # the result, or the error
 
 
@@ -114,7 +115,8 @@ def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
         RanksError: an objective cannot be sent to another process, or a process ended.
     """
     plain = [
-        (number, instance, {name: leaf.detach() for name, leaf in leaves.items()}) for number, instance, leaves in cases
+        (number, classes, instance, {name: leaf.detach() for name, leaf in leaves.items()})
+        for number, classes, instance, leaves in cases
     ]
     try:
         question = pickle.dumps(plain)
@@ -159,8 +161,8 @@ def share(length: int, rank: int) -> slice:
 
 def evaluate(case: Case, rank: int) -> Found:
     """Return loss and gradients of a rank's share, or the error of the objective."""
-    number, instance, leaves = case
-    layout = LAYOUTS[number]
+    number, classes, instance, leaves = case
+    layout = LAYOUTS[number].fitted(classes=classes)
     rows, held = {}, {}
     for name, leaf in leaves.items():
         if name in layout.shared:

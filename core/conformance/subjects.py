@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from dipole.core.objectives.objective import Composite, Objective, Outcome, obje
 from dipole.core.objectives.options import options_of
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import format_terms, parse
+from dipole.core.utils.errors import SpecError, nearest
 
 Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
 
@@ -46,6 +47,21 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """What the batches of a loss must look like.
+
+    Args:
+        dim: width of the embeddings. None if it takes any.
+        labels: number of classes, for a loss that takes labels.
+        scores: whether it takes a score for each pair.
+    """
+
+    dim: int | None = None
+    labels: int | None = None
+    scores: bool = False
+
+
+@dataclass(frozen=True)
 class Subject:
     """A loss under test.
 
@@ -55,7 +71,7 @@ class Subject:
         call: (instance, layout, leaves) -> scalar tensor.
         truth: like `call`, by independent loops. None if there is no reference. Options
             that were overridden when the instance was built come as keyword arguments.
-        temperature: True if `build` accepts a temperature, which some checks lower.
+        temperatures: options of `build` that are temperatures, which some checks lower.
         takes_pairs: True for dipole's objectives, False for what is called as loss(a, b).
         layouts: the batches it can be called on.
         read: builds an instance from the text of str(). None if it cannot be written as text.
@@ -63,15 +79,15 @@ class Subject:
         stateful: whether its value depends on earlier calls. The state is reset after each call.
         flat: whether it ignores a range of cosines on purpose, as a margin does.
         twin: like `truth`, but fast: dipole's implementation of the reference, for large batches.
-        dim: the only width of embeddings that it takes. None if it takes any.
-        classes: number of classes of the labels. None for the usual ones.
+        fit: what its batches must look like.
+        refit: builds the same subject for other batches. None for dipole's objectives.
     """
 
     name: str
     build: Callable[..., Any]
     call: Loss
     truth: Loss | None = None
-    temperature: bool = False
+    temperatures: tuple[str, ...] = ()
     takes_pairs: bool = False
     layouts: tuple[Layout, ...] = (VIEWS,)
     read: Callable[[str], Composite] | None = None
@@ -79,8 +95,18 @@ class Subject:
     stateful: bool = False
     flat: bool = False
     twin: Loss | None = None
-    dim: int | None = None
-    classes: int | None = None
+    fit: Fit = Fit()
+    refit: Callable[[Fit], Subject] | None = None
+
+    @property
+    def temperature(self) -> bool:
+        """Return whether it has a temperature."""
+        return bool(self.temperatures)
+
+    @property
+    def dim(self) -> int | None:
+        """The only width of embeddings that it takes. None if it takes any."""
+        return self.fit.dim
 
     @property
     def views(self) -> Layout:
@@ -88,19 +114,29 @@ class Subject:
         return self.layouts[0]
 
     def batch(self, count: int, width: int = WIDTH) -> Layout:
-        """Return two views of `count` instances, of its own width if it has one."""
+        """Return two views of `count` instances, of its own width if it has one.
+
+        Args:
+            count: number of instances.
+            width: of the embeddings, if it takes any.
+        """
         return self.in_order(torch.arange(count), width)
 
     def in_order(self, order: Tensor, width: int = WIDTH) -> Layout:
-        """Return two views of instances in another order."""
-        return in_order(order, self.dim or width, self.classes or CLASSES)
+        """Return two views of instances in another order.
+
+        Args:
+            order: (B,) long, the instances.
+            width: of the embeddings, if it takes any.
+        """
+        return in_order(order, self.fit.dim or width, self.fit.labels or CLASSES)
 
     def make(
         self,
         layout: Layout | None = None,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
-        temperature: float | None = None,
+        temperature: float | dict[str, float] | None = None,
     ) -> Any:
         """Return a new instance for a layout, with random parameters that depend only on the seed.
 
@@ -108,9 +144,11 @@ class Subject:
             layout: the batch that it will be called on. None for `views`.
             dtype: of its parameters.
             seed: of their draw.
-            temperature: that it is built with, where it accepts one.
+            temperature: that it is built with, where it accepts one. A number sets all of its temperatures.
         """
-        lowered = {"temperature": temperature} if self.temperature and temperature is not None else {}
+        lowered = temperature if isinstance(temperature, dict) else {}
+        if isinstance(temperature, int | float):
+            lowered = dict.fromkeys(self.temperatures, temperature)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             instance = self.build(**lowered)
@@ -191,6 +229,8 @@ def foreign(
     options: dict[str, Any] | None = None,
     reference: str | None = None,
     says: Declared | None = None,
+    temperatures: tuple[str, ...] = (),
+    fit: Fit = Fit(),
 ) -> Subject:
     """Wrap a loss called as loss(a, b) on two (n, d) tensors: an instance, or a class or function that returns one.
 
@@ -203,7 +243,18 @@ def foreign(
         return target(**options | overrides) if builds else copy.deepcopy(target)
 
     def call(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
-        value: Tensor = instance(leaves["a"], leaves["b"])
+        a, b = leaves["a"], leaves["b"]
+        extra = layout.scores if fit.scores else None
+        if fit.labels is not None:
+            extra = layout.labels
+        if extra is None:
+            value: Tensor = instance(a, b)
+            return value
+        extra = extra.to(a.device, a.dtype) if fit.scores else extra.to(a.device)
+        if fit.scores or needed(instance) == 3:
+            value = instance(a, b, extra)
+        else:
+            value = instance(torch.cat([a, b]), torch.cat([extra, extra]))
         return value
 
     owners = (target,) if builds and inspect.isclass(target) else (target, build())
@@ -223,14 +274,50 @@ def foreign(
             return value.detach() + own - own.detach()
 
         truth, twin = partial(compared, by_loops), partial(compared, evaluate)
-    adjustable = builds and "temperature" in inspect.signature(target).parameters
-    return Subject(name, build, call, truth, adjustable, twin=twin, **vars(says))
+    return Subject(
+        name,
+        build,
+        call,
+        truth,
+        _temperatures(target, name, temperatures) if builds else (),
+        layouts=(in_order(torch.arange(5), fit.dim or WIDTH, fit.labels or CLASSES),),
+        twin=twin,
+        fit=fit,
+        refit=partial(foreign, target, name, options, reference, says, temperatures),
+        **vars(says),
+    )
 
 
-def native(text: str) -> Subject:
+def needed(function: Any, given: Container[str] = ()) -> int:
+    """Return the number of positional arguments without a default that are not given."""
+    if isinstance(function, nn.Module):
+        function = function.forward
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD and p.name not in given for p in parameters)
+
+
+def _temperatures(target: Any, name: str, named: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments that are temperatures: those named, those marked, and `temperature`."""
+    parameters = inspect.signature(target).parameters
+    for each in named:
+        if each not in parameters:
+            raise SpecError(f"{name} has no argument {each!r} for a temperature.{nearest(each, parameters)}")
+    try:
+        options = options_of(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # annotations that cannot be read
+        options = ()
+    marked = {option.name for option in options if option.temperature} | {"temperature", *named}
+    return tuple(each for each in parameters if each in marked)
+
+
+def native(text: str, fit: Fit = Fit()) -> Subject:
     """Wrap a registered objective, written as text. It may be a regularizer alone."""
     adjustable = [
-        "temperature" in registry.get(term.name).defaults and dict(term.options).get("temperature") != "learned"
+        [
+            option.name
+            for option in registry.get(term.name).options
+            if option.temperature and dict(term.options).get(option.name) != "learned"
+        ]
         for term in parse(text)
     ]
     written = read(text)
@@ -240,7 +327,11 @@ def native(text: str) -> Subject:
         terms = parse(text)
         if overrides:
             terms = [
-                type(t)(t.name, tuple((dict(t.options) | overrides).items()), t.weight) if lowered else t
+                type(t)(
+                    t.name,
+                    tuple((dict(t.options) | {k: v for k, v in overrides.items() if k in lowered}).items()),
+                    t.weight,
+                )
                 for t, lowered in zip(terms, adjustable, strict=True)
             ]
         return read(format_terms(terms))
@@ -250,15 +341,18 @@ def native(text: str) -> Subject:
         build,
         evaluate,
         _truth if known else None,
-        any(adjustable),
+        tuple(dict.fromkeys(name for names in adjustable for name in names)),
         takes_pairs=True,
-        layouts=LAYOUTS,
+        layouts=tuple(each.fitted(fit.dim, fit.labels) for each in LAYOUTS),
+        fit=fit,
         read=read,
         **vars(Declared().and_of(*written.terms)),
     )
 
 
-def unregistered(target: type[Objective], name: str, options: dict[str, Any] | None = None) -> Subject:
+def unregistered(
+    target: type[Objective], name: str, options: dict[str, Any] | None = None, fit: Fit = Fit()
+) -> Subject:
     """Wrap a subclass of Objective that is not registered."""
     options = options or {}
 
@@ -270,9 +364,10 @@ def unregistered(target: type[Objective], name: str, options: dict[str, Any] | N
         build,
         evaluate,
         _truth if hasattr(target, "reference") else None,
-        "temperature" in inspect.signature(target).parameters,
+        tuple(option.name for option in options_of(target.__init__) if option.temperature),
         takes_pairs=True,
-        layouts=LAYOUTS,
+        layouts=tuple(each.fitted(fit.dim, fit.labels) for each in LAYOUTS),
+        fit=fit,
         **vars(Declared().and_of(target)),
     )
 

@@ -55,6 +55,10 @@ LATER: Final = object()
 """Mark an option that was added later. Runs that use its default keep their names."""
 
 
+TEMPERATURE: Final = object()
+"""Mark an option as a temperature, as the name `temperature` does. The conformance checks set it."""
+
+
 @dataclass(frozen=True)
 class Former:
     """Mark an option that was added later, with another default than earlier runs had.
@@ -84,6 +88,7 @@ class Option:
         optional: whether None is allowed.
         later: the option was added later. It is part of a run's name only if it is given.
         former: what runs did before the option was added, if its default is another. See `Former`.
+        temperature: the option is a temperature.
     """
 
     name: str
@@ -97,6 +102,7 @@ class Option:
     optional: bool
     later: bool
     former: Former | None = None
+    temperature: bool = False
 
     @property
     def allowed(self) -> str:
@@ -172,7 +178,8 @@ def _option(name: str, hint: Any, default: Any) -> Option:
     text = " | ".join([str(bounds)] * (bounds is not None) + list(choices))
     optional, later = type(None) in parts, LATER in extras
     former = next((extra for extra in extras if isinstance(extra, Former)), None)
-    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later, former)
+    warm = name == "temperature" or TEMPERATURE in extras
+    return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later, former, warm)
 
 
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:

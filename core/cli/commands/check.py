@@ -39,6 +39,19 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         help="loss(a, b) stops a gradient on purpose: somewhere inside, or of the inputs named",
     )
     parser.add_argument("--stateful", action="store_true", help="loss(a, b) depends on earlier calls on purpose")
+    parser.add_argument("--dim", type=int, metavar="N", help="width of the embeddings, if the loss takes no other")
+    parser.add_argument(
+        "--labels",
+        type=int,
+        metavar="CLASSES",
+        help="number of classes; calls loss(z, labels), or loss(a, b, labels) if it takes three arguments",
+    )
+    parser.add_argument(
+        "--scores", action="store_true", help="call loss(a, b, scores), a score in [0, 1] for each pair"
+    )
+    parser.add_argument(
+        "--temperatures", metavar="NAME", nargs="+", default=[], help="constructor arguments that are temperatures"
+    )
     parser.add_argument("--flat", action="store_true", help="loss(a, b) ignores a range of cosines, as a margin does")
     parser.add_argument(
         "--ranks",
@@ -85,6 +98,10 @@ def _run(arguments: argparse.Namespace) -> int:
                 detached=detached,
                 stateful=arguments.stateful,
                 flat=arguments.flat,
+                temperatures=arguments.temperatures,
+                dim=arguments.dim,
+                labels=arguments.labels,
+                scores=arguments.scores,
                 ranks=arguments.ranks,
             )
         reports.append(report)
