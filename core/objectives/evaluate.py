@@ -15,7 +15,9 @@ from dipole.core.objectives.gather import GlobalPairs
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
+from dipole.core.objectives.weights import or_one, weighted_mean
 from dipole.core.utils.distributed import all_sum, world_size
+from dipole.core.utils.errors import PairsError
 
 Term = Any
 """An `Objective`, which imports this module."""
@@ -40,6 +42,7 @@ class Rows:
         values: (A,) each, by name.
         extra_pairs: rows of other pairs.
         features: as the attribute.
+        weighs: whether means apply `pairs.weights`. Not for a term that reads them itself (`Objective.weighting`).
 
     Raises:
         AttributeError: the statistic was not declared. The message lists the declared ones.
@@ -51,8 +54,10 @@ class Rows:
         values: dict[str, Tensor],
         extra_pairs: tuple[Rows, ...] = (),
         features: tuple[Tensor, ...] = (),
+        weighs: bool = True,
     ) -> None:
         self.pairs, self.x, self.y = matrix.pairs, matrix.x, matrix.y
+        self._weights = matrix.pairs.weights if weighs else None
         self.extra_pairs = extra_pairs
         self.features = features
         self.notes: list[str] = []
@@ -94,12 +99,16 @@ class Rows:
         return paired(self.x, self.y, index)
 
     def over_positives(self, values: Tensor) -> Tensor:
-        """Average over the positives of each anchor, (A,). An anchor without positives gets 0.
+        """Average over the positives of each anchor, (A,), with weights (A, K) if the pairs have them.
+
+        An anchor without positives, or with weights of 0 alone, gets 0.
 
         Args:
             values: (A, K). Padding is ignored.
         """
         mask = self.pairs.positive_mask
+        if self._weights is not None and self._weights.ndim == 2:
+            return weighted_mean(self.only_positives(values, 0.0), self.only_positives(self._weights, 0.0), 1)
         if mask is None:
             return values.squeeze(1) if values.shape[1] == 1 else values.mean(1)
         return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
@@ -114,16 +123,27 @@ class Rows:
         mask = self.pairs.positive_mask
         return values if mask is None else torch.where(mask, values, fill)
 
+    def _anchor_weights(self) -> Tensor | None:
+        """Return the weights of the anchors, (A,): w, or the sum of w over the positives of an anchor."""
+        if self._weights is None or self._weights.ndim == 1:
+            return self._weights
+        return self.only_positives(self._weights, 0.0).sum(1)
+
     def mean(self, values: Tensor) -> Tensor:
         """Average over the anchors of all ranks that have a positive, (). If K = 0, average over all anchors.
+
+        With weights this is sum w L / sum w, where weights (A, K) of an anchor are summed. It is 0 if all are 0.
 
         Args:
             values: (A,).
         """
-        mask = self.pairs.positive_mask
+        mask, weights = self.pairs.positive_mask, self._anchor_weights()
         if mask is None:
             return self.mean_over_all(values)
         has = mask.any(1)
+        if weights is not None:
+            weights = torch.where(has, weights, 0.0)
+            return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
         return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
 
     def mean_over_pairs(self, values: Tensor) -> Tensor:
@@ -138,14 +158,26 @@ class Rows:
         return all_sum(torch.where(mask, values, 0.0).sum()) / all_sum(mask.sum().to(values.dtype)).clamp_min(1)
 
     def mean_over_all(self, values: Tensor) -> Tensor:
-        """Average over all anchors of all ranks, ().
+        """Average over all anchors of all ranks, (), with their weights if the pairs have them.
 
         Args:
             values: (A,), or (A, K) with as many columns on every rank.
         """
+        weights = self._anchor_weights()
+        if weights is not None:
+            return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
         if world_size() == 1:
             return values.mean()
         return all_sum(values.sum()) / all_sum(values.new_full((), float(values.numel())))
+
+    def sum_over_all(self, values: Tensor) -> Tensor:
+        """Sum over all anchors of all ranks, (), times their weights if the pairs have them.
+
+        Args:
+            values: (A,).
+        """
+        weights = self._anchor_weights()
+        return all_sum(values.sum() if weights is None else (values * weights).sum())
 
 
 @dataclass(frozen=True)
@@ -273,15 +305,17 @@ class _Matrix:
         asked: Mapping[str, AnyStatistic],
         extra_pairs: tuple[Rows, ...] = (),
         features: tuple[Tensor, ...] = (),
+        weighs: bool = True,
     ) -> Rows:
-        return Rows(self, {name: self._found[statistic] for name, statistic in asked.items()}, extra_pairs, features)
+        values = {name: self._found[statistic] for name, statistic in asked.items()}
+        return Rows(self, values, extra_pairs, features, weighs)
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
     prepared: dict[str, tuple[Pairs, ...]] = {}  # its own pairs and further ones, of all ranks
     local: dict[int, Pairs] = {}  # the same with this rank's anchors, shared by terms with equal pairs
     for name, (_, term) in terms.items():
-        several = prepared[name] = term.prepare(pairs), *term.extra_pairs(pairs)
+        several = prepared[name] = _prepared(term, pairs)
         for each in several[1:]:
             local.setdefault(id(each), _share(related, each))
     for several in prepared.values():
@@ -323,6 +357,24 @@ def _features(pairs: Pairs, related: GlobalPairs) -> tuple[Tensor, ...]:
     return tuple([full_precision(each.flatten(0, -2)) for each in related.features or pairs.batch_views()])
 
 
+def _prepared(term: Term, pairs: Pairs) -> tuple[Pairs, ...]:
+    """Return the pairs of a term, its own first.
+
+    Raises:
+        PairsError: the term cannot use the weights of the pairs, or its own pairs have lost them.
+    """
+    name = term.registered_name()
+    if pairs.weights is not None and pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
+        raise PairsError(
+            f"{name} cannot use weights of pairs, (A, K): its value is no mean over pairs. Try weights of rows, (A,), "
+            f"or leave out the weights or {name}."
+        )
+    found: tuple[Pairs, ...] = (term.prepare(pairs), *term.extra_pairs(pairs))
+    if pairs.weights is not None and term.weighting != "own" and any(each.weights is None for each in found):
+        raise PairsError(f"{name} cannot use weights: its own pairs have none. Leave out the weights or {name}.")
+    return found
+
+
 def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
     if term.similarity is None:
         x = full_precision(pairs.anchors)
@@ -361,13 +413,20 @@ def _value(
     features: tuple[Tensor, ...],
 ) -> tuple[Tensor, str]:
     """Return the value of a term, and why it is 0 without being learned."""
-    matrix = matrices[0]
+    matrix, weighs = matrices[0], term.weighting != "own"
     if term.similarity is None:
-        rows, positive = Rows(matrix, {}, features=features), matrix.x
+        rows, positive = Rows(matrix, {}, features=features, weighs=weighs), matrix.x
     else:
-        rows = matrix.rows(asked, tuple([other.rows(asked) for other in matrices[1:]]), features)
+        others = tuple([other.rows(asked, weighs=weighs) for other in matrices[1:]])
+        rows = matrix.rows(asked, others, features, weighs)
         positive = matrix.positive
     value = term.loss(positive, rows)
+    if not value.ndim and matrix.pairs.weights is not None and term.weighting is None:
+        name = term.registered_name()
+        raise PairsError(
+            f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
+            "your own can set `weighting` (docs/own-losses.md)."
+        )
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:
             # Some anchors may have no negative. Without padding, all have one or none has.

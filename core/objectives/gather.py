@@ -99,21 +99,28 @@ class _Part:
         relate: makes pairs from the rows.
         apart: candidates that are not the anchors. Their number may differ from the number of instances.
         indices: names of the rows that index `apart`, or the instances if `apart` is empty.
+        listed: names of further rows with one entry for each index of a list, padded with 0.
     """
 
     rows: Mapping[str, Tensor]
     relate: Relation
     apart: Mapping[str, Tensor]
     indices: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()
+
+    def is_list(self, name: str) -> bool:
+        """Return whether a row's width may differ between ranks."""
+        row = self.rows.get(name)
+        return name in self.listed or (row is not None and row.ndim == 2 and not row.is_floating_point())
 
     @property
     def kinds(self) -> dict[str, str]:
         every = [*self.rows.items(), *self.apart.items()]
-        return {name: f"{row.dtype} {'list' if _is_list(row) else tuple(row.shape[1:])}" for name, row in every}
+        return {name: f"{row.dtype} {'list' if self.is_list(name) else tuple(row.shape[1:])}" for name, row in every}
 
     def gathered(self, sizes: list[int]) -> dict[str, Tensor]:
         """Return the rows of all ranks."""
-        lists = [name for name, row in self.rows.items() if _is_list(row)]
+        lists = [name for name in self.rows if self.is_list(name)]
         counted = [self.rows[name].shape[1] for name in lists]
         counted += [len(next(iter(self.apart.values())))] if self.apart else []
         # Index lists are padded to one width. The other rows keep the number that each rank has.
@@ -125,7 +132,8 @@ class _Part:
             if name in self.indices:
                 row = torch.where(row < 0, row, row + sum(apart[: rank()]))
             if name in widest:
-                row = torch.cat([row, row.new_full((len(row), widest[name] - row.shape[1]), -1)], 1)
+                fill = 0 if name in self.listed else -1
+                row = torch.cat([row, row.new_full((len(row), widest[name] - row.shape[1]), fill)], 1)
             found[name] = gather_rows(row, apart if name in self.apart else sizes)
         return found
 
@@ -259,10 +267,6 @@ def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
     return tuple(pairs)
 
 
-def _is_list(row: Tensor) -> bool:
-    return row.ndim == 2 and not row.is_floating_point()
-
-
 def _by_hand(pairs: Pairs) -> _Part:
     """Return the part for pairs with user-defined indices. Each rank's indices refer to its own candidates."""
     if pairs.layout is not None:
@@ -280,4 +284,5 @@ def _by_hand(pairs: Pairs) -> _Part:
     def relate(rows: dict[str, Tensor]) -> Pairs:
         return Pairs(**{"candidates": rows["anchors"], **rows}, views=pairs.views)  # type: ignore[arg-type]
 
-    return _Part(rows, relate, apart, ("positives", "ignored"))
+    of_pairs = pairs.weights is not None and pairs.weights.ndim == 2
+    return _Part(rows, relate, apart, ("positives", "ignored"), ("weights",) if of_pairs else ())

@@ -140,7 +140,12 @@ def absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
 
 def pads_last(index: Tensor) -> Tensor:
     """Return the same rows with -1 after the real entries."""
-    return index.gather(1, (index < 0).long().argsort(dim=1, stable=True))
+    return index.gather(1, real_first(index))
+
+
+def real_first(index: Tensor) -> Tensor:
+    """Return the order of each row's entries with padding (-1) last."""
+    return (index < 0).long().argsort(dim=1, stable=True)
 
 
 def is_listed(index: Tensor, lists: Tensor) -> Tensor:

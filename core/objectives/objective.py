@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate, has_repulsion
 from dipole.core.objectives.gather import GlobalPairs, Input, all_gather_pairs
+from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.options import check_whole, remember_options
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import Entry, registry
@@ -28,7 +29,7 @@ SHARPNESS = 1.0, 2.0
 SIMILARITIES = (*get_args(Similarity), None)
 
 
-class Objective(nn.Module):
+class Objective(LazyModule):
     """One term of a loss: a small function of positives and row statistics.
 
     A subclass sets `similarity`, declares its row statistics in `statistics`, and combines the results in `loss`, which
@@ -57,6 +58,11 @@ class Objective(nn.Module):
     as ("candidates",). The `reference` gets these rows detached as well."""
     on_features: bool = False
     """The term acts on the encoder's features, `rows.features`, before a head."""
+    weighting: ClassVar[Literal["rows", "pairs", "own"] | None] = None
+    """How the term uses `Pairs.weights`. None: the core averages values (A,) with weights (A,), and refuses weights if
+    `loss` returns a scalar. "rows": the scalar of `loss` comes from means of `rows`, which apply weights (A,). "pairs":
+    `loss` is a mean over positives by `rows.over_positives`, so weights (A, K) work as well. "own": `loss` reads
+    `rows.pairs.weights`, for example as soft targets, and nothing else applies them."""
     given: dict[str, Any]
     """The options given to the constructor, by name."""
     similarity: str | None
@@ -305,20 +311,6 @@ class Objective(nn.Module):
         """
         given: dict[str, Any] = self.__dict__.get("given", {})
         return Term(self.registered_name(), tuple(given.items()), weight)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        # A lazy parameter without a shape has nothing to save.
-        lazy = {name: p for name, p in self._parameters.items() if isinstance(p, UninitializedParameter)}
-        for name in lazy:
-            self._parameters[name] = None
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        self._parameters.update(lazy)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        for name, parameter in self._parameters.items():
-            if isinstance(parameter, UninitializedParameter) and prefix + name in state_dict:
-                parameter.materialize(state_dict[prefix + name].shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class Composite(nn.Module):

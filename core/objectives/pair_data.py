@@ -18,10 +18,11 @@ from dipole.core.objectives.checks import (
     reads_at_once,
 )
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.indices import NO_VIEW, PairLayout, Runs, pads_last, views_of
+from dipole.core.objectives.indices import NO_VIEW, PairLayout, Runs, pads_last, real_first, views_of
+from dipole.core.objectives.weights import by_anchor, by_instance, checked
 from dipole.core.utils.errors import PairsError
 
-OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index")
+OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
 OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
 
 
@@ -38,6 +39,7 @@ class PairData:
     candidate_labels: Tensor | None = None
     index: Tensor | None = None
     candidate_index: Tensor | None = None
+    weights: Tensor | None = None
     layout: PairLayout | None = field(default=None, repr=False)
     # The layout, or one without special properties for user-defined indices.
     known: PairLayout = field(init=False, repr=False)
@@ -57,6 +59,12 @@ class PairData:
                 check_row_values(getattr(self, name), anchors, name)
             for name in ("candidate_labels", "candidate_index"):
                 check_row_values(getattr(self, name), candidates, name, "candidate")
+            if self.weights is not None:
+                shapes = {"(A,)": (anchors,), "(A, K)": tuple(self.positives.shape)}
+                weights = checked(self.weights, self.anchors, shapes)
+                if weights.ndim == 2:
+                    weights = weights.gather(1, real_first(self.positives))
+                object.__setattr__(self, "weights", weights)
             object.__setattr__(self, "positives", pads_last(self.positives))
             # Without a constructor, as many candidates as anchors have the anchors' labels.
             if self.candidate_labels is None and anchors == candidates:
@@ -68,15 +76,32 @@ class PairData:
 
     @classmethod
     def _made(
-        cls, rows: dict[str, Tensor], relate: Relation, labels: Tensor | None = None, index: Tensor | None = None
+        cls,
+        rows: dict[str, Tensor],
+        relate: Relation,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        weights: Tensor | None = None,
+        *,
+        weighs_pairs: bool = True,
     ) -> Self:
-        """Pair the rows and store them, so that the rows of all ranks can be paired later."""
+        """Pair the rows and store them, so that the rows of all ranks can be paired later.
+
+        Args:
+            weights: as the constructors take them.
+            weighs_pairs: whether they may be weights of pairs. Not if the positives depend on other rows.
+        """
         first = next(iter(rows.values()))
         for name, values in (("labels", labels), ("index", index)):
             check_row_values(values, len(first), name)
             if values is not None:
                 rows[name] = values.to(first.device)
         pairs: Self = relate(rows)
+        if weights is not None:
+            runs, positives = len(pairs.known.anchor_views), pairs.positives.shape[1] if weighs_pairs else None
+            rows["weights"] = by_instance(weights, pairs.anchors, positives, runs, len(first))
+            relate = _weighed(relate, runs)
+            pairs = relate(rows)
         object.__setattr__(pairs, "source", EncodedBatch(rows, relate))
         return pairs
 
@@ -115,7 +140,16 @@ class PairData:
         if behind:
             candidate_index = torch.cat([candidate_index, index.new_full((behind,), -1)])
         return cls(
-            anchors, candidates, positives, ignored, labels, views, candidate_labels, index, candidate_index, layout
+            anchors,
+            candidates,
+            positives,
+            ignored,
+            labels,
+            views,
+            candidate_labels,
+            index,
+            candidate_index,
+            layout=layout,
         )
 
     # Changed copies ---------------------------------------------------------------------------------------------------
@@ -185,6 +219,7 @@ class PairData:
         return replace(
             self,
             positives=self.positives[:, :count],
+            weights=self.weights if self.weights is None or self.weights.ndim == 1 else self.weights[:, :count],
             ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
             layout=replace(known, fewest=fewest),
         )
@@ -197,9 +232,12 @@ class PairData:
                 checked.
 
         Raises:
-            PairsError: the positives have a wrong shape, dtype or device.
+            PairsError: the positives have a wrong shape, dtype or device, or the pairs have weights (A, K), which
+                belong to the old positives.
         """
         check_index_shape("positives", positives, self.anchors)
+        if self.weights is not None and self.weights.ndim == 2:
+            raise PairsError("with_positives: the weights (A, K) belong to the old positives. Give weights (A,).")
         return replace(
             self,
             positives=pads_last(positives),
@@ -384,6 +422,16 @@ class PairData:
         mask[:, : self.first_negative] = False
         # Padding writes into an extra column that is removed.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+
+
+def _weighed(relate: Relation, runs: int) -> Relation:
+    """Return a relation whose pairs also get the row "weights"."""
+
+    def weighed(rows: dict[str, Tensor]) -> Any:
+        pairs = relate(rows)
+        return replace(pairs, weights=by_anchor(rows["weights"], len(pairs.anchors), runs))
+
+    return weighed
 
 
 def _spread(values: Tensor, runs: Runs, batch: int) -> Tensor:

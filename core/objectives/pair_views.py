@@ -43,6 +43,8 @@ class PairsOfViews(PairData):
         labels: Tensor | None = None,
         index: Tensor | None = None,
         negatives: ViewNegatives = "all",
+        *,
+        weights: Tensor | None = None,
     ) -> Self:
         """SimCLR with any number of views: the other views of a row's instance are its positives.
 
@@ -55,6 +57,8 @@ class PairsOfViews(PairData):
                 of view y is the positive, and the B - 1 other rows of view y are the negatives (the code of CACR's
                 authors). With "queries" only the first views are anchors, and the B - 1 first views of the other
                 instances are negatives.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`. Where anchors have several positives, weight k of a
+                row is that of the k-th next view in cyclic order.
 
         Returns:
             Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "view_pairs",
@@ -72,10 +76,10 @@ class PairsOfViews(PairData):
             raise PairsError(f"negatives must be 'view_pairs', 'all' or 'queries', got {negatives!r}.")
         check_alike(views)
         if negatives == "view_pairs" and len(views) == 2:
-            return cls.cross(views[0], views[1], labels=labels, index=index)
+            return cls.cross(views[0], views[1], labels=labels, index=index, weights=weights)
         if negatives == "queries":
             keys = torch.stack(list(views[1:]), 1)
-            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index)
+            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index, weights=weights)
         given = {f"view{number}": view for number, view in enumerate(views)}
 
         def relate(rows: dict[str, Tensor]) -> PairData:
@@ -101,7 +105,7 @@ class PairsOfViews(PairData):
             own = own.unsqueeze(1)
             return cls._of_batch(rows, layout, z, z, (own + steps) % len(z), own)
 
-        return cls._made(given, relate, labels, index)
+        return cls._made(given, relate, labels, index, weights)
 
     @classmethod
     def cross(
@@ -117,6 +121,7 @@ class PairsOfViews(PairData):
         queue_labels: Tensor | None = None,
         queue_of: Literal["queries", "keys"] = "queries",
         index: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Self:
         """One direction between two encoders: MoCo, CMC, the CURL agent.
 
@@ -137,6 +142,7 @@ class PairsOfViews(PairData):
                 "keys" means another encoder (the other half's memory bank in CMC). Only objectives that compare rows
                 within a side use it.
             index: (B,) index of each query in the data set.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`.
 
         Returns:
             Pairs of A = B anchors, C = K B + Q candidates (K B + Q + B with `intra_batch`) and K positives.
@@ -190,10 +196,18 @@ class PairsOfViews(PairData):
             )
             return pairs.with_intra_batch() if intra_batch else pairs
 
-        return cls._made(rows, relate, labels, index)
+        return cls._made(rows, relate, labels, index, weights)
 
     @classmethod
-    def both(cls, a: Tensor, b: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> Self:
+    def both(
+        cls,
+        a: Tensor,
+        b: Tensor,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
+    ) -> Self:
         """Two encoders in both directions (CLIP, Radford et al. 2021): match a with its b, and b with its a.
 
         Anchors are the rows of both sides, so a term averages over both directions. `infonce` on these pairs is CLIP's
@@ -204,6 +218,7 @@ class PairsOfViews(PairData):
             b: (B, d), row i the partner of a's row i, for example captions.
             labels: (B,) class of each pair.
             index: (B,) index of each pair in the data set.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`.
 
         Returns:
             Pairs of A = C = 2 B rows, with the rows of a first, and K = 1. Each anchor ignores the B rows of its own
@@ -223,7 +238,7 @@ class PairsOfViews(PairData):
             layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
             return cls._of_batch(rows, layout, z, z, other_views(2, batch, z.device), own_side(batch, z.device))
 
-        return cls._made({"a": a, "b": b}, relate, labels, index)
+        return cls._made({"a": a, "b": b}, relate, labels, index, weights)
 
     @classmethod
     def from_columns(
@@ -237,6 +252,7 @@ class PairsOfViews(PairData):
         negatives_of: Literal["batch", "own"] = "batch",
         batch_negatives: bool = True,
         ignored: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Self:
         """Columns of a table (anchor, positive, negatives ...): hard negatives in addition to in-batch negatives.
 
@@ -255,6 +271,7 @@ class PairsOfViews(PairData):
             batch_negatives: False leaves the positives of the other anchors out, so only hard negatives count.
             ignored: (B, E) candidates that are not negatives, such as a copy of the positive, padded with -1. Candidate
                 c B + b is row b of column c. Column 0 holds the positives.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`.
 
         Returns:
             Pairs of A = B anchors, C = (1 + n) B candidates and K = 1.
@@ -310,7 +327,7 @@ class PairsOfViews(PairData):
                 rows, layout, a, joined(p, hard), own, out, behind=count * batch, labels_behind=unknown
             )
 
-        return cls._made(rows, relate, labels, index)
+        return cls._made(rows, relate, labels, index, weights)
 
     @classmethod
     def from_crops(
@@ -320,6 +337,8 @@ class PairsOfViews(PairData):
         queue: Tensor | None = None,
         labels: Tensor | None = None,
         index: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
     ) -> Self:
         """SwAV's multi-crop (Caron et al. 2020): every crop is an anchor, large crops and the queue are candidates.
 
@@ -331,6 +350,7 @@ class PairsOfViews(PairData):
             queue: (Q, d) further candidates, negatives of every anchor, the same on every rank.
             labels: (B,) class of each image. With a queue the candidates have no labels.
             index: (B,) index of each image in the data set.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`.
 
         Returns:
             Pairs of A = (V + S) B anchors for S small crops, C = V B + Q candidates and K = V positives. A large crop
@@ -364,7 +384,7 @@ class PairsOfViews(PairData):
             )
             return cls._of_batch(rows, layout, z, joined(targets, queue), positives, own, behind=behind)
 
-        return cls._made(rows, relate, labels, index)
+        return cls._made(rows, relate, labels, index, weights)
 
 
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:

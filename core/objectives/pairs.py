@@ -44,6 +44,10 @@ class Pairs(PairsOfViews):
         index: (A,) instance of each anchor: its index in the data set if the domain gives one, else its row in the
             batch of all ranks.
         candidate_index: (C,) instance of each candidate. -1 for a candidate outside the batch.
+        weights: (A,) weight of each anchor, or (A, K) weight or soft target of each positive, finite and >= 0. The
+            constructors also take one row for each of the B instances, (B,) or (B, K), as they take labels. Means are
+            then sum w L / sum w, so only ratios of weights matter. The negatives of an anchor have no weights. See
+            `Objective.weighting`.
         layout: facts about the indices from a constructor. With None the indices are checked.
 
     With several ranks the anchors are this rank's. The candidates, with their labels, views and index, are from all
@@ -62,6 +66,8 @@ class Pairs(PairsOfViews):
         index: Tensor | None = None,
         queue: Tensor | None = None,
         queue_labels: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
     ) -> Self:
         """Supervised contrast (Khosla et al. 2020): all rows of an anchor's class but itself are its positives.
 
@@ -76,6 +82,7 @@ class Pairs(PairsOfViews):
             index: (B,) index of each instance in the data set.
             queue: (Q, d) further candidates, for example earlier batches, the same on every rank.
             queue_labels: (Q,) classes of the queue. Rows of an anchor's class are also positives.
+            weights: (B,) of rows, see `Pairs`. The positives depend on other rows, so weights of pairs are refused.
 
         Returns:
             Pairs of A = V B anchors and C = V B + Q candidates. Positives are padded with -1 to one width K.
@@ -134,7 +141,8 @@ class Pairs(PairsOfViews):
                 labels_behind=queue_labels,
             )
 
-        return cls._made({f"view{number}": view for number, view in enumerate(views)}, relate, labels, index)
+        given = {f"view{number}": view for number, view in enumerate(views)}
+        return cls._made(given, relate, labels, index, weights, weighs_pairs=False)
 
     @classmethod
     def from_window(
@@ -146,6 +154,8 @@ class Pairs(PairsOfViews):
         self_logit: Literal["drop", "zero"] = "drop",
         labels: Tensor | None = None,
         index: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
     ) -> Self:
         """Quick Thoughts (Logeswaran & Lee 2018): match f(sentence) with g(neighbours) among g of the batch.
 
@@ -159,6 +169,7 @@ class Pairs(PairsOfViews):
                 D = 0.5.
             labels: (B,) class of each sentence.
             index: (B,) index of each sentence in the corpus.
+            weights: (B,) of rows, see `Pairs`. The positives depend on other rows, so weights of pairs are refused.
 
         Returns:
             Pairs of A = B anchors, C = B candidates (B + 1 with "zero") and K = 2 window positives, padded with -1 at
@@ -202,7 +213,8 @@ class Pairs(PairsOfViews):
                 labels_behind=document.new_full((1,), -1),
             )
 
-        return cls._made({"f": f, "g": g, "document": document.to(f.device)}, relate, labels, index)
+        given = {"f": f, "g": g, "document": document.to(f.device)}
+        return cls._made(given, relate, labels, index, weights, weighs_pairs=False)
 
     @classmethod
     def from_blocks(
@@ -213,6 +225,8 @@ class Pairs(PairsOfViews):
         labels: Tensor | None = None,
         index: Tensor | None = None,
         draw: int = 0,
+        *,
+        weights: Tensor | None = None,
     ) -> Self:
         """Blocks of similar points (Arora et al., Sec. 6.3): match a point with the rest of its block.
 
@@ -227,6 +241,7 @@ class Pairs(PairsOfViews):
             index: (n,) number of each block in the data set.
             draw: integer seed for objectives that sample other blocks (`blocks(k=4)`). Change it in every step, and use
                 the same on every rank.
+            weights: (n,) of rows or (n, K) of pairs, see `Pairs`.
 
         Returns:
             Pairs of A = n anchors (n (b + 1) with "all"), C = n (b + 1) candidates and K = b positives. With "means",
@@ -266,7 +281,7 @@ class Pairs(PairsOfViews):
             )
             return cls._of_batch(rows, layout, points, points, positives.flatten(0, 1), own.flatten(0, 1), views=False)
 
-        return cls._made({"x": x}, relate, labels, index)
+        return cls._made({"x": x}, relate, labels, index, weights)
 
     @classmethod
     def of_points(cls, points: Tensor) -> Self:
@@ -346,6 +361,7 @@ class Pairs(PairsOfViews):
             positives=own[:, :0],
             ignored=ignored,
             index=None if index is None else index[:total],
+            weights=_of_keys(self.weights, total) if paired_rows else None,
             candidate_index=None if index is None else index[: total + behind],
             layout=PairLayout(
                 runs,
@@ -441,3 +457,10 @@ class Pairs(PairsOfViews):
             halves[name] = (halves[name] - batch).clamp_min(-1)
         layout = PairLayout(((0, batch),), ((1, batch),), fewest=known.fewest, padded=padded)
         return type(self)(**halves, views=self.views, layout=layout)
+
+
+def _of_keys(weights: Tensor | None, total: int) -> Tensor | None:
+    """Return the weights of keys whose queries have weights (A,). None if the queries have none, or have (A, K)."""
+    if weights is None or weights.ndim == 2:
+        return None
+    return weights.repeat(total // len(weights))

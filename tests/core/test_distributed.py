@@ -96,6 +96,8 @@ def batch():
         "labels": torch.arange(10) % 3,
         "index": torch.randperm(100, generator=generator)[:10],
         "document": torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2]),
+        "w": torch.rand(10, dtype=torch.double, generator=generator),
+        "ww": torch.rand(10, 2, dtype=torch.double, generator=generator),
     }
     return x, weight, rows
 
@@ -115,6 +117,14 @@ QUEUE_LABELS = torch.tensor([0, 1, 2, 1])
 
 def cross(a, b, **more):
     return lambda r: Pairs.cross(r[a], r[b], QUEUE, labels=r["labels"], index=r["index"], **more)
+
+
+def weighed_by_hand(r):
+    """Two positives in the first document, else one, so that ranks have lists and weights of different widths."""
+    own = torch.arange(len(r["a"]))
+    second = torch.where(r["document"] == 0, (own + 1) % 4, -1)
+    positives = torch.stack([own, second], 1)[:, : 1 + bool((second >= 0).any())]
+    return Pairs(r["a"], r["b"], positives, positives[:, :0], weights=r["ww"][:, : positives.shape[1]])
 
 
 LAYOUTS = {
@@ -142,6 +152,12 @@ LAYOUTS = {
     "hard columns alone": lambda r: Pairs.from_columns(r["a"], r["b"], r["c"], batch_negatives=False),
     "sides": lambda r: Pairs.both(r["a"], r["b"], r["labels"], r["index"]),
     "crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], QUEUE, r["labels"], r["index"]),
+    "weights of views": lambda r: Pairs.from_views([r["a"], r["b"], r["c"]], weights=r["w"]),
+    "weights of pairs": lambda r: Pairs.cross(r["a"], torch.stack([r["b"], r["c"]], 1), weights=r["ww"]),
+    "weights of crops": lambda r: Pairs.from_crops([r["a"], r["b"]], [r["c"]], weights=r["ww"]),
+    "weights of classes": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"], weights=r["w"]),
+    "weights of sides": lambda r: Pairs.both(r["a"], r["b"], weights=r["w"]),
+    "weights by hand": weighed_by_hand,
     "crops of three": lambda r: Pairs.from_crops([r["a"], r["b"], r["c"]], labels=r["labels"]),
 }
 

@@ -43,6 +43,8 @@ class CrossEntropy(InfoNCE):
     Relations: this is a linear output layer without bias. `tuple` is the supervised reference without class vectors.
     """
 
+    weighting = None  # weights of pairs would be those of other positives
+
     def __init__(self, classes: Annotated[int, Range(at_least=2), "number of classes C"] = 100) -> None:
         super().__init__(temperature=1.0, similarity="dot")
         self.classes = classes

@@ -63,6 +63,8 @@ class DCL(Tempered):
     Relations: rho = 0 is InfoNCE. `hcl(beta=0)` is DCL.
     """
 
+    weighting = "pairs"
+
     def __init__(
         self,
         rho: Prior = 0.1,

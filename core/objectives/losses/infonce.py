@@ -154,8 +154,10 @@ class InfoNCE(Tempered):
     A CURL agent (Laskin et al. 2020) uses `infonce(similarity=bilinear, temperature=1)`.
 
     Relations: `dcl(rho=0)` and `hcl(rho=0, beta=0)` equal it. `quickthoughts` is InfoNCE with dot products,
-    temperature 1 and `joint`.
+    temperature 1 and `joint`. Weights (A, K) of pairs with `joint` are soft targets.
     """
+
+    weighting: ClassVar[Literal["rows", "pairs", "own"] | None] = "pairs"
 
     def __init__(
         self,

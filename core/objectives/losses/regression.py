@@ -31,6 +31,7 @@ class Regression(Objective):
     """
 
     needs_negatives = False
+    weighting = "pairs"
 
     def __init__(self) -> None:
         super().__init__("cosine")

@@ -62,6 +62,7 @@ class SwAV(Objective):
     """
 
     needs_negatives = False
+    weighting = "pairs"
 
     def __init__(
         self,

@@ -41,6 +41,8 @@ class Tuple(InfoNCE):
     too.
     """
 
+    weighting = None  # weights of pairs would be those of other positives
+
     def __init__(self, temperature: Temperature = 0.5, init: Init = None) -> None:
         super().__init__(temperature, init=init)
 

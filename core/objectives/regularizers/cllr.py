@@ -141,6 +141,7 @@ class CLLR(Objective):
     """
 
     needs_negatives = False
+    weighting = "rows"
 
     def __init__(
         self,

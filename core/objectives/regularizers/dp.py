@@ -8,7 +8,7 @@ from dipole.core.objectives.objective import Objective, Rows
 from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, Between
-from dipole.core.utils.distributed import all_sum
+from dipole.core.objectives.weights import or_one
 from dipole.core.utils.errors import OptionError
 
 Distance = Annotated[float, Range(at_least=0, at_most=1), "normalised distance D = (1 - cos) / 2"]
@@ -72,6 +72,7 @@ class DP(Objective):
     """
 
     positives_are_pairs = True
+    weighting = "rows"
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class DP(Objective):
             total = total + own.sum(1)
             count = count + rows.positive_count
         if self.reduction == "mean":
-            return all_sum(total.sum()) / all_sum(count.sum()).clamp_min(1)
+            return rows.sum_over_all(total) / or_one(rows.sum_over_all(count))
         if self.reduction == "anchor_sum":
             return rows.mean_over_all(total)
-        return all_sum(total.sum())
+        return rows.sum_over_all(total)
