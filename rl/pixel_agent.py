@@ -32,6 +32,7 @@ from dipole.rl.contrast import as_composite, bf16_is_native, duplicates, fit, la
 from dipole.rl.envs.running.checked import CheckedEnvironments
 from dipole.rl.inputs import require_image, require_part, require_policy, seen_by
 from dipole.rl.networks import PixelEncoder
+from dipole.rl.planned import rollout_length, rollouts_left
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.saved_agent import SavedAgent
@@ -66,6 +67,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     policy: Any
     replay_buffer: FrameReplayBuffer
+    _updates_left: int | None = None
 
     def __init__(
         self,
@@ -268,14 +270,23 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.policy.set_training_mode(True)
         self._set_learning_rates()
         found: dict[str, list[Tensor]] = {}
-        for _ in range(gradient_steps):
+        for number in range(gradient_steps):
+            self._updates_left = self._planned_updates(gradient_steps - number - 1)
             for name, value in self.update(self._sample(batch_size)).items():
                 found.setdefault(name, []).append(value)
+        self._updates_left = None
         if found:
             means = torch.stack([torch.stack(each).float().mean() for each in found.values()]).tolist()
             for name, value in zip(found, means, strict=True):
                 self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _planned_updates(self, of_rollout: int) -> int | None:
+        """Return the updates until the end of `learn`, with those left of this rollout. None if they are unknown."""
+        rollouts, length = rollouts_left(self), rollout_length(self)
+        if rollouts is None or length is None:
+            return None
+        return of_rollout + rollouts * (self.gradient_steps if self.gradient_steps >= 0 else length)
 
     def _sample(self, batch_size: int, times: tuple[int, int] = (1, 1)) -> FrameBatch:
         return self.replay_buffer.sample_views(
@@ -432,7 +443,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         """Tell the objective that its step is done."""
         assert self.contrast is not None
         done = self._n_updates // self.contrast_every + 1
-        self.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done)
+        left = self._updates_left
+        total = None if left is None else (self._n_updates + left) // self.contrast_every + 1
+        self.contrast.after_step(self._encoder_rate(self._current_progress_remaining), done, total)
 
 
 def set_beta(optimizer: torch.optim.Optimizer | None, beta: float) -> None:

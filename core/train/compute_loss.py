@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +51,7 @@ class ComputeLoss:
         self._embeddings = embeddings and tuple(embeddings)
         self._pairs = pairs
         self._accumulation = accumulation
+        self.called = False
 
     def trains(self, model: nn.Module) -> bool:
         """Return whether the objective is a part of a model.
@@ -59,7 +61,7 @@ class ComputeLoss:
         """
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        return model is self.model
+        return self.model is not None and model is self.model
 
     def __call__(
         self, outputs: Any, labels: Tensor | None = None, num_items_in_batch: Tensor | int | None = None
@@ -71,6 +73,7 @@ class ComputeLoss:
             labels: (B,) class numbers, or whatever the data set has as labels: without classes they are counted alone.
             num_items_in_batch: labels other than -100 in all batches of an optimizer step.
         """
+        self.called = self.model is None and torch.is_grad_enabled()
         pairs = (self._pairs or self._by_name)(outputs, labels)
         loss: Tensor = self.objective(pairs).loss
         if num_items_in_batch is None or labels is None:
@@ -136,7 +139,7 @@ def compute_loss(
             labels. More than two are views of an instance. By default text_embeds and image_embeds (CLIP), query_embeds
             and document_embeds, embeddings, pooler_output, or the tensor that the model returns.
         pairs: instead of names, a function from outputs and labels to Pairs.
-        model: needed if the objective has parameters or steps of its own. The objective becomes its submodule
+        model: needed if the objective has parameters. The objective becomes its submodule
             `objective`, so the trainer optimises and saves both.
         dim: width of the embeddings, >= 1, needed with `model` for terms that have parameters of that width.
         gradient_accumulation_steps: the trainer's argument of that name, >= 1. Only used without labels.
@@ -182,6 +185,10 @@ def compute_loss(
         )
     if model is not None:
         _join(found, model)
+    elif find_spec("transformers") is not None:
+        from dipole.core.train.objective_callback import carry
+
+        carry(found)
     return found
 
 

@@ -37,7 +37,8 @@ def carry(carrier: Any, in_model: bool = False) -> None:
 
     Args:
         carrier: the loss, with `objective` and `trains(model)`, which returns whether it is the loss of that model. It
-            gets `taken`, whether a trainer's callback has found it.
+            gets `taken`, whether a trainer's callback has found it. A loss of no model instead sets `called` at each
+            call, so the next optimizer step is its own.
         in_model: whether the objective is saved with the model.
     """
     carrier.taken, carrier.in_model = False, in_model
@@ -72,6 +73,9 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         ]
         for each in self._found:
             each.taken = True
+        for each in (found() for found in _carriers):
+            if each and getattr(each, "called", False):
+                each.called = False
         self._forget_gradients()
         if state.global_step:
             self._resume(args, state)
@@ -84,10 +88,16 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         optimizer = kwargs["optimizer"]
+        called = [each for each in (found() for found in _carriers) if each and getattr(each, "called", False)]
+        for each in called:
+            each.called = False
         if getattr(optimizer, "step_was_skipped", False):
             return
-        for each in self._found:
-            each.objective.after_step(learning_rate_of(each.objective, optimizer))
+        for each in [*self._found, *called]:
+            # The trainer counts the step afterwards.
+            each.objective.after_step(
+                learning_rate_of(each.objective, optimizer), state.global_step + 1, state.max_steps
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._forget_gradients()

@@ -29,6 +29,7 @@ from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import as_composite, largest, require_unlabelled, twins
 from dipole.rl.envs.running.validate import image_keys, stack
+from dipole.rl.planned import rollouts_left
 from dipole.rl.seen import parts
 
 Seen = Tensor | dict[str, Tensor]
@@ -110,6 +111,7 @@ class ContrastiveCallback(BaseCallback):
         self.learning_rate, self.tau = learning_rate, tau
         self.contrast: Composite | None = None
         self._owner: BaseAlgorithm | None = None
+        self._left: int | None = None  # steps until the end of `learn`
         self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
 
     def _init_callback(self) -> None:
@@ -207,7 +209,9 @@ class ContrastiveCallback(BaseCallback):
             self._rollout = None
 
     def _learn(self, draw: Callable[[], Seen | None]) -> None:
-        for _ in range(self.updates):
+        rollouts = rollouts_left(self.model)
+        for number in range(self.updates):
+            self._left = None if rollouts is None else self.updates * (rollouts + 1) - number - 1
             seen = draw()
             if seen is not None:
                 self.logger.record("train/contrast_loss", self._step(seen))
@@ -254,7 +258,9 @@ class ContrastiveCallback(BaseCallback):
         norm = largest(gradients).amax()
         self._require_finite(outcome, norm, pairs)
         self.optimizer.step()
-        self.contrast.after_step(self.learning_rate)
+        # Adam counts the steps. Its state is saved with the agent.
+        done = max(int(each["step"]) for each in self.optimizer.state.values())
+        self.contrast.after_step(self.learning_rate, done, None if self._left is None else done + self._left)
         with torch.no_grad():
             torch._foreach_lerp_(list(self.keys.parameters()), list(self.encoder.parameters()), self.tau)
         return float(outcome.loss.detach())

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import dipole
+from dipole import Objective
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError, SpecError
 from tests.ranks import leaving_together, start_ranks
 
@@ -175,3 +176,35 @@ def test_two_processes_are_one(tmp_path):
     for rank in range(2):
         for grad, each in zip(torch.load(tmp_path / f"{rank}.pt"), wanted, strict=True):
             torch.testing.assert_close(grad, each, rtol=1e-4, atol=1e-6)
+
+
+class Counts(Objective):
+    """Notes its steps."""
+
+    def __init__(self):
+        super().__init__("cosine")
+        self.seen = []
+
+    def loss(self, positive, rows):
+        return -rows.over_positives(positive)
+
+    needs_negatives = False
+
+    def after_step(self, learning_rate, weight, step=None, total=None):
+        self.seen.append((learning_rate, step, total))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_after_step_is_told_step_and_total_with_and_without_a_model(tmp_path, joined):
+    """Without parameters the objective needs no `model`, and its steps run all the same."""
+    data, model, term, idle = rows("xy"), Two(), Counts(), Counts()
+    dipole.compute_loss(idle)  # of no trainer
+    loss = dipole.compute_loss(term, model=model if joined else None)
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=8, gradient_accumulation_steps=3, num_train_epochs=2, optim="sgd",
+        learning_rate=0.5, lr_scheduler_type="constant", report_to=[], disable_tqdm=True, use_cpu=True,
+        remove_unused_columns=False, save_strategy="no", eval_strategy="epoch",
+    )  # fmt: skip
+    Trainer(model, args, train_dataset=data, eval_dataset=data, compute_loss_func=loss).train()
+    assert term.seen == [(0.5, 1, 2), (0.5, 2, 2)]
+    assert idle.seen == []

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-losses.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 if find_spec("triton") is None:
     BLOCKS = [block for block in BLOCKS if "import triton" not in block]
-NAMES = [name for block in BLOCKS for name in re.findall(r'@register\("(\w+)"', block)]
+NAMES = [name for block in BLOCKS for name in re.findall(r'@register\(\s*"(\w+)"', block)]
 QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
 
 
@@ -46,7 +46,8 @@ def test_the_page_shows_each_hook():
     text = "".join(BLOCKS)
     for hook in ("build", "prepare", "extra_pairs", "project", "summary", "remarks", "after_step", "statistics"):
         assert f"def {hook}(" in text
-    for word in ("self.materialize(", "rows.note(", "stateful = True", "detached = ", "PairsError("):
+    words = ["negative_mask()", "rows.y", 'weighting = "own"', "self.materialize(", "rows.note("]
+    for word in (*words, "stateful = True", "detached = ", "PairsError("):
         assert word in text
 
 

@@ -9,8 +9,9 @@ from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
 
+from dipole import Objective
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
-from dipole.rl import ContrastiveCallback, DotEnv, make_env
+from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
 
 NET = {"net_arch": [8]}
@@ -293,3 +294,52 @@ def test_callback_state_is_saved_with_the_agent(algorithm, tmp_path):
 class Stop(BaseCallback):
     def _on_step(self):
         return False
+
+
+class Counts(Objective):
+    """Notes its steps."""
+
+    needs_negatives = False
+
+    def __init__(self):
+        super().__init__("cosine")
+        self.seen = []
+
+    def loss(self, positive, rows):
+        return -rows.over_positives(positive)
+
+    def after_step(self, learning_rate, weight, step=None, total=None):
+        self.seen.append((step, total))
+
+
+def counted(first, last, total):
+    return [(step, total) for step in range(first, last + 1)]
+
+
+def test_a_callback_tells_step_and_total():
+    term = Counts()
+    agent, callback = sac(train_freq=2), ContrastiveCallback(term, batch_size=12, updates=3)
+    agent.learn(21, callback=callback)  # 11 rollouts of 2 steps, the first 5 of which have fewer than 12 observations
+    assert term.seen == counted(1, 18, 18)
+    agent.learn(4, callback=callback, reset_num_timesteps=False)
+    assert term.seen[18:] == counted(19, 24, 24)
+    term = Counts()
+    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, policy_kwargs=dict(NET))
+    agent.learn(20, callback=ContrastiveCallback(term, updates=2))
+    assert term.seen == counted(1, 6, 6)
+    term = Counts()
+    sac(train_freq=(1, "episode")).learn(40, callback=ContrastiveCallback(term, batch_size=8))
+    assert {total for _, total in term.seen} == {None}  # the number of episodes is unknown
+    assert [step for step, _ in term.seen] == list(range(1, len(term.seen) + 1))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_agent_tells_step_and_total(every):
+    term = Counts()
+    agent = ContrastiveSAC(
+        "CnnPolicy", DotEnv(size=36), objective=term, preset="small", buffer_size=100, learning_starts=10, batch_size=8,
+        contrast_every=every, device="cpu", seed=0,
+    )  # fmt: skip
+    agent.learn(20)
+    assert term.seen
+    assert term.seen == counted(1, len(term.seen), len(term.seen))

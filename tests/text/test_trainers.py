@@ -132,7 +132,7 @@ def test_the_best_checkpoint_brings_its_parameters(folder, tmp_path):
     assert torch.equal(loss.objective.terms[0].W, other.objective.terms[0].W)
 
 
-def test_after_step_gets_the_rate_of_its_step_and_runs_once(folder, tmp_path):
+def test_after_step_gets_the_rate_and_the_place_of_its_step_and_runs_once(folder, tmp_path):
     rates = []
     with registry.temporary():
 
@@ -143,12 +143,12 @@ def test_after_step_gets_the_rate_of_its_step_and_runs_once(folder, tmp_path):
             def loss(self, positive, rows):
                 return rows.x.square().sum(1)
 
-            def after_step(self, learning_rate, weight):
-                rates.append((learning_rate, weight))
+            def after_step(self, learning_rate, weight, step, total):
+                rates.append((learning_rate, weight, step, total))
 
         trainer, _ = made(folder, "infonce + 0.5*counts_steps", tmp_path, steps=4, save_steps=100)
         trainer.train()
-    assert rates == [(pytest.approx(1e-2 * left / 4), 0.5) for left in (4, 3, 2, 1)]
+    assert rates == [(pytest.approx(1e-2 * left / 4), 0.5, 5 - left, 4) for left in (4, 3, 2, 1)]
 
 
 def test_steps_of_an_earlier_loss_are_left_alone(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""`dipole new`: start a package that adds objectives, with tests and continuous integration."""
+"""`dipole new`: start a package that adds objectives or a domain, with tests and continuous integration."""
 
 from __future__ import annotations
 
@@ -17,27 +17,39 @@ from packaging.utils import canonicalize_name
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer
+from dipole.core.train.config import RunConfig
+from dipole.core.train.domains import domain_names
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import quoted
 
 # File to write -> its template in `cli/template`; @name@ and @package@ are filled in.
-FILES = {
+COMMON = {".gitignore": "gitignore.in", ".github/workflows/ci.yml": "ci.yml.in"}
+FILES = COMMON | {
     "pyproject.toml": "pyproject.toml.in",
     "README.md": "README.md.in",
-    ".gitignore": "gitignore.in",
-    ".github/workflows/ci.yml": "ci.yml.in",
     "@package@/__init__.py": "init.py.in",
     "@package@/margin.py": "margin.py.in",
     "@package@/spread.py": "spread.py.in",
     "tests/test_conformance.py": "test_conformance.py.in",
+}
+DOMAIN_FILES = COMMON | {
+    "pyproject.toml": "pyproject-domain.toml.in",
+    "README.md": "README-domain.md.in",
+    "@package@/__init__.py": "domain.py.in",
+    "@package@/adapter.py": "adapter.py.in",
+    "@package@/recipes/@package@-toy.toml": "recipe.toml.in",
+    "tests/test_domain.py": "test_domain.py.in",
 }
 # Device names on Windows, which no folder can have.
 DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Start your own package with an objective, a regularizer, tests and continuous integration."""
+    """Start your own package with an objective and a regularizer, or a domain, tests and continuous integration."""
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-objectives")
+    parser.add_argument(
+        "--domain", action="store_true", help="start a domain of that name, with a toy data set and a recipe"
+    )
     parser.add_argument(
         "--into", type=Path, metavar="FOLDER", help="where to make its folder (default: the current folder)"
     )
@@ -47,15 +59,19 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     name, package = arguments.name, package_of(arguments.name)
+    source_of, shown = FILES, f"{package}_margin"
+    if arguments.domain:
+        check_domain(name, package)
+        source_of, shown = DOMAIN_FILES, package
     folder = (arguments.into or Path()) / name
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} exists already. Nothing was changed: give another NAME, or --into FOLDER.")
     template = files("dipole.core.cli") / "template"
     with json_answer(arguments.json) as answer:
         answer["package"], answer["files"] = str(folder), []
-        for target, source in FILES.items():
+        for target, source in source_of.items():
             path = folder / filled(target, name, package)
-            text = filled((template / source).read_text(encoding="utf-8"), name, package)
+            text = filled((template / source).read_text(encoding="utf-8"), name, package).replace("@shown@", shown)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
@@ -64,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
             answer["files"].append(str(path))
             print(path)
         print(f"\nnext:\n  cd {quoted(str(folder))}\n  pip install -e {quoted('.[dev]')}\n  pytest")
-        print(f"  dipole show {package}_margin")
+        print(f"  dipole show {shown}")
+        if arguments.domain:
+            print(f"  dipole train {package}-toy")
     return 0
 
 
@@ -96,6 +114,16 @@ def package_of(name: str) -> str:
                 "name, such as my-objectives."
             )
     return package
+
+
+def check_domain(name: str, package: str) -> None:
+    """Raise ConfigError if a domain cannot have the name: another domain or a key of recipes has it."""
+    taken = {each.lower(): f"the domain {each!r}" for each in domain_names()}
+    taken |= {each: f"the key {each!r} of recipes" for each in (*RunConfig.model_fields, "include", "extends")}
+    if package in taken:
+        raise ConfigError(
+            f"{name!r} cannot be a domain: {taken[package]} has its name. Choose another, such as my-domain."
+        )
 
 
 def _others() -> Iterator[tuple[str, str]]:
