@@ -87,3 +87,29 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["new", "mine", "--into", str(tmp_path / "file")]) == 2
     assert "--into" in capsys.readouterr().err
     assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_new_domain_installs_and_trains(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    assert main(["new", "--domain", "My-Rings", "--into", str(tmp_path)]) == 0
+    folder = tmp_path / "My-Rings"
+    for path in folder.rglob("*.*"):
+        assert not path.is_file() or "@" not in path.read_text().replace("actions/checkout@", "").replace(
+            "actions/setup-python@", ""
+        ).replace("@torch", "")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*install, "--target", tmp_path / "site", folder], check=True, capture_output=True, text=True)
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert tests.returncode == 0, tests.stdout
+
+
+@pytest.mark.parametrize("name", ["vision", "rl", "train", "objective", "seed", "numpy", "a--b"])
+def test_a_name_that_no_domain_can_have(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "--domain", name, "--into", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert repr(name) in error
+    assert not list(tmp_path.iterdir())
