@@ -58,7 +58,7 @@ class Objective(LazyModule):
     as ("candidates",). The `reference` gets these rows detached as well."""
     on_features: bool = False
     """The term acts on the encoder's features, `rows.features`, before a head."""
-    weighting: ClassVar[Literal["rows", "pairs", "own"] | None] = None
+    weighting: Literal["rows", "pairs", "own"] | None = None
     """How the term uses `Pairs.weights`. None: the core averages values (A,) with weights (A,), and refuses weights if
     `loss` returns a scalar. "rows": the scalar of `loss` comes from means of `rows`, which apply weights (A,). "pairs":
     `loss` is a mean over positives by `rows.over_positives`, so weights (A, K) work as well. "own": `loss` reads

@@ -197,7 +197,7 @@ class Counts(Objective):
 @pytest.mark.parametrize("joined", [False, True])
 def test_after_step_is_told_step_and_total_with_and_without_a_model(tmp_path, joined):
     """Without parameters the objective needs no `model`, and its steps run all the same."""
-    data, model, term, idle = rows("xy"), Two(), Counts(), Counts()
+    data, model, term, idle = rows("xy", labels=False), Two(), Counts(), Counts()
     dipole.compute_loss(idle)  # of no trainer
     loss = dipole.compute_loss(term, model=model if joined else None)
     args = TrainingArguments(

@@ -157,7 +157,7 @@ class InfoNCE(Tempered):
     temperature 1 and `joint`. Weights (A, K) of pairs with `joint` are soft targets.
     """
 
-    weighting: ClassVar[Literal["rows", "pairs", "own"] | None] = "pairs"
+    weighting: Literal["rows", "pairs", "own"] | None = "pairs"
 
     def __init__(
         self,
