@@ -292,7 +292,12 @@ class Objective(LazyModule):
     def forward(self, pairs: Input | GlobalPairs | Tensor, *views: Tensor) -> Tensor:
         """Return the unweighted loss of this term, (), with gradient.
 
-        Arguments and errors are as in `Composite.forward`.
+        Args:
+            pairs: as in `Composite.forward`.
+            views: as in `Composite.forward`.
+
+        Raises:
+            PairsError: as in `Composite.forward`.
         """
         return Composite([self], [1.0]).forward(pairs, *views).loss
 
