@@ -141,7 +141,6 @@ class CLLR(Objective):
     """
 
     needs_negatives = False
-    weighting = "rows"
 
     def __init__(
         self,
@@ -174,6 +173,12 @@ class CLLR(Objective):
         self.L = UninitializedParameter()
         if dim is not None:
             self.build(dim)
+
+    @property
+    def weighting(self) -> Literal["rows"] | None:  # type: ignore[override]
+        if self.variant == "released":
+            return None  # a sum over all rows
+        return "rows"
 
     @property
     def on_features(self) -> bool:  # type: ignore[override]
