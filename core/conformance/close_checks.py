@@ -28,7 +28,18 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 
 NOISE = 0.05
-LEVELS = (-0.6, -0.3, 0.1, 0.3, 0.5, 0.7, 0.85, 0.92, 0.97, 0.995)
+LEVELS = (
+    -0.603,
+    -0.297,
+    0.103,
+    0.297,
+    0.503,
+    0.703,
+    0.853,
+    0.917,
+    0.972,
+    0.9953,
+)  # no round numbers: margins bend there
 MANY, MORE = 72, 300  # rows of a view: against the loops, and for what needs none
 FEW_BITS = 1e-5  # of float32 at many rows
 MOST_NUMBERS = 40_000_000  # of the largest tensor at MORE rows
