@@ -322,8 +322,8 @@ def test_lmcl_parts_against_loops():
     z = nn.functional.normalize(x, dim=1)
     d = {(i, j): float((1 - z[i] @ z[j]) / 2) for i in range(7) for j in range(i + 1, 7)}
     g = [abs(min((v - 0.1) * (v - 0.5), 0)) for v in d.values()]
-    assert lmcl.regularizer(x, 0.1, 0.5, "mean") == pytest.approx(sum(g) / 21)
-    assert lmcl.regularizer(x, 0.1, 0.5) == pytest.approx(2 * sum(g) / 7)  # mean over anchors of sums over the others
+    assert lmcl.regularizer(x, 0.1, 0.5) == pytest.approx(sum(g) / 21)
+    assert lmcl.regularizer(x, 0.1, 0.5, "anchor_sum") == pytest.approx(2 * sum(g) / 7)  # mean of sums over the others
     assert lmcl.regularizer(x, 0.1, 0.5, "sum") == pytest.approx(2 * sum(g))
     within, between = lmcl.separation(x, y)
     assert within == pytest.approx(max(v for (i, j), v in d.items() if y[i] == y[j]))
