@@ -147,12 +147,19 @@ class Rows:
         return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
 
     def mean_over_pairs(self, values: Tensor) -> Tensor:
-        """Average over all pairs of an anchor and a positive, of all ranks, (). Each pair counts alike.
+        """Average over all pairs of an anchor and a positive, of all ranks, (). Each pair counts by its weight.
+
+        Without weights, each pair counts alike. Weights (A,) are those of each pair of the anchor.
 
         Args:
             values: (A, K). Padding is ignored.
         """
         mask = self.pairs.positive_mask
+        if self._weights is not None:
+            weights = self._weights if self._weights.ndim == 2 else self._weights.unsqueeze(1).expand_as(values)
+            weights = self.only_positives(weights, 0.0)
+            total = all_sum((self.only_positives(values, 0.0) * weights).sum())
+            return total / or_one(all_sum(weights.sum()))
         if mask is None:
             return self.mean_over_all(values)
         return all_sum(torch.where(mask, values, 0.0).sum()) / all_sum(mask.sum().to(values.dtype)).clamp_min(1)
