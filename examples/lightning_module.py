@@ -34,7 +34,8 @@ class SimCLR(LightningModule):
 
     def on_train_batch_end(self, *given: object) -> None:
         # Proximal steps of terms that have one. With accumulate_grad_batches: only where an optimizer step was taken.
-        self.objective.after_step(self.optimizers().param_groups[0]["lr"])
+        rate = self.optimizers().param_groups[0]["lr"]
+        self.objective.after_step(rate, self.global_step, int(self.trainer.estimated_stepping_batches))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)

@@ -40,7 +40,7 @@ def train(ranks: int, rank: int, steps: int, learning_rate: float) -> list[float
     step: nn.Module = DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     losses = []
-    for _ in range(steps):
+    for done in range(1, steps + 1):
         points, noise = torch.randn(BATCH, 20), torch.randn(2, BATCH, 20)  # the same on all processes
         first, second = (points + 0.1 * each for each in noise)
         mine = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
@@ -48,7 +48,7 @@ def train(ranks: int, rank: int, steps: int, learning_rate: float) -> list[float
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        model.objective.after_step(learning_rate)
+        model.objective.after_step(learning_rate, done, steps)
         losses.append(loss.item())
     return losses
 

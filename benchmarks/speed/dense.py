@@ -67,8 +67,9 @@ def hcl(views: Sequence[Tensor]) -> Tensor:
 
 
 def align_uniform(views: Sequence[Tensor]) -> Tensor:
-    s, positives, negative = _matrix(views)
-    return (2 - 2 * s.gather(1, positives)).mean() + (-2 * (2 - 2 * s[negative])).exp().mean().log()
+    s, positives, _ = _matrix(views)
+    within = [(-2 * torch.pdist(F.normalize(view, dim=1)).square()).exp().mean().log() for view in views]
+    return (2 - 2 * s.gather(1, positives)).mean() + torch.stack(within).mean()
 
 
 def cacr(views: Sequence[Tensor]) -> Tensor:
