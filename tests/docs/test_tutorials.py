@@ -30,7 +30,7 @@ NEEDS = {
 SAYS = {
     "1-own-regularizer": (
         r"^apart\(ceiling=0\.2\): passes \d\d checks$",
-        r"^  -     ranks +Apart is defined in a notebook.* `%%writefile apart\.py` .* `dipole check apart:Apart`$",
+        r"^  -     ranks +.*Apart is defined in a notebook.* `%%writefile apart\.py` .* `dipole check apart:Apart`$",
         r"^digits-simclr +infonce \+ 0\.3\*apart +few_shot/accuracy 0\.\d+ +uniformity -\d",
         r"^pydoc-bow +infonce \+ 0\.3\*apart +next@10 ",
         r"^dot +infonce \+ 0\.3\*apart +return/mean ",
