@@ -31,9 +31,9 @@ SAYS = {
     "1-own-regularizer": (
         r"^apart\(ceiling=0\.2\): passes \d\d checks$",
         r"^  -     ranks +.*Apart is defined in a notebook.* `%%writefile apart\.py` .* `dipole check apart:Apart`$",
-        r"^digits-simclr +infonce \+ 0\.3\*apart +few_shot/accuracy 0\.\d+ +uniformity -\d",
-        r"^pydoc-bow +infonce \+ 0\.3\*apart +next@10 ",
-        r"^dot +infonce \+ 0\.3\*apart +return/mean ",
+        r"^digits-simclr +infonce \+ 0\.1\*apart +few_shot/accuracy 0\.\d+ +uniformity -\d",
+        r"^pydoc-bow +infonce \+ 0\.1\*apart +next@10 ",
+        r"^dot +infonce \+ 0\.1\*apart +return/mean ",
         r"^infonce\(temperature=1\) \+ 5\*apart\(ceiling=0\.2\) above the ceiling: \d+\.\d% of the pairs$",
     ),
     "2-agent-you-have": (
