@@ -180,12 +180,13 @@ def test_val_beside_train_is_the_test_part(tmp_path, name):
     assert (len(parts.train), len(parts.test)) == (8, 6)
 
 
-def test_test_is_taken_before_val_and_another_name_is_not_replaced(tmp_path):
+def test_test_is_taken_before_val_and_rejects_other_names(tmp_path):
     for split, count in (("train", 5), ("val", 3), ("test", 2)):
         folder(tmp_path / split, count=count)
     assert len(load(DataConfig(source=str(tmp_path)), Seeds(0)).test) == 4
     assert len(load(DataConfig(source=str(tmp_path), test_split="val"), Seeds(0)).test) == 6
-    assert len(load(DataConfig(source=str(tmp_path), test_split="held"), Seeds(0)).test) == 4  # a share of train
+    with pytest.raises(DataError, match="has no split 'held'"):
+        load(DataConfig(source=str(tmp_path), test_split="held"), Seeds(0))
 
 
 def test_images_that_are_left_out_are_named(tmp_path):
