@@ -8,28 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives.objective import Composite, Objective, objective
+from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
+from dipole.core.train.compute_loss import as_composite
 from dipole.core.utils.errors import ConfigError, PairsError
 
 
-def as_composite(given: str | Objective | Composite | None) -> Composite | None:
-    """Return a Composite for a text, an Objective or a Composite, and None for "none" and None.
-
-    Raise SpecError for a wrong text, ConfigError for anything else.
-    """
+def given_composite(given: str | Objective | Composite | None) -> Composite | None:
+    """Return a Composite as `as_composite` does, and None for "none" and None."""
     if given is None or given == "none":
         return None
-    if isinstance(given, str):
-        return objective(given)
-    if isinstance(given, Objective):
-        return Composite([given], [1.0])
-    if not isinstance(given, Composite):
-        raise ConfigError(
-            f"objective must be a text such as 'infonce + 0.1*dp', an Objective or a Composite, got {given!r}."
-        )
-    return given
+    return as_composite(given)
 
 
 def unregistered(contrast: Composite | None) -> tuple[str, ...]:

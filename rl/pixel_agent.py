@@ -28,7 +28,15 @@ from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed, plain
 from dipole.rl.augmentation import Augmentation, Centre, one_number, resolve
-from dipole.rl.contrast import as_composite, bf16_is_native, duplicates, fit, largest, require_unlabelled, unregistered
+from dipole.rl.contrast import (
+    bf16_is_native,
+    duplicates,
+    fit,
+    given_composite,
+    largest,
+    require_unlabelled,
+    unregistered,
+)
 from dipole.rl.envs.running.checked import CheckedEnvironments
 from dipole.rl.inputs import require_image, require_part, require_policy, seen_by
 from dipole.rl.networks import PixelEncoder
@@ -87,7 +95,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             raise ConfigError(f"action_noise must be an ActionNoise of SB3, or None, got {noise!r}.")
         self._given: Composite | None = None
         if objective is not None and not isinstance(objective, str):
-            self._given = as_composite(objective)
+            self._given = given_composite(objective)
             objective = str(self._given)
         # Terms that no text can name: loading asks for their modules.
         self.own_terms = unregistered(self._given)
@@ -164,7 +172,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                     raise ConfigError(str(error)) from None
                 raise
         self.replay_buffer_kwargs = replay_keywords
-        contrast = as_composite(self.objective) if self._given is None else self._given
+        contrast = given_composite(self.objective) if self._given is None else self._given
         if contrast is not None:
             contrast = fit(contrast, self.features, self.bilinear_init).to(self.device)
         self.policy.contrast = contrast

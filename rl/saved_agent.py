@@ -14,7 +14,7 @@ from dipole.core.utils.files import replacing
 from dipole.rl import description
 from dipole.rl import settings as presets
 from dipole.rl.arguments import check_seed
-from dipole.rl.contrast import as_composite
+from dipole.rl.contrast import given_composite
 from dipole.rl.inputs import shown_to
 from dipole.rl.sb3_names import without_sb3_names
 
@@ -123,7 +123,7 @@ class SavedAgent(OffPolicyAlgorithm):
             env = shown_to(cls.__name__, cls._wrap_env(env), description.inputs_of(path))
         attributes = cls._changed_attributes(path, changes)
         if objective is not None:
-            attributes["_given"] = as_composite(objective)
+            attributes["_given"] = given_composite(objective)
         with description.explained(path, objective):
             return super().load(path, env, device, custom_objects, print_system_info, force_reset, **attributes)
 

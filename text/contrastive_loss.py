@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective, entry_of
-from dipole.core.objectives.objective import objective as build_objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
+from dipole.core.train.compute_loss import as_composite
 from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
 from dipole.core.utils.distributed import all_sum, alone, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
@@ -246,20 +246,6 @@ class ContrastiveLoss(nn.Module):
             similarity_fn_name=model.similarity_fn_name,
         )
         return found.train(model.training)
-
-
-def as_composite(given: str | Objective | Composite) -> Composite:
-    """Return a Composite of a text, an Objective or a Composite. Raise ConfigError for anything else."""
-    if isinstance(given, str):
-        return build_objective(given)
-    if isinstance(given, Objective):
-        return Composite([given], [1.0])
-    if not isinstance(given, Composite):
-        raise ConfigError(
-            f"objective must be a text such as 'infonce(temperature=0.05) + 0.1*dp', an Objective or a Composite, got "
-            f"{given!r}."
-        )
-    return given
 
 
 def unwrapped(model: Any) -> Any:

@@ -136,7 +136,7 @@ def _demand_slope(
             return subject.call(instance, layout, dict(zip(names, values, strict=True))).double().sum()
 
     inputs = [leaf.detach() for leaf in leaves.values()]
-    gradient = [torch.zeros_like(leaf) if (g := found.gradients[n]) is None else g for n, leaf in leaves.items()]
+    gradient = _gradient(found, leaves)
     length = float(torch.stack([g.norm() for g in gradient]).norm())
     if length == 0:
         return
@@ -156,6 +156,12 @@ def _demand_slope(
                 f"{where}: the value changes by {slopes[0]:.4g} where the gradient says {claimed:.4g}; something is "
                 "computed in low precision, or a gradient is stopped"
             )
+
+
+def _gradient(found: Result, leaves: Leaves) -> list[Tensor]:
+    """Return the gradient of each leaf, zeros where it has none."""
+    gradients = [(leaf, found.gradients[name]) for name, leaf in leaves.items()]
+    return [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in gradients]
 
 
 def _slope(
@@ -181,11 +187,8 @@ def _reacts_everywhere(subject: Subject, layout: Layout, batches: dict[float, Le
         still: list[float] = []
         alive: list[float] = []
         for level, leaves in batches.items():
-            gradients = subject.result(subject.make(layout), layout, leaves).gradients
             rows = torch.cat([leaf.detach() for leaf in leaves.values()])
-            gradient = torch.cat(
-                [torch.zeros_like(leaf) if (g := gradients[n]) is None else g for n, leaf in leaves.items()]
-            )
+            gradient = torch.cat(_gradient(subject.result(subject.make(layout), layout, leaves), leaves))
             direction = _direction(rows, moves)
             if direction is None:
                 continue

@@ -116,6 +116,19 @@ class ComputeLoss:
         return Pairs.from_labels(views[0], classes)
 
 
+def as_composite(given: str | Objective | Composite) -> Composite:
+    """Return a Composite of a text, an Objective or a Composite. Raise ConfigError for anything else."""
+    if isinstance(given, str):
+        return build_objective(given)
+    if isinstance(given, Objective):
+        return Composite([given], [1.0])
+    if not isinstance(given, Composite):
+        raise ConfigError(
+            f"objective must be a text such as 'infonce + 0.1*dp', an Objective or a Composite, got {given!r}."
+        )
+    return given
+
+
 def compute_loss(
     objective: str | Objective | Composite,
     *,
@@ -165,11 +178,7 @@ def compute_loss(
             f"compute_loss: objective must be its text, an Objective or a Composite, got {objective!r}. A function of "
             "embeddings becomes a class as in docs/own-losses.md."
         )
-    if isinstance(objective, Objective):
-        objective = Composite([objective], [1.0])
-    if isinstance(objective, str):
-        objective = build_objective(objective, dim)
-    built = objective
+    built = as_composite(objective)
     if dim is not None:
         built.build(dim)
     lazy = [name for name, p in built.named_parameters() if nn.parameter.is_lazy(p)]

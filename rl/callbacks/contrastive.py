@@ -27,7 +27,7 @@ from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
-from dipole.rl.contrast import as_composite, largest, require_unlabelled, twins
+from dipole.rl.contrast import given_composite, largest, require_unlabelled, twins
 from dipole.rl.envs.running.validate import image_keys, stack
 from dipole.rl.planned import rollouts_left
 from dipole.rl.seen import parts
@@ -103,7 +103,7 @@ class ContrastiveCallback(BaseCallback):
             raise ConfigError(f"augmentation must be a function of images (B, C, H, W), got {augmentation!r}.")
         if not callable(encoder):
             raise ConfigError(f"encoder must be a function that finds a module in the agent, got {encoder!r}.")
-        built = as_composite(objective)
+        built = given_composite(objective)
         if built is None:
             raise ConfigError("ContrastiveCallback needs an objective. Leave the callback out for none.")
         self.objective, self.updates, self.batch_size = built, updates, batch_size
