@@ -57,7 +57,7 @@ lint: $(INSTALLED) ## ruff, import layers, and whether the rendered pages are cu
 	$(BIN)/python -m dipole.benchmarks.papers --check
 	$(BIN)/python docs/generate/render.py --check
 
-pages: $(INSTALLED) ## write docs/*.md from docs/templates, and docs/papers.md from the suites
+pages: $(INSTALLED) ## write the pages of docs/templates, and docs/background/papers.md from the suites
 	$(BIN)/python -m dipole.benchmarks.papers
 	$(BIN)/python docs/generate/render.py
 

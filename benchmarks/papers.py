@@ -1,4 +1,4 @@
-"""Write `docs/papers.md`: one row per table, figure and theorem of the papers.
+"""Write `docs/background/papers.md`: one row per table, figure and theorem of the papers.
 
 python -m dipole.benchmarks.papers            write the page
 python -m dipole.benchmarks.papers --check    check whether it is current
@@ -17,7 +17,7 @@ from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
 from dipole.core.utils.files import atomic_write
 
-PAGE = Path("docs/papers.md")
+PAGE = Path("docs/background/papers.md")
 TITLES = {
     "arora": "Arora et al. 2019: A Theoretical Analysis of Contrastive Unsupervised Representation Learning",
     "lmcl": "LMCL: Large-Margin Contrastive Learning with Distance Polarization Regularizer",

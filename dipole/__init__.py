@@ -1,7 +1,7 @@
 """Contrastive objectives and regularizers that run unchanged in vision, text and reinforcement learning.
 
     objective, Composite, Outcome, Pairs, cached, compute_loss      use an objective
-    register, Objective, Rows, Range, LogSumExp, ...                write one (docs/own-losses.md)
+    register, Objective, Rows, Range, LogSumExp, ...                write one (docs/how-to/own-losses.md)
     check_objective, parametrize_with_checks, reference             test one
     evaluation                                                      probes, diagnostics and theorems
     vision, text, rl                                                the three domains

@@ -134,7 +134,7 @@ def _asked(package: str) -> list[str]:
 
 
 def test_every_name_is_there_or_says_what_to_install():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     names = {f"{module}:{name}" for module, given in HANDED_OUT.items() for name in given}
     for page in pages:
         for module, shown in SHOWN.findall(page.read_text(encoding="utf-8")):

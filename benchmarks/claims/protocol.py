@@ -55,7 +55,7 @@ class Choice(Settings):
 
 
 class Item(Settings):
-    """A line of docs/papers.md: a theorem, a table or a figure. `name` as the paper has it."""
+    """A line of docs/background/papers.md: a theorem, a table or a figure. `name` as the paper has it."""
 
     name: str
     what: str

@@ -11,7 +11,7 @@ from dipole.benchmarks.report.results import Claimed, SuiteResults
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
 
 KINDS = (
-    "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/benchmarks.md). A claim "
+    "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/background/benchmarks.md). A claim "
     "agrees if all its parts are shown to be true, differs if one is shown to be false, and is undecided otherwise. "
     "p is two-sided. Holm's correction is over the claims of the suite."
 )

@@ -2,8 +2,8 @@
 
     python -m dipole.benchmarks.soak [--minutes 60] [--seed 0] [--into FOLDER] [--updates 10000] [--json]
 
-docs/reliability.md describes the faults and what must hold. A full disk needs the right to mount a tmpfs, a clock that
-jumps needs a C compiler. Without them these faults are left out.
+docs/background/reliability.md describes the faults and what must hold. A full disk needs the right to mount a tmpfs, a
+clock that jumps needs a C compiler. Without them these faults are left out.
 """
 
 import argparse
@@ -51,7 +51,7 @@ TIMES_AND_SIZES = {
 
 
 class BrokenError(Exception):
-    """A guarantee of docs/reliability.md does not hold."""
+    """A guarantee of docs/background/reliability.md does not hold."""
 
 
 class Soak:

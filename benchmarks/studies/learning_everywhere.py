@@ -88,7 +88,7 @@ UNUSED = ("saturation", "hue", "grey", "blur")  # augmentations
 LAYOUTS = {
     "simclr": _images(method="simclr"),
     "simclr, queries": _images(method="simclr", views=3, simclr={"negatives": "queries"}),
-    # With the queue alone (He et al.), a momentum of 0.9 is too low (docs/vision.md).
+    # With the queue alone (He et al.), a momentum of 0.9 is too low (docs/background/vision.md).
     "moco, queue": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.99, "batch_negatives": False}),
     "moco": _images(steps=120, method="moco", negatives=512, moco={"momentum": 0.9, "intra_batch": True}),
     "moco, queue and queries": _images(

@@ -5,7 +5,7 @@
     @parametrize_with_checks(["infonce", MyLoss])          # from pytest
 
 It checks dipole's own objectives, plug-ins, and any loss that is called as loss(a, b). The checks are in
-`dipole.core.conformance.checks.CHECKS`. docs/conformance.md shows results for other libraries.
+`dipole.core.conformance.checks.CHECKS`. docs/background/conformance.md shows results for other libraries.
 """
 
 from __future__ import annotations

@@ -432,7 +432,7 @@ def _value(
         name = term.registered_name()
         raise PairsError(
             f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
-            "your own can set `weighting` (docs/own-losses.md)."
+            "your own can set `weighting` (docs/how-to/own-losses.md)."
         )
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:

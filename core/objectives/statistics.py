@@ -62,7 +62,7 @@ class Statistic:
     """The statistic holds learned numbers. No kernel supports them, because reading them would wait for the device."""
     kernel: ClassVar[str | tuple[Any, Any] | None] = None
     """Two `@triton.jit` functions, (value, slope), that compute `parts` and `slopes` in the fused kernels of a GPU. A
-    name selects functions that dipole provides. With None the statistic runs in tiles. See docs/own-losses.md."""
+    name selects functions that dipole provides. With None the statistic runs in tiles (docs/how-to/own-losses.md)."""
 
     @property
     def exact(self) -> "Statistic":

@@ -176,7 +176,7 @@ def compute_loss(
     if not isinstance(objective, str | Objective | Composite):
         raise OptionError(
             f"compute_loss: objective must be its text, an Objective or a Composite, got {objective!r}. A function of "
-            "embeddings becomes a class as in docs/own-losses.md."
+            "embeddings becomes a class as in docs/how-to/own-losses.md."
         )
     built = as_composite(objective)
     if dim is not None:

@@ -68,7 +68,7 @@ def overview() -> str:
     """Return the verdicts on the papers' claims, one line per suite, and a link to the report as Markdown."""
     found = next(section for section in report().sections if section.id == "overview")
     shown = {section.id for section in _shown()}
-    parts = [report().summary, f"[The whole report]({PAGE}), with every number, chart, run and command, is one file."]
+    parts = [report().summary, f"[The report](../{PAGE}), with every number, chart, run and command, is one file."]
     for each in reversed(found.tables):
         rows = [tuple(_linked(cell, shown) for cell in row) for row in each.rows]
         lines = ["| " + " | ".join(cells) + " |" for cells in (each.head, ("---",) * len(each.head), *rows)]
@@ -100,7 +100,7 @@ def _shown() -> list[Section]:
 def _linked(cell: Cell, shown: Collection[str]) -> str:
     """Link a cell to its suite on the page, or in the report."""
     text = f"{plain(cell.text)}<br>{plain(cell.sub)}" if cell.sub else plain(cell.text)
-    return f"[{text}]({'' if cell.link in shown else PAGE}#{cell.link})" if cell.link else text
+    return f"[{text}]({'' if cell.link in shown else f'../{PAGE}'}#{cell.link})" if cell.link else text
 
 
 def of_objective(names: Collection[str]) -> str:
@@ -125,7 +125,7 @@ def of_objective(names: Collection[str]) -> str:
             other = ", another protocol than the paper's" if suite.manifest.protocol else ""
             decided.setdefault(_difference(cell), []).append(f"`{suite.manifest.suite}`{other}")
     lines = [
-        f"{counted(len(of), 'committed suite')} at small scale use it. [Results](../results.md) compares them "
+        f"{counted(len(of), 'committed suite')} at small scale use it. [Results](../results/index.md) compares them "
         "with the papers' numbers. The tables show mean and standard deviation over seeds."
     ]
     if tested:

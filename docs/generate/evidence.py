@@ -42,7 +42,7 @@ def everywhere() -> str:
     cells: dict[str, list[str]] = {"untrained": [f"{found[layout][first]['0'][0]:.2f}" for layout in EVERYWHERE]}
     for name in sorted(found["simclr"]):
         values = [found[layout].get(name, {}).get("0") for layout in EVERYWHERE]
-        cells[f"[`{name}`](objectives/{name.partition('(')[0]}.md)"] = [
+        cells[f"[`{name}`](../objectives/{name.partition('(')[0]}.md)"] = [
             f"{value[1]:.2f}" if isinstance(value, list) else "refused" for value in values
         ]
     return table(["objective", *EVERYWHERE.values()], [[name, *values] for name, values in cells.items()])
@@ -83,7 +83,8 @@ def of_objective(name: str) -> str:
                 lines.append(f"- {title}: refused")
     if not lines:
         return ""
-    return "Default options, 50 to 200 steps, one seed ([all objectives](../choosing.md)):\n\n" + "\n".join(lines)
+    head = "Default options, 50 to 200 steps, one seed ([all objectives](../how-to/choosing.md)):"
+    return "\n".join([f"{head}\n", *lines])
 
 
 def of_study(name: str) -> str:
@@ -100,9 +101,8 @@ def of_study(name: str) -> str:
         lines.append(f"- {study.TITLES[domain]}: {sum(signs)} above InfoNCE, {len(signs) - sum(signs)} below it")
     return (
         f"We compared {len(tests)} settings of reduction, lambda, margin and number of negatives with InfoNCE in each "
-        "domain, five seeds. Significant differences (Holm, p < 0.05, [the case of polarization](../polarization.md)):"
-        + "\n\n"
-        + "\n".join(lines)
+        "domain, five seeds. Significant differences (Holm, p < 0.05, [the case of "
+        "polarization](../results/polarization.md)):\n\n" + "\n".join(lines)
     )
 
 

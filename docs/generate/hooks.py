@@ -34,12 +34,21 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "objectives/": ["objectives/index.md", *(f"objectives/{entry.name}.md" for entry in objectives.entries())],
         "reference/": [f"reference/{room}.md" for room in rooms()],
     }
-    config.nav = [
-        {title: pages.get(value, value) if isinstance(value, str) else value}
-        for item in config.nav
-        for title, value in item.items()
-    ]
+    config.nav = _expanded(config.nav, pages)
     return config
+
+
+def _expanded(entries: list[Any], pages: dict[str, list[str]]) -> list[Any]:
+    """Replace the folders of generated pages in the navigation."""
+    found: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            found.append(entry)
+            continue
+        for title, value in entry.items():
+            below = _expanded(value, pages) if isinstance(value, list) else pages.get(value, value)
+            found.append({title: below})
+    return found
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -103,8 +112,9 @@ def classes() -> dict[str, str]:
 
 def brought() -> list[str]:
     """Return files and folders of the repository that pages link to, directly or indirectly."""
-    docs = sorted((links.ROOT / "docs").glob("*.md"))
-    waiting = [f"docs/{path.name}" for path in docs]
+    folder = links.ROOT / "docs"
+    pages = sorted(path.relative_to(folder) for path in folder.rglob("*.md"))
+    waiting = [f"docs/{page.as_posix()}" for page in pages if page.parts[0] != "templates"]
     found: list[str] = []
     while waiting:
         page = waiting.pop()

@@ -97,7 +97,9 @@ def page(entry: Entry) -> str:
     suites = suites_of(entry)
     parts.append("## Suites that use it")
     parts.append("\n".join(f"- `dipole bench {name}`: {title}" for name, title in suites) or "None.")
-    parts.append("[Results](../results.md) has the committed runs and verdicts, [papers](../papers.md) the tables.")
+    parts.append(
+        "[Results](../results/index.md) has the runs and verdicts, [papers](../background/papers.md) the tables."
+    )
     ran = [evidence.of_objective(entry.name), evidence.of_study(entry.name)]
     ran += [committed.of_objective({entry.name, *entry.aliases})]
     parts.append("## Our results")

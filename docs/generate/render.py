@@ -1,4 +1,4 @@
-"""Render docs/templates/*.md into docs/*.md: the numbers and tables that come from committed results.
+"""Render the pages of docs/templates into docs: the numbers and tables that come from committed results.
 
     python docs/generate/render.py [--check]
 
@@ -176,11 +176,11 @@ def _p(value: float) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
     stale = []
-    for template in sorted(TEMPLATES.glob("*.md")):
-        page = DOCS / template.name
+    for template in sorted(TEMPLATES.rglob("*.md")):
+        page = DOCS / template.relative_to(TEMPLATES)
         text = filled(template.read_text(encoding="utf-8"))
         if not page.is_file() or page.read_text(encoding="utf-8") != text:
-            stale.append(f"docs/{page.name}")
+            stale.append(f"docs/{page.relative_to(DOCS).as_posix()}")
             if "--check" not in arguments:
                 page.write_text(text, encoding="utf-8")
     if stale and "--check" in arguments:

@@ -184,4 +184,4 @@ assert 0.3 < with_it / alone < 0.7
 
 # %% [markdown]
 # To share it, `dipole new my-objectives` creates a package with tests and continuous integration.
-# [Own losses](../own-losses.md) describes every hook.
+# [Own losses](../how-to/own-losses.md) describes every hook.

@@ -213,5 +213,5 @@ plt.show()
 
 # %% [markdown]
 # Save the agent as usual. The file includes the weights that the callback has learned, and a callback of the loaded
-# agent continues with them. [The page on agents](../rl.md) describes the callback's arguments, the pixel environments
-# of the DeepMind Control Suite, and `ContrastiveSAC`, which has the objective in its own update.
+# agent continues with them. [The page on agents](../background/rl.md) describes the callback's arguments, the pixel
+# environments of the DeepMind Control Suite, and `ContrastiveSAC`, which has the objective in its own update.

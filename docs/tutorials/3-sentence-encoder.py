@@ -265,5 +265,5 @@ if SMALL and own:
 # can lower other tasks, so compare several tasks before and after. One run is one seed. A comparison of two objectives
 # needs several.
 #
-# [Trainers](../trainers.md) covers hard negatives, several processes and terms with parameters. [Text](../text.md)
-# describes SentEval's protocols and compares our numbers with published ones.
+# [Trainers](../how-to/trainers.md) covers hard negatives, several processes and terms with parameters.
+# [Text](../background/text.md) describes SentEval's protocols and compares our numbers with published ones.

@@ -139,9 +139,9 @@ assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 # %% [markdown]
 # ## Another suite
 #
-# Every table of the papers with comparable numbers is a suite (`dipole list`, [papers](../papers.md)). All runs of
-# LMCL's Table 1 come with dipole, so you only read them. The claim is undecided, and the verdict names the number of
-# seeds that it needs:
+# Every table of the papers with comparable numbers is a suite (`dipole list`, [papers](../background/papers.md)).
+# All runs of LMCL's Table 1 come with dipole, so you only read them. The claim is undecided, and the verdict names the
+# number of seeds that it needs:
 
 # %%
 shipped = gather([SHIPPED])
@@ -159,4 +159,4 @@ for claimed in SuiteResults(manifest, shipped.collection.records).claims():
 # dipole report runs shipped -o report.html
 # ```
 #
-# [Benchmarks](../benchmarks.md) explains the verdicts.
+# [Benchmarks](../background/benchmarks.md) explains the verdicts.

@@ -181,6 +181,7 @@ print(f"dipole compare {hashes['alone']} {hashes['gentle']}")
 print("dipole report runs -o report.html")
 
 # %% [markdown]
-# `dipole theory` evaluates the papers' inequalities on the same features ([theory](../theory.md)). `dipole compare`
-# lists the differences of two runs. The report contains these plots for every run of the folder. [CLLR](../cllr.md)
-# describes the effect of its projection on the directions, and [runs](../runs.md) the numbers in a record.
+# `dipole theory` evaluates the papers' inequalities on the same features ([theory](../background/theory.md)).
+# `dipole compare` lists the differences of two runs. The report contains these plots for every run of the folder.
+# [CLLR](../background/cllr.md) describes the effect of its projection on the directions, and
+# [runs](../background/runs.md) the numbers in a record.

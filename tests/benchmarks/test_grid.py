@@ -180,7 +180,7 @@ def test_only_suites_are_written_out(name, message, capsys):
 
 
 def test_the_example_of_the_documentation_is_a_suite(tmp_path):
-    text = (Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "background" / "benchmarks.md").read_text()
     example = text.partition("## Grids")[2].partition("```toml\n")[2].partition("```")[0]
     sized = read_suite(written(tmp_path, example)).at("small")
     assert len(list(sized.cells())) == 24

@@ -1,4 +1,4 @@
-"""Every suite can be built, says what it does otherwise than its paper, and stands in docs/papers.md."""
+"""Every suite can be built, says what it does otherwise than its paper, and stands in docs/background/papers.md."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from dipole.core.cli.app import main
 from dipole.core.objectives.registry import registry
 from dipole.core.train.recipe import load
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "background"
 PAPERS = {"LMCL": "LMCL", "CACR": "CACR", "CLLR": "CLLR", "Arora et al. 2019": "Arora et al."}
 
 

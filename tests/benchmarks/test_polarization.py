@@ -1,4 +1,4 @@
-"""The study of polarization: what it measures, how it judges, and what docs/polarization.md says of its numbers."""
+"""The study of polarization: what it measures, how it judges, and what its page says of its numbers."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -36,7 +36,7 @@ class VICReg(Objective):
 
 
 class VICRegOfAll(VICReg):
-    """The same as docs/core.md writes it: of every view that is an anchor or a candidate, with full distances."""
+    """As docs/background/core.md writes it: of every view that is an anchor or a candidate, with full distances."""
 
     def prepare(self, pairs: Pairs) -> Pairs:
         return pairs.with_intra_batch()

@@ -1,4 +1,4 @@
-"""Every block of docs/own-losses.md runs, and what it registers passes the conformance kit."""
+"""Every block of docs/how-to/own-losses.md runs, and what it registers passes the conformance kit."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ from dipole.core.objectives.registry import registry
 from dipole.core.train.schedule import check, read
 from dipole.core.utils.errors import PairsError
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-losses.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-losses.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 if find_spec("triton") is None:
     BLOCKS = [block for block in BLOCKS if "import triton" not in block]

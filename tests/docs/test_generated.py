@@ -82,7 +82,7 @@ def test_a_page_has_what_the_registry_says() -> None:
 def test_tables_are_those_of_the_results() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "learning-everywhere.json").read_text())
     rows = {row.split("|")[1].strip(): row for row in evidence.everywhere().splitlines()}
-    assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](objectives/cacr.md)"]
+    assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](../objectives/cacr.md)"]
 
 
 def test_a_page_has_what_the_suites_found() -> None:
@@ -103,12 +103,12 @@ def test_a_page_has_what_the_suites_found() -> None:
 
 
 def test_links_out_of_docs_lead_to_what_is_brought_along() -> None:
-    text = "[a](../CONTRIBUTING.md#x) [b](core.md) [c](../examples) [d](https://x.org) [e](../gone.md)"
-    moved = links.rewritten(text, "docs/rl.md", "rl.md")
-    assert "[a](project/contributing.md#x)" in moved
+    text = "[a](../../CONTRIBUTING.md#x) [b](core.md) [c](../../examples) [d](https://x.org) [e](../gone.md)"
+    moved = links.rewritten(text, "docs/background/rl.md", "background/rl.md")
+    assert "[a](../project/contributing.md#x)" in moved
     assert "[b](core.md)" in moved
-    assert "[c](source/examples.md)" in moved
+    assert "[c](../source/examples.md)" in moved
     assert "(https://x.org)" in moved
     assert "[e](../gone.md)" in moved  # a broken link stays one
-    project = links.rewritten("[own](docs/own-losses.md)", "CONTRIBUTING.md", "project/contributing.md")
-    assert project == "[own](../own-losses.md)"
+    project = links.rewritten("[own](docs/how-to/own-losses.md)", "CONTRIBUTING.md", "project/contributing.md")
+    assert project == "[own](../how-to/own-losses.md)"

@@ -68,7 +68,7 @@ class DP(Objective):
     Source: the paper writes R as an l1 norm (footnote 3) and as a sum with a free first index (Eq. 10). Only the mean
     agrees with its experiments: lambda from 0.01 to 5 (Table 3) and 32 to 4,096 negatives (Fig. 4, Table 2) change
     the accuracy by little. As a sum, lambda = 0.1 pulls 11 times as hard as InfoNCE at batch 256 and embeddings
-    collapse at lambda = 0.3 (docs/polarization.md). A view and its own augmentation are not a pair.
+    collapse at lambda = 0.3 (docs/results/polarization.md). A view and its own augmentation are not a pair.
     """
 
     positives_are_pairs = True
