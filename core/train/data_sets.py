@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.core.train.domains import resolve
-from dipole.core.utils.download import Progress, RemoteFile, fetch
+from dipole.core.utils.download import Progress, RemoteFile, alone, fetch
 from dipole.core.utils.errors import ConfigError, DataError, nearest
 from dipole.core.utils.files import atomic_write, replacing, why
 from dipole.core.utils.plugins import PluginError, load, points
@@ -111,22 +111,31 @@ def is_prepared(name: str, folder: Path) -> bool:
 
 def get(
     name: str, data: DataSet, files: tuple[RemoteFile, ...], folder: Path,
-    progress: Callable[[RemoteFile], Progress],
+    progress: Callable[[RemoteFile], Progress], waits: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Fetch the files of a data set and prepare its folder atomically.
+    """Fetch the files of a data set and prepare its folder atomically. A second process waits for the first.
+
+    Args:
+        name, data, files, folder: what to fetch, and the folder to fill.
+        progress: of a file.
+        waits: called if another process is at work.
 
     Raises:
         DataError: a file cannot be fetched or prepared, differs from the published one, or the disk refused.
     """
     downloads = fetched_folder(folder)
     for file in files:
-        fetch(file, downloads, progress(file))
+        fetch(file, downloads, progress(file), waits)
     try:
-        if folder.is_dir():
-            folder.rmdir()  # an empty one
-        with replacing(folder) as temporary:
-            temporary.mkdir()
-            resolve(data.prepare)(downloads, temporary)
-            atomic_write(temporary / MARK, f"{name}\n")
+        downloads.mkdir(parents=True, exist_ok=True)
+        with alone(downloads / ".prepare.lock", folder.exists, waits):
+            if is_prepared(name, folder):  # by another process
+                return
+            if folder.is_dir():
+                folder.rmdir()  # an empty one
+            with replacing(folder) as temporary:
+                temporary.mkdir()
+                resolve(data.prepare)(downloads, temporary)
+                atomic_write(temporary / MARK, f"{name}\n")
     except OSError as error:
         raise DataError(f"cannot prepare {folder}: {why(error)}") from error

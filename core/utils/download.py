@@ -1,18 +1,23 @@
-"""Fetch a file over HTTP: resume an interrupted download, compare the checksum, and rename when complete."""
+"""Fetch a file over HTTP: resume an interrupted download, compare size and checksum, and rename when complete."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from filelock import FileLock, Timeout
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import digest, sync_folder, why
@@ -20,6 +25,7 @@ from dipole.core.utils.files import digest, sync_folder, why
 BASE = "DIPOLE_DATA_URL"  # replaces everything in a URL before the file's name
 CHUNK = 1 << 20
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR}
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 PATIENCE = 60.0  # seconds without a byte
 Progress = Callable[[int, int | None], None]
 
@@ -46,10 +52,64 @@ class RemoteFile:
         return self.name or self.url.rpartition("/")[2]
 
 
-def fetch(file: RemoteFile, folder: Path, progress: Progress = lambda done, total: None) -> Path:
+@dataclass(frozen=True)
+class Version:
+    """What a server says about the file that it sends, to notice when it sends another one.
+
+    total: its size in bytes. unchanged: a value for If-Range, "" if the server gives none that is reliable.
+    """
+
+    url: str
+    total: int | None = None
+    etag: str = ""
+    modified: str = ""
+    unchanged: str = ""
+
+    @classmethod
+    def of(cls, url: str, answer: Any) -> Version:
+        """Read the headers of an answer with all of the file (200), its end (206) or nothing (416)."""
+        headers = answer.headers
+        etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
+        unchanged = ""
+        if etag.startswith('"'):  # others are weak: the same for different bytes
+            unchanged = etag
+        elif not etag and _settled(modified, headers.get("Date", "")):
+            unchanged = modified
+        total = headers.get("Content-Length")
+        if answer.status != 200:
+            total = headers.get("Content-Range", "").rpartition("/")[2]
+        return cls(url, int(total) if total and total.isdecimal() else None, etag, modified, unchanged)
+
+    def differs(self, other: Version) -> bool:
+        """Return whether a header shows that the other answer is of another file. Missing headers show nothing."""
+        told = [(getattr(self, name), getattr(other, name)) for name in ("total", "etag", "modified")]
+        return self.url != other.url or any(one and two and one != two for one, two in told)
+
+
+def _settled(modified: str, date: str) -> bool:
+    """Return whether a date of change is older than the answer, so that a later change has another date (RFC 9110)."""
+    try:
+        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= 2
+    except (ValueError, TypeError):
+        return False
+
+
+def fetch(
+    file: RemoteFile,
+    folder: Path,
+    progress: Progress = lambda done, total: None,
+    waits: Callable[[], None] = lambda: None,
+) -> Path:
     """Fetch a file into a folder and return its path. An existing file is only checked.
 
-    An interrupted download is resumed. The file gets its name when it is complete and checked.
+    An interrupted download is resumed if the server still has the same file. The file gets its name when it is complete
+    and checked. A second process waits for the first and uses its file.
+
+    Args:
+        file: what to fetch.
+        folder: where to. It is created.
+        progress: called with the bytes so far and the size.
+        waits: called if another process is fetching the file.
 
     Raises:
         DataError: the server cannot be reached or refuses, the disk cannot be written, or size or checksum differ from
@@ -57,18 +117,52 @@ def fetch(file: RemoteFile, folder: Path, progress: Progress = lambda done, tota
     """
     path = folder / file.path
     try:
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(path.name + ".part")
+        if path.is_file():
+            _check(file, path)
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        with alone(path.with_name(f"{path.name}.lock"), lambda: not part.exists(), waits):
+            if path.is_file():  # fetched by another process
+                _check(file, path)
+                return path
             _fetch(file, part, path, progress)
+            _version_of(part).unlink(missing_ok=True)
             _check(file, part)
             os.replace(part, path)
             sync_folder(path.parent)
-        else:
-            _check(file, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {why(error)}") from error
     return path
+
+
+@contextmanager
+def alone(path: Path, is_done: Callable[[], bool], waits: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file during the block, where the file system has locks, and wait for a process that holds it.
+
+    Args:
+        path: the lock file. A process that waited for a removed one does not exclude those that come later, so it is
+            removed only when the work is done: the block must look for the result first.
+        is_done: whether the work is done, at the end of the block.
+        waits: called before waiting.
+    """
+    lock = FileLock(path)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            waits()
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        if is_done():
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        lock.release()
 
 
 def address(file: RemoteFile) -> str:
@@ -82,7 +176,7 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
     while True:
         before = _size(part)
         try:
-            if _go_on(url, part, file.size, progress):
+            if _go_on(url, file, part, progress):
                 return
             problem = "the connection was closed before the end"
         except HTTPError as error:
@@ -103,43 +197,79 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
 
-def _go_on(url: str, part: Path, size: int | None, progress: Progress) -> bool:
-    """Fetch the missing part of a file. Return whether it is complete."""
-    done = _size(part)
-    if done == size:
+def _version_of(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def _begun(part: Path, url: str) -> Version:
+    """Return the version of the file that a part belongs to, without headers if that is unknown."""
+    try:
+        told = json.loads(_version_of(part).read_bytes())
+        return Version(**told)
+    except (OSError, ValueError, TypeError):
+        return Version(url)
+
+
+def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
+    """Fetch the missing part of a file. Return whether it is complete.
+
+    A part is continued if a checksum will tell whether both belong together, or the server can (If-Range).
+    """
+    done, begun = _size(part), _begun(part, url)
+    if done and done == file.size and file.checksum is not None:
         return True
-    if size is not None and done > size:
-        part.unlink()
-        done = 0
+    can_resume = file.checksum is not None or bool(begun.unchanged and begun.url == url)
+    if (file.size is not None and done > file.size) or not can_resume:
+        done = _discard(part)
     request = Request(url, headers={"User-Agent": "dipole"})
     if done:
         request.add_header("Range", f"bytes={done}-")
+        if begun.unchanged and begun.url == url:
+            request.add_header("If-Range", begun.unchanged)
     try:
         answer: Any = urlopen(request, timeout=PATIENCE)
     except HTTPError as error:
-        if error.code == 416:  # nothing follows: the file is complete, or another file
-            there = error.headers.get("Content-Range", "").rpartition("/")[2]
-            if there == str(done):
-                return True
-            part.unlink()
-            return False
-        raise
+        if error.code != 416:
+            raise
+        # Nothing follows: the part is complete, or of another file.
+        there = Version.of(url, error)
+        if there.total == done and not there.differs(begun):
+            return True
+        _discard(part)
+        return _go_on(url, file, part, progress)
     with answer:
-        if answer.status != 206:
-            done = 0  # the server sends the full file
-        length = answer.headers.get("Content-Length")
-        total = size
-        if length is not None:
-            total = done + int(length)
-        with open(part, "ab") as file:
-            file.truncate(done)
+        found = Version.of(url, answer)
+        if done and answer.status == 206 and (found.differs(begun) or not _starts_at(done, answer)):
+            _discard(part)
+            return _go_on(url, file, part, progress)
+        if not done or answer.status != 206:  # the server sends the full file
+            done = _discard(part)
+            _version_of(part).write_text(json.dumps(asdict(found)), encoding="utf-8")
+        total = found.total
+        if total is None and answer.headers.get("Content-Length", "").isdecimal():
+            total = done + int(answer.headers["Content-Length"])
+        if total is None:
+            total = file.size
+        with open(part, "ab") as target:
+            target.truncate(done)
             while chunk := answer.read(CHUNK):
-                file.write(chunk)
+                target.write(chunk)
                 done += len(chunk)
                 progress(done, total)
-            file.flush()
-            os.fsync(file.fileno())
-    return total is None or done >= total
+            target.flush()
+            os.fsync(target.fileno())
+    return total is None or done == total
+
+
+def _discard(part: Path) -> int:
+    for path in (part, _version_of(part)):
+        path.unlink(missing_ok=True)
+    return 0
+
+
+def _starts_at(done: int, answer: Any) -> bool:
+    start = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", f"bytes {done}-"))
+    return start is not None and int(start[1]) == done
 
 
 def _check(file: RemoteFile, path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Unpack untrusted archives: only regular files and folders, only inside the target folder."""
+"""Unpack untrusted archives: only regular files and folders, only inside the target folder, only if undamaged."""
 
 from __future__ import annotations
 
+import lzma
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -11,29 +13,66 @@ from typing import Any
 
 from dipole.core.utils.errors import DataError
 
+CHUNK = 1 << 20
+# Decompressors, readers of headers and codecs of names each raise their own types.
+DAMAGED = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, MemoryError,
+    NotImplementedError, RuntimeError, ValueError,
+)  # fmt: skip
+
+
+class CheckedHeader(tarfile.TarInfo):
+    """A header that raises ReadError if it is damaged. tarfile alone takes it for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if not any(buf):  # the mark at the end, or the end of the file
+                raise
+            raise tarfile.ReadError(f"a header is damaged: {error}") from error
+
+
+class _MarkedEnd(CheckedHeader):
+    """A header that also requires the mark at the end, which an archive that was cut off lacks."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Any:
+        if len(buf) == 0:
+            raise tarfile.ReadError("it was cut off: the mark at the end is missing")
+        return super().frombuf(buf, encoding, errors)
+
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .tar (also .gz, .bz2, .xz) or .zip into a folder.
 
     Raises:
-        DataError: the archive is damaged, or contains a link, a device or a path outside the folder.
+        DataError: the archive is damaged, also behind its last file, or contains a link, a device or a path outside
+            the folder.
     """
     try:
         if zipfile.is_zipfile(archive):
             _unzip(archive, folder)
         else:
             _untar(archive, folder)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{archive} is damaged or not an archive: {error}. Remove it and fetch it again.") from error
+    except (*DAMAGED, OSError) as error:
+        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno is not None):
+            raise  # of the disk; gzip and bz2 raise an OSError without a number
+        reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
+        raise DataError(f"{archive} is damaged or not an archive: {reason}. Remove it and fetch it again.") from error
 
 
 def _untar(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive) as opened:
+    with tarfile.open(archive, tarinfo=_MarkedEnd) as opened:
         for member in opened:
             if member.isdir():
                 _inside(archive, folder, member.name).mkdir(parents=True, exist_ok=True)
             else:
                 _write(archive, folder, member.name, member.isreg() and opened.extractfile(member))
+        # The checksum of a compressed stream is behind its last byte.
+        while opened.fileobj is not None and opened.fileobj.read(CHUNK):
+            pass
 
 
 def _unzip(archive: Path, folder: Path) -> None:

@@ -3,10 +3,13 @@
 import functools
 import hashlib
 import io
+import random
 import sys
 import tarfile
 import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -24,29 +27,46 @@ CONTENT = bytes(range(256)) * 4000
 
 
 class Server(BaseHTTPRequestHandler):
-    """Serves `files`; knows ranges, and closes the connection after `stops` bytes of an answer."""
+    """Serves `files` with `headers`; knows ranges, and closes the connection after `stops` bytes of an answer.
 
-    def __init__(self, files, asked, stops, *arguments):
-        self.files, self.asked, self.stops = files, asked, stops
+    If-Range is honoured if `if_range` is set. An ETag of "content" is a hash of the file.
+    """
+
+    def __init__(self, files, asked, settings, *arguments):
+        self.files, self.asked, self.settings = files, asked, settings
         super().__init__(*arguments)
 
     def do_GET(self):
         name, begin = self.path.rpartition("/")[2], self.headers.get("Range")
         self.asked.append((name, begin))
-        if name not in self.files:
-            self.send_error(404)
+        most = self.settings.get("answers") or len(self.asked)
+        if name not in self.files or len(self.asked) > most:
+            self.send_error(503 if name in self.files else 404)
             return
         data = self.files[name]
+        headers = dict(self.settings.get("headers", {}))
+        if "Last-Modified" in headers and data != CONTENT:
+            headers["Last-Modified"] = "Thu, 01 Jan 2015 00:00:09 GMT"
+        if "ETag" in headers:
+            headers["ETag"] += f'"{hashlib.md5(data).hexdigest()}"'
+        known = (headers.get("ETag"), headers.get("Last-Modified"))
+        if self.settings.get("if_range") and self.headers.get("If-Range", known[0]) not in known:
+            begin = None
         start = int(begin.removeprefix("bytes=").rstrip("-")) if begin else 0
         if start >= len(data) and begin:
             self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(data)}")
-            self.end_headers()
-            return
-        self.send_response(206 if begin else 200)
-        self.send_header("Content-Length", str(len(data) - start))
+            headers["Content-Range"] = f"bytes */{len(data)}"
+        else:
+            self.send_response(206 if begin else 200)
+            headers["Content-Length"] = str(len(data) - start)
+            if begin:
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        for key, value in headers.items():
+            self.send_header(key, value)
         self.end_headers()
-        self.wfile.write(data[start : start + self.stops] if self.stops else data[start:])
+        stops = self.settings.get("stops")
+        time.sleep(self.settings.get("pause", 0))
+        self.wfile.write(data[start : start + stops] if stops else data[start:])
 
     def log_message(self, *arguments):
         pass
@@ -56,10 +76,11 @@ class Server(BaseHTTPRequestHandler):
 def serve():
     running = []
 
-    def start(files, stops=0):
+    def start(files, settings=None):
         asked = []
-        server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, files, asked, stops))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = settings or {}
+        server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Server, files, asked, settings))
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         running.append(server)
         return f"http://127.0.0.1:{server.server_port}", asked
 
@@ -84,7 +105,7 @@ def test_a_file_is_fetched_once_and_checked(serve, tmp_path):
 
 def test_what_was_cut_off_is_gone_on_with(serve, tmp_path):
     half = len(CONTENT) * 2 // 5
-    url, asked = serve({"x.bin": CONTENT}, stops=half)
+    url, asked = serve({"x.bin": CONTENT}, {"stops": half})
     file = RemoteFile(f"{url}/x.bin", len(CONTENT), md5(CONTENT))
     assert fetch(file, tmp_path).read_bytes() == CONTENT
     assert asked == [("x.bin", None), ("x.bin", f"bytes={half}-"), ("x.bin", f"bytes={2 * half}-")]
@@ -93,10 +114,70 @@ def test_what_was_cut_off_is_gone_on_with(serve, tmp_path):
 def test_a_killed_fetch_goes_on(serve, tmp_path):
     url, asked = serve({"x.bin": CONTENT})
     (tmp_path / "x.bin.part").write_bytes(CONTENT[:1000])
-    assert fetch(RemoteFile(f"{url}/x.bin"), tmp_path).read_bytes() == CONTENT
+    file = RemoteFile(f"{url}/x.bin", None, md5(CONTENT))
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
     assert asked == [("x.bin", "bytes=1000-")]
     (tmp_path / "x.bin").rename(tmp_path / "x.bin.part")  # killed before it got its name
-    assert fetch(RemoteFile(f"{url}/x.bin"), tmp_path).read_bytes() == CONTENT
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert asked[1:] == [("x.bin", f"bytes={len(CONTENT)}-")]
+
+
+OLD = {"Last-Modified": "Thu, 01 Jan 2015 00:00:00 GMT"}
+OTHER = bytes(reversed(CONTENT))
+HEADERS = {  # a server's headers, whether it honours If-Range, whether a download can be resumed without a checksum
+    "etag": ({"ETag": ""}, True, True),
+    "etag-alone": ({"ETag": ""}, False, True),
+    "date": (OLD, True, True),
+    "weak": ({"ETag": "W/"}, True, False),
+    "none": ({}, True, False),
+}
+
+
+def cut_off(serve, tmp_path, kind):
+    """Fetch 5,000 bytes of x.bin. Return the file, what the server has, and its requests."""
+    headers, if_range, _ = HEADERS[kind]
+    files, settings = {"x.bin": CONTENT}, {"headers": headers, "if_range": if_range, "stops": 5000, "answers": 1}
+    url, asked = serve(files, settings)
+    file = RemoteFile(f"{url}/x.bin")
+    with pytest.raises(DataError, match="503"):
+        fetch(file, tmp_path)
+    settings.update(stops=0, answers=0)
+    asked.clear()
+    return file, files, asked
+
+
+@pytest.mark.parametrize("other", [OTHER, OTHER[:-1], OTHER[:5000], OTHER[:1000], CONTENT + b"x"])
+@pytest.mark.parametrize("kind", HEADERS)
+def test_halves_of_two_files_are_not_joined(serve, tmp_path, kind, other):
+    file, files, _ = cut_off(serve, tmp_path, kind)
+    files["x.bin"] = other
+    assert fetch(file, tmp_path).read_bytes() == other
+    assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_without_a_checksum_only_a_known_file_is_resumed(serve, tmp_path, kind):
+    file, _, asked = cut_off(serve, tmp_path, kind)
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert asked == [("x.bin", "bytes=5000-" if HEADERS[kind][2] else None)]
+
+
+def test_another_mirror_is_another_file(serve, tmp_path, monkeypatch):
+    file, _, _ = cut_off(serve, tmp_path, "date")
+    mirror, _ = serve({"x.bin": OTHER}, {"headers": OLD, "if_range": True})
+    monkeypatch.setenv("DIPOLE_DATA_URL", mirror)
+    assert fetch(file, tmp_path).read_bytes() == OTHER
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_processes_that_fetch_one_file_take_turns(serve, tmp_path, known):
+    url, asked = serve({"x.bin": CONTENT}, {"pause": 0.3})
+    file, waited = RemoteFile(f"{url}/x.bin", None, md5(CONTENT) if known else None), []
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(fetch, file, tmp_path, waits=lambda: waited.append(1)) for _ in range(4)]
+    assert all(each.result().read_bytes() == CONTENT for each in found)
+    assert (len(asked), len(waited)) == (1, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
 @pytest.mark.parametrize(("size", "said"), [(None, "published one is 0"), (len(CONTENT) + 1, "published file has")])
@@ -126,8 +207,8 @@ def test_a_missing_file_is_not_asked_for_again(serve, tmp_path):
 # --- archives ---------------------------------------------------------------------------------------------------------
 
 
-def tar(path, members):
-    with tarfile.open(path, "w:gz") as archive:
+def tar(path, members, kind="gz"):
+    with tarfile.open(path, f"w:{kind}") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             if isinstance(content, str):
@@ -159,10 +240,50 @@ def test_links_are_refused_and_files_unpacked(tmp_path):
         unpack(tar(tmp_path / "l.tar.gz", {"a": "/etc/passwd"}), inner)
     unpack(tar(tmp_path / "x.tar.gz", {"a/b.txt": b"1"}), inner)
     assert (inner / "a" / "b.txt").read_bytes() == b"1"
-    whole = (tmp_path / "x.tar.gz").read_bytes()
-    (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="is damaged or not an archive"):
-        unpack(tmp_path / "cut.tar.gz", inner)
+
+
+MEMBERS = {f"a/{number}.bin": random.Random(number).randbytes(1280) for number in range(3)}
+
+
+def packed(path, kind):
+    if kind.startswith("zip"):
+        method = {"zip": zipfile.ZIP_DEFLATED, "zip-lzma": zipfile.ZIP_LZMA, "zip-bz2": zipfile.ZIP_BZIP2}[kind]
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name, content in MEMBERS.items():
+                archive.writestr(name, content)
+        return path
+    return tar(path, MEMBERS, kind)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip", "zip-lzma", "zip-bz2"])
+def test_archives_are_checked_to_the_last_byte(tmp_path, kind):
+    path = packed(tmp_path / "archive", kind)
+    whole = path.read_bytes()
+    unpack(path, tmp_path / "out")
+    assert all((tmp_path / "out" / name).read_bytes() == content for name, content in MEMBERS.items())
+    if not kind.startswith("zip"):
+        changed = [
+            whole[:place] + bytes([whole[place] ^ 128]) + whole[len(whole) + place + 1 :] for place in range(-8, 0)
+        ]
+        changed += [whole[:-1], whole[:-9]]
+    else:
+        changed = [whole.replace(whole[60:64], bytes(4), 1)]
+    changed += [whole[: len(whole) // 2], whole[: len(whole) // 2] + b"\xff" * 9 + whole[len(whole) // 2 + 9 :]]
+    for content in changed:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="is damaged or not an archive"):
+            unpack(path, tmp_path / "out")
+
+
+def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
+    path = packed(tmp_path / "x.tar", "")
+    whole = path.read_bytes()
+    second = 512 + 1536  # after the first header and 1,280 bytes of content
+    assert whole[second : second + 7] == b"a/1.bin"
+    for content in (whole[:second], whole[: second + 100], whole[: second + 9] + b"?" + whole[second + 10 :]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="is damaged or not an archive"):
+            unpack(path, tmp_path / "out")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

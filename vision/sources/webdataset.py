@@ -18,6 +18,7 @@ from torch import Tensor
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted
+from dipole.core.utils.unpack import CheckedHeader
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
@@ -26,7 +27,7 @@ from dipole.vision.sources.images import select, stay_encoded
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
-VERSION = 2  # of the cached index
+VERSION = 3  # of the cached index
 ENDS = 1 << 20  # bytes at both ends of a file that identify it
 LABELS = (".cls", ".cls.txt")
 
@@ -190,7 +191,7 @@ def _index(path: Path) -> tuple[list[Sample], list[str]]:
     images: dict[str, Sample] = {}
     labels: dict[str, str] = {}
     left_out: list[str] = []
-    with tarfile.open(path, "r:") as archive:
+    with tarfile.open(path, "r:", tarinfo=CheckedHeader) as archive:
         for member in _files(archive):
             folder, _, name = member.name.rpartition("/")
             stem, _, rest = name.partition(".")

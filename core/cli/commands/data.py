@@ -99,7 +99,7 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
     _check_space(missing, folder)
     if asks:
         confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
-    get(name, data, files, folder, _lines)
+    get(name, data, files, folder, _lines, _waits)
     for file in files:
         if file.checksum is None:
             print(f"sha256   {digest(downloads / file.path)}  {file.path}")
@@ -124,6 +124,10 @@ def _sizes(files: tuple[RemoteFile, ...]) -> str:
     if len(known) < len(files):
         return "size not published"
     return f"{size(sum(known))} in {counted(len(files), 'file')}"
+
+
+def _waits() -> None:
+    print("another process is at work on the same folder: waiting for it", file=sys.stderr, flush=True)
 
 
 def _lines(file: RemoteFile) -> Progress:
