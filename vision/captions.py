@@ -125,6 +125,10 @@ class CaptionBranch(nn.Module):
         except Exception as error:  # each architecture has its own
             reason = str(error).strip().partition("\n")[0]
             raise config.source.error(f"{type(self.model).__name__} gives no states of tokens ({reason})") from error
+        if backbone.is_random(self.model, lambda: self.model(input_ids=ids).last_hidden_state):
+            raise config.source.error(
+                f"{type(self.model).__name__} is random in evaluation mode: one caption got two different vectors"
+            )
         self.model.train(was)
         has_pooler = outputs.get("pooler_output") is not None
         if config.pooling == "pooler" and not has_pooler:

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, ReceivedError
@@ -25,6 +25,16 @@ OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30
 """Largest image file in bytes."""
 PROBED = 1000  # images whose bytes enter the fingerprint
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Orientation tag of EXIF -> what makes the picture upright. 1 is upright."""
 T = TypeVar("T")
 Box = tuple[int, int, int, int]  # left, upper, right, lower, as in Pillow
 
@@ -41,11 +51,31 @@ def decode(data: bytes, size: int | None) -> np.ndarray:
 
 
 def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
-    """Open an image as RGB with 8 bits a channel. A JPEG may be decoded at a lower resolution of at least `size`."""
+    """Open an image as RGB with 8 bits a channel, upright (`upright`).
+
+    A JPEG may be decoded at a lower resolution of at least `size`.
+    """
     with Image.open(io.BytesIO(data)) as image:
         if size is not None:
             image.draft("RGB", (size, size))
-        return eight_bits(image).convert("RGB")
+        return upright(eight_bits(image).convert("RGB"), image)
+
+
+def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:
+    """Turn a picture as the orientation tag (EXIF or XMP) of the file says, as viewers do.
+
+    Args:
+        picture: the pixels.
+        opened: the file that they were decoded from.
+    """
+    try:
+        tag = opened.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # damaged EXIF data say nothing, and the pixels are readable
+        return picture
+    turn = TURNS.get(tag)
+    if turn is None:
+        return picture
+    return picture.transpose(turn)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:

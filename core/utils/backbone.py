@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
@@ -201,6 +202,26 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     return Backbone(
         model.train(), True, getattr(model.config, "_commit_hash", None), tuple(sorted(loaded["missing_keys"]))
     )
+
+
+def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:
+    """Return whether a network in evaluation mode gives one input two outputs, as with a random mask. False on meta.
+
+    Args:
+        model: the network. The mode of each submodule is restored.
+        run: calls it on one input.
+    """
+    if torch.get_default_device().type == "meta":
+        return False
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            one, other = run(), run()
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    return bool((one - other).norm() > 1e-3 * one.norm())
 
 
 def image_processor(source: Source) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.encoders.base import ENCODERS
 from dipole.vision.encoders.hub import HubEncoder
 from dipole.vision.encoders.processor import Processor, from_settings
 from dipole.vision.frameworks.base import Setup
@@ -92,6 +93,64 @@ def reference(folder, images):
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     with torch.no_grad():
         return model(pixel_values=(images - mean) / std, output_hidden_states=True)
+
+
+@pytest.fixture(scope="module")
+def mae(tmp_path_factory):
+    """A masked autoencoder that hides three quarters of its 16 patches, also in evaluation."""
+    from transformers import ViTMAEConfig, ViTMAEModel
+
+    folder = tmp_path_factory.mktemp("mae")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    ViTMAEModel(ViTMAEConfig(**small, image_size=SIDE, patch_size=4)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_a_masked_autoencoder_reads_all_patches(mae, channels):
+    own = encoder(mae, channels).eval()
+    image, others = torch.rand(1, channels, SIDE, SIDE), torch.rand(3, channels, SIDE, SIDE)
+    alone = own(image)
+    torch.testing.assert_close(own(torch.cat([others, image]))[3:], alone)
+    assert own._run(image).last_hidden_state.shape[1] == 17
+    assert any("reads all patches" in line for line in own.remarks)
+
+
+def test_its_vectors_are_those_of_a_plain_vit_and_of_its_export(mae, tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    own = encoder(mae, pooling="mean").eval()
+    plain = ViTModel.from_pretrained(mae, config=ViTConfig.from_pretrained(mae), add_pooling_layer=False).eval()
+    images = torch.rand(2, 3, SIDE, SIDE)
+    expected = plain(pixel_values=own.normalize(images)).last_hidden_state[:, 1:].mean(1)
+    torch.testing.assert_close(own(images), expected, atol=1e-5, rtol=1e-4)
+    own.save_pretrained(tmp_path)
+    torch.testing.assert_close(encoder(tmp_path, pooling="mean").eval()(images), own(images), atol=1e-5, rtol=1e-4)
+
+
+class Noisy(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(3 * SIDE * SIDE, 8)
+
+    def forward(self, images):
+        images = images.flatten(1)
+        if self.kind == "dropout":
+            images = nn.functional.dropout(images, 0.5)  # also in evaluation: the common slip
+        if self.kind == "mask":
+            images = images * (torch.rand(images.shape[1]) > 0.75)
+        return self.linear(images) + (self.kind == "noise") * torch.randn(8)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "mask", "noise", "none"])
+def test_encoders_that_stay_random_in_evaluation_are_refused(monkeypatch, kind):
+    monkeypatch.setitem(ENCODERS, f"random-{kind}", lambda *_: Noisy(kind))
+    config = EncoderConfig(name=f"random-{kind}")
+    if kind == "none":
+        assert build_encoder(config, 3, SIDE).training
+        return
+    with pytest.raises(ConfigError, match=rf"'random-{kind}' .*is random in evaluation mode"):
+        build_encoder(config, 3, SIDE)
 
 
 # Features ------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
+import torch
 from torch import nn
 
+from dipole.core.utils.backbone import is_random
+from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.plugins import import_all
 from dipole.vision.encoders.base import ENCODERS, PREFIX, Encoder, EncoderSettings, as_encoder, builder, mlp
 
@@ -54,12 +57,20 @@ def build_encoder(config: EncoderSettings, channels: int, size: int, share: floa
     share: of the width of every layer except vgg16's last; CMC builds two encoders of half width.
 
     Raises:
-        ConfigError: a setting does not fit the encoder or the images.
+        ConfigError: a setting does not fit the encoder or the images, or the encoder is random in evaluation mode.
     """
     build = builder(config.name)
     assert build is not None  # the configuration has checked it
     encoder = as_encoder(build(channels, size, config, share), channels, size)
     encoder.check_tap(config.tap)
+    image = torch.linspace(0, 1, channels * size * size).view(1, channels, size, size)
+    if is_random(encoder, lambda: encoder(image)):
+        named = type(getattr(encoder, "model", encoder)).__name__
+        raise ConfigError(
+            f"vision.encoder.name: {config.name!r} ({named}) is random in evaluation mode: one image got two different "
+            "vectors. Choose another encoder, or switch off its random part, such as a mask or dropout that ignores "
+            "eval()."
+        )
     if not config.is_hub and (config.mean or config.std):
         encoder.fix_statistics(config.mean or (0.0,), config.std or (1.0,))
     return encoder

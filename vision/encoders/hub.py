@@ -23,6 +23,7 @@ from dipole.vision.encoders.base import Encoder, EncoderSettings, Pooling, regis
 from dipole.vision.encoders.processor import Processor, processor_of, write_processor
 
 POOLED = "dipole_pooling"  # in config.json of an exported model: the pooling, and the number of tokens before patches
+MASKED = "mask_ratio"  # in config.json of a masked autoencoder: the share of patches that it hides, also in evaluation
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 
 
@@ -89,6 +90,11 @@ class HubEncoder(Encoder):
             self.fix_statistics(processor.mean, processor.std or (1.0,))
         self._options = size_options(self.model)
         self.remarks: list[str] = built.remarks(self.source)
+        if hasattr(self.model.config, MASKED):
+            self.remarks.append(
+                f"vision.encoder.name: {type(self.model).__name__} reads all patches ({MASKED} = 0), so that one image "
+                "has one vector"
+            )
         says = f"the image processor of {self.source.text} says"
         if processor.size not in (None, size):
             self.remarks.append(f"vision.augment.size: views are {size} pixels wide, {says} {processor.size}")
@@ -213,15 +219,16 @@ def _load(source: backbone.Source, channels: int) -> tuple[backbone.Backbone, in
     config = backbone.read_config(source, "pixel_values")
     inputs = _channels(config)
     if channels in (1, inputs):
-        return backbone.load(source, "pixel_values"), inputs
+        return backbone.load(source, "pixel_values", _unmasked), inputs
     if channels > inputs or not hasattr(config, "num_channels"):
         raise source.error(
             f"it reads images of {counted(inputs, 'channel')}, these have {channels}; give a model for "
             f"{counted(channels, 'channel')}"
         )
-    built = backbone.load(source, "pixel_values")
+    built = backbone.load(source, "pixel_values", _unmasked)
 
     def narrow(config: Any) -> None:
+        _unmasked(config)
         config.num_channels = channels
 
     model = backbone.load(replace(source, weights="random"), "pixel_values", narrow).model
@@ -229,6 +236,11 @@ def _load(source: backbone.Source, channels: int) -> tuple[backbone.Backbone, in
         model.load_state_dict(_with_fewer_channels(built.model.state_dict(), model.state_dict()))
     built.model = model
     return built, inputs
+
+
+def _unmasked(config: Any) -> None:
+    if hasattr(config, MASKED):
+        setattr(config, MASKED, 0.0)
 
 
 def _channels(config: Any) -> int:

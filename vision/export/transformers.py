@@ -159,11 +159,11 @@ def _card(model: TrainedModel, encoder: Encoder, is_plain: bool) -> Card:
     options = "".join(f", {name}={value}" for name, value in size_options(getattr(encoder, "model", encoder)).items())
     output = encoder.expression if isinstance(encoder, HubEncoder) else "outputs.pooler_output.flatten(1)"
     usage = f"""
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModel
 
 processor, model = AutoImageProcessor.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
-outputs = model(**processor(Image.open("image.png"), return_tensors="pt"){options})
+outputs = model(**processor(ImageOps.exif_transpose(Image.open("image.png")), return_tensors="pt"){options})
 features = {output}
 """
     notes = ""
