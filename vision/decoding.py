@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:
         opened: the file that they were decoded from.
     """
     try:
-        tag = opened.getexif().get(ExifTags.Base.Orientation)
+        tag: Any = opened.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # damaged EXIF data say nothing, and the pixels are readable
         return picture
     turn = TURNS.get(tag)

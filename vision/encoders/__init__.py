@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 import torch
+from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 from torch import nn
 
 from dipole.core.utils.backbone import is_random
