@@ -64,7 +64,7 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     gain = interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
         *pictured(probability, f"Against {base}. One half means no difference. Bar: 95 % interval."),
-        *pictured(gain, f"Against {base}: mean over the middle tasks. Bar: 95 % interval, seeds with their base."),
+        *pictured(gain, f"Against {base}: mean over tasks. Bar: 95 % interval, seeds with their base."),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Objectives ranked over tasks: mean rank, wins and losses against a base, probability of improvement, gain."""
+"""Objectives ranked over tasks: rank of means, wins and losses against a base, probability of improvement, gain."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ LEVEL = 0.05
 class Rank:
     """One objective over several tasks. Without runs of all of them (`missing`) it has no rank.
 
-    Rank 1 is best, nan is none. `better` and `worse` count the tasks that differ from the base beyond chance.
-    `improvement` is the probability that a run beats a run of the base, and `gain` is in units of the base's mean.
+    `of_means` averages over tasks the rank of the objective's mean: 1 is best, nan is none. `better` and `worse` count
+    the tasks that differ from the base beyond chance. `improvement` is the probability that a run beats a run of the
+    base, and `gain` is in units of the base's mean.
     """
 
     label: str
     tasks: int
-    mean_rank: float
+    of_means: float
     better: int
     worse: int
     improvement: Interval | None
@@ -39,7 +40,7 @@ def rank_objectives(
     lower_is_better: Collection[str] = (),
     runs: Mapping[str, Hashable] | None = None,
 ) -> list[Rank]:
-    """Rank objectives over tasks, best mean rank first. Objectives without results on a task come last, unranked.
+    """Rank objectives over tasks, best rank of means first. Objectives without results on a task come last, unranked.
 
     Args:
         tasks: task -> objective -> value by seed.
@@ -69,7 +70,7 @@ def rank_objectives(
             improvement, gain = _over(label, base, signed, runs)
         count = len(signed) - len(missing[label])
         found.append(Rank(label, count, rank, better, worse, improvement, gain, missing[label]))
-    return sorted(found, key=lambda r: (isnan(r.mean_rank), r.mean_rank, r.label))
+    return sorted(found, key=lambda r: (isnan(r.of_means), r.of_means, r.label))
 
 
 def level_of(mean: float) -> float:

@@ -271,7 +271,7 @@ class SuiteResults:
         return next((row.base for row in self.rows if row.base), None)
 
     def ranks(self) -> list[Rank]:
-        """Return the rows ranked over the columns, best mean rank first. Rows without all columns have no rank."""
+        """Return the rows ranked over the columns, best rank of means first. Rows without all columns have no rank."""
         costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
         tasks = {name: rows for name, rows in self.tasks().items() if rows}
         decided: dict[str, list[float]] = defaultdict(list)

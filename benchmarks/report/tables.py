@@ -29,10 +29,11 @@ CELL_HEAD = (
     "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "seeds for 80 %",
 )  # fmt: skip
 CELL_NOTE = (
-    "Intervals are 95 %. Gain, paired t-test and Wilcoxon test compare a row with the base row on common seeds. Holm's "
-    "correction is over all tests of the suite. The effect is Cohen's d of the pairs. The last column is the number of "
-    "seeds per side that would show a gain of this size among as many tests. Verdicts on printed numbers are corrected "
-    "over all of them (Holm), their intervals are not."
+    "Intervals are 95 %. Gain, t-test and Wilcoxon test compare a row with the base row: on common seeds, or with all "
+    "seeds as two samples (Welch, rank sum) if that is the more powerful test. Holm's correction is over all tests of "
+    "the suite. The effect is Cohen's d of the pairs. The last column is the number of seeds per side that would show "
+    "a gain of this size among as many tests. Verdicts on printed numbers are corrected over all of them (Holm), their "
+    "intervals are not."
 )
 DIAGNOSTICS = (
     "mean_distance", "margin_occupancy", "min_max_ratio", "rank", "effective_rank", "alignment", "uniformity",
@@ -44,10 +45,11 @@ RUN_NOTE = (
     "replace it."
 )
 RANKING_NOTE = (
-    "Rank 1 is best. Better and worse count the tasks with a significant difference from the base (paired t-test on "
-    "common seeds, Holm over all objectives and tasks, 0.05). P(improvement): a run beats a run of the base, mean "
-    "over tasks. Gain: in units of the base's mean, mean over the middle tasks. Both have 95 % intervals, in which "
-    "columns of the same runs count once. Methods with missing runs are not ranked."
+    "Rank of means: 1 has the best mean of a task, averaged over tasks. Better and worse count the tasks with a "
+    "significant difference from the base (t-test on common seeds, Holm over all objectives and tasks, 0.05). "
+    "P(improvement): a run beats a run of the base, mean over tasks. Gain: in units of the base's mean, mean over "
+    "tasks (from eight on without a quarter at each end). Both have 95 % intervals, in which columns of the same runs "
+    "count once. Methods with missing runs are not ranked."
 )
 
 
@@ -236,15 +238,15 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
 
 
 def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
-    """Return objectives over tasks: mean rank, wins and losses, aggregates."""
+    """Return objectives over tasks: rank of means, wins and losses, aggregates."""
     rows = []
     for r in ranks:
-        label, rank = Cell(r.label), Cell(f"{r.mean_rank:.2f}", r.mean_rank)
+        label, rank = Cell(r.label), Cell(f"{r.of_means:.2f}", r.of_means)
         if r.missing:
             label, rank = Cell(r.label, sub=f"not ranked: no runs of {', '.join(r.missing)}"), EMPTY
         counts = [count_cell(n) for n in (r.tasks, r.better, r.worse)]
         rows.append((label, rank, *counts, _interval(r.improvement), _interval(r.gain, 100.0)))
-    head = ("objective", "mean rank", "tasks", "better", "worse", "P(improvement)", "gain (%)")
+    head = ("objective", "rank of means", "tasks", "better", "worse", "P(improvement)", "gain (%)")
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))
 
 

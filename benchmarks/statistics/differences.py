@@ -112,10 +112,10 @@ def difference(
     confidence: float = CONFIDENCE,
     resolution: float | None = None,
 ) -> PairedTest:
-    """Test one objective against another: paired if they share two seeds, else as independent samples (Welch).
+    """Test one objective against another: on common seeds (paired), or on all seeds as independent samples (Welch).
 
-    If all pairs have the same nonzero difference, the pairs have no spread (`paired`). Then the samples are
-    compared as independent ones.
+    `estimates.pairs_are_better` decides by the numbers of seeds, and `method` names the test. If all pairs have the
+    same nonzero difference, the pairs have no spread (`paired`). Then the samples are compared as independent ones.
 
     Args:
         base: values by seed.
@@ -128,7 +128,7 @@ def difference(
     """
     if min(len(base), len(other)) < NEEDED:
         return paired(base, other, confidence, resolution)
-    if len(base.keys() & other.keys()) >= NEEDED:
+    if estimates.pairs_are_better(len(base.keys() & other.keys()), len(other), len(base)):
         pairs = paired(base, other, confidence, resolution)
         if not isnan(pairs.p_t):
             return pairs

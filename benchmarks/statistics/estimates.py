@@ -19,6 +19,8 @@ NOISE = 1e-12
 """Values that differ by less than this share of their size are equal: they differ by rounding only."""
 NEEDED = 2
 """Runs of a task, or pairs of them, from which on there is an interval."""
+TRIMMED_FROM = 8
+"""Tasks from which on the mean gain is trimmed. Of four it would be the mean of two."""
 MIDDLE_HALF = 1.4
 """Variance of the middle half's mean over that of the mean: 1.19 for normal values, and a margin for few."""
 PRIOR_SEEDS = 15
@@ -46,10 +48,24 @@ class Estimate(NamedTuple):
         return cast(Array, 2 * special.stdtr(np.where(known, self.df, 1.0), -t))
 
 
-def differences(ours: Array, base: Array) -> Estimate:
-    """Mean difference of one task, (..., S) by seed: of pairs with a common seed, else of two samples (Welch 1947).
+def pairs_are_better(common: int, ours: int, base: int) -> bool:
+    """Whether to compare the pairs of common seeds, and not all seeds of both sides as two samples.
 
-    Where every pair differs by the same, which tells no spread, the sides are two samples as well.
+    The numbers of seeds decide, so the test has its level whatever the values are. Pairs are better if both sides have
+    the same seeds, or if the interval of the pairs is the narrower one at a correlation of 1/2:
+    t_{common - 1} / sqrt(common) <= t_{ours + base - 2} sqrt(1 / ours + 1 / base). With 20 seeds on each side they
+    need 12 common ones.
+    """
+    if common < NEEDED or common == max(ours, base):
+        return common >= NEEDED
+    of_pairs = special.stdtrit(common - 1, 0.975) ** 2 / common
+    return bool(of_pairs <= special.stdtrit(ours + base - 2, 0.975) ** 2 * (1 / ours + 1 / base))
+
+
+def differences(ours: Array, base: Array) -> Estimate:
+    """Mean difference of one task, (..., S) by seed: of pairs of common seeds, or of two samples (Welch 1947).
+
+    `pairs_are_better` decides. Where every pair differs by the same, which tells no spread, the sides are two samples.
     """
     return _of_pairs_else_apart(_differences, ours[..., None, :], base[..., None, :], (None,))
 
@@ -82,12 +98,12 @@ def _of_pairs_else_apart(
 
 
 def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estimate:
-    """Gain over the base in units of its mean, g_t = (x_t - b_t) / |b_t|: mean over the middle tasks.
+    """Gain over the base in units of its mean, g_t = (x_t - b_t) / |b_t|: mean over tasks.
 
-    Of T tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired). Without two common
-    seeds ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to first order a pair owes
-    (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. If all pairs of a task have the
-    same difference, they show no spread, and the sides are drawn apart too.
+    Of T >= 8 tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired). Where
+    `pairs_are_better` denies it, ours and those of the base are drawn apart (Welch). The base's mean is drawn too: to
+    first order a pair owes (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. If all pairs
+    of a task have the same difference, they show no spread, and the sides are drawn apart too.
     """
     found = _of_pairs_else_apart(_relative_gains, ours, base, runs)
     return Estimate(np.where(np.abs(found.value) > NOISE, found.value, 0.0), found.variance, found.df)
@@ -102,7 +118,7 @@ def _relative_gains(ours: Array, base: Array, runs: Sequence[Hashable], is_paire
         gains.append((of_ours.mean - of_base.mean) / level)
         owed.append((of_ours.times(1 / level), of_base.times(-of_ours.mean / (of_base.mean * level))))
     found = np.stack(gains, axis=-1)
-    cut = count // 4
+    cut = count // 4 if count >= TRIMMED_FROM else 0
     place = np.argsort(np.argsort(found, axis=-1), axis=-1)
     share = ((place >= cut) & (place < count - cut)) / (count - 2 * cut)
     parts = [part.times(share[..., task]) for task, each in enumerate(owed) for part in each]
@@ -205,7 +221,7 @@ def _owed(name: Hashable, values: Array) -> _Owed:
 def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple[_Owed, _Owed]:
     """Both sides of one task: draws of one name, pairs, where they have two seeds in common and are to be paired."""
     both = _present(ours) & _present(base)
-    if is_paired and both.sum() >= NEEDED:
+    if is_paired and pairs_are_better(*(int(each.sum()) for each in (both, _present(ours), _present(base)))):
         pairs = ("pairs", name)
         return _owed(pairs, np.where(both, ours, np.nan)), _owed(pairs, np.where(both, base, np.nan))
     return _owed(("ours", name), ours), _owed(("base", name), base)

@@ -230,8 +230,8 @@ def test_ranking_by_hand():
         "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}},
     }
     found = {r.label: r for r in rank_objectives(tasks, "base", {"x": [2.0, -4.0]}, ["cost"])}
-    assert found["x"].mean_rank == pytest.approx((1 + 1.5 + 3) / 3)
-    assert found["base"].mean_rank == pytest.approx((2 + 1.5 + 2) / 3)
+    assert found["x"].of_means == pytest.approx((1 + 1.5 + 3) / 3)
+    assert found["base"].of_means == pytest.approx((2 + 1.5 + 2) / 3)
     assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
     assert found["base"].improvement is None
     assert (found["x"].better, found["x"].worse) == (1, 1)

@@ -11,6 +11,7 @@ from scipy import stats
 
 from dipole.benchmarks.statistics import (
     against_single_value,
+    difference,
     holm,
     iqm,
     iqm_interval,
@@ -18,6 +19,7 @@ from dipole.benchmarks.statistics import (
     pooled_std,
     power,
     probability_of_improvement,
+    relative_gain,
     seeds_needed,
     summarize,
     welch,
@@ -156,7 +158,7 @@ def test_power_agrees_with_simulated_tests(is_paired):
         p = stats.ttest_1samp(generator.normal(0.8, 1.0, shape), 0, axis=1).pvalue
         expected = power(0.8, 1.0, 9, is_paired=True)
     else:
-        p = stats.ttest_ind(x, y, axis=1).pvalue
+        p = stats.ttest_ind(x, y, axis=1, equal_var=False).pvalue
         expected = power(1.1, 1.0, 9)
     assert np.mean(p < 0.05) == pytest.approx(expected, abs=0.02)
 
@@ -194,10 +196,61 @@ def test_wilcoxon_with_ties_takes_no_time():
     assert time.process_time() - began < 1
 
 
-@pytest.mark.parametrize(("difference", "n"), [(0.6034, 1000), (1.61, 100), (20, 2), (38, 3), (1e6, 5)])
-def test_power_has_no_holes_far_out(difference, n):
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_power_of_few_seeds_is_that_of_welchs_test(n):
+    """At three seeds the t-test of 2 (n - 1) degrees of freedom has 5 points more power than the test that is made."""
+    generator = np.random.default_rng(n)
+    x, y = generator.normal(1.5, 1.0, (40_000, n)), generator.normal(0, 1.0, (40_000, n))
+    found = np.mean(stats.ttest_ind(x, y, axis=1, equal_var=False).pvalue < 0.05)
+    assert power(1.5, 1.0, n) == pytest.approx(found, abs=0.008)
+
+
+def test_power_rises_with_every_seed():
+    found = [power(1.0, 1.0, n) for n in [*range(2, 120), 500, 1000, 2700, 100_000]]
+    assert np.diff(found).min() > -1e-12
+    assert found[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "base", "method"),
+    [
+        (range(20), range(20), "paired t"),
+        (range(18, 38), range(20), "Welch"),  # 2 common seeds of 20
+        (range(2), range(20), "Welch"),
+        (range(8, 28), range(20), "paired t"),
+        (range(9, 29), range(20), "Welch"),
+        (range(3), range(3), "paired t"),
+        (range(1, 4), range(3), "Welch"),
+    ],
+)
+def test_the_test_with_the_narrower_interval_is_made(ours, base, method):
+    """At a correlation of one half, by the numbers of seeds. A choice by values would find too much by chance."""
+    generator = np.random.default_rng(5)
+    values = {seed: generator.normal() for seed in range(40)}
+    a = {seed: values[seed] + generator.normal() for seed in base}
+    b = {seed: values[seed] + generator.normal() for seed in ours}
+    found = difference(a, b)
+    assert found.method == method
+    x, y = list(b.values()), list(a.values())
+    expected = stats.ttest_ind(x, y, equal_var=False)
+    if method == "paired t":
+        common = sorted(a.keys() & b.keys())
+        expected = stats.ttest_rel([b[s] for s in common], [a[s] for s in common])
+    assert found.p_t == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def test_gains_over_few_tasks_are_not_trimmed():
+    """Of four tasks half would be left. From eight on the quarters at both ends go."""
+    base = [[1.0, 1.1, 0.9]] * 8
+    ours = [[1.0 + gain, 1.1 + gain, 0.9 + 1.1 * gain] for gain in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 8.0)]
+    assert relative_gain(ours[4:], base[4:]).value == pytest.approx(sum((0.4, 0.5, 0.6, 8.0)) / 4 * 3.1 / 3)
+    assert relative_gain(ours, base).value == pytest.approx(sum((0.2, 0.3, 0.4, 0.5)) / 4 * 3.1 / 3)
+
+
+@pytest.mark.parametrize(("gap", "n"), [(0.6034, 1000), (1.61, 100), (20, 2), (38, 3), (1e6, 5)])
+def test_power_has_no_holes_far_out(gap, n):
     """Where scipy answers nan for the other tail: two samples that far apart are always told apart."""
-    assert power(difference, 1.0, n) == pytest.approx(1.0, abs=0.02)
+    assert power(gap, 1.0, n) == pytest.approx(1.0, abs=0.02)
 
 
 def test_one_run_per_task_has_an_estimate_and_no_interval():
