@@ -7,6 +7,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecExtractDictObs
 
 from dipole.core.utils.errors import ConfigError
+from dipole.rl.envs.running.normalized import require_normalized_last
 from dipole.rl.envs.running.validate import image_keys
 from dipole.rl.seen import Layout, layout, parts
 from dipole.rl.settings import Inputs
@@ -51,9 +52,10 @@ def shown_to(learner: str, env: VecEnv, inputs: Inputs) -> VecEnv:
                 f"{', '.join(space.spaces)}: leave one (gymnasium.wrappers.FilterObservation)."
             )
         if inputs == "pixels" and images:
-            return VecExtractDictObs(env, images[0])
+            env = VecExtractDictObs(env, images[0])
         if inputs == "state" and images and vectors:
             env = VecKeepDictObs(env, vectors)
+    require_normalized_last(env)
     require_part(seen_by(learner, env.observation_space), space, inputs)
     return env
 

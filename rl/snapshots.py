@@ -24,7 +24,7 @@ from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_whole
-from dipole.rl.callbacks.contrastive import LEARNED, Learned
+from dipole.rl.callbacks.contrastive import LEARNED, learned_state
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -124,7 +124,7 @@ def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
     if state.get("contrastive") is not None:
-        setattr(agent, LEARNED, Learned.of(state["contrastive"]))
+        setattr(agent, LEARNED, state["contrastive"])
     agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
     agent.set_exploration_state(state.get("exploration"))
     if agent.env is not None:
@@ -166,7 +166,7 @@ def named(folder: Path, name: Any) -> Path:
 
 def _state(agent: PixelAgent) -> dict[str, Any]:
     assert agent.env is not None
-    innermost, learned = _innermost(agent.env), getattr(agent, LEARNED, None)
+    innermost = _innermost(agent.env)
     return {
         "counters": {name: getattr(agent, name) for name in _COUNTERS},
         "last_obs": agent._last_obs,
@@ -175,7 +175,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
         "vector": wrappers_state(agent.env),
         "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
-        "contrastive": learned.state() if learned is not None else None,
+        "contrastive": learned_state(agent),
         "action_noise": noise_state(agent.action_noise),
         "exploration": agent.exploration_state(),
         "rng": rng_state(),

@@ -3,7 +3,9 @@
 import copy
 import hashlib
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
 from dipole.rl.contrast import given_composite, largest, require_unlabelled, twins
+from dipole.rl.envs.running.normalized import require_stored_as_seen
 from dipole.rl.envs.running.validate import image_keys, stack
 from dipole.rl.planned import rollouts_left
 from dipole.rl.seen import parts
@@ -60,9 +63,13 @@ class ContrastiveCallback(BaseCallback):
     Anchors are the encoder's features of one random view of stored observations, positives those of another view by a
     momentum copy (of k views where the objective asks for k). Observations come from the replay buffer, before the
     agent's own update, or from the rollout of an on-policy agent, after the update that it was collected for (the
-    policy must not move between the two). No observation is the negative of an equal one. Of a dictionary the images
-    are augmented, and the encoder sees all of it. The agent's file holds the objective's weights, the momentum copy and
-    the optimizer. A loaded agent continues with them if it gets such a callback.
+    policy must not move between the two). Steps begin after the agent's `learning_starts`. No observation is the
+    negative of an equal one. Of a dictionary the images are augmented, and the encoder sees all of it. Both encoders
+    run in training mode. Buffers of the copy (batch norm) are the encoder's.
+
+    Inside EveryNTimesteps or another EventCallback there are `updates` steps for each event, after the rollout that it
+    happens in. The agent's file holds the objective's weights, the momentum copy and the optimizer as tensors and text,
+    so that SB3 loads it without dipole. A loaded agent continues with them if it gets such a callback.
 
     Args:
         objective: text such as "infonce(temperature=0.1) + 0.1*dp". An Objective or Composite is trained as it is.
@@ -70,7 +77,7 @@ class ContrastiveCallback(BaseCallback):
             keeps small grow without bound, above all with an on-policy agent: use them with an encoder that ends in a
             normalisation.
         updates: contrastive steps for each rollout, >= 1.
-        batch_size: observations in a step, >= 2. A rollout with fewer different observations gives all of them.
+        batch_size: observations in a step, >= 2. A replay or rollout with fewer gives as many as it has.
         augmentation: function (B, C, H, W) uint8 -> as many images, (B, C, H, W). Random shifts by default.
         encoder: finds the module to train in the agent. Its features extractor by default.
         learning_rate: of the contrastive Adam, which is separate from the agent's, >= 0.
@@ -112,9 +119,13 @@ class ContrastiveCallback(BaseCallback):
         self.contrast: Composite | None = None
         self._owner: BaseAlgorithm | None = None
         self._left: int | None = None  # steps until the end of `learn`
+        self._events: int | None = None  # since the last steps, inside an EventCallback
+        self._parents: list[EventCallback] = []
+        self._stepped = self._few = False  # in this `learn`: any step, too few observations for one
         self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
 
     def _init_callback(self) -> None:
+        self._stepped = False
         if self.contrast is not None:
             if self.model is not self._owner:
                 raise ConfigError(
@@ -126,6 +137,7 @@ class ContrastiveCallback(BaseCallback):
         self._images = image_keys(space)
         if not self._images:
             raise ConfigError(f"ContrastiveCallback needs an agent that observes images (C, H, W), not {space}.")
+        require_stored_as_seen(self.model)
         self.encoder = self.find(self.model)
         width = getattr(self.encoder, "features_dim", None)
         if width is None:
@@ -144,17 +156,28 @@ class ContrastiveCallback(BaseCallback):
         self._owner = self.model
         trained = [*self.encoder.parameters(), *self.contrast.parameters()]
         self.optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
-        saved = getattr(self.model, LEARNED, None)
         learned = Learned(self.contrast, self.keys, self.optimizer)
+        saved = learned_state(self.model)
         if saved is not None:
-            learned.take(saved.state())
+            learned.take(saved)
         setattr(self.model, LEARNED, learned)
+
+    def _follow_parents(self) -> None:
+        """Hear of rollouts inside an EventCallback too. SB3 tells its child of nothing but the events."""
+        parent = self.parent
+        while parent is not None:
+            if isinstance(parent, EventCallback) and parent not in self._parents:
+                self._events = 0
+                self._parents.append(parent)
+                for name in ("_on_rollout_start", "_on_rollout_end", "_on_training_end"):
+                    setattr(parent, name, _both(getattr(parent, name), getattr(self, name)))
+            parent = parent.parent
 
     def _largest_batch(self, space: spaces.Space[Any]) -> int:
         """Return the most observations of a step. Raise OptionError if they do not fit into memory."""
         model: Any = self.model
-        rollout = getattr(model, "rollout_buffer", None)
-        most = self.batch_size if rollout is None else min(self.batch_size, rollout.buffer_size * model.n_envs)
+        buffer = getattr(model, "replay_buffer", None) or model.rollout_buffer
+        most = max(2, min(self.batch_size, buffer.buffer_size * model.n_envs))
         some = torch.empty(0, device=model.device)
         for key in self._images:
             check_fits("a batch of images", (most, *parts(space)[key].shape), some, "a copy")
@@ -165,7 +188,7 @@ class ContrastiveCallback(BaseCallback):
         space = self.model.observation_space
         with isolated(0), torch.no_grad():
             rows = [space.sample() for _ in range(2)]
-            trial = copy.deepcopy(self.keys)  # whose statistics may change
+            trial = copy.deepcopy(self.keys).train()  # whose statistics may change
             try:
                 views = self._augmented(obs_as_tensor(stack(rows), self.model.device))
                 for each in (parts(views)[key] for key in self._images):
@@ -186,21 +209,44 @@ class ContrastiveCallback(BaseCallback):
                 f"{(2, width)} as its features_dim says."
             )
 
+    def _on_training_start(self) -> None:
+        self._follow_parents()  # SB3's CallbackList names a parent after `_init_callback`
+
     def _on_step(self) -> bool:
+        self._follow_parents()
+        if self._events is not None and self._agent_learns():
+            self._events += 1
         return True
+
+    def _agent_learns(self) -> bool:
+        """Return whether SB3 would update the agent by now."""
+        return self.model.num_timesteps > getattr(self.model, "learning_starts", 0)
 
     def _on_rollout_start(self) -> None:
         self._learn_from_rollout()
 
     def _on_training_end(self) -> None:
         self._learn_from_rollout()
+        if not self._stepped:
+            warnings.warn(self._why_no_step(), RuntimeWarning, stacklevel=2)
+
+    def _why_no_step(self) -> str:
+        model: Any = self.model
+        reason = "No rollout was complete: train for longer"
+        if not self._agent_learns():
+            reason = f"The agent's learning_starts is {model.learning_starts}: lower it, or train for longer"
+        elif self._few:
+            reason = "There were fewer than two different observations: train for longer, or look at the images"
+        elif self._events == 0:
+            reason = "It is inside an EventCallback that had no event: let it happen more often"
+        return f"ContrastiveCallback took no step in {model.num_timesteps} timesteps. {reason}."
 
     def _on_rollout_end(self) -> None:
         model: Any = self.model
-        if getattr(model, "replay_buffer", None) is not None:
-            self._learn(self._replayed)
-        else:  # its buffer is emptied before the next rollout begins
+        if getattr(model, "replay_buffer", None) is None:  # its buffer is emptied before the next rollout begins
             self._rollout = distinct(model.rollout_buffer.observations, model.observation_space)
+        elif self._agent_learns():
+            self._learn(self._replayed)
 
     def _learn_from_rollout(self) -> None:
         """The steps of an on-policy agent, whose own update on the same rollout is done."""
@@ -209,20 +255,25 @@ class ContrastiveCallback(BaseCallback):
             self._rollout = None
 
     def _learn(self, draw: Callable[[], Seen | None]) -> None:
-        rollouts = rollouts_left(self.model)
-        for number in range(self.updates):
-            self._left = None if rollouts is None else self.updates * (rollouts + 1) - number - 1
+        updates, rollouts = self.updates, rollouts_left(self.model)
+        if self._events is not None:
+            updates, rollouts, self._events = updates * self._events, None, 0
+        for number in range(updates):
+            self._left = None if rollouts is None else updates * (rollouts + 1) - number - 1
             seen = draw()
+            self._few = seen is None
             if seen is not None:
-                self.logger.record("train/contrast_loss", self._step(seen))
+                with training(self.encoder, self.keys):
+                    self.logger.record("train/contrast_loss", self._step(seen))
+                self._stepped = True
 
     def _replayed(self) -> Seen | None:
-        """Return a batch of the replay buffer, or None while there are too few."""
+        """Return a batch of the replay buffer as the agent sees it, or None while there are fewer than two."""
         model: Any = self.model
-        ready = max(self.batch_size, getattr(model, "learning_starts", 0))
-        if model.replay_buffer.size() * model.n_envs < ready:
+        count = min(self.batch_size, model.replay_buffer.size() * model.n_envs)
+        if count < 2:
             return None
-        seen: Seen = model.replay_buffer.sample(self.batch_size).observations
+        seen: Seen = model.replay_buffer.sample(count, env=model._vec_normalize_env).observations
         return seen
 
     def _collected(self) -> Seen | None:
@@ -263,6 +314,8 @@ class ContrastiveCallback(BaseCallback):
         self.contrast.after_step(self.learning_rate, done, None if self._left is None else done + self._left)
         with torch.no_grad():
             torch._foreach_lerp_(list(self.keys.parameters()), list(self.encoder.parameters()), self.tau)
+            for own, followed in zip(self.keys.buffers(), self.encoder.buffers(), strict=True):
+                own.copy_(followed)
         return float(outcome.loss.detach())
 
     def _require_finite(self, outcome: Outcome, norm: Tensor, pairs: Pairs) -> None:
@@ -279,20 +332,22 @@ class ContrastiveCallback(BaseCallback):
 
 
 LEARNED = "contrastive"
-"""The attribute of a trained agent that holds `Learned`. SB3's `save` writes it."""
+"""The attribute of a trained agent that holds `Learned`, or its state from a file. SB3's `save` writes it."""
 
 
 class Learned:
-    """The state of a callback that is saved with the agent: weights, momentum copy, optimizer."""
+    """The state of a callback that is saved with the agent: weights, momentum copy, optimizer.
+
+    It is pickled as a dictionary of text and CPU tensors, which loads without dipole.
+    """
+
+    __slots__ = ("_parts",)  # SB3 writes a __dict__ into its file as text
 
     def __init__(self, contrast: Composite, keys: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._parts: dict[str, Any] = {"contrast": contrast, "keys": keys, "optimizer": optimizer}
-        self._state: dict[str, Any] = {}
 
     def state(self) -> dict[str, Any]:
         """The objective's text, and a state_dict of each part."""
-        if not self._parts:
-            return self._state
         return {"objective": str(self._parts["contrast"]), **{k: each.state_dict() for k, each in self._parts.items()}}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -309,15 +364,35 @@ class Learned:
         except (RuntimeError, ValueError, KeyError) as error:
             raise ConfigError(f"what the agent's callback has learned does not fit its encoder: {error}") from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": {}, "_state": tree_map_only(Tensor, lambda each: each.detach().cpu().clone(), self.state())}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (tree_map_only(Tensor, lambda each: each.detach().cpu().clone(), self.state()),)
 
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> "Learned":
-        """Make one from a file, for a callback that comes later."""
-        found = cls.__new__(cls)
-        found._parts, found._state = {}, state
-        return found
+
+def learned_state(agent: BaseAlgorithm) -> dict[str, Any] | None:
+    """Return what an agent's callback has learned, as text and tensors, or None without one."""
+    learned: Learned | dict[str, Any] | None = getattr(agent, LEARNED, None)
+    return learned.state() if isinstance(learned, Learned) else learned
+
+
+@contextmanager
+def training(*modules: nn.Module) -> Iterator[None]:
+    """Have modules in training mode, and put the mode of each part back."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.train()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def _shape(value: Any) -> str:

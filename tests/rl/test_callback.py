@@ -1,18 +1,25 @@
 """An auxiliary objective for SB3's own agents."""
 
+import json
+import subprocess
+import sys
+import warnings
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from dipole import Objective
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env
-from dipole.rl.callbacks.contrastive import distinct, equal
+from dipole.rl.callbacks.contrastive import distinct, equal, training
 
 NET = {"net_arch": [8]}
 
@@ -61,7 +68,8 @@ def test_several_positives_are_several_views():
     views = []
     callback.augmentation = lambda images: views.append(len(images)) or images
     agent.learn(16, callback=callback)
-    assert views == [2] + [16] * 4  # a trial, then one step: the anchors' view and three of the keys
+    # A trial, then the anchors' view and three of the keys from each step on, of what is stored.
+    assert views == [2] + [size for size in range(11, 17) for _ in range(4)]
 
 
 @pytest.mark.parametrize("algorithm", [TD3, DQN, A2C, PPO])
@@ -186,7 +194,6 @@ def test_encoders_that_do_not_fit_the_observations_are_refused(size, said):
         ({"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
         ({"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
         ({"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
-        ({"batch_size": 10**9}, "a batch of images of 1000000000 x 9 x 36 x 36 takes"),
     ],
 )
 def test_errors_of_the_first_step_are_raised_before_training(settings, said):
@@ -196,10 +203,10 @@ def test_errors_of_the_first_step_are_raised_before_training(settings, said):
     assert agent.num_timesteps == 0
 
 
-def test_batch_is_at_most_the_rollout():
-    agent = PPO(
-        "CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, device="cpu", policy_kwargs=dict(NET)
-    )
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+def test_batch_is_at_most_the_rollout_or_replay(algorithm):
+    settings = {"n_steps": 8, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 10, "learning_starts": 4}
+    agent = algorithm("CnnPolicy", DotEnv(size=36), batch_size=8, device="cpu", policy_kwargs=dict(NET), **settings)
     callback = ContrastiveCallback("infonce", batch_size=10**9)
     losses = record_losses(callback)
     agent.learn(8, callback=callback)
@@ -289,6 +296,198 @@ def test_callback_state_is_saved_with_the_agent(algorithm, tmp_path):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
     with pytest.raises(ConfigError, match=r"trained with a callback of the objective 'infonce\(similarity=bilinear\)'"):
         algorithm.load(tmp_path / "agent.zip", env=env, device="cpu").learn(1, callback=ContrastiveCallback("dcl"))
+
+
+_ALONE = """
+import json, sys
+import numpy as np
+sys.modules["dipole"] = None
+import stable_baselines3, torch
+torch.set_num_threads(1)
+def leaves(value):
+    if type(value).__name__ in ("dict", "OrderedDict"):
+        return set().union(*map(leaves, value.values()))
+    return set().union(*map(leaves, value)) if type(value) in (list, tuple) else {type(value).__name__}
+for name in sys.argv[2:]:
+    agent = getattr(stable_baselines3, sys.argv[1]).load(name, device="cpu")
+    actions = agent.predict(np.load("shown.npy"), deterministic=True)[0]
+    print(json.dumps([sorted(leaves(agent.contrastive)), actions.tolist()]))
+"""
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO])
+def test_saved_agents_and_best_models_load_without_dipole(algorithm, tmp_path):
+    """Of `save`, of an agent that was loaded and saved again, and of EvalCallback in the midst of training."""
+    settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 8}
+    env = DotEnv(size=36)
+    agent = algorithm("CnnPolicy", env, batch_size=8, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
+    best = EvalCallback(DotEnv(size=36), None, None, 1, 20, best_model_save_path=tmp_path, verbose=0)
+    agent.learn(32, callback=[ContrastiveCallback("infonce(similarity=bilinear) + 0.1*dp", batch_size=8), best])
+    agent.save(tmp_path / "agent.zip")
+    algorithm.load(tmp_path / "agent.zip", device="cpu").save(tmp_path / "again.zip")
+    shown = np.stack([env.observation_space.sample() for _ in range(3)])
+    np.save(tmp_path / "shown.npy", shown)
+    command = [sys.executable, "-c", _ALONE, algorithm.__name__, "agent.zip", "again.zip", "best_model.zip"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = agent.predict(shown, deterministic=True)[0]
+    assert len(found) == 3
+    assert set().union(*(kinds for kinds, _ in found)) <= {"Tensor", "str", "float", "int", "bool", "NoneType"}
+    for _, actions in found[:2]:
+        np.testing.assert_array_equal(np.array(actions, expected.dtype), expected)
+
+
+def envs(count):
+    return DummyVecEnv([lambda: DotEnv(size=36)] * count)
+
+
+def every(steps):
+    return lambda callback: EveryNTimesteps(steps, callback)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "settings", "steps", "expected"),
+    [
+        (None, {"buffer_size": 20, "learning_starts": 30}, 40, 10),
+        (None, {"buffer_size": 40, "learning_starts": 40, "env": 3}, 60, 7),  # 13 x 3 < 40
+        (None, {"buffer_size": 30, "learning_starts": 10, "batch": 500}, 40, 30),
+        (None, {"buffer_size": 7, "learning_starts": 9, "env": 2, "train_freq": 3}, 30, 4),
+        (every(5), {"buffer_size": 40, "learning_starts": 11}, 40, 6),
+        (lambda callback: every(5)(BaseCallbackList([callback])), {"learning_starts": 11}, 40, 6),
+        (lambda callback: every(10)(every(1)(callback)), {"learning_starts": 11}, 40, 3),
+        (every(3), {"learning_starts": 0, "train_freq": 12}, 24, 8),
+    ],
+)
+def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expected):
+    settings = {"buffer_size": 100, **settings}
+    env, batch = envs(settings.pop("env", 1)), settings.pop("batch", 8)
+    agent = SAC("CnnPolicy", env, batch_size=8, device="cpu", gradient_steps=0, policy_kwargs=dict(NET), **settings)
+    callback = ContrastiveCallback("infonce", batch_size=batch)
+    losses = record_losses(callback)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        agent.learn(steps, callback=wrap(callback) if wrap else callback)
+    assert len(losses) == expected
+    assert np.isfinite(losses).all()
+
+
+def test_loaded_agents_step_at_once(tmp_path):
+    settings = {"buffer_size": 100, "learning_starts": 20, "batch_size": 8, "policy_kwargs": dict(NET)}
+    SAC("CnnPolicy", DotEnv(size=36), device="cpu", **settings).learn(30).save(tmp_path / "agent")
+    agent, callback = SAC.load(tmp_path / "agent", env=DotEnv(size=36), device="cpu"), ContrastiveCallback()
+    losses = record_losses(callback)
+    agent.learn(5, callback=callback, reset_num_timesteps=False)
+    assert len(losses) == 4  # replay is empty again: from two transitions on
+
+
+@pytest.mark.parametrize("wrap", [every(4), lambda each: EvalCallback(DotEnv(size=36), None, each, 1, 4, verbose=0)])
+def test_events_of_on_policy_agents_step_after_their_update(wrap):
+    agent = PPO(
+        "CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, policy_kwargs=dict(NET), device="cpu"
+    )
+    callback = ContrastiveCallback(updates=2)
+    losses, divergences, train = record_losses(callback), [], agent.train
+    agent.train = lambda: (train(), divergences.append(agent.logger.name_to_value["train/approx_kl"]))
+    agent.learn(24, callback=wrap(callback))
+    assert len(losses) == 24 // 4 * 2
+    assert len(divergences) == 3
+    assert max(divergences) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "said"),
+    [
+        (lambda callback: (sac(), callback), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
+        (
+            lambda callback: (sac(), every(90)(callback)),
+            20,
+            "in 20 timesteps. It is inside an EventCallback that had no",
+        ),
+        (lambda callback: (sac(train_freq=50), BaseCallbackList([callback, Stop()])), 20, "No rollout was complete"),
+        (lambda callback: (a2c(Still), callback), 10, "fewer than two different observations"),
+    ],
+)
+def test_training_without_a_step_ends_with_a_warning(make, steps, said):
+    agent, callback = make(ContrastiveCallback())
+    if "No rollout" in said:
+        agent.learning_starts = 0
+    with pytest.warns(RuntimeWarning, match=f"ContrastiveCallback took no step.*{said}"):
+        agent.learn(steps, callback=callback)
+
+
+def a2c(environment):
+    return A2C("CnnPolicy", environment(size=36), n_steps=5, device="cpu", seed=0)
+
+
+class Still(DotEnv):
+    """One picture."""
+
+    def _frame(self, size):
+        return 0 * super()._frame(size)
+
+
+class Normed(BaseFeaturesExtractor):
+    """Batch norm and dropout, as many encoders have. Notes the mode of every call."""
+
+    def __init__(self, space):
+        super().__init__(space, 8)
+        self.norm, self.drop = torch.nn.BatchNorm2d(space.shape[0]), torch.nn.Dropout(0.5)
+        self.head, self.modes = torch.nn.Linear(space.shape[0], 8), []
+
+    def forward(self, images):
+        self.modes.append((self.norm.training, self.drop.training))
+        return self.head(self.drop(self.norm(images)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PPO, A2C, DQN])
+def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm):
+    settings = {"buffer_size": 100, "learning_starts": 8, "batch_size": 8}
+    if algorithm in (PPO, A2C):
+        settings = {"n_steps": 8}
+    kwargs = {**NET, "features_extractor_class": Normed}
+    env = make_env("dot-discrete", size=36) if algorithm is DQN else DotEnv(size=36)
+    agent = algorithm("CnnPolicy", env, device="cpu", policy_kwargs=kwargs, **settings)
+    callback, seen = ContrastiveCallback(batch_size=8), []
+    step = callback._step
+
+    def noted(images):
+        before, loss = len(callback.encoder.modes), step(images)
+        seen.append(set(callback.encoder.modes[before:]) | set(callback.keys.modes[-1:]))
+        same = zip(callback.keys.buffers(), callback.encoder.buffers(), strict=True)
+        assert all(torch.equal(*each) for each in same)
+        return loss
+
+    callback._step = noted
+    agent.learn(24, callback=callback)
+    assert len(seen) >= 3  # the last step of an on-policy agent is taken when training has ended
+    assert all(each == {(True, True)} for each in seen)
+    assert int(callback.keys.norm.num_batches_tracked) > 0
+    agent.policy.set_training_mode(False)
+    callback._left = None
+    with training(callback.encoder, callback.keys):
+        assert callback.encoder.norm.training
+    assert not callback.encoder.norm.training
+
+
+def test_replay_is_seen_as_the_agent_sees_it():
+    """Vectors are normalised by the agent's VecNormalize, as in its own updates."""
+    env = VecNormalize(DummyVecEnv([Instruments]), norm_obs_keys=["numbers"])
+    agent = SAC("MultiInputPolicy", env, buffer_size=50, learning_starts=5, batch_size=8, device="cpu", seed=0)
+    callback, seen = ContrastiveCallback(batch_size=8), []
+    step = callback._step
+    callback._step = lambda batch: seen.append(batch["numbers"]) or step(batch)
+    agent.learn(40, callback=callback)
+    assert float(seen[-1].abs().max()) > 1.01  # of numbers in [-1, 1], shown with unit variance
+
+
+def test_sb3_replay_that_cannot_store_what_the_agent_sees_is_refused():
+    env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: DotEnv(size=36, frame_stack=1)]), norm_obs=False), 3)
+    agent = SAC("CnnPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
+    with pytest.raises(
+        ConfigError, match=r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize the out"
+    ):
+        agent.learn(10, callback=ContrastiveCallback())
 
 
 class Stop(BaseCallback):

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import wrappers
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecExtractDictObs, VecFrameStack, VecNormalize
 
-from dipole.core.utils.errors import CheckpointError
-from dipole.rl import DotEnv, resume, snapshots
+from dipole.core.utils.errors import CheckpointError, ConfigError
+from dipole.rl import ContrastiveSAC, DotEnv, resume, snapshots
 from dipole.rl.envs.running.faults import guarded
 from tests.rl.conftest import same
 
@@ -123,6 +123,83 @@ def test_vector_wrappers_continue_as_well(tiny_agent, tmp_path):
     again.learn(12, reset_num_timesteps=False)
     assert same(straight, again)
     assert again.env.ret_rms.count == straight.env.ret_rms.count
+
+
+class Last(gymnasium.ObservationWrapper):
+    """Pictures with their channels last, alone or in a dictionary with numbers."""
+
+    def __init__(self, keyed):
+        super().__init__(DotEnv(frame_stack=1))
+        channels, height, width = self.env.observation_space.shape
+        image = gymnasium.spaces.Box(0, 255, (height, width, channels), np.uint8)
+        self.keyed, self.observation_space = keyed, image
+        if keyed:
+            numbers = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+            self.observation_space = gymnasium.spaces.Dict({"eye": image, "numbers": numbers})
+
+    def observation(self, seen):
+        image = np.ascontiguousarray(seen.transpose(1, 2, 0))
+        return {"eye": image, "numbers": self.unwrapped._dot.astype(np.float32)} if self.keyed else image
+
+
+def vector(make, **settings):
+    return VecNormalize(DummyVecEnv([make] * 2), **settings)
+
+
+NORMALIZED = {
+    "stacked": lambda: VecFrameStack(vector(lambda: DotEnv(frame_stack=1), norm_obs=False), 3),
+    "stacked twice": lambda: VecFrameStack(
+        VecFrameStack(vector(lambda: DotEnv(frame_stack=1), norm_obs=False), 2, "first"), 2, "first"
+    ),
+    "transposed": lambda: vector(lambda: Last(False), norm_obs=False),  # SB3 adds VecTransposeImage
+    "stacked and transposed": lambda: VecFrameStack(vector(lambda: Last(False), norm_obs=False), 3),
+    "in a dictionary": lambda: vector(lambda: Last(True), norm_obs_keys=["numbers"]),
+    "selected": lambda: VecExtractDictObs(vector(lambda: Last(True), norm_obs_keys=["numbers"]), "eye"),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_replay_holds_what_wrappers_above_a_normalizer_give(name, tmp_path):
+    """Against what the agent saw, without normalisation, and the rewards of the environment."""
+    agent = ContrastiveSAC(
+        "CnnPolicy", NORMALIZED[name](), preset="small", buffer_size=100, learning_starts=10, batch_size=8, seed=0,
+        device="cpu",
+    )  # fmt: skip
+    shown, rewards, replay = [], [], agent.replay_buffer
+    add = replay.add
+
+    def noted(obs, following, action, reward, *rest):
+        shown.append(agent._last_obs)
+        rewards.append(reward)
+        return add(obs, following, action, reward, *rest)
+
+    replay.add = noted
+    agent.learn(24)
+    eyes = np.stack([each["eye"] if isinstance(each, dict) else each for each in shown], 1)  # (environments, steps)
+    for env in range(2):
+        slots = np.arange(eyes.shape[1])
+        stored = replay.frames.stacks(np.full(len(slots), env), replay._planes(np.full(len(slots), env), slots, 0))
+        np.testing.assert_array_equal(stored, eyes[env])
+        np.testing.assert_array_equal(replay.rewards[env, slots], np.array(rewards, np.float32)[:, env])
+    if "dictionary" in name:
+        assert np.abs(replay.states[:, : eyes.shape[1]]).max() <= 1  # positions, not normalised
+    snapshots.save(agent, tmp_path / "saved")
+    agent.learn(6, reset_num_timesteps=False)
+    again = resume(tmp_path / "saved", NORMALIZED[name](), device="cpu").learn(6, reset_num_timesteps=False)
+    assert same(agent, again)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VecFrameStack(vector(lambda: Last(True), norm_obs_keys=["numbers"]), 3),
+        lambda: VecFrameStack(vector(Numbers), 2),
+        lambda: VecExtractDictObs(vector(lambda: Last(True), norm_obs_keys=["numbers"]), "numbers"),
+    ],
+)
+def test_wrappers_that_change_normalised_observations_are_refused(make):
+    with pytest.raises(ConfigError, match=r"changes normalised observations.* Make VecNormalize the outermost wrapper"):
+        ContrastiveSAC("CnnPolicy", make(), objective="none", device="cpu")
 
 
 class Learned(gymnasium.RewardWrapper):

@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl.arguments import check_whole
 from dipole.rl.envs.running.faults import describe, fault_message, guarded
+from dipole.rl.envs.running.normalized import original
 from dipole.rl.envs.running.validate import (
     require_contained,
     require_finite_observation,
@@ -84,7 +85,13 @@ class CheckedEnvironments(OffPolicyAlgorithm):
                 error = ValueError(f"the reward is {reward[index]}")
                 self._count_fault(int(index), describe(error, self.num_timesteps, self._episode_num, self.seed))
         self._check_observations(new_obs)
+        self._keep_original(new_obs)
         super()._store_transition(replay, action, new_obs, reward, dones, infos)
+
+    def _keep_original(self, seen: Any) -> None:
+        """Let SB3 store observations as the wrappers above VecNormalize leave them."""
+        if self._vec_normalize_env is not None:
+            self._vec_normalize_env.old_obs = original(self._vec_normalize_env, seen)
 
     def _check_observations(self, observations: Any, bounds: bool = False) -> None:
         """Refuse observations of an unguarded VecEnv that are not in their space."""
@@ -109,10 +116,12 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         check_whole(0, total_timesteps=total_timesteps)
         if reset_num_timesteps:
             self.environment_steps = 0
-        noise = noise_state(self.action_noise)
+        noise, before = noise_state(self.action_noise), self._last_obs
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest, **settings)
         if not reset_num_timesteps:  # SB3 resets it in every call of `learn`
             self.action_noise = set_noise_state(self.action_noise, noise)
+        if self._vec_normalize_env is not None and self._last_obs is not before:  # after a reset
+            self._last_original_obs = original(self._vec_normalize_env, self._last_obs)
         assert self.env is not None
         self._is_guarded = self.env.has_attr("wrapper_names")
         self._check_observations(self._last_obs, bounds=True)
