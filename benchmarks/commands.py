@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import json_answer
+from dipole.core.cli.output import json_answer, write
 from dipole.core.cli.parser import above_zero, add_overrides, positive, resumable, whole
 from dipole.core.utils.text import counted
 
@@ -169,7 +169,7 @@ def _print_suites(as_json: bool) -> int:
         return 0
     for each in found:
         start = f"{each.name:<24}  {', '.join(each.scale):<12}  "
-        print(fill(each.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
+        write(fill(each.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
     return 0
 
 
@@ -189,7 +189,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     if not a.plan and not a.json:
         shipped = _place("shipped")
         places = join("shipped" if place == shipped else str(place) for place in [a.runs, *a.known])
-        print(f"Report: dipole report {places} -o report.html")
+        write(f"Report: dipole report {places} -o report.html")
     return code
 
 
@@ -215,7 +215,7 @@ def _results(arguments: argparse.Namespace) -> int:
         lines = [text_table(rows), *(f"conflict: {text}" for text in conflicts)]
         if is_unchanged:
             lines.append("The file is unchanged. Use --replace to take the new results and the new suite.")
-        print("\n".join([*lines, *(f"left out: {text}" for text in left_out)]))
+        write("\n".join([*lines, *(f"left out: {text}" for text in left_out)]))
     return int(bool(left_out) or is_unchanged)
 
 
@@ -252,9 +252,9 @@ def _demo(arguments: argparse.Namespace) -> int:
             answer |= {"report": str(a.output)}
             text = f"Report: {a.output}"
     if not a.json:
-        print(text)
+        write(text)
     if code == 0 and not a.json:
-        print(_next(a.runs))
+        write(_next(a.runs))
     return code
 
 
@@ -276,12 +276,12 @@ def _report(arguments: argparse.Namespace) -> int:
         answer |= {"report": str(arguments.output), "facts": facts}
     is_unread = "problems" in found.facts and found.facts["runs"] == "0"
     if is_unread:
-        print(f"nothing could be read: `Problems` in {arguments.output} says why", file=sys.stderr)
+        write(f"nothing could be read: `Problems` in {arguments.output} says why", sys.stderr)
     if not arguments.json:
-        print(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
+        write(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
     if not arguments.json and arguments.figures is not None:
         charts = counted(len(named_charts(found)), "chart")
-        print(f"{arguments.figures}: {charts}, each as .svg, .pdf, .tex and .vl.json")
+        write(f"{arguments.figures}: {charts}, each as .svg, .pdf, .tex and .vl.json")
     return int(is_unread)
 
 

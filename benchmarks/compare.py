@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from math import isnan
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dipole.core.cli import Runner
+from dipole.core.cli.output import write
 
 if TYPE_CHECKING:
     from dipole.core.record import RunRecord
 
 LONGEST = 48
 """Characters of a setting that are printed. --json prints all of them."""
+LEVEL = 0.05
+"""A verdict needs a smaller p value, after the correction for all numbers."""
 
 
 def compare(parser: argparse.ArgumentParser) -> Runner:
     """Compare two runs: settings that differ, numbers with intervals, a verdict if there is one.
 
-    Other seeds of the same settings in the same folders are included. A verdict needs two seeds of each.
+    Other seeds of the same settings in the same folders are included. Seeds that both have are compared in pairs
+    (paired t-test). With fewer than two common seeds it is Welch's test. p values are corrected for all numbers (Holm)
+    at level 0.05. A verdict needs two seeds of each.
     """
     parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("second", metavar="RUN", help="the run to compare it with")
@@ -32,7 +37,7 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
 def _compare(arguments: argparse.Namespace) -> int:
     from dipole.core.train.run_folder import find_run
     from dipole.core.utils.errors import ConfigError
-    from dipole.core.utils.text import number, shortened, text_table
+    from dipole.core.utils.text import counted, printable, shortened, text_table
 
     one, other = (find_run(name, arguments.runs).path for name in (arguments.first, arguments.second))
     if one.resolve() == other.resolve():
@@ -41,30 +46,56 @@ def _compare(arguments: argparse.Namespace) -> int:
     if _without(first[0].config) == _without(second[0].config):  # two seeds of one setting
         first, second = first[:1], second[:1]
     settings = _differences(_without(first[0].config), _without(second[0].config))
+    known = {name for record in (*first, *second) for name in record.results}
     shared = [name for name in first[0].results if name in second[0].results]
-    numbers = [found for name in shared if (found := _compared(name, first, second))]
+    # "untrained/knn/accuracy" is a baseline of "knn/accuracy", and no result of the training.
+    baselines = [name for name in shared if name.partition("/")[2] in known]
+    numbers = [found for name in shared if name not in baselines and (found := _compared(name, first, second))]
+    _judge(numbers)
+    means = {name: [_mean(name, group) for group in (first, second)] for name in baselines}
     if arguments.json:
         runs = [[record.hash for record in group] for group in (first, second)]
-        print(json.dumps({"runs": runs, "settings": settings, "numbers": numbers}, indent=2))
+        answer = {"runs": runs, "settings": settings, "numbers": numbers, "baselines": means}
+        print(json.dumps(answer | {"level": LEVEL, "correction": "Holm"}, indent=2))
         return 0
     for title, group in (("first", first), ("second", second)):
         seeds = ", ".join(str(record.seed) for record in group)
-        print(f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}")
+        line = f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}"
+        write(printable(line, keep=""))
     rows = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
-    table = [("number", "first", "second", "second - first", "verdict")]
+    write("\n" + (text_table(rows, words=range(3)) if settings else "Only the seed differs."))
+    write("\n" + (_table(numbers) if numbers else "The runs have no result in common."))
+    if means:
+        rows = [("baseline", "first", "second")]
+        rows += [(name, *("-" if each is None else f"{each:.4g}" for each in both)) for name, both in means.items()]
+        write(f"\n{text_table(rows)}")
+    tests = sorted({each["test"] for each in numbers if each["p"] is not None})
+    if tests:
+        count = sum(each["p"] is not None for each in numbers)
+        write(
+            f"\nTests: {' and '.join(tests)}, two-sided. Verdicts are at level {LEVEL} after Holm's correction for "
+            f"{counted(count, 'number')}. Intervals are 95 %, without correction."
+        )
+    if not settings:
+        write("\nThese are two seeds of one setting. Their difference shows its spread.")
+    elif len(first) < 2 or len(second) < 2:
+        write("\nA verdict needs two seeds of each. Train more: --set seed=1.")
+    return 0
+
+
+def _table(numbers: list[dict[str, Any]]) -> str:
+    from dipole.core.utils.text import number, text_table
+
+    table = [("result", "first", "second", "second - first", "p (Holm)", "verdict")]
     for each in numbers:
-        gap = number(each["difference"])
+        gap, p = number(each["difference"]), "-"
         if each["interval"]:
             gap += " ({} to {})".format(*map(number, each["interval"]))
-        table.append((each["name"], number(each["first"]), number(each["second"]), gap, each["verdict"]))
-    print("\n" + (text_table(rows, words=range(3)) if settings else "Only the seed differs."))
-    print("\n" + (text_table(table) if numbers else "The runs have no number in common."))
-    if not settings:
-        print("\nThese are two seeds of one setting. Their difference shows its spread.")
-    elif len(first) < 2 or len(second) < 2:
-        print("\nA verdict needs two seeds of each. Train more: --set seed=1.")
-    return 0
+        if each["p_holm"] is not None:
+            p = number(each["p_holm"])
+        table.append((each["name"], number(each["first"]), number(each["second"]), gap, p, each["verdict"]))
+    return text_table(table)
 
 
 def _with_siblings(folder: Path) -> list[RunRecord]:
@@ -102,26 +133,57 @@ def _differences(first: dict[str, Any], second: dict[str, Any], prefix: str = ""
     return found
 
 
-def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
-    """Return the means and their difference, with Welch's 95 % interval if both have two seeds or more."""
-    from dipole.benchmarks.statistics import summarize, welch
+def _values(name: str, group: list[RunRecord]) -> dict[int, float]:
+    return {each.seed: float(value) for each in group if (value := each.results.get(name)) is not None}
 
-    a, b = ([float(v) for r in group if (v := r.results.get(name)) is not None] for group in (first, second))
-    if not a or not b:
+
+def _mean(name: str, group: list[RunRecord]) -> float | None:
+    values = _values(name, group).values()
+    return sum(values) / len(values) if values else None
+
+
+def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
+    """Return the means over the compared seeds, their difference and its test. None if a side has no value."""
+    from dipole.benchmarks.statistics import difference, summarize
+
+    one, other = _values(name, first), _values(name, second)
+    if not one or not other:
         return None
-    one, other = summarize(a), summarize(b)
-    means = {"first": one.mean, "second": other.mean, "seeds": [one.n, other.n], "difference": other.mean - one.mean}
-    interval, verdict = None, "one seed"
-    if one.n > 1 and other.n > 1:
-        found = welch(other.mean, other.std, other.n, one.mean, one.std, one.n)
-        interval, verdict = [found.low, found.high], "undecided"
-        if isnan(found.low):
-            interval, verdict = None, "no spread"
-        elif found.low > 0:
-            verdict = "second is higher"
-        elif found.high < 0:
-            verdict = "first is higher"
-    return {"name": name, **means, "interval": interval, "verdict": verdict}
+    found = {"p": None, "test": "one seed", "interval": None}
+    if min(len(one), len(other)) > 1:
+        test = difference(one, other)
+        if test.method == "paired t":
+            one, other = ({seed: side[seed] for seed in sorted(one.keys() & other.keys())} for side in (one, other))
+            found["test"] = f"paired t-test on {len(one)} common seeds"
+        else:
+            found["test"] = f"Welch's t-test on {len(one)} and {len(other)} seeds"
+        if isfinite(test.p_t):
+            found["p"] = test.p_t
+        if isfinite(test.low):
+            found["interval"] = [test.low, test.high]
+    means = [summarize(list(side.values())).mean for side in (one, other)]
+    seeds = [len(one), len(other)]
+    return {
+        "name": name, "first": means[0], "second": means[1], "seeds": seeds, "difference": means[1] - means[0], **found,
+    }  # fmt: skip
+
+
+def _judge(numbers: list[dict[str, Any]]) -> None:
+    """Add p values corrected for all numbers (Holm), and verdicts at `LEVEL`."""
+    from dipole.benchmarks.statistics import holm
+
+    corrected = holm([each["p"] if each["p"] is not None else float("nan") for each in numbers])
+    for each, p in zip(numbers, corrected, strict=True):
+        each["p_holm"] = p if isfinite(p) else None
+        each["verdict"] = "undecided"
+        if each["test"] == "one seed":
+            each["verdict"] = "one seed"
+        elif each["p"] is None:
+            each["verdict"] = "no spread"
+        elif each["interval"] is None and each["difference"] == 0:
+            each["verdict"] = "equal"
+        elif p < LEVEL:
+            each["verdict"] = "second is higher" if each["difference"] > 0 else "first is higher"
 
 
 def _shown(value: Any) -> str:

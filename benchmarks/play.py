@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.cli.output import stdout_to_stderr, write
 
 
 def play(parser: argparse.ArgumentParser) -> Runner:
@@ -39,5 +39,5 @@ def _play(arguments: argparse.Namespace) -> int:
     if a.json:
         print(found.as_json())
     else:
-        print(found)
+        write(found)
     return 0

@@ -14,6 +14,7 @@ from typing import Any
 from dipole.benchmarks.report.table import Cell, ReportTable, count_cell, number_cell
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
+from dipole.core.utils.text import printable
 
 WIDTH, HEIGHT = 420, 240
 NARROW = 280, 190
@@ -76,7 +77,18 @@ class Chart:
         drawn: dict[str, Any] = self.draw(altair()).to_dict(validate=False)
         del drawn["config"], drawn["$schema"]
         # Altair would copy the rows several times.
-        return {"description": self.description, "datasets": {"rows": self.rows, **self.datasets}, **drawn}
+        return _printable({"description": self.description, "datasets": {"rows": self.rows, **self.datasets}, **drawn})
+
+
+def _printable(value: Any) -> Any:
+    """Write control characters of all strings as escapes: SVG cannot hold them, and drawing one ends the process."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(each) for each in value]
+    return value
 
 
 def altair() -> Any:

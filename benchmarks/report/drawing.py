@@ -11,6 +11,7 @@ from typing import Any
 from dipole.benchmarks.report.chart import SOFT, TEXT, WIDTH, Chart
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
+from dipole.core.utils.text import printable
 
 # The widths of its letters are those that vl-convert measures with, so no label is cut in a browser.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
@@ -47,9 +48,10 @@ def to_svg(spec: Mapping[str, Any]) -> str:
 
 def to_files(chart: Chart) -> dict[str, str | bytes]:
     """Return a chart as files by suffix: SVG, PDF and Vega-Lite spec, in the light colours, with its title."""
-    titled = {**chart.spec, "title": chart.title}
+    title = printable(chart.title)
+    titled = {**chart.spec, "title": title}
     svg = with_colours(to_svg(titled), light())
-    about = f"<title>{escape(chart.title)}</title><desc>{escape(chart.description)}</desc>"
+    about = f"<title>{escape(title)}</title><desc>{escape(printable(chart.description))}</desc>"
     svg = re.sub(r"(<svg[^>]*>)", lambda m: m[1] + about, svg, count=1)
     written = json.dumps({"$schema": SCHEMA, **titled, "config": CONFIG}, indent=1, allow_nan=False)
     return {".svg": svg, ".pdf": _converter().svg_to_pdf(svg), ".vl.json": _coloured(written, light())}

@@ -7,16 +7,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
+from dipole.core.utils.text import printable
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: text, the value it sorts by, a note below it, its emphasis, and the section that it links to."""
+    """One cell: text, the value it sorts by, a note below it, its emphasis, and the section that it links to.
+
+    Control characters of received records are escapes in it: no format of a report can hold them.
+    """
 
     text: str
     sort: float | str | None = None
     sub: str = ""
     mark: str = ""
     link: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "sub", "sort"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, printable(value))
 
 
 EMPTY = Cell("")
@@ -43,6 +53,11 @@ class ReportTable:
     note: str = ""
     code: frozenset[str] = field(default=frozenset())
     is_folded: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", printable(self.title))
+        object.__setattr__(self, "head", tuple(map(printable, self.head)))
+        object.__setattr__(self, "note", printable(self.note))
 
     @property
     def numeric(self) -> tuple[bool, ...]:

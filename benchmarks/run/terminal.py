@@ -21,7 +21,7 @@ from dipole.benchmarks.run.engine import Result
 from dipole.benchmarks.suite import Sized
 from dipole.core.utils.console import can_draw, console
 from dipole.core.utils.progress import duration
-from dipole.core.utils.text import are, counted, text_table
+from dipole.core.utils.text import are, counted, printable, text_table
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) 
 
 def say(console: Console, text: str) -> None:
     """One plain line, however wide the terminal: names are neither coloured nor read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _left(seconds: float) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from dipole.core.utils.errors import ConfigError, DipoleError
 from dipole.core.utils.files import why
+from dipole.core.utils.text import printable
 
 _STREAM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
@@ -80,10 +81,15 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
+def write(text: Any, stream: TextIO | None = None) -> None:
+    """Print text of received files on stdout, or another stream, with control characters as escapes."""
+    print(printable(str(text)), file=stream)
+
+
 def say(text: str, stream: TextIO) -> None:
-    """Print a line and flush it. Ignore a stream that cannot be written."""
+    """Print a line, as `write` does, and flush it. Ignore a stream that cannot be written."""
     try:
-        print(text, file=stream, flush=True)
+        print(printable(text), file=stream, flush=True)
     except (OSError, ValueError):
         silence(stream)
 

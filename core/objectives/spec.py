@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dipole.core.utils.errors import SpecError
-from dipole.core.utils.text import shortened
+from dipole.core.utils.text import printable, shortened
 
 Value = int | float | bool | str | None
 
@@ -71,8 +71,11 @@ def format_value(value: Value) -> str:
 
 
 def caret(text: str, start: int, end: int | None = None) -> str:
-    """Two lines: the text, or what is around the place, and carets under the offending characters."""
-    shown = re.sub(r"\s", " ", text)
+    """Two lines: the text, or what is around the place, and carets under the offending characters.
+
+    Characters that control a terminal, or turn the direction of the line, are shown as "?".
+    """
+    shown = "".join("?" if printable(each) != each else each for each in re.sub(r"\s", " ", text))
     first = 0 if len(shown) <= SHOWN else max(0, min(start - SHOWN // 2, len(shown) - SHOWN))
     last = first + SHOWN
     before, after = "..." if first else "", "..." if last < len(shown) else ""

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from dipole.core.utils.console import can_draw, console
+from dipole.core.utils.text import printable
 
 PLAIN_SECONDS = 10.0
 SHOWN_SECONDS = 0.25
@@ -156,7 +157,7 @@ class Progress:
         if self._mute:
             return
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(printable(text), markup=False, highlight=False)
         else:
             self._leave_line()
             _print(text)
@@ -189,7 +190,7 @@ class Progress:
 def _print(text: str, end: str = "\n") -> None:
     if sys.stderr is not None:  # print(file=None) would write to stdout
         with suppress(OSError, ValueError):
-            print(text, end=end, file=sys.stderr, flush=True)
+            print(printable(text, "\n\t\r"), end=end, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Write characters that control a terminal, or turn the direction of a line, as escapes: \\x1b, \\u202e.
+
+    Args:
+        text: from a file that may be of another person.
+        keep: control characters that stay.
+    """
+    return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
 def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,)) -> str:
-    """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right."""
+    """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right.
+
+    Control characters in cells are written as escapes.
+    """
+    rows = [[printable(cell, keep="") for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     columns = [(str.rjust, str.ljust)[column in words] for column in range(len(widths))]
     return "\n".join(

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import given
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.html import to_html
-from dipole.benchmarks.report.write import to_markdown
+from dipole.benchmarks.report.write import to_markdown, write_report
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.summary import read_summaries
@@ -82,3 +83,23 @@ def test_no_number_of_a_record_stops_a_report(runs_folder: Any) -> None:
         assert report.sections
     to_html(report)
     to_markdown(report)
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m", "\x00", "\x9b", "\u2028", "a\x0bb\x0c"])
+def test_control_characters_are_drawn_as_escapes(runs_folder: Any, tmp_path: Path, text: str) -> None:
+    """In labels, columns, titles, objectives and names of metrics: every file is readable, and SVG is XML."""
+    rows = [(f"info{text}", f"infonce{text}", None), (f"dcl{text}", "dcl", f"info{text}")]
+    runs_folder.suite("mine", rows, [(f"digits{text}", "vision")], lambda *cell: 0.8 + cell[2] / 50, title=f"of {text}")
+    run = runs_folder.record("cacr" + text, results={f"knn{text}/accuracy": 0.5}, name=f"named {text}")
+    with (runs_folder.path / run / "metrics.jsonl").open("a") as lines:
+        lines.writelines(json.dumps({"step": step, f"train/{text}": 0.1 * step}) + "\n" for step in range(101, 105))
+    write_report(runs_folder.path, tmp_path / "out", tmp_path / "figures")
+    drawn = list((tmp_path / "figures").glob("*.svg"))
+    assert drawn
+    for path in drawn:
+        ElementTree.parse(path)
+    shown = text.encode("unicode_escape").decode()
+    files = [path for kind in ("csv", "tex", "svg", "vl.json") for path in tmp_path.glob(f"*/**/*.{kind}")]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    assert not [path for path, each in zip(files, texts, strict=True) if text in each]
+    assert any(shown in each for each in texts)

@@ -16,7 +16,7 @@ import blobs_domain
 import pytest
 from filelock import FileLock
 from runs import quiet
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.commands import completion
@@ -70,28 +70,100 @@ def test_a_run_is_not_compared_with_itself(trained: Folders, capsys: pytest.Capt
     assert f"both are the run {folder}. Give two different runs" in err
 
 
-def test_compare_counts_seeds_and_tests_the_difference_of_their_means(
+def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(
     trained: Folders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = {"infonce": [0.50, 0.52, 0.54], "dcl": [0.60, 0.63, 0.60]}
+    """Large common effects of the seed do not hide a difference, and one significant number in four may not stay so."""
+    values = {
+        "near": ([0.50, 0.70, 0.90], [0.520, 0.721, 0.919]),
+        "noisy": ([0.50, 0.70, 0.90], [0.90, 0.50, 0.70]),
+        "weak": ([0.50, 0.52, 0.54], [0.60, 0.63, 0.60]),
+        "same": ([0.2, 0.4, 0.6], [0.2, 0.4, 0.6]),
+        "untrained/near": ([0.1, 0.3, 0.5], [0.1, 0.3, 0.5]),
+    }
     for (objective, seed), folder in trained.items():
-        change(folder, results={"mean/accuracy": values[objective][seed], "same": 0.5})
+        side = ("infonce", "dcl").index(objective)
+        change(folder, results={name: both[side][seed] for name, both in values.items()})
     first, second = trained["infonce", 0], trained["dcl", 1]
     code, out, err = dipole(capsys, "compare", first, second.name[:8], "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["settings"] == {"objective": ["infonce", "dcl"]}
-    assert [set(group) for group in found["runs"]] == [
+    answer = json.loads(out)
+    assert answer["settings"] == {"objective": ["infonce", "dcl"]}
+    assert [set(group) for group in answer["runs"]] == [
         {trained[name, seed].name for seed in range(3)} for name in ("infonce", "dcl")
     ]
-    accuracy, same = sorted(found["numbers"], key=lambda each: each["name"])
-    test = ttest_ind(values["dcl"], values["infonce"], equal_var=False).confidence_interval(0.95)
-    assert accuracy["interval"] == pytest.approx([test.low, test.high])
-    assert accuracy["verdict"] == "second is higher"
-    assert (same["interval"], same["verdict"]) == (None, "no spread")
+    assert (answer["level"], answer["correction"]) == (0.05, "Holm")
+    assert answer["baselines"] == {"untrained/near": [pytest.approx(0.3)] * 2}
+    found = {each["name"]: each for each in answer["numbers"]}
+    assert set(found) == {"near", "noisy", "weak", "same"}
+    tests = {name: ttest_rel(values[name][1], values[name][0]) for name in ("near", "noisy", "weak")}
+    expected = multitest_holm([*(float(test.pvalue) for test in tests.values()), 1.0])
+    for (name, test), p in zip(tests.items(), expected, strict=False):
+        interval = test.confidence_interval(0.95)
+        assert found[name]["interval"] == pytest.approx([interval.low, interval.high])
+        assert found[name]["p"] == pytest.approx(test.pvalue)
+        assert found[name]["p_holm"] == pytest.approx(p)
+        assert found[name]["test"] == "paired t-test on 3 common seeds"
+    verdicts = {name: each["verdict"] for name, each in found.items()}
+    assert verdicts == {"near": "second is higher", "noisy": "undecided", "weak": "undecided", "same": "equal"}
+    assert tests["weak"].pvalue < 0.05
+    assert (found["same"]["difference"], found["same"]["interval"], found["same"]["p"]) == (0, None, 1)
     out = dipole(capsys, "compare", second, first)[1]
     assert "first is higher" in out
+    assert "paired t-test on 3 common seeds, two-sided. Verdicts are at level 0.05 after Holm's" in out
+    assert re.search(r"baseline\s+first\s+second\nuntrained/near\s+0.3\s+0.3", out)
     assert re.search(r"objective\s+dcl\s+infonce", out)
+
+
+def multitest_holm(values: list[float]) -> list[float]:
+    """Holm (1979), by its definition: the largest of (m - j) p_j over all smaller p values."""
+    return [min(1.0, max(q * sum(each >= q for each in values) for q in values if q <= p)) for p in values]
+
+
+def test_compare_without_common_seeds_names_its_test(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"infonce": [0.50, 0.52, 0.54], "dcl": [0.60, 0.63, 0.60]}
+    for (objective, seed), folder in trained.items():
+        change(folder, results={"a": values[objective][seed]}, seed=seed + 10 * (objective == "dcl"))
+    found = json.loads(dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 1], "--json")[1])["numbers"][0]
+    test = ttest_ind(values["dcl"], values["infonce"], equal_var=False)
+    assert found["test"] == "Welch's t-test on 3 and 3 seeds"
+    assert (found["p"], found["verdict"]) == (pytest.approx(test.pvalue), "second is higher")
+    # One common seed is no pair. Two are.
+    change(trained["dcl", 0], seed=0)
+    assert "Welch" in dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 1])[1]
+    change(trained["dcl", 2], seed=2)
+    out = dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 1], "--json")[1]
+    found = json.loads(out)["numbers"][0]
+    assert found["test"] == "paired t-test on 2 common seeds"
+    assert (found["first"], found["second"]) == (pytest.approx(0.52), pytest.approx(0.60))
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[31mred\x1b[0m", "over\rwritten", "two\nlines", "\x9b2J", "\u202egnp", "\x07\x08"]
+)
+def test_control_characters_of_received_records_are_escapes(
+    text: str, trained: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = trained["infonce", 0], trained["dcl", 0]
+    config = json.loads((second / "record.json").read_text())["config"]
+    for folder, objective in ((first, "infonce"), (second, f"dcl{text}")):
+        results = {"accuracy": 0.5, f"accuracy{text}": 0.5}
+        change(
+            folder,
+            name=text,
+            objective=objective,
+            results=results,
+            config=config | {"objective": objective, text: text},
+        )
+    for path in (trained["infonce", 1], trained["infonce", 2], trained["dcl", 1], trained["dcl", 2]):
+        shutil.rmtree(path)
+    shown = ""
+    for words in (["list", "runs"], ["compare", first, second], ["add", second, f"note{text}=0.5"], ["eval", second]):
+        _, out, err = dipole(capsys, *words)
+        shown += out + err
+    assert not set(shown) & (set(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) | {"\u202e"})
+    assert text not in shown
+    assert text.encode("unicode_escape").decode() in shown
 
 
 def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import dipole
 from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import parse
 from dipole.core.train.recipe import load, parse_override, read_recipe, resolve
 from dipole.core.utils.errors import OptionError, SpecError
 
@@ -129,3 +130,18 @@ def test_names_that_no_recipe_has(name: str) -> None:
 def test_overrides_that_are_none(text: str) -> None:
     answered(lambda: resolve(read_recipe("digits-simclr"), [text]))
     answered(lambda: parse_override(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["infonce \x1b[2J + 0", "infonce(\x9b=1)", "dp +\x07", "in\u202efonce", "infonce +\x00 dcl"]
+)
+def test_errors_of_a_text_hold_no_control_characters(text: str) -> None:
+    """The line of the caret is as long as the text, so that the caret is under the place."""
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    message = str(caught.value)
+    assert all(each.isprintable() for each in message.replace("\n", ""))
+    line, marks = message.splitlines()[1:]
+    assert len(line) == 2 + len(text)
+    wrong = next(place for place, each in enumerate(text) if not each.isprintable())
+    assert marks.index("^") == 2 + wrong

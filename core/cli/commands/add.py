@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from dipole.core.cli import Runner
+from dipole.core.cli.output import write
 from dipole.core.utils.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.record import read_record
     from dipole.core.record.additions import add_results
     from dipole.core.train.run_folder import find_run
-    from dipole.core.utils.text import number, text_table
+    from dipole.core.utils.text import number, printable, text_table
 
     values = dict(map(_value, arguments.values))
     folder = find_run(arguments.run, arguments.runs)
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = [("added", "", "by")]
     rows += [(name, number(each.value), each.source) for name, each in found.results.items()]
-    print(f"run        {folder.path}\nobjective  {record.objective}\n\n{text_table(rows)}")
+    write(f"run        {folder.path}\nobjective  {printable(record.objective, "")}\n\n{text_table(rows)}")
     return 0
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.cli.output import stdout_to_stderr, write
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = folder.read_record()
 
     from dipole.core.train.trained_run import evaluate_run
-    from dipole.core.utils.text import number, text_table
+    from dipole.core.utils.text import number, printable, text_table
 
     with stdout_to_stderr(arguments.json):
         record, found = evaluate_run(folder, arguments.device, arguments.settings)
@@ -39,17 +39,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"run": str(folder.path), "agrees": agrees, "results": found.results, "notes": found.remarks}))
         return 0
-    print(f"run        {folder.path}\nobjective  {record.objective}")
+    write(f"run        {folder.path}\nobjective  {printable(record.objective, "")}")
     rows = [("", "now", "recorded")]
     rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
-    print(f"\n{text_table(rows)}\n")
+    write(f"\n{text_table(rows)}\n")
     for line in found.remarks:
-        print(line)
+        write(line)
     # Domains write nearest sentences and comparisons with the papers as text.
     for path in sorted(folder.path.glob("*.txt")):
-        print(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
+        write(f"{path.name}\n\n{path.read_text(encoding='utf-8')}")
     if not added:
-        print("These data differ from the run's: the numbers are not added to its record.")
+        write("These data differ from the run's: the numbers are not added to its record.")
         return 0
-    print("The numbers agree." if agrees else "The numbers differ; versions are in the record.")
+    write("The numbers agree." if agrees else "The numbers differ; versions are in the record.")
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import json_answer
+from dipole.core.cli.output import json_answer, write
 
 if TYPE_CHECKING:
     from dipole.core.train.run_folder import RunFolder
@@ -79,11 +79,11 @@ def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str |
         from dipole.core.train.card import set_licence
 
         set_licence(out, arguments.license)
-    print(out)
+    write(out)
     if arguments.push is None:
         return None
     from dipole.core.train.card import push
 
     pushed = push(out, arguments.push, arguments.private)
-    print(pushed)
+    write(pushed)
     return pushed

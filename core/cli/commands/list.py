@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.cli import Runner
+from dipole.core.cli.output import write
 from dipole.core.utils.plugins import SWITCH, switched_off
 
 REGISTERED = ("objectives", "regularizers", "diagnostics")
@@ -43,19 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         for kind, entries in found.items():
-            print(f"{kind}:")
+            write(f"{kind}:")
             width = max((len(entry["name"]) for entry in entries), default=0)
             for entry in entries:
-                print(f"  {entry['name']:<{width}}  {entry['summary']}{by(entry.get('package', ''))}")
+                write(f"  {entry['name']:<{width}}  {entry['summary']}{by(entry.get('package', ''))}")
             if not entries:
-                print("  (none)")
+                write("  (none)")
     for kind in kinds:
         if kind in ("regularizers", "diagnostics") and "objectives" in kinds:
             continue  # their plug-ins are those of objectives
         for error in broken_plugins("objectives" if kind in REGISTERED else kind):
-            print(f"cannot be used: {error}", file=sys.stderr)
+            write(f"cannot be used: {error}", sys.stderr)
     if switched_off():
-        print(f"{SWITCH}=none: plug-ins of other packages are left out", file=sys.stderr)
+        write(f"{SWITCH}=none: plug-ins of other packages are left out", sys.stderr)
     return 0
 
 
@@ -91,7 +92,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
     from dipole.core.record.listing import run_folders, run_line
     from dipole.core.utils.errors import ConfigError
     from dipole.core.utils.files import instead_of_folder
-    from dipole.core.utils.text import text_table
+    from dipole.core.utils.text import printable, text_table
 
     wrong = instead_of_folder(folder)
     if wrong and (folder != Path(RUNS) or folder.exists()):
@@ -102,7 +103,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
     rows = [(r.status, r.run, f"seed {'-' if r.seed is None else r.seed}", f"step {r.steps}") for r in found]
     entries = []
     for r, line in zip(found, text_table(rows, words=range(4)).split("\n"), strict=True):
-        summary = f"{line}  {r.objective}".rstrip()
+        summary = printable(f"{line}  {r.objective}", keep="").rstrip()
         if r.problem:
             summary = f"{r.status}: {r.problem}"
         entries.append({"name": r.name, "summary": summary} | asdict(r))

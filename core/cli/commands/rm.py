@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import confirm
+from dipole.core.cli.output import confirm, write
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -33,18 +33,18 @@ def run(arguments: argparse.Namespace) -> int:
     folders = list(dict.fromkeys(_folder(name, arguments.runs, arguments.force) for name in arguments.run))
     if not arguments.yes:
         for path in folders:
-            print(f"{path}  {size(_bytes(path))}", file=sys.stderr)
+            write(f"{path}  {size(_bytes(path))}", sys.stderr)
         confirm(f"Remove {counted(len(folders), 'run')}?", "to remove them", "nothing was removed")
     removed: list[str] = []
     failed: dict[str, str] = {}
     for path in folders:
         if problem := _remove(path):
             failed[str(path)] = problem
-            print(f"error: {problem}", file=sys.stderr)
+            write(f"error: {problem}", sys.stderr)
             continue
         removed.append(str(path))
         if not arguments.json:
-            print(f"removed {path}")
+            write(f"removed {path}")
     if arguments.json:
         told = [{"run": path, "message": problem} for path, problem in failed.items()]
         print(json.dumps({"removed": removed, "failed": told}))
@@ -79,7 +79,7 @@ def _check_idle(path: Path, force: bool) -> None:
     if _is_locked(path) or lives_here(owner):
         raise ConfigError(f"{path} is being trained by process {pid_in(owner)}. End that first.")
     if is_gone(owner):  # an orderly end removes the file
-        print(f"{path} was being trained when its process was killed.", file=sys.stderr)
+        write(f"{path} was being trained when its process was killed.", sys.stderr)
     elif _says_running(path) and not force:
         raise ConfigError(
             f"{path} is running according to its record, and process {pid_in(owner)} of {host_in(owner)} cannot "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
+from dipole.core.cli.output import write
 from dipole.core.utils.plugins import OURS, points
 from dipole.core.utils.text import text_table
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
         facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
         if not arguments.json:
-            print("\n".join(texts.values()))
+            write("\n".join(texts.values()))
         elif len(facts) == 1:
             print(json.dumps(facts[0]))
         else:
@@ -118,7 +119,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
         return
-    print(f"{entry.name}  ({entry.kind})\n\n{entry.summary}\n")
+    write(f"{entry.name}  ({entry.kind})\n\n{entry.summary}\n")
     if entry.formula:
         print(*(f"    {line}" for line in entry.formula.splitlines()), sep="\n", end="\n\n")
     for label, value in (
@@ -130,16 +131,16 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
         ("weight", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
     ):
         if value:
-            print(f"{label + ':':<9}{value}")
+            write(f"{label + ':':<9}{value}")
     for paper, lines in entry.deviations.items():
-        print(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
+        write(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
         print(*(f"  - {line}" for line in lines), sep="\n", end="\n" if lines else "")
     if options:
         rows = [("option", "type", "default", "range", "")]
         for option in options:
             name, kind, required, default, bounds, about = option.values()
             rows.append((name, kind, "required" if required else _value(default), bounds, about))
-        print(f"\n{_table(rows)}")
+        write(f"\n{_table(rows)}")
 
 
 def _engine(entry: Entry) -> str:
@@ -162,7 +163,7 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
         keys = ("name", "type", "default", "range", "help")
         print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
         return
-    print(f"[{name}]  {inspect.getdoc(table) or ''}\n")
+    write(f"[{name}]  {inspect.getdoc(table) or ''}\n")
     print(_table([("setting", "type", "default", "range", ""), *rows]))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.evaluation.theory.choices import LOSSES, Choices
 from dipole.core.evaluation.theory.theorems import THEOREMS
 from dipole.core.objectives.options import Option, options_of
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"figure1": str(arguments.figure1)}))
             return 0
         with stdout_to_stderr(arguments.json):
-            print(arguments.figure1)
+            write(arguments.figure1)
         if arguments.run is None:
             return 0
     if arguments.run is None:
@@ -136,9 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"run": str(folder.path)} | report.as_dict()))
     else:
-        print(f"run  {folder.path}\n{_text(report)}")
+        write(f"run  {folder.path}\n{_text(report)}")
         if arguments.picture is not None:
-            print(arguments.picture)
+            write(arguments.picture)
     for each in report.broken:
         print(
             f"error: {each.theorem.paper}, {each.theorem.name} ({each.case}) must hold on any features but does not.",
@@ -192,9 +192,9 @@ def _list(as_json: bool) -> int:
         kind = "holds on any features"
         if not theorem.always:
             kind = f"assumes: {theorem.assumption}"
-        print(f"{theorem.paper}, {theorem.name}\n  {theorem.statement}")
-        print(f"  needs {', '.join(theorem.needs) or 'nothing'}; {kind}")
+        write(f"{theorem.paper}, {theorem.name}\n  {theorem.statement}")
+        write(f"  needs {', '.join(theorem.needs) or 'nothing'}; {kind}")
         if theorem.free:
-            print(f"  free: {', '.join(theorem.free)}")
-        print(f"  {', '.join(theorem.functions)}\n  {theorem.run}")
+            write(f"  free: {', '.join(theorem.free)}")
+        write(f"  {', '.join(theorem.functions)}\n  {theorem.run}")
     return 0

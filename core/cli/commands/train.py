@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import stdout_to_stderr
+from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.cli.parser import add_overrides, resumable
 from dipole.core.utils.launched import launched
 
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         print(json.dumps({"run": str(folder.path), "hash": record.hash, "already": already, **facts}))
         return 0
-    print(f"run        {folder.path}")
-    print(f"objective  {config.objective}")
-    print(f"\n{results_table(record.results)}\n\n{results_table(record.diagnostics)}\n")
+    write(f"run        {folder.path}")
+    write(f"objective  {config.objective}")
+    write(f"\n{results_table(record.results)}\n\n{results_table(record.diagnostics)}\n")
     if already:
-        print(f"(finished on {record.updated}; --overwrite runs it again)")
+        write(f"(finished on {record.updated}; --overwrite runs it again)")
     return 0
