@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = [("added", "", "by")]
     rows += [(name, number(each.value), each.source) for name, each in found.results.items()]
-    write(f"run        {folder.path}\nobjective  {printable(record.objective, "")}\n\n{text_table(rows)}")
+    write(f"run        {folder.path}\nobjective  {printable(record.objective, '')}\n\n{text_table(rows)}")
     return 0
 
 

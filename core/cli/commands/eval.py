@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"run": str(folder.path), "agrees": agrees, "results": found.results, "notes": found.remarks}))
         return 0
-    write(f"run        {folder.path}\nobjective  {printable(record.objective, "")}")
+    write(f"run        {folder.path}\nobjective  {printable(record.objective, '')}")
     rows = [("", "now", "recorded")]
     rows += [(name, number(value), number(record.results.get(name))) for name, value in found.results.items()]
     write(f"\n{text_table(rows)}\n")
