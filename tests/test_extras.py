@@ -33,12 +33,17 @@ def installed(folder: Path, origin: dict | None) -> None:
     ("origin", "line"),
     [
         (None, 'pip install "assay[board]"'),
-        ({"url": "file:///a/wheel.whl", "archive_info": {}}, 'pip install "assay[board]"'),
+        ({"url": "file:///a/w.whl", "archive_info": {}}, 'pip install "assay[board] @ file:///a/w.whl"'),
+        ({"url": "file:///my%20work/assay", "dir_info": {}}, 'pip install "/my work/assay[board]"'),
+        (
+            {"url": "https://host/assay", "vcs_info": {"vcs": "git", "commit_id": "12ab"}},
+            'pip install "assay[board] @ git+https://host/assay@12ab"',
+        ),
         ({"url": "file:///my%20work/assay", "dir_info": {"editable": True}}, 'pip install -e "/my work/assay[board]"'),
         ({"url": "file:///my$work/assay", "dir_info": {"editable": True}}, "pip install -e '/my$work/assay[board]'"),
     ],
 )
-def test_the_line_is_right_for_a_checkout_and_for_an_index(tmp_path, monkeypatch, origin, line):
+def test_the_line_installs_from_where_the_package_came_from(tmp_path, monkeypatch, origin, line):
     installed(tmp_path, origin)
     monkeypatch.syspath_prepend(tmp_path)
     assert install_line("board", "assay") == line

@@ -18,16 +18,22 @@ WINDOWS = os.name == "nt"
 
 
 def install_line(extra: str = "", package: str = "dipole") -> str:
-    """Return the pip command that installs an extra, also for an editable checkout.
+    """Return the pip command that installs an extra from where the distribution came from: a folder, a file, an index.
 
     Args:
         extra: name of the extra; "" for the distribution itself.
         package: the distribution that declares it.
     """
     wanted = f"[{extra}]" * bool(extra)
-    if folder := _checkout(package):
-        return f"pip install -e {quoted(folder + wanted)}"
-    return f"pip install {quoted(package + wanted)}"
+    origin = _origin(package)
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        editable = "-e " * bool(origin["dir_info"].get("editable"))
+        return f"pip install {editable}{quoted(_folder(url) + wanted)}"
+    if "vcs_info" in origin:
+        version = origin["vcs_info"]
+        url = f"{version['vcs']}+{url}@{version['commit_id']}"
+    return f"pip install {quoted(package + wanted + f' @ {url}' * bool(url))}"
 
 
 def quoted(word: str) -> str:
@@ -74,17 +80,20 @@ def lazy(package: str, homes: Mapping[str, str], extra: str) -> Callable[[str], 
     return resolve
 
 
-def _checkout(package: str) -> str:
-    """Return the folder of an editable installation, or ""."""
+def _origin(package: str) -> dict[str, Any]:
+    """Return the contents of direct_url.json, which are empty if the distribution came from an index (PEP 610)."""
     try:
-        origin = json.loads(distribution(package).read_text("direct_url.json") or "{}")
+        origin: dict[str, Any] = json.loads(distribution(package).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
-        return ""
-    if not origin.get("dir_info", {}).get("editable"):
-        return ""
+        return {}
+    return origin
+
+
+def _folder(url: str) -> str:
+    """Return the path of a file URL."""
     from urllib.request import url2pathname  # imported here, because it loads ssl
 
-    place = urlsplit(origin["url"])
+    place = urlsplit(url)
     path = place.path
     if WINDOWS and place.netloc not in ("", "localhost"):
         path = f"//{place.netloc}{path}"

@@ -11,6 +11,8 @@ from typing import Any
 import committed
 import docstrings
 import drawing
+import install
+import layout
 import links
 import objectives
 import public
@@ -28,7 +30,9 @@ MEMBERS = "    options:\n      heading: {name}\n      toc_label: {short}\n"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the generated pages to the navigation."""
+    """Add the generated pages to the navigation, and the address of the repository if there is one."""
+    if address := install.repository():
+        config.repo_url, config.repo_name = address, "repository"
     pages = {
         "tutorials/": ["tutorials/index.md", *(f"tutorials/{script.stem}.md" for script in tutorials.scripts())],
         "objectives/": ["objectives/index.md", *(f"objectives/{entry.name}.md" for entry in objectives.entries())],
@@ -90,7 +94,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link class names in the reference to their documentation."""
+    """Label the cells of tables, and link class names in the reference to their documentation."""
+    html = layout.labelled(html)
     places = classes() if page.file.src_uri.startswith(("reference/", "objectives/")) else {}
 
     def linked(match: re.Match[str]) -> str:

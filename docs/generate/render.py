@@ -21,6 +21,8 @@ A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence 
     polarization DOMAIN: pull KEY   gradient of lambda R over that of InfoNCE at the first step, mean over seeds
     polarization DOMAIN: decided    how many of its comparisons with InfoNCE are significant (Holm)
     table: NAME                     a table of `evidence.TABLES`
+    install: EXTRA, EXTRA           shell lines that install dipole with these extras from a checkout; `none`: without
+    install: extras                 the table of all extras
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from statistics import fmean
 
 import committed
 import evidence
+import install
 
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.results import SuiteResults
@@ -43,8 +46,9 @@ from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.statistics import PairedTest, difference
 from dipole.benchmarks.studies import polarization
 
-DOCS = Path(__file__).resolve().parents[1]
-TEMPLATES = DOCS / "templates"
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "docs" / "templates"
+README_LINES = re.compile(r"(<!-- install: (.+?) -->\n).*?(\n<!-- installed -->)", re.DOTALL)
 PLACE = re.compile(r"\{\{ (.+?) \}\}", re.DOTALL)
 UNITS = {"%": " points"}
 
@@ -63,6 +67,9 @@ def value_of(place: str) -> str:
     where, _, what = place.partition(": ")
     if where == "table":
         return evidence.TABLES[what]()
+    if where == "install":
+        extras = [] if what == "none" else what.split(", ")
+        return install.extras() if what == "extras" else install.block(*extras)
     if where == "all":
         return committed.in_short()
     if where.startswith("polarization "):
@@ -173,18 +180,31 @@ def _p(value: float) -> str:
     return f"{value:.3g}" if 0.04 < value < 0.06 else f"{value:.2g}"
 
 
+def pages() -> dict[str, str]:
+    """Return path and text of each rendered page, and of the README with its install lines."""
+    found = {}
+    for template in sorted(TEMPLATES.rglob("*.md")):
+        path = f"docs/{template.relative_to(TEMPLATES).as_posix()}"
+        found[path] = filled(template.read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found["README.md"] = README_LINES.sub(lambda match: f"{match[1]}{install.block(match[2])}{match[3]}", readme)
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    stale = []
-    for template in sorted(TEMPLATES.rglob("*.md")):
-        page = DOCS / template.relative_to(TEMPLATES)
-        text = filled(template.read_text(encoding="utf-8"))
+    stale = {}
+    for name, text in pages().items():
+        page = ROOT / name
         if not page.is_file() or page.read_text(encoding="utf-8") != text:
-            stale.append(f"docs/{page.relative_to(DOCS).as_posix()}")
-            if "--check" not in arguments:
-                page.write_text(text, encoding="utf-8")
-    if stale and "--check" in arguments:
-        print(f"{', '.join(stale)}: differ from docs/templates. Edit the template and run `make pages`.")
+            stale[page] = text
+    if "--check" not in arguments:
+        for page, text in stale.items():
+            page.parent.mkdir(exist_ok=True)
+            page.write_text(text, encoding="utf-8")
+    elif stale:
+        names = ", ".join(page.relative_to(ROOT).as_posix() for page in stale)
+        print(f"{names}: differ from docs/templates or the install lines. Run `make pages`.")
         return 1
     return 0
 

@@ -18,16 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
+import install
 import jupytext
 import nbformat
 
 FOLDER = Path(__file__).resolve().parents[1] / "tutorials"
-
-SOURCE = ""
-"""The source from which first cells install dipole (git+URL). An empty text means the package index.
-
-There is no release yet. If mkdocs.yml has a `repo_url`, the notebooks of the site install from there.
-"""
 
 PACKAGES = {
     "1-own-regularizer": ("dipole[vision,text,rl]",),
@@ -36,7 +31,7 @@ PACKAGES = {
     "4-table-to-verdict": ("dipole[vision,text,report]",),
     "5-geometry": ("dipole[vision]",),
 }
-"""Requirements of each tutorial. dipole is first."""
+"""Requirements of each tutorial. dipole with its extras is first."""
 
 INSTALL = """\
 import importlib.util
@@ -44,12 +39,14 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environment without it
-    source = os.environ.get("DIPOLE_SOURCE", "{source}")  # git+URL or file:///CHECKOUT; empty: the package index
-    wanted = "{first}" + f" @ {{source}}" * bool(source)
-    command = [sys.executable, "-m", "pip", "install", "-q", wanted{others}]
-    if subprocess.run(command).returncode:
-        raise RuntimeError("There is no release on the index yet. Set DIPOLE_SOURCE, and run this cell again.")"""
+if importlib.util.find_spec("dipole") is None:  # on Colab, for example
+    source = os.environ.get("DIPOLE_SOURCE", "{source}")  # git+URL or file:///CHECKOUT
+    if not source:
+        raise RuntimeError("Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT.")
+    command = [sys.executable, "-m", "pip", "install", "-q"]
+    packages = [f"{first} @ {{source}}"{others}]
+    if subprocess.run(command + packages).returncode:
+        raise RuntimeError(f"pip cannot install dipole from {{source}}.")"""
 
 PROGRESS = re.compile(
     r"\s*$"
@@ -73,12 +70,12 @@ class Site:
 
     Attributes:
         url: its address, with a slash at the end.
-        source: where pip finds dipole, as SOURCE.
+        source: where pip finds dipole, as `install.source`.
         colab: the address that a notebook's name is put behind to open it on Colab.
     """
 
     url: str = ""
-    source: str = SOURCE
+    source: str = ""
     colab: str = ""
 
     @classmethod
@@ -88,7 +85,7 @@ class Site:
         owner = repository.removeprefix("https://github.com/")
         if not colab and owner != repository:
             colab = f"https://colab.research.google.com/github/{owner}/blob/gh-pages/latest/tutorials/"
-        return cls(url or "", f"git+{repository}" if repository else SOURCE, colab or "")
+        return cls(url or "", f"git+{repository}" if repository else "", colab or "")
 
 
 def scripts() -> list[Path]:
@@ -109,17 +106,18 @@ def index() -> str:
     ]
     for script in scripts():
         _, about, time = _head(script)
-        needs = " ".join(f"'{package}'" if "[" in package else package for package in PACKAGES[script.stem])
-        parts.append(f"## [{title(script)}]({script.stem}.md)\n\n{about}\n\n{time}\n\n`pip install {needs}`")
+        own, *others = PACKAGES[script.stem]
+        needs = " ".join([install.line(*own[len("dipole[") : -1].split(",")), *others])
+        parts.append(f"## [{title(script)}]({script.stem}.md)\n\n{about}\n\n{time}\n\nIn the checkout: `{needs}`")
     return "\n\n".join(parts) + "\n"
 
 
-def install_cell(name: str, source: str = SOURCE) -> str:
+def install_cell(name: str, source: str = "") -> str:
     """Return the first code cell of a tutorial.
 
     Args:
         name: of its script, without ending.
-        source: as SOURCE.
+        source: as `install.source`.
     """
     first, *others = PACKAGES[name]
     return INSTALL.format(source=source, first=first, others="".join(f', "{each}"' for each in others))
@@ -254,7 +252,8 @@ def write_install_cells() -> None:
         marker = "# %%\n"
         before, _, rest = text.partition(marker)
         _, second, after = rest.partition("\n\n# %%")
-        script.write_text(f"{before}{marker}{install_cell(script.stem)}{second}{after}", encoding="utf-8")
+        cell = install_cell(script.stem, install.source())
+        script.write_text(f"{before}{marker}{cell}{second}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@
 # %% [markdown]
 # # Your own regularizer, in all three domains
 #
-# You write a regularizer in forty lines and add its name to any objective. The conformance kit checks it. It then
-# trains an image encoder, a sentence encoder and an agent without further code.
+# You write a regularizer in forty lines and add its name to any objective. The
+# conformance kit checks it. It then trains an image encoder, a sentence encoder and an
+# agent without further code.
 #
-# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, 2.5 min without. Nothing is downloaded.
+# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, 2.5 min without. Nothing is
+# downloaded.
 
 # %%
 import importlib.util
@@ -24,19 +26,22 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environment without it
-    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT; empty: the package index
-    wanted = "dipole[vision,text,rl]" + f" @ {source}" * bool(source)
-    command = [sys.executable, "-m", "pip", "install", "-q", wanted]
-    if subprocess.run(command).returncode:
-        raise RuntimeError("There is no release on the index yet. Set DIPOLE_SOURCE, and run this cell again.")
+if importlib.util.find_spec("dipole") is None:  # on Colab, for example
+    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT
+    if not source:
+        raise RuntimeError("Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT.")
+    command = [sys.executable, "-m", "pip", "install", "-q"]
+    packages = [f"dipole[vision,text,rl] @ {source}"]
+    if subprocess.run(command + packages).returncode:
+        raise RuntimeError(f"pip cannot install dipole from {source}.")
 
 # %% [markdown]
 # ## The regularizer
 #
-# `statistics` declares what the term needs from each row of the similarity matrix. `loss` combines these values. This
-# regularizer penalises cosines of different instances above a ceiling. `reference` repeats the formula as plain loops
-# for the check.
+# `statistics` declares what the term needs from each row of the similarity matrix.
+# `loss` combines these values. This regularizer penalises cosines of different
+# instances above a ceiling. `reference` repeats the formula as plain loops for the
+# check.
 
 # %%
 from typing import Annotated
@@ -49,11 +54,21 @@ from dipole import AnyStatistic, Objective, Range, Rows, Softplus
 from dipole.reference import Case, cosine, mean
 
 
-@dipole.register("apart", kind="regularizer", weight=0.1, formula="R = mean_i mean_j log(1 + e^{10 (s_ij - ceiling)})")
+@dipole.register(
+    "apart",
+    kind="regularizer",
+    weight=0.1,
+    formula="R = mean_i mean_j log(1 + e^{10 (s_ij - ceiling)})",
+)
 class Apart(Objective):
     """Different instances should be no more alike than a ceiling."""
 
-    def __init__(self, ceiling: Annotated[float, Range(at_least=-1, at_most=1), "cosine that is free"] = 0.5) -> None:
+    def __init__(
+        self,
+        ceiling: Annotated[
+            float, Range(at_least=-1, at_most=1), "cosine that is free"
+        ] = 0.5,
+    ) -> None:
         super().__init__("cosine")
         self.ceiling = ceiling
 
@@ -67,13 +82,16 @@ class Apart(Objective):
     def reference(case: Case, *, ceiling: float) -> Tensor:
         rows = []
         for i, a in enumerate(case.anchors):
-            excess = [cosine(a, case.candidates[j]) - ceiling for j in case.negatives(i)]
+            excess = [
+                cosine(a, case.candidates[j]) - ceiling for j in case.negatives(i)
+            ]
             rows.append(mean([(1 + (10 * each).exp()).log() for each in excess]))
         return mean(rows)
 
 
 # %% [markdown]
-# You can now use `apart` like any other name. An objective returns its loss and the value of each term:
+# You can now use `apart` like any other name. An objective returns its loss and the
+# value of each term:
 
 # %%
 torch.manual_seed(0)
@@ -84,8 +102,8 @@ print({name: round(float(term), 4) for name, term in outcome.terms.items()})
 # %% [markdown]
 # ## Check it
 #
-# The kit compares value and gradient with the float64 loop on every layout of pairs. It also tests half precision,
-# edge cases and permutations.
+# The kit compares value and gradient with the float64 loop on every layout of pairs.
+# It also tests half precision, edge cases and permutations.
 
 # %%
 report = dipole.check_objective("apart(ceiling=0.2)")
@@ -93,9 +111,10 @@ print(report.table())
 assert report.ok
 
 # %% [markdown]
-# A `-` means that a check does not apply. The last check, `ranks`, compares two processes with one. Other processes
-# cannot import a class that a notebook or script defines. To run this check, write the class to a file (in a notebook,
-# put `%%writefile apart.py` in the first line of its cell) and use the command line:
+# A `-` means that a check does not apply. The last check, `ranks`, compares two
+# processes with one. Other processes cannot import a class that a notebook or script
+# defines. To run this check, write the class to a file (in a notebook, put
+# `%%writefile apart.py` in the first line of its cell) and use the command line:
 #
 # ```
 # dipole check apart:Apart
@@ -106,9 +125,9 @@ assert report.ok
 # %% [markdown]
 # ## In three domains
 #
-# The same objective trains on images of digits, on the sentences of Python's documentation, and in an agent that moves
-# a dot. The table shows the score of each domain and the uniformity of the last training batch (lower is farther
-# apart).
+# The same objective trains on images of digits, on the sentences of Python's
+# documentation, and in an agent that moves a dot. The table shows the score of each
+# domain and the uniformity of the last training batch (lower is farther apart).
 
 # %%
 import os
@@ -119,36 +138,52 @@ from dipole.core.train.run import train
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 RECIPES = {
-    "digits-simclr": ("few_shot/accuracy", ["train.epochs=3", "vision.data.limit=600", "vision.probe.baselines=false"]),
+    "digits-simclr": (
+        "few_shot/accuracy",
+        ["train.epochs=3", "vision.data.limit=600", "vision.probe.baselines=false"],
+    ),
     "pydoc-bow": ("next@10", ["train.epochs=3"]),
     "dot": (
         "return/mean",
-        ["train.steps=120", "train.evaluate_every=120", "rl.episodes=2", "rl.learning_starts=40"],
+        [
+            "train.steps=120",
+            "train.evaluate_every=120",
+            "rl.episodes=2",
+            "rl.learning_starts=40",
+        ],
     ),
 }
 runs = Path("runs")
 spread = {}
 for recipe, (metric, small) in RECIPES.items():
     for objective in ("infonce", "infonce + 0.1*apart"):
-        record = train(load(recipe, [f"objective={objective}", *(small if SMALL else [])]).config, runs)
+        record = train(
+            load(recipe, [f"objective={objective}", *(small if SMALL else [])]).config,
+            runs,
+        )
         spread[recipe, objective] = record.diagnostics["uniformity"]
         score = f"{metric} {record.results[metric]:.3f}"
-        print(f"{recipe:14} {objective:20} {score:24} uniformity {spread[recipe, objective]:.3f}")
+        print(
+            f"{recipe:14} {objective:20} {score:24} "
+            f"uniformity {spread[recipe, objective]:.3f}"
+        )
 
 # %%
 for recipe in RECIPES:
     assert spread[recipe, "infonce + 0.1*apart"] < spread[recipe, "infonce"], recipe
 
 # %% [markdown]
-# In each domain the regularizer spreads the batch, as intended. Whether this improves a score needs several seeds and
-# a test: see [from a paper's table to a verdict](4-table-to-verdict.md).
+# In each domain the regularizer spreads the batch, as intended. Whether this improves
+# a score needs several seeds and a test: see [from a paper's table to a
+# verdict](4-table-to-verdict.md).
 
 # %% [markdown]
 # ## What it does to similarities
 #
-# We train 64 points on one side of a sphere for 200 steps, with and without the regularizer. Each point has a second
-# view. `infonce` alone also spreads them. With the regularizer, pairs gather just below the ceiling, and about half as
-# many are above it.
+# We train 64 points on one side of a sphere for 200 steps, with and without the
+# regularizer. Each point has a second view. `infonce` alone also spreads them. With
+# the regularizer, pairs gather just below the ceiling, and about half as many are
+# above it.
 
 # %% alt="Cosines of different points, with a line at the ceiling. With the regularizer the pairs pile up left of it."
 import matplotlib.pyplot as plt
@@ -158,7 +193,10 @@ others = ~torch.eye(64, dtype=torch.bool)
 start = torch.randn(64, 16, generator=torch.Generator().manual_seed(0)) + 1
 above = {}
 figure, axes = plt.subplots(figsize=(7, 3))
-for text in ("infonce(temperature=1)", f"infonce(temperature=1) + 5*apart(ceiling={CEILING})"):
+for text in (
+    "infonce(temperature=1)",
+    f"infonce(temperature=1) + 5*apart(ceiling={CEILING})",
+):
     torch.manual_seed(1)
     z = start.clone().requires_grad_()
     objective = dipole.objective(text)
@@ -175,7 +213,9 @@ for text in ("infonce(temperature=1)", f"infonce(temperature=1) + 5*apart(ceilin
 axes.axvline(CEILING, color="black", linewidth=0.8, linestyle="--", label="the ceiling")
 axes.set_xlabel("cosine of different points")
 axes.set_ylabel("pairs")
-axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.3), ncols=2)
+axes.legend(
+    frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.3), ncols=2
+)
 plt.show()
 
 # %%
@@ -183,5 +223,5 @@ alone, with_it = above.values()
 assert 0.3 < with_it / alone < 0.7
 
 # %% [markdown]
-# To share it, `dipole new my-objectives` creates a package with tests and continuous integration.
-# [Own losses](../how-to/own-losses.md) describes every hook.
+# To share it, `dipole new my-objectives` creates a package with tests and continuous
+# integration. [Own losses](../how-to/own-losses.md) describes every hook.

@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Fine-tune a sentence encoder and score it with SentEval and MTEB
 #
-# You fine-tune a sentence-transformers model with its own trainer and a dipole objective as the loss. SentEval and
-# MTEB score the model before and after.
+# You fine-tune a sentence-transformers model with its own trainer and a dipole
+# objective as the loss. SentEval and MTEB score the model before and after.
 #
-# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, which downloads nothing. Without it, the tutorial downloads a
-# published model and two MTEB tasks, and takes longer.
+# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, which downloads nothing. Without
+# it, the tutorial downloads a published model and two MTEB tasks, and takes longer.
 
 # %%
 import importlib.util
@@ -25,18 +25,21 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("dipole") is None:  # on Colab, and in any environment without it
-    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT; empty: the package index
-    wanted = "dipole[text,sentence-transformers]" + f" @ {source}" * bool(source)
-    command = [sys.executable, "-m", "pip", "install", "-q", wanted, "mteb", "matplotlib"]
-    if subprocess.run(command).returncode:
-        raise RuntimeError("There is no release on the index yet. Set DIPOLE_SOURCE, and run this cell again.")
+if importlib.util.find_spec("dipole") is None:  # on Colab, for example
+    source = os.environ.get("DIPOLE_SOURCE", "")  # git+URL or file:///CHECKOUT
+    if not source:
+        raise RuntimeError("Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT.")
+    command = [sys.executable, "-m", "pip", "install", "-q"]
+    packages = [f"dipole[text,sentence-transformers] @ {source}", "mteb", "matplotlib"]
+    if subprocess.run(command + packages).returncode:
+        raise RuntimeError(f"pip cannot install dipole from {source}.")
 
 # %% [markdown]
 # ## Sentences
 #
-# The text is Python's own documentation. Consecutive sentences are training pairs. A quarter of six long topics is
-# held out. The test asks which topic a held-out sentence belongs to.
+# The text is Python's own documentation. Consecutive sentences are training pairs. A
+# quarter of six long topics is held out. The test asks which topic a held-out sentence
+# belongs to.
 
 # %%
 import itertools
@@ -50,10 +53,19 @@ import torch
 from dipole.text.corpus import pydoc_documents
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
-TOPICS = ("specialnames", "compound", "types", "debugger", "string-methods", "formatstrings")
+TOPICS = (
+    "specialnames",
+    "compound",
+    "types",
+    "debugger",
+    "string-methods",
+    "formatstrings",
+)
 
 documents = {
-    document.name: [sentence for sentence in document.sentences if 20 <= len(sentence) <= 200]
+    document.name: [
+        sentence for sentence in document.sentences if 20 <= len(sentence) <= 200
+    ]
     for document in pydoc_documents()
 }
 label_of = {}  # of a sentence that two topics have, the first topic
@@ -61,17 +73,29 @@ for label, topic in enumerate(TOPICS):
     for sentence in documents[topic]:
         label_of.setdefault(sentence, label)
 tested = dict(list(label_of.items())[::4])
-learned = {sentence: label for sentence, label in label_of.items() if sentence not in tested}
-pairs = {pair for sentences in documents.values() for pair in itertools.pairwise(sentences)}
+learned = {
+    sentence: label for sentence, label in label_of.items() if sentence not in tested
+}
+pairs = {
+    pair for sentences in documents.values() for pair in itertools.pairwise(sentences)
+}
 pairs = sorted(pair for pair in pairs if not tested.keys() & set(pair))
-print(f"{len(learned)} sentences of six topics to fit a classifier on, {len(tested)} others to test it")
-print(f"{len(pairs)} pairs, such as", *next(pair for pair in pairs if pair[0].startswith("A class")), sep="\n  ")
+print(
+    f"{len(learned)} sentences of six topics to fit a classifier on, "
+    f"{len(tested)} others to test it"
+)
+print(
+    f"{len(pairs)} pairs, such as",
+    *next(pair for pair in pairs if pair[0].startswith("A class")),
+    sep="\n  ",
+)
 assert not tested.keys() & {sentence for pair in pairs for sentence in pair}
 
 # %% [markdown]
 # ## A model
 #
-# This is a published checkpoint. The small setting uses a tiny BERT with random weights instead.
+# This is a published checkpoint. The small setting uses a tiny BERT with random
+# weights instead.
 
 # %%
 from sentence_transformers import SentenceTransformer
@@ -84,19 +108,39 @@ CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
 
 def tiny(folder: str, texts: list[str]) -> SentenceTransformer:
     """One layer with random weights, and the words of the texts."""
-    words = ["[PAD]", "[UNK]", *sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})]
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[PAD]",
+        "[UNK]",
+        *sorted(
+            {
+                word
+                for text in texts
+                for word in re.findall(r"\w+|[^\w\s]", text.lower())
+            }
+        ),
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     torch.manual_seed(0)
     BertModel(
         BertConfig(
-            vocab_size=len(words), hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128
+            vocab_size=len(words),
+            hidden_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=128,
         )
     ).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
     transformer = modules.Transformer(folder, max_seq_length=64)
-    return SentenceTransformer(modules=[transformer, modules.Pooling(64, pooling_mode="mean")], device="cpu")
+    return SentenceTransformer(
+        modules=[transformer, modules.Pooling(64, pooling_mode="mean")], device="cpu"
+    )
 
 
 def published() -> SentenceTransformer:
@@ -105,33 +149,44 @@ def published() -> SentenceTransformer:
         return SentenceTransformer(CHECKPOINT)
     except OSError:
         raise RuntimeError(
-            f"{CHECKPOINT} cannot be fetched here. With DIPOLE_TUTORIAL=small in the environment nothing is downloaded."
+            f"{CHECKPOINT} cannot be fetched here. "
+            "With DIPOLE_TUTORIAL=small in the environment nothing is downloaded."
         ) from None
 
 
-model = tiny("tiny", [text for pair in pairs for text in pair]) if SMALL else published()
+model = (
+    tiny("tiny", [text for pair in pairs for text in pair]) if SMALL else published()
+)
 
 # %% [markdown]
 # ## SentEval
 #
-# If you have SentEval's files, put them into `data/senteval` (`dipole data get senteval` does this), or set
-# `SENTEVAL` to their folder. Otherwise this cell runs SentEval's protocol on the sentences above, in place of TREC's
-# six classes of questions. A classifier is fitted on the first part. Cross-validation chooses its regularization. It
-# is tested once on the second part. SentEval warns that these are not TREC's files. The warning is expected and
-# silenced here.
+# If you have SentEval's files, put them into `data/senteval` (`dipole data get
+# senteval` does this), or set `SENTEVAL` to their folder. Otherwise this cell runs
+# SentEval's protocol on the sentences above, in place of TREC's six classes of
+# questions. A classifier is fitted on the first part. Cross-validation chooses its
+# regularization. It is tested once on the second part. SentEval warns that these are
+# not TREC's files. The warning is expected and silenced here.
 
 # %%
 from dipole.text import senteval
 
-data, tasks = Path(os.environ.get("SENTEVAL", "data/senteval")), list(senteval.SIX_TASKS)
+data, tasks = (
+    Path(os.environ.get("SENTEVAL", "data/senteval")),
+    list(senteval.SIX_TASKS),
+)
 own = not data.is_dir()
 if own:
     data, tasks = Path("pydoc-as-trec"), ["TREC"]
     (data / "downstream/TREC").mkdir(parents=True, exist_ok=True)
     for file, part in (("train_5500.label", learned), ("TREC_10.label", tested)):
         classes = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
-        lines = [f"{classes[label]}:topic {sentence}\n" for sentence, label in part.items()]
-        (data / "downstream/TREC" / file).write_text("".join(lines), encoding="latin-1", errors="ignore")
+        lines = [
+            f"{classes[label]}:topic {sentence}\n" for sentence, label in part.items()
+        ]
+        (data / "downstream/TREC" / file).write_text(
+            "".join(lines), encoding="latin-1", errors="ignore"
+        )
 
 
 def senteval_numbers() -> dict[str, float]:
@@ -140,16 +195,23 @@ def senteval_numbers() -> dict[str, float]:
         if own:
             warnings.filterwarnings("ignore", message="(?s).*is not the known file")
         found = senteval.evaluate(
-            lambda texts: model.encode(texts, show_progress_bar=False), tasks, data, check=not own
+            lambda texts: model.encode(texts, show_progress_bar=False),
+            tasks,
+            data,
+            check=not own,
         )
-    return {("SentEval, as TREC" if own else f"SentEval {name}"): each["acc"] for name, each in found.items()}
+    return {
+        ("SentEval, as TREC" if own else f"SentEval {name}"): each["acc"]
+        for name, each in found.items()
+    }
 
 
 # %% [markdown]
 # ## MTEB
 #
-# MTEB takes the model without changes, and its own tasks by name. Your own task is a class with its data. Here we use
-# the same sentences with MTEB's classification protocol: fit on eight sentences of each class, five times.
+# MTEB takes the model without changes, and its own tasks by name. Your own task is a
+# class with its data. Here we use the same sentences with MTEB's classification
+# protocol: fit on eight sentences of each class, five times.
 
 # %%
 import mteb
@@ -157,7 +219,15 @@ from datasets import Dataset, DatasetDict
 from mteb.abstasks.classification import AbsTaskClassification
 from mteb.abstasks.task_metadata import TaskMetadata
 
-UNKNOWN = ("reference", "date", "domains", "task_subtypes", "license", "annotations_creators", "dialect")
+UNKNOWN = (
+    "reference",
+    "date",
+    "domains",
+    "task_subtypes",
+    "license",
+    "annotations_creators",
+    "dialect",
+)
 
 
 class Topics(AbsTaskClassification):
@@ -182,7 +252,9 @@ class Topics(AbsTaskClassification):
         parts = {"train": learned, "test": tested}
         self.dataset = DatasetDict(
             {
-                name: Dataset.from_dict({"text": list(part), "label": list(part.values())})
+                name: Dataset.from_dict(
+                    {"text": list(part), "label": list(part.values())}
+                )
                 for name, part in parts.items()
             }
         )
@@ -191,9 +263,19 @@ class Topics(AbsTaskClassification):
 
 def mteb_numbers() -> dict[str, float]:
     """The main score in percent by task."""
-    chosen = [Topics()] if SMALL else [Topics(), *mteb.get_tasks(tasks=["Banking77Classification", "STSBenchmark"])]
+    chosen = (
+        [Topics()]
+        if SMALL
+        else [
+            Topics(),
+            *mteb.get_tasks(tasks=["Banking77Classification", "STSBenchmark"]),
+        ]
+    )
     found = mteb.evaluate(model, chosen, cache=None).task_results
-    return {f"MTEB {each.task_name}": 100 * each.scores["test"][0]["main_score"] for each in found}
+    return {
+        f"MTEB {each.task_name}": 100 * each.scores["test"][0]["main_score"]
+        for each in found
+    }
 
 
 before = senteval_numbers() | mteb_numbers()
@@ -201,15 +283,20 @@ before = senteval_numbers() | mteb_numbers()
 # %% [markdown]
 # ## Fine-tuning
 #
-# The only new line is the loss. `CachedContrastiveLoss` stores the activations of `mini_batch_size` sentences at a
-# time. The objective still sees the whole batch.
+# The only new line is the loss. `CachedContrastiveLoss` stores the activations of
+# `mini_batch_size` sentences at a time. The objective still sees the whole batch.
 
 # %%
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 
 import dipole
 
-loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=32)
+loss = dipole.text.CachedContrastiveLoss(
+    model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=32
+)
 arguments = SentenceTransformerTrainingArguments(
     output_dir="fine-tuned",
     per_device_train_batch_size=64,
@@ -223,7 +310,10 @@ arguments = SentenceTransformerTrainingArguments(
 )
 first, second = zip(*pairs, strict=True)
 trainer = SentenceTransformerTrainer(
-    model, arguments, train_dataset=Dataset.from_dict({"anchor": first, "positive": second}), loss=loss
+    model,
+    arguments,
+    train_dataset=Dataset.from_dict({"anchor": first, "positive": second}),
+    loss=loss,
 )
 trainer.train()
 after = senteval_numbers() | mteb_numbers()
@@ -240,18 +330,29 @@ for name in before:
 most = max(list(tested.values()).count(label) for label in range(len(TOPICS)))
 print(f"always the most frequent topic: {100 * most / len(tested):.1f}")
 
-curve = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+curve = [
+    (entry["step"], entry["loss"])
+    for entry in trainer.state.log_history
+    if "loss" in entry
+]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 left.plot(*zip(*curve, strict=True), marker="o")
 left.set_xlabel("step")
 left.set_ylabel("loss")
 places = range(len(before))
-right.barh([place - 0.2 for place in places], list(before.values()), 0.4, label="before")
+right.barh(
+    [place - 0.2 for place in places], list(before.values()), 0.4, label="before"
+)
 right.barh([place + 0.2 for place in places], list(after.values()), 0.4, label="after")
 right.set_yticks(list(places), list(before))
 right.invert_yaxis()
 right.set_xlabel("score, %")
-figure.legend(*right.get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
+figure.legend(
+    *right.get_legend_handles_labels(),
+    loc="outside upper right",
+    ncols=2,
+    frameon=False,
+)
 plt.show()
 
 # %%
@@ -259,11 +360,13 @@ if SMALL and own:
     assert all(after[name] > before[name] + 5 for name in before)
 
 # %% [markdown]
-# An untrained encoder learns from neighbouring sentences what separates topics. Both scores rise on unseen sentences.
-# MTEB's score is lower, because its classifier is fitted on eight sentences of a class and SentEval's on all. Expect
-# less from a published checkpoint, which already knows more English than these pages teach. Two epochs on one document
-# can lower other tasks, so compare several tasks before and after. One run is one seed. A comparison of two objectives
-# needs several.
+# An untrained encoder learns from neighbouring sentences what separates topics. Both
+# scores rise on unseen sentences. MTEB's score is lower, because its classifier is
+# fitted on eight sentences of a class and SentEval's on all. Expect less from a
+# published checkpoint, which already knows more English than these pages teach. Two
+# epochs on one document can lower other tasks, so compare several tasks before and
+# after. One run is one seed. A comparison of two objectives needs several.
 #
-# [Trainers](../how-to/trainers.md) covers hard negatives, several processes and terms with parameters.
-# [Text](../background/text.md) describes SentEval's protocols and compares our numbers with published ones.
+# [Trainers](../how-to/trainers.md) covers hard negatives, several processes and terms
+# with parameters. [Text](../background/text.md) describes SentEval's protocols and
+# compares our numbers with published ones.

@@ -16,14 +16,19 @@ def test_committed_pages_match_their_templates() -> None:
 
 
 def test_check_names_the_page_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    (tmp_path / "templates").mkdir()
-    (tmp_path / "templates" / "page.md").write_text("{{ cross-domain: decided }} comparisons")
-    monkeypatch.setattr(render, "DOCS", tmp_path)
-    monkeypatch.setattr(render, "TEMPLATES", tmp_path / "templates")
+    templates = tmp_path / "docs" / "templates"
+    templates.mkdir(parents=True)
+    (templates / "page.md").write_text("{{ cross-domain: decided }} comparisons")
+    (tmp_path / "README.md").write_text("# Title\n<!-- install: all -->\nold\n<!-- installed -->\nrest")
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    monkeypatch.setattr(render, "TEMPLATES", templates)
     assert render.main(["--check"]) == 1
-    assert "docs/page.md: differ" in capsys.readouterr().out
+    assert "docs/page.md, README.md: differ" in capsys.readouterr().out
     assert render.main([]) == 0
-    assert (tmp_path / "page.md").read_text() == "2 of 32 comparisons"
+    assert (tmp_path / "docs" / "page.md").read_text() == "2 of 32 comparisons"
+    readme = (tmp_path / "README.md").read_text()
+    assert '\npip install ".[all]"\n```\n<!-- installed -->\nrest' in readme
+    assert "old" not in readme
     assert render.main(["--check"]) == 0
 
 

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 pytest.importorskip("jupytext")
+import install
 import jupytext
 import nbformat
 import tutorials
@@ -205,7 +206,7 @@ def test_every_picture_has_alt_text(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_cell_installs_from_the_one_place(name: str) -> None:
     first = next(cell for cell in cells(name) if cell.cell_type == "code")
-    assert first.source == tutorials.install_cell(name), "python docs/generate/tutorials.py writes it"
+    assert first.source == tutorials.install_cell(name, install.source()), "python docs/generate/tutorials.py writes it"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -236,11 +237,10 @@ def test_first_cell_installs_every_import(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "wanted"),
-    [("", "dipole[rl]"), ("git+https://host/repository", "dipole[rl] @ git+https://host/repository")],
+    ("place", "found"),
+    [("git+https://host/repository", True), ("file:///checkout", False)],
 )
-@pytest.mark.parametrize("found", [True, False])
-def test_first_cell_calls_pip_and_names_the_fix(place: str, wanted: str, found: bool, tmp_path: Path) -> None:
+def test_first_cell_calls_pip_and_names_the_fix(place: str, found: bool, tmp_path: Path) -> None:
     """In an environment without dipole, whose pip is one that writes down what it is asked for."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
@@ -248,10 +248,17 @@ def test_first_cell_calls_pip_and_names_the_fix(place: str, wanted: str, found: 
     (tmp_path / "pip" / "__main__.py").write_text(f"{noted}sys.exit({0 if found else 1})\n")
     (tmp_path / "cell.py").write_text(tutorials.install_cell("2-agent-you-have"))
     done = run("-S", "cell.py", folder=tmp_path, PYTHONPATH=str(tmp_path), PIP_NO_INDEX="1", DIPOLE_SOURCE=place)
-    assert (tmp_path / "asked").read_text() == f"install -q {wanted}"
+    assert (tmp_path / "asked").read_text() == f"install -q dipole[rl] @ {place}"
     assert done.returncode == (0 if found else 1)
     if not found:
-        assert "Set DIPOLE_SOURCE" in done.stderr.splitlines()[-1]
+        assert f"pip cannot install dipole from {place}" in done.stderr.splitlines()[-1]
+
+
+def test_first_cell_without_a_source_asks_for_one_and_does_not_ask_an_index(tmp_path: Path) -> None:
+    (tmp_path / "cell.py").write_text(tutorials.install_cell("2-agent-you-have"))
+    done = run("-S", "cell.py", folder=tmp_path, PYTHONPATH=str(tmp_path), DIPOLE_SOURCE="")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "RuntimeError: Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT."
 
 
 def test_first_cell_does_nothing_if_dipole_is_installed(tmp_path: Path) -> None:
@@ -315,7 +322,7 @@ def test_index_lists_topic_duration_and_requirements() -> None:
     for name in NAMES:
         assert f"]({name}.md)" in index
     assert index.count("Time on one core: ") == len(NAMES)
-    assert "`pip install 'dipole[text,sentence-transformers]' mteb matplotlib`" in index
+    assert '`pip install ".[text,sentence-transformers]" mteb matplotlib`' in index
 
 
 @pytest.mark.parametrize(
