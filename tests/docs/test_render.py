@@ -19,7 +19,7 @@ def test_check_names_the_page_that_differs(tmp_path: Path, monkeypatch: pytest.M
     templates = tmp_path / "docs" / "templates"
     templates.mkdir(parents=True)
     (templates / "page.md").write_text("{{ cross-domain: decided }} comparisons")
-    (tmp_path / "README.md").write_text("# Title\n<!-- install: all -->\nold\n<!-- installed -->\nrest")
+    (tmp_path / "README.md").write_text("# Title\n<!-- install: all -->\nearlier lines\n<!-- installed -->\nrest")
     monkeypatch.setattr(render, "ROOT", tmp_path)
     monkeypatch.setattr(render, "TEMPLATES", templates)
     assert render.main(["--check"]) == 1
@@ -28,7 +28,7 @@ def test_check_names_the_page_that_differs(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "docs" / "page.md").read_text() == "2 of 32 comparisons"
     readme = (tmp_path / "README.md").read_text()
     assert '\npip install ".[all]"\n```\n<!-- installed -->\nrest' in readme
-    assert "old" not in readme
+    assert "earlier lines" not in readme
     assert render.main(["--check"]) == 0
 
 
