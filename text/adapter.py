@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
@@ -24,6 +25,7 @@ from dipole.text.data import Data, TableData, load_data
 from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.encode import SentenceEncoder
+from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import Headed, build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import KINDS, PairKind, Setting, TextBatch, check_blocks
@@ -56,6 +58,7 @@ class TextAdapter(Adapter):
     tokens: Tokens
     pairs: PairKind
     _artifacts: Artifacts | None = None
+    _folder: FolderSettings | None = None  # of sentence-transformers
     _noticed: Sequence[str] = ()
 
     def __init__(self, config: TextSettings, **context: Unpack[Context]) -> None:
@@ -69,6 +72,9 @@ class TextAdapter(Adapter):
         tokens = None
         if config.tokenizer != "words":
             tokens = load_tokens(config.tokenizer)
+        self._folder = folder_settings(config.transformer)
+        if self._folder is not None and tokens is not None:
+            tokens = self._folder.applied(tokens)
         self.data = load_data(config, tokens, self._max_length, self.rank)
         self.tokens = self.data.tokens
         self.data.check(self.batch_size, self.validation, is_loud=self.rank == 0)
@@ -92,11 +98,16 @@ class TextAdapter(Adapter):
         rows = {split: self._probe_rows(split) for split in ("train", "test")}
         probes = Probes(self.sentences, rows, bool(len(self.held_rows)), self.table)
         values = {"info": self.data_info(), "steps_per_epoch": self.steps_per_epoch}
+        if self._folder is not None:
+            values["folder"] = asdict(self._folder)
         save_artifacts(folder, self.config, self.module, self.tokens, probes, values)
 
     def _restore(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
         self.tokens, self.module = artifacts.tokens, artifacts.build(self.config)
+        if "folder" in artifacts.values:
+            self._folder = FolderSettings(**artifacts.values["folder"])
+            self.tokens = replace(self._folder, lower=False).applied(self.tokens)  # the saved one lower-cases
         self.embedding_dim = self.module.width
         self.steps_per_epoch = artifacts.values["steps_per_epoch"]
         for line in self._cut_short():
@@ -208,6 +219,8 @@ class TextAdapter(Adapter):
 
     def remarks(self) -> Sequence[str]:
         found: Sequence[str] = getattr(self.module.f, "remarks", ())  # those of g are the same
+        if self.tokens.prompt:
+            found = [*found, f"the prompt {self.tokens.prompt!r} of {self.config.transformer} precedes each sentence"]
         return [*found, *self._cut_short()]
 
     def before_step(self) -> None:
@@ -229,6 +242,9 @@ class TextAdapter(Adapter):
         limit = None
         if c.encoder == "transformer":
             limit = min(512, limit_of(model) or 512)
+        if self._folder is not None:
+            known = [each for each in (self._folder.max_length, limit_of(model)) if each is not None]
+            limit = min(known, default=limit)
         return SentenceEncoder(model, tokens, c.normalize, limit, getattr(objective, "transform", None))
 
     def _probe_rows(self, split: str) -> np.ndarray:

@@ -76,7 +76,9 @@ class TextSettings(Settings):
     lora: LoraTable | None = Field(None, description=f"with `transformer`: {LORA_HELP}")
     layers: int = Field(2, ge=1, description="of the small BERT")
     heads: int = Field(4, ge=1, description="of the small BERT")
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Literal["mean", "cls", "lasttoken"] = Field(
+        "mean", description="of a transformer's tokens. lasttoken is for decoders, cls not"
+    )
     head: Literal["none", "mlp", "mlp_only_train"] = Field(
         "none",
         description="transformer only: a linear map and tanh over the pooled output (SimCSE). mlp is evaluated and "

@@ -20,6 +20,10 @@ from dipole.text.sentences import Cut, Sentences, encode_pieces
 from dipole.text.vocabulary import Tokens
 
 TOGETHER = 10_000  # texts of a table that are numbered together
+FEW_TOKENS = 1.5  # on average, of sentences that are hardly sentences
+LOOKED_AT = 1_000_000  # tokens that are searched for unknown words
+MANY_UNKNOWN = 0.5  # share of the words
+ANOTHER_TOKENIZER = "Set text.tokenizer to one of the text's language, such as that of a multilingual model."
 
 
 class Data(ABC):
@@ -45,11 +49,31 @@ class Data(ABC):
         """Return the document of each row, int64."""
 
     def check(self, batch_size: int, validation: float, is_loud: bool) -> None:
-        """Refuse data, before training, that cannot be trained on or evaluated."""
+        """Refuse data, before training, that cannot be trained on or evaluated. Warn of text without known words."""
+        if is_loud:
+            self._warn_of_words()
         if validation and not len(self.split("validation", validation)[1]):
             raise ConfigError(
                 f"train.validation_share {validation:g} sets no {self.row} of {self.config.corpus} aside; raise it, or "
                 f"leave train.evaluate_on out"
+            )
+
+    def _warn_of_words(self) -> None:
+        """Warn if sentences hold about one token, or if most words are unknown."""
+        special = self.tokens.tokenizer.num_special_tokens_to_add(False)
+        average = len(self.sentences.tokens) / len(self.sentences) - special
+        if average < FEW_TOKENS:
+            warnings.warn(
+                f"{self.config.corpus}: sentences have {average:.1f} tokens on average, so an encoder learns next to "
+                f"nothing about word order or meaning. {ANOTHER_TOKENIZER}",
+                stacklevel=3,
+            )
+        seen = self.sentences.tokens[:LOOKED_AT]
+        unknown = (seen == self.tokens.unknown).sum() / max(1, len(seen) - special * len(seen) / (average + special))
+        if unknown > MANY_UNKNOWN:
+            warnings.warn(
+                f"{self.config.corpus}: {unknown:.0%} of the words are unknown to the tokenizer. {ANOTHER_TOKENIZER}",
+                stacklevel=3,
             )
 
     def info(self) -> dict[str, Any]:

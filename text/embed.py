@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -18,11 +19,14 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.rows import ROWS, Asker, Located, located_rows
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
+from dipole.text.vocabulary import Tokens
 
 FEATURES = ("encoder", "embedding")
 COLUMNS = ("sentence", "text", "content")
 BATCH = 4096  # sentences that are read at a time, and sorted by length
 STDIN = "-"
+LOOKED_AT = 500  # sentences of a batch that are searched for unknown words
+NEARLY_ALL, MANY_LOST = 0.8, 0.2  # shares of words and of sentences
 
 
 class FunctionEmbedder(Embedder):
@@ -30,13 +34,16 @@ class FunctionEmbedder(Embedder):
 
     batch_size = BATCH
 
-    def __init__(self, encode: Callable[[list[str]], Any]) -> None:
-        self.encode = encode
+    def __init__(self, encode: Callable[[list[str]], Any], tokens: Tokens | None = None) -> None:
+        """`tokens`: warn of sentences whose words are unknown to this tokenizer."""
+        self.encode, self.tokens = encode, tokens
 
     def read(self, source: str, column: str | None = None) -> Inputs:
         return read_sentences(source, column)
 
     def vectors(self, rows: list[Any]) -> Tensor:
+        if self.tokens is not None and _warns_of_unknown(rows, self.tokens):
+            self.tokens = None  # said once
         return torch.as_tensor(np.asarray(self.encode(rows)), dtype=torch.float32)
 
 
@@ -51,7 +58,27 @@ class SentenceEmbedder(FunctionEmbedder):
         scaling = encoder.normalize
         if check_features(features, FEATURES) == "embedding":
             scaling = "none"
-        super().__init__(partial(encoder.encode, normalize=scaling))
+        super().__init__(partial(encoder.encode, normalize=scaling), encoder.tokens)
+
+
+def _warns_of_unknown(rows: Sequence[str], tokens: Tokens) -> bool:
+    """Warn if nearly all words are unknown, or many sentences without a known word share one vector."""
+    unknown_id = tokens.unknown
+    if unknown_id is None:
+        return False
+    texts = [text for text in rows[:: 1 + len(rows) // LOOKED_AT] if text.strip()]
+    found = [each.ids for each in tokens.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    unknown = [ids.count(unknown_id) for ids in found]
+    lost = sum(count == len(ids) for count, ids in zip(unknown, found, strict=True))
+    share = sum(unknown) / max(1, sum(map(len, found)))
+    if not texts or (share < NEARLY_ALL and lost <= MANY_LOST * len(texts)):
+        return False
+    warnings.warn(
+        f"{share:.0%} of the words are unknown to the model. {lost} of {len(texts)} sentences hold no known word, and "
+        f"those of equal length get the same vector. The model was trained on another language or kind of text.",
+        stacklevel=3,
+    )
+    return True
 
 
 def read_sentences(source: str, column: str | None = None) -> Inputs:

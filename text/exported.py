@@ -19,22 +19,29 @@ BATCH = 32  # sentences at a time, of similar length
 def open_folder(folder: Path, device: torch.device, features: str | None) -> Embedder | None:
     """Open a folder of a sentence encoder. Return None if it is none."""
     if (folder / SENTENCE_TRANSFORMERS).is_file():
-        return _embedder(_sentence_transformer(folder, device), features)
+        return _embedder(*_sentence_transformer(folder, device), features)
     if not (folder / TOKENIZER).is_file():
         return None
     if (folder / ONNX).is_file():
-        return _embedder(_tokenized(folder, _onnx(folder)), features)
+        return _embedder(*_tokenized(folder, _onnx(folder)), features)
     if (folder / CONFIG).is_file():
-        return _embedder(_tokenized(folder, _transformer(folder, device)), features)
+        return _embedder(*_tokenized(folder, _transformer(folder, device)), features)
     return None
 
 
-def _embedder(encode: Any, features: str | None) -> Embedder:
+def _embedder(encode: Any, tokenizer: Any, features: str | None) -> Embedder:
+    from tokenizers import Tokenizer
+
     from dipole.core.train.inference import check_features
     from dipole.text.embed import FunctionEmbedder
+    from dipole.text.vocabulary import Tokens
 
     check_features(features, ("encoder",))
-    return FunctionEmbedder(encode)
+    inner = getattr(tokenizer, "_tokenizer", tokenizer)
+    tokens = None
+    if isinstance(inner, Tokenizer):
+        tokens = Tokens(Tokenizer.from_str(inner.to_str()))
+    return FunctionEmbedder(encode, tokens)
 
 
 def _check_weights(folder: Path) -> None:
@@ -45,7 +52,7 @@ def _check_weights(folder: Path) -> None:
         raise DataError(f"{folder} cannot be loaded: {refused}.")
 
 
-def _sentence_transformer(folder: Path, device: torch.device) -> Any:
+def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]:
     import dipole.text.portable  # noqa: F401  (makes models with our own code known)
     from dipole.core.utils.errors import ConfigError, DataError
     from dipole.core.utils.extras import install_line
@@ -61,7 +68,7 @@ def _sentence_transformer(folder: Path, device: torch.device) -> Any:
         model = SentenceTransformer(str(folder), device=str(device))
     except Exception as error:  # the library and what it is built on each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    return lambda sentences: model.encode(sentences, show_progress_bar=False)
+    return lambda sentences: model.encode(sentences, show_progress_bar=False), getattr(model, "tokenizer", None)
 
 
 def _transformer(folder: Path, device: torch.device) -> Any:
@@ -99,7 +106,7 @@ def _onnx(folder: Path) -> Any:
     return lambda ids, mask: run_onnx(folder / ONNX, {"input_ids": ids, "attention_mask": mask})
 
 
-def _tokenized(folder: Path, read: Any) -> Any:
+def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
     import torch
     from transformers import AutoTokenizer
 
@@ -115,4 +122,4 @@ def _tokenized(folder: Path, read: Any) -> Any:
             parts.append(read(batch["input_ids"], batch["attention_mask"]))
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
-    return encode
+    return encode, tokenizer

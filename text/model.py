@@ -13,6 +13,7 @@ from dipole.core.utils.errors import DataError
 from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encoders.batch import Chunk
+from dipole.text.encoders.build import check_first_token
 from dipole.text.encoders.networks import Part, SentenceModel
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.encoders.tail import Pooled
@@ -50,10 +51,15 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> enco
             )
         return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
 
-    f = with_head(with_modules(side(), c.transformer, c.pooling), c.head)
-    g = None
+    def headed() -> encoders.Part:
+        part: Any = with_modules(side(), c.transformer, c.pooling)
+        if c.transformer is not None and "cls" in part.pooling:
+            check_first_token(getattr(part, "part", part).model, c.transformer)
+        return with_head(part, c.head)
+
+    f, g = headed(), None
     if c.sides == 2 and c.pairs != "blocks":  # one encoder reads all members of a block, as in Arora et al.
-        g = with_head(with_modules(side(), c.transformer, c.pooling), c.head)
+        g = headed()
     dropout = c.dropout
     if c.rows_drop:  # the adapter draws a mask for each row, for the rows of all ranks
         dropout = 0.0

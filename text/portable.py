@@ -5,20 +5,39 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from tokenizers import Tokenizer, normalizers
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.utils.lora import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Part, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
-from dipole.text.vocabulary import Tokens
+from dipole.text.vocabulary import Tokens, in_front
 
 # Files that let a folder work without dipole.
 CODE = ("modeling_dipole.py", "networks.py", "batch.py", "tail.py")
 TASK = "sentence-similarity"
 
+PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
+LONG = 64  # words of a long sentence where nothing is cut
+
 AutoConfig.register(DipoleSentenceConfig.model_type, DipoleSentenceConfig, exist_ok=True)
 AutoModel.register(DipoleSentenceConfig, DipoleSentenceModel, exist_ok=True)
+
+
+def probe_of(encoder: SentenceEncoder) -> list[str]:
+    """Return the sentences that check an export. The last one is longer than the encoder reads."""
+    words = encoder.tokens.words()
+    count = encoder.max_length or LONG
+    named = [word for word in words if word.isalpha()][:200] or ["word"]
+    return [*PROBE, " ".join(named[7 * i % len(named)] for i in range(count + LONG))]
+
+
+def truncated(encoder: SentenceEncoder) -> str:
+    """Return the argument of a tokenizer's call in a model card that cuts long sentences."""
+    if encoder.max_length is None:
+        return ""
+    return ", truncation=True"
 
 
 def last(part: Part) -> Part:
@@ -54,16 +73,25 @@ def write_code(folder: Path) -> None:
         (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
 
 
-def fast_tokenizer(tokens: Tokens, max_length: int | None) -> PreTrainedTokenizerFast:
-    """Return the tokenizer for transformers. Padding is masked, so the unknown word can be the padding token."""
+def fast_tokenizer(tokens: Tokens, max_length: int | None, *, with_prompt: bool = True) -> PreTrainedTokenizerFast:
+    """Return the tokenizer for transformers, which puts the prompt before every sentence.
+
+    Padding is masked, so any special token can be the padding token.
+    """
     found = {name: next((t for t in tries if t in tokens.index), None) for name, tries in {
         "unk_token": ("<unk>", "[UNK]"), "pad_token": ("[PAD]", "<pad>", "<unk>"),
         "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": ("[MASK]", "<mask>"),
     }.items()}  # fmt: skip
-    special: dict[str, Any] = {name: token for name, token in found.items() if token is not None}
+    special: dict[str, Any] = {name: token for name, token in found.items() if token is not None} | tokens.options
+    if "pad_token" not in special:
+        added = (str(token) for token in tokens.tokenizer.get_added_tokens_decoder().values() if token.special)
+        special["pad_token"] = special.get("eos_token") or next(added, tokens.words()[0])
     if max_length is not None:
         special["model_max_length"] = max_length
-    return PreTrainedTokenizerFast(tokenizer_object=tokens.tokenizer, padding_side="right", **special)
+    inner = Tokenizer.from_str(tokens.tokenizer.to_str())
+    if with_prompt and tokens.prompt:
+        inner.normalizer = in_front(normalizers.Prepend(tokens.prompt), inner.normalizer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="right", **special)
 
 
 def projected(encoder: SentenceEncoder) -> SentenceModel:

@@ -4,12 +4,15 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from io import StringIO
+from itertools import pairwise
 from typing import Any, TextIO
 
 from dipole.core.utils.rows import Asker
+from dipole.text.vocabulary import THAI, UNSPACED
 
 READER = Asker("text", "text.split", "text.encoding")
-# Longer paragraphs are cut at a blank first. No sentence is that long, but a file without line breaks can be.
+# Longer paragraphs are cut at a blank first, or at a sentence mark. No sentence is that long, but a file without line
+# breaks can be.
 LONGEST_PARAGRAPH = 100_000
 
 # A word, a full stop and another word. Punkt always ends a sentence here, unless the word is an abbreviation.
@@ -19,6 +22,26 @@ ABBREVIATIONS = (
     "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
     "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
 )
+# Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal without . ? ! and those of
+# dead scripts, and the Tibetan shad.
+MARKS = (
+    "\u3002\uff01\uff1f\uff61\ufe12\ufe15\ufe16\ufe52\ufe56\ufe57\u203c\u203d\u2047-\u2049"  # Chinese, Japanese
+    "\u0964\u0965\u1c7e\u1c7f\ua8ce\ua8cf\uaaf0\uaaf1\uabeb"  # Hindi and its neighbours, Santali, Manipuri
+    "\u061d-\u061f\u06d4\u0700-\u0702\u07f9"  # Arabic, Urdu, Syriac, N'Ko
+    "\u0589\u1362\u1367\u1368\u17d4\u17d5\u104a\u104b\u0f0d-\u0f11"  # Armenian, Ethiopic, Khmer, Burmese, Tibetan
+    "\u1803\u1809\u166e\u1735\u1736\u1944\u1945\u1aa8-\u1aab\u1b4e\u1b4f\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d-\u1b7f"
+    "\u1c3b\u1c3c\ua4ff\ua60e\ua60f\ua6f3\ua6f7\ua876\ua877\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f"
+)
+GREEK = "\u0370-\u03ff\u1f00-\u1fff"
+_CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"
+# A full-width full stop (no decimal point), two Ethiopic word marks, a Greek question mark, and . ? ! between letters
+# that have no blanks.
+OTHER_END = re.compile(
+    rf"(?:[{MARKS}]|\uff0e(?![0-9A-Za-z\uff10-\uff5a])|\u1361\u1361|(?<=[{GREEK}]{{2}})[;\u037e](?=\s|$)|(?<=[{UNSPACED}])[.?!]+(?=[{UNSPACED}]))"
+    rf"[{MARKS}.?!]*[{_CLOSING}]*\s*"
+)
+_HAS_OTHER = re.compile(f"[{MARKS}\uff0e\u1361{GREEK}{UNSPACED}]")
+_THAI_BLANK = re.compile(f"(?<=[{THAI}]) (?=[{THAI}])")
 
 
 @cache
@@ -42,12 +65,26 @@ def _punkt() -> Any:
 def split_sentences(text: str) -> list[str]:
     """Cut running text into sentences with NLTK's Punkt and a fixed list of English abbreviations.
 
-    A blank line ends a sentence. Other line breaks count as blanks. No model is downloaded.
+    The sentence marks of other scripts end a sentence too, with the closing quotation marks behind them (UAX 29, rules
+    SB9 to SB11). Thai and Lao have none: their sentences end at a blank between two letters. A blank line ends a
+    sentence. Other line breaks count as blanks. No model is downloaded.
     """
     sentences: list[str] = []
     for paragraph in paragraphs(StringIO(text)):
-        sentences += _punkt().tokenize(" ".join(paragraph.split()))
+        for part in _parts(" ".join(paragraph.split())):
+            sentences += _punkt().tokenize(part)
     return sentences
+
+
+def _parts(paragraph: str) -> list[str]:
+    """Cut a paragraph at the sentence marks that Punkt does not know."""
+    if paragraph.isascii() or not _HAS_OTHER.search(paragraph):
+        return [paragraph]
+    ends = [0, *(match.end() for match in OTHER_END.finditer(paragraph)), len(paragraph)]
+    parts = [part for start, end in pairwise(ends) if (part := paragraph[start:end].strip())]
+    if 2 * len(re.findall(f"[{THAI}]", paragraph)) > len(paragraph):
+        parts = [piece for part in parts for piece in _THAI_BLANK.split(part)]
+    return parts
 
 
 def paragraphs(text: TextIO) -> Iterator[str]:
@@ -64,7 +101,8 @@ def paragraphs(text: TextIO) -> Iterator[str]:
         held += line
         while len(held) > LONGEST_PARAGRAPH and len(held.rstrip()) > LONGEST_PARAGRAPH:
             blanks = [held.rfind(blank, 1, LONGEST_PARAGRAPH) for blank in " \n"]
-            end = max(*blanks, 0) or LONGEST_PARAGRAPH
+            ends = (match.end() for match in OTHER_END.finditer(held, 0, LONGEST_PARAGRAPH))
+            end = max(*blanks, 0) or max(ends, default=LONGEST_PARAGRAPH)
             yield held[:end]
             held = held[end:]
     yield held

@@ -2,9 +2,10 @@
 
 import hashlib
 import heapq
+import json
 import re
 import unicodedata
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,52 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.trainers import WordLevelTrainer
 
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import ConfigError, DataError
 
 UNKNOWN = "<unk>"
-# Words as the Penn Treebank cuts them where that matters for a bag of words: contractions apart, numbers and hyphenated
-# words whole, every other mark alone. Text that is already cut this way (SentEval's files) stays as it is.
-PATTERN = (
-    r"\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)\b"
-    r"|\w+(?:[-.,/]\w+)*|\.{2,}|-{2,}|``|''|[^\w\s]"
+# Letters of scripts that put no blank between words: each is a word of its own, as in Unicode's default word boundaries
+# (UAX 29). Han and Hiragana; then Thai, Lao, Myanmar, Khmer and their neighbours, whose letters carry marks.
+CHINESE = "\u2e80-\u2fd5\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3041-\u3096\u309d-\u309f"
+CHINESE += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufad9\U00020000-\U0003fffd"
+THAI = "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u0edc-\u0edf"
+UNSPACED = f"{CHINESE}{THAI}\u1000-\u103f\u1050-\u109f\u1780-\u17d3\u17d7\u17dc\u1950-\u1974\u1980-\u19c9"
+UNSPACED += "\u1a20-\u1a7c\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f\uaa80-\uaac2"
+KATAKANA = "\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # a run of them is one word
+# Marks between words of Tibetan and Ethiopic, and the blank without width that some write in Khmer and Thai.
+DIVIDERS = "\u0f0b\u0f0c\u1361\u200b"
+JOINERS = "\u200c\u200d"  # inside words of Persian and Hindi
+
+
+def _words_pattern(word: str, alone: str, dividers: str = "") -> str:
+    """Cut words as the Penn Treebank does where that matters for a bag of words.
+
+    Contractions are cut, numbers and hyphenated words are not, and every other mark is a word. Text that is already
+    cut this way (SentEval's files) stays as it is.
+    """
+    return (
+        rf"{word}(?=n['’]t\b)|n['’]t\b|['’](?:s|re|ve|ll|d|m|S|RE|VE|LL|D|M)\b"
+        rf"|{alone}{word}(?:[-.,/]{word})*|\.{{2,}}|-{{2,}}|``|''|[^\w\s{dividers}]"
+    )
+
+
+PATTERN = _words_pattern(r"\w+", "")
+"""Words of scripts that put blanks between them. Vocabularies of such words alone have it, in earlier runs too."""
+_WORD = rf"[^\W{UNSPACED}{KATAKANA}]+"
+ANY_SCRIPT = _words_pattern(
+    rf"{_WORD}(?:[{JOINERS}]{_WORD})*", rf"[{KATAKANA}]+|[{UNSPACED}]\p{{M}}*|", DIVIDERS + JOINERS
 )
+# The same for the characters of `_plain`, among which there are no marks.
+_PLAIN = _words_pattern(_WORD, rf"[{KATAKANA}]+|[{UNSPACED}]|", DIVIDERS)
+_OTHER_SCRIPT = re.compile(f"[{UNSPACED}{KATAKANA}{JOINERS}]")
 
 
-def _configure(tokenizer: Tokenizer, lower: bool) -> Tokenizer:
+def _configure(tokenizer: Tokenizer, lower: bool, pattern: str = ANY_SCRIPT) -> Tokenizer:
     # An empty sentence is read as a full stop, as in SentEval's examples.
     parts = [normalizers.NFC(), normalizers.Replace(Regex(r"^\s*$"), ".")]
     if lower:
         parts.append(normalizers.Lowercase())
     tokenizer.normalizer = normalizers.Sequence(parts)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
     return tokenizer
 
 
@@ -45,8 +74,9 @@ def build_vocabulary(sentences: Iterable[str], size: int = 50_000, lower: bool =
 
 def counted_vocabulary(counts: Iterable[tuple[str, int]], size: int, lower: bool = False) -> "Tokens":
     """Build the vocabulary of `build_vocabulary` from words and their counts."""
-    best = heapq.nsmallest(size, ((-count, word) for word, count in counts))
-    tokens = words_vocabulary([word for _, word in best], lower)
+    counted = [(-count, word) for word, count in counts]
+    pattern = _pattern_of(word for _, word in counted)
+    tokens = words_vocabulary([word for _, word in heapq.nsmallest(size, counted)], lower, pattern)
     tokens.tokenizer.add_special_tokens([UNKNOWN])  # as the library's trainer does
     return tokens
 
@@ -59,12 +89,19 @@ def word_cutter(lower: bool = False) -> Callable[[str], list[str]]:
     return lambda sentence: [word for word, _ in cut.pre_tokenize_str(normal.normalize_str(sentence))]
 
 
-def words_vocabulary(words: Sequence[str], lower: bool = False) -> "Tokens":
+def _pattern_of(words: Iterable[str]) -> str:
+    """Return the pattern that cuts these words."""
+    if any(map(_OTHER_SCRIPT.search, words)):
+        return ANY_SCRIPT
+    return PATTERN
+
+
+def words_vocabulary(words: Sequence[str], lower: bool = False, pattern: str | None = None) -> "Tokens":
     """Make a vocabulary of the given words, ids from 1 in their order (0 is every other word)."""
     index = {UNKNOWN: 0}
     for word in words:
         index.setdefault(word, len(index))
-    return Tokens(_configure(Tokenizer(WordLevel(index, unk_token=UNKNOWN)), lower))
+    return Tokens(_configure(Tokenizer(WordLevel(index, unk_token=UNKNOWN)), lower, pattern or _pattern_of(words)))
 
 
 def load_tokens(source: str | Path) -> "Tokens":
@@ -74,11 +111,12 @@ def load_tokens(source: str | Path) -> "Tokens":
         path = path / "tokenizer.json"
     try:
         if path.is_file():
-            return Tokens(Tokenizer.from_file(str(path)))
+            return Tokens(Tokenizer.from_file(str(path)), _options_beside(path))
         from transformers import AutoTokenizer
 
         loaded: Any = AutoTokenizer.from_pretrained(str(source))
-        return Tokens(loaded._tokenizer)
+        told = {name: getattr(loaded, name, None) for name in OPTIONS}
+        return Tokens(loaded._tokenizer, {name: value for name, value in told.items() if value is not None})
     except Exception as error:  # the tokenizers library raises bare Exception
         raise DataError(
             f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, "
@@ -86,11 +124,58 @@ def load_tokens(source: str | Path) -> "Tokens":
         ) from error
 
 
-class Tokens:
-    """A tokenizer and its vocabulary. Wraps `tokenizers.Tokenizer` so that words and subwords are one thing."""
+def in_front(first: Any, normalizer: Any) -> Any:
+    """Return a normalizer that applies `first` before another one, or alone if that is None."""
+    if normalizer is None:
+        return first
+    return normalizers.Sequence([first, normalizer])
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+
+OPTIONS = (
+    "pad_token", "unk_token", "bos_token", "eos_token", "cls_token", "sep_token", "mask_token", "truncation_side",
+    "model_max_length",
+)  # fmt: skip
+"""What transformers stores about a tokenizer in `CONFIG`, and tokenizer.json does not."""
+CONFIG = "tokenizer_config.json"
+
+
+def _options_beside(path: Path) -> dict[str, Any]:
+    """Read the `OPTIONS` of a tokenizer.json."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", CONFIG):
+        file = path.with_name(name)
+        if file.is_file():
+            found |= json.loads(file.read_text(encoding="utf-8"))
+    options = {}
+    for name in OPTIONS:
+        value = found.get(name)
+        if isinstance(value, dict):  # a token with its settings
+            value = value.get("content")
+        if value is not None:
+            options[name] = value
+    return options
+
+
+class Tokens:
+    """A tokenizer and its vocabulary. Wraps `tokenizers.Tokenizer` so that words and subwords are one thing.
+
+    Args:
+        tokenizer: of the tokenizers library. Its padding and truncation are switched off.
+        options: what transformers stores beside it (`OPTIONS`), for exports. `truncation_side` also holds here.
+        prompts: texts to put before a sentence, by name, as in sentence-transformers.
+        default_prompt: name of the prompt that `encode` puts before every sentence. None: no prompt.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: Mapping[str, Any] | None = None,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt: str | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.options = dict(options or {})
+        self.prompts, self.default_prompt = dict(prompts or {}), default_prompt
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.index = tokenizer.get_vocab()
@@ -102,15 +187,38 @@ class Tokens:
         return max(self.index.values()) + 1
 
     def encode(self, sentences: Sequence[str], max_length: int | None = None) -> list[list[int]]:
-        """Return the ids of every sentence, cut after `max_length`. An empty sentence becomes a full stop."""
-        found = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
+        """Return the ids of every sentence, cut after `max_length`. An empty sentence becomes a full stop.
+
+        The tokenizer truncates, so its special tokens (such as [CLS] and [SEP]) stay. Raise ConfigError if `max_length`
+        leaves no place beside them.
+        """
+        special = self.tokenizer.num_special_tokens_to_add(False)
         if max_length is not None:
-            # A subword tokenizer closes a sentence with a mark ([SEP]), which is never cut off.
-            closing = int(not self.words_only and self.tokenizer.num_special_tokens_to_add(False) > 0)
-            for place, ids in enumerate(found):
-                if len(ids) > max_length:
-                    found[place] = ids[: max_length - closing] + ids[len(ids) - closing :]
-        return [ids or [self.empty] for ids in found]
+            if max_length <= special:
+                raise ConfigError(
+                    f"text.max_length {max_length} leaves no token of a sentence: the tokenizer adds {special} special "
+                    f"tokens. Set it to {special + 1} or more."
+                )
+            self.tokenizer.enable_truncation(max_length, direction=self.options.get("truncation_side", "right"))
+        try:
+            found = self.tokenizer.encode_batch_fast([self.prompt + sentence for sentence in sentences])
+        finally:
+            self.tokenizer.no_truncation()
+        return [encoding.ids or [self.empty] for encoding in found]
+
+    @property
+    def prompt(self) -> str:
+        """Text that `encode` puts before every sentence."""
+        return self.prompts.get(self.default_prompt or "", "")
+
+    @property
+    def unknown(self) -> int | None:
+        """Return the id of unknown words, or None if every text can be spelled."""
+        model: Any = self.tokenizer.model
+        name = getattr(model, "unk_token", None)
+        if name is None:
+            return getattr(model, "unk_id", None)
+        return self.index.get(name)
 
     def words(self) -> list[str]:
         """Return all tokens in the order of their ids."""
@@ -122,11 +230,13 @@ class Tokens:
     @property
     def fingerprint(self) -> str:
         """Content hash."""
-        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()[:16]
+        return hashlib.sha256((self.tokenizer.to_str() + self.prompt).encode()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json."""
+        """Write a tokenizer.json, and its options beside it."""
         self.tokenizer.save(str(path))
+        if self.options:
+            path.with_name(CONFIG).write_text(json.dumps(self.options, indent=1) + "\n", encoding="utf-8")
 
 
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> tuple[list[str], np.ndarray]:
@@ -198,7 +308,7 @@ def expand(
 # Unicode categories that both libraries treat alike.
 ALIKE = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Nd", "Po", "Ps", "Pe", "Pi", "Pf", "Pd", "Sm", "Sc", "Sk"))
 EMPTY = -1  # number of a sentence without words
-WORD_OR_END = re.compile(PATTERN + "|\n")
+WORD_OR_END = re.compile(_PLAIN + "|\n")
 
 
 def number_words(sentences: Sequence[str], lower: bool) -> tuple[np.ndarray, np.ndarray, list[str]]:

@@ -1,5 +1,6 @@
 """A folder of sentence-transformers as `text.transformer`: vectors are the library's, before and after an export."""
 
+import json
 import re
 from importlib import import_module
 from inspect import signature
@@ -9,10 +10,14 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
+from tokenizers import normalizers, processors
 from torch import nn
+from transformers import AutoTokenizer
 
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.seeding import Seeds
 from dipole.text import encoders
+from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
@@ -21,9 +26,10 @@ from dipole.text.export import export_sentence_transformer
 from dipole.text.exported import open_folder
 from dipole.text.model import build_model
 from dipole.text.vocabulary import load_tokens
-from tests.text.tiny_sentences import COLUMNS, tiny_model
+from tests.text.tiny_sentences import COLUMNS, Record, tiny_model
 
 TEXTS = COLUMNS["anchor"]
+PAIRS = (TEXTS, COLUMNS["positive"])
 
 
 def library_model(folder, tail, pooling="mean"):
@@ -81,6 +87,96 @@ def test_every_pooling(tmp_path, pooling):
     model, tokens = ours(tmp_path)
     found = model.represent(make_batch([tokens.tokenizer.encode(text).ids for text in TEXTS], 2))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lower=False):
+    """A folder with prompts, a limit of length and another frame of special tokens, as its library writes it."""
+    model = library_model(tmp_path, TAILS["nothing"])
+    model.prompts, model.default_prompt_name, model.max_seq_length = {"query": text, "document": "a "}, name, limit
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    model.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=special
+    )
+    if lower:
+        model.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    model.save_pretrained(str(tmp_path / "model"))
+    if lower:  # as older folders write it
+        again = json.loads((tmp_path / "model/tokenizer.json").read_text()) | {"normalizer": None}
+        (tmp_path / "model/tokenizer.json").write_text(json.dumps(again))
+        told = {"max_seq_length": limit, "do_lower_case": True}
+        (tmp_path / "model/sentence_bert_config.json").write_text(json.dumps(told))
+    return model
+
+
+FOLDERS = {
+    "default prompt": {"name": "query", "text": "the night "},
+    "prompts without default": {"name": None, "text": "the night "},
+    "short": {"name": None, "text": "", "limit": 6},
+    "one leading token": {"name": None, "text": "", "limit": 6, "template": "[CLS] $A"},
+    "two trailing tokens": {"name": "query", "text": "cat ", "limit": 7, "template": "[CLS] $A [SEP] [SEP]"},
+    "lower case": {"name": "document", "text": "", "limit": 9, "lower": True},
+}
+LONG = ["the cat sat on a mat far home red blue green tree sky", "a", "Rain RAIN night", "", *TEXTS]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_prompts_and_limits_of_a_folder(tmp_path, kind):
+    """Vectors are the library's before and after training, in every export, which keeps prompts and the limit."""
+    library = folder_of(tmp_path, **FOLDERS[kind])
+    wanted = library.encode(LONG)
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps({"anchor": a, "positive": b}) + "\n" for a, b in zip(*PAIRS, strict=True)))
+    config = TextSettings(
+        corpus=str(table), pairs="columns", encoder="transformer", transformer=str(tmp_path / "model"),
+        tokenizer=str(tmp_path / "model"), held_out=0, normalize="none",
+    )  # fmt: skip
+    context = {"batch_size": 2, "seed": Seeds(0), "device": torch.device("cpu"), "workdir": tmp_path}
+    adapter = TextAdapter(config, **context)
+    anchors = adapter.data.sentences.ids(adapter.table.anchor)
+    limit = FOLDERS[kind].get("limit", 32)
+    trained = library.tokenizer([adapter.tokens.prompt + text for text in PAIRS[0]], truncation=True, max_length=50)
+    assert [ids.tolist() for ids in anchors] == trained["input_ids"] or limit < 32
+    assert adapter.encoder().encode(LONG) == pytest.approx(wanted, abs=1e-5)
+    (tmp_path / "kept").mkdir()
+    adapter.keep(tmp_path / "kept")
+    again = TextAdapter(config, **context, kept=tmp_path / "kept")
+    again.module.load_state_dict(adapter.module.state_dict())
+    assert again.encoder().encode(LONG) == pytest.approx(wanted, abs=1e-5)
+    export_sentence_transformer(again.encoder(), tmp_path / "exported")
+    exported = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    assert exported.encode(LONG) == pytest.approx(wanted, abs=1e-5)
+    assert exported.encode_document(LONG) == pytest.approx(library.encode_document(LONG), abs=1e-5)
+    assert exported.max_seq_length == library.max_seq_length
+    for name in ("onnx", "transformers"):
+        (tmp_path / name).mkdir()
+        again.export(name, tmp_path / name, Record())
+        texts = [text for text in LONG if text]  # a plain model has no vector of an empty sentence
+        found = open_folder(tmp_path / name, torch.device("cpu"), None).vectors(texts).numpy()
+        assert found == pytest.approx(library.encode(texts), abs=1e-5), name
+
+
+def test_a_limit_without_room_for_a_word_is_refused(tmp_path):
+    library_model(tmp_path, TAILS["nothing"])
+    with pytest.raises(ConfigError, match=r"max_length 2 .* 2 special tokens. Set it to 3"):
+        load_tokens(tmp_path / "model").encode(["a cat"], 2)
+
+
+@pytest.mark.parametrize(
+    ("template", "special"), [("[CLS] $A", 1), ("$A [SEP]", 1), ("[CLS] $A [SEP] [SEP]", 3), ("[CLS] [CLS] $A", 2)]
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_tokens_are_cut_as_the_tokenizer_cuts_them(tmp_path, template, special, side):
+    library_model(tmp_path, TAILS["nothing"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", truncation_side=side)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save_pretrained(tmp_path / "own")
+    tokens = load_tokens(tmp_path / "own")
+    for limit in range(special + 1, 12):
+        assert tokens.encode(LONG, limit) == tokenizer(LONG, truncation=True, max_length=limit)["input_ids"]
+    tokens.save(tmp_path / "tokenizer.json")
+    assert load_tokens(tmp_path / "tokenizer.json").encode(LONG, 5) == tokens.encode(LONG, 5)
 
 
 def test_layers_are_trained(tmp_path):

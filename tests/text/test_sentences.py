@@ -59,7 +59,9 @@ def plain(folder, size, max_length, lower, limit):
         counts.update(word for word in words if word != "<unk>")
     best = sorted(counts, key=lambda word: (-counts[word], word))[:size]
     index = {"<unk>": 0} | {word: number for number, word in enumerate(best, 1)}
-    return index, [[index.get(word, 0) for word in words][:max_length] for words in parts], [d for d, _ in flat]
+    full_stop = [index.get(".", 0)]  # for a sentence without words, such as a blank without width
+    ids = [[index.get(word, 0) for word in words][:max_length] or full_stop for words in parts]
+    return index, ids, [d for d, _ in flat]
 
 
 def encoded(source, folder=None, processes=1, limit=None, lower=False, size=1500, **options):

@@ -23,6 +23,7 @@ from dipole.text.embed import SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
 from dipole.text.exported import open_folder
 from dipole.text.vocabulary import words_vocabulary
+from tests.text.tiny_sentences import Record
 from tests.without_dipole import WITHOUT_DIPOLE
 
 WORDS = [f"word{i}" for i in range(24)]
@@ -248,16 +249,6 @@ def test_the_embedding_is_what_the_objective_sees(tmp_path):
 
 
 # Exports --------------------------------------------------------------------------------------------------------------
-
-RECORD = {
-    "name": "tiny", "objective": "infonce(temperature=0.2) + 0.1*dp", "seed": 0, "epochs": 1.0, "hash": "0" * 12,
-    "results": {"next@1": 0.5, "lost": None}, "versions": {}, "data": {"name": "hub:somebody/books", "sizes": {}},
-}  # fmt: skip
-
-
-class Record:
-    def __init__(self, **changes):
-        self.__dict__ |= RECORD | changes
 
 
 def make_encoder(kind, normalize="halves", transform=None, sides=2):

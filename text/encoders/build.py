@@ -1,6 +1,6 @@
 """New encoders: word tables, transformers from a config or a checkpoint."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from dipole.core.train.finetuning import LoraTable, fine_tune
 from dipole.core.utils.backbone import Source, Weights, load
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.freezing import Freeze, fix_unused
-from dipole.text.encoders.networks import Direction, Transformer, WordGRU
+from dipole.text.encoders.networks import Direction, Pooling, Transformer, WordGRU
 
 
 def trained_table(words: int, width: int) -> nn.Embedding:
@@ -39,7 +39,7 @@ def word_gru(table: nn.Embedding, width: int, direction: Direction) -> WordGRU:
 
 def build_transformer(
     source: str,
-    pooling: Literal["mean", "cls"],
+    pooling: Pooling,
     vocabulary: int,
     *,
     freeze: Freeze = "none",
@@ -78,9 +78,25 @@ def build_transformer(
     return part
 
 
-def small_transformer(
-    vocabulary: int, width: int, layers: int, heads: int, pooling: Literal["mean", "cls"]
-) -> Transformer:
+@torch.no_grad()
+def check_first_token(model: Any, source: str) -> None:
+    """Raise ConfigError if the first token of a transformer does not see the others, as in a decoder.
+
+    Pooled there ("cls"), all sentences that begin alike would have one vector.
+    """
+    words = model.config.vocab_size
+    ids = torch.tensor([[0, 1, 2], [0, 2, 1]]) % words
+    was = model.training
+    first, second = model.eval()(input_ids=ids).last_hidden_state[:, 0]
+    model.train(was)
+    if words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6):
+        raise ConfigError(
+            f"text.pooling = 'cls' takes the first token, which sees no other token in the causal model {source!r}: "
+            f"sentences would have one vector. Set text.pooling = 'lasttoken' or 'mean'."
+        )
+
+
+def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: Pooling) -> Transformer:
     """A BERT encoder of the given size with random weights."""
     from transformers import BertConfig, BertModel
 

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from .batch import Batch, Chunk
 
 Direction = Literal["uni", "bi", "combine"]
+Pooling = Literal["mean", "cls", "lasttoken"]
 
 
 class Part(nn.Module):
@@ -71,13 +72,13 @@ class BagOfWords(Part):
 
 
 class Transformer(Part):
-    """Any Hugging Face encoder, pooled over its tokens ("mean") or at its first one ("cls")."""
+    """Any Hugging Face encoder, pooled over its tokens ("mean") or at its first ("cls") or last one ("lasttoken")."""
 
     model: Any  # its attributes are transformers' own
     described: Mapping[str, Any] | None = None  # where its weights come from, for the record
     remarks: Sequence[str] = ()  # notes on them for the user
 
-    def __init__(self, model: nn.Module, pooling: Literal["mean", "cls"]) -> None:
+    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
         self.model = model
         self.pooling = pooling
@@ -95,6 +96,8 @@ class Transformer(Part):
         hidden = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
+        if self.pooling == "lasttoken":
+            return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
         weight = mask.to(hidden.dtype)
         return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
 

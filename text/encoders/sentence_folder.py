@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, normalizers
 from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.pickles import UNASKED, allowed, read_pickle, refusal
 from dipole.text.encoders.networks import Part
 from dipole.text.encoders.tail import POOLING, Pooled
+from dipole.text.vocabulary import Tokens, in_front
 
+NO_LIMIT = 1_000_000  # transformers writes a very large number where there is none
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _LEGACY = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "Dense": lambda c: {
@@ -62,6 +67,51 @@ def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
     return found
 
 
+@dataclass(frozen=True)
+class FolderSettings:
+    """What a sentence-transformers folder says about its sentences.
+
+    Args:
+        prompts: texts to put before a sentence, by name.
+        default_prompt: name of the one that `encode` uses. None: no prompt.
+        max_length: tokens of a sentence at most. None: not said.
+        lower: sentences are lower-cased.
+    """
+
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    max_length: int | None = None
+    lower: bool = False
+
+    def applied(self, tokens: Tokens) -> Tokens:
+        """Return the tokenizer with the prompts, lower-casing if the folder does."""
+        inner = Tokenizer.from_str(tokens.tokenizer.to_str())
+        if self.lower:
+            inner.normalizer = in_front(normalizers.Lowercase(), inner.normalizer)
+        return Tokens(inner, tokens.options, self.prompts, self.default_prompt)
+
+
+def folder_settings(source: str | None) -> FolderSettings | None:
+    """Read the settings of a sentence-transformers folder. None for a source of another library."""
+    if source is None or _file(source, "modules.json") is None:
+        return None
+    own = _json(source, "config_sentence_transformers.json")
+    names = (f"sentence_{kind}_config.json" for kind in _KINDS)
+    of_transformer = next((found for name in names if (found := _json(source, name))), {})
+    limits = [of_transformer.get("max_seq_length"), _json(source, "tokenizer_config.json").get("model_max_length")]
+    limit = next((int(each) for each in limits if each and each < NO_LIMIT), None)
+    prompts = {name: text for name, text in (own.get("prompts") or {}).items() if text is not None}
+    lower = bool(of_transformer.get("do_lower_case"))
+    return FolderSettings(prompts, own.get("default_prompt_name"), limit, lower)
+
+
+def _json(source: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (file := _file(source, name)) is not None:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
 def _file(source: str, name: str) -> Path | None:
     """Return the path of a file in a folder or a Hub repository. None if it is missing."""
     path = Path(source)
@@ -81,9 +131,7 @@ def _file(source: str, name: str) -> Path | None:
 
 
 def _config(source: str, path: str) -> dict[str, Any]:
-    config: dict[str, Any] = {}
-    if (found := _file(source, f"{path}/config.json")) is not None:
-        config = json.loads(found.read_text(encoding="utf-8"))
+    config = _json(source, f"{path}/config.json")
     inputs = {config.get("module_input_name"), config.get("module_output_name")} - {None, "sentence_embedding"}
     if inputs or config.get("include_prompt") is False:
         raise ConfigError(f"text.transformer = {source!r}: {path} reads or leaves out what is no whole sentence.")

@@ -24,7 +24,8 @@ def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
         case "max":
             return hidden.masked_fill(~mask[..., None], -torch.inf).amax(1)
         case "lasttoken":
-            return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
+            last = mask.sum(1) - 1
+            return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
         case "mean_sqrt_len_tokens":
             return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True).sqrt()
         case "weightedmean":

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
-from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
-from dipole.core.utils.errors import ConfigError
+from dipole.core.train.onnx_file import FILE, OUTPUT, TOLERANCE, write_onnx
+from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Projected, SentenceModel, Transformer, WordGRU
 from dipole.text.encoders.tail import Pooled, pooled
-from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, projected
+from dipole.text.exported import open_folder
+from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, probe_of, projected, truncated
 
 AXES = ("batch", "length")
 
@@ -97,16 +98,28 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     tried = [_random(len(encoder.tokens), *shape) for shape in ((3, min(7, longest)), (1, 1), (5, min(12, longest)))]
     write_onnx(folder, padded, tried[0], {"input_ids": AXES, "attention_mask": AXES}, tried[1:])
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
+    _check_texts(encoder, folder)
     usage = f"""
 import onnxruntime
 from transformers import AutoTokenizer
 
 tokenizer, session = AutoTokenizer.from_pretrained("FOLDER"), onnxruntime.InferenceSession("FOLDER/{FILE}")
-batch = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="np")
+batch = tokenizer(["A sentence.", "Another one."], padding=True{truncated(encoder)}, return_tensors="np")
 ({OUTPUT},) = session.run(None, {{name: batch[name].astype("int64") for name in ("input_ids", "attention_mask")}})
 """
     card = Card("A sentence encoder as ONNX.", usage, TASK, "onnx", ("feature-extraction", "onnx"))
     write_card(folder, card, record, record.data)
+
+
+def _check_texts(encoder: SentenceEncoder, folder: Path) -> None:
+    """Raise TrainingError if tokenizer and file do not give the run's vectors of texts, of a long one too."""
+    texts = [text for text in probe_of(encoder) if text]
+    opened = open_folder(folder, torch.device("cpu"), None)
+    assert opened is not None  # the files were just written
+    wanted = torch.from_numpy(encoder.encode(texts))
+    off = float((opened.vectors(texts) - wanted).abs().max() / wanted.abs().max().clamp_min(1))
+    if not off <= TOLERANCE:
+        raise TrainingError(f"{folder / FILE} gives vectors of texts that differ by {off:.2g} from the run's.")
 
 
 def _random(words: int, count: int, length: int) -> dict[str, Tensor]:

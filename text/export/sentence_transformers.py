@@ -24,11 +24,10 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
 from dipole.text.encoders.tail import Pooled
-from dipole.text.portable import TASK, fast_tokenizer, last, projected, with_code, write_code
+from dipole.text.portable import TASK, fast_tokenizer, last, probe_of, projected, with_code, write_code
 from dipole.text.vocabulary import Tokens
 
 BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
-PROBE = ["A sentence.", "", "A somewhat longer sentence, to see whether padding is left out !", "unheardofword"]
 
 
 def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
@@ -52,6 +51,8 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     library = _library()
     model = projected(encoder)
     options: dict[str, Any] = {}
+    if encoder.tokens.prompts:
+        options = {"prompts": encoder.tokens.prompts, "default_prompt_name": encoder.tokens.default_prompt}
     if isinstance(last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(library, encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
@@ -69,8 +70,8 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
     if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
         write_code(folder)
-    again = library.SentenceTransformer(str(folder), device="cpu").encode(PROBE)
-    off = float(np.abs(again - encoder.encode(PROBE)).max())
+    again = library.SentenceTransformer(str(folder), device="cpu").encode(probe_of(encoder))
+    off = float(np.abs(again - encoder.encode(probe_of(encoder))).max())
     if not off < 1e-5:
         raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
 
@@ -134,7 +135,7 @@ def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.M
     """Wrap a model and its tokenizer in the library's `Transformer`, which reads them from a folder."""
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
-        fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(holder)
+        fast_tokenizer(encoder.tokens, encoder.max_length, with_prompt=False).save_pretrained(holder)
         options = {}
         if encoder.max_length:
             options["max_seq_length"] = encoder.max_length

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.backbone import quietly
@@ -19,12 +19,10 @@ from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
 from dipole.text.encoders.tail import pooled
-from dipole.text.export.sentence_transformers import PROBE
 from dipole.text.exported import POOLED
-from dipole.text.portable import TASK, fast_tokenizer, projected, with_code, write_code
+from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, truncated, with_code, write_code
 
 CLOSE = 1e-5
-PADDED = [text for text in PROBE if text]  # plain models have no vector of an empty sentence
 
 
 @quietly()
@@ -32,19 +30,20 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     """Write model, tokenizer, README.md, and code where transformers has no such model."""
     model = projected(encoder)
     is_plain = model.g is None and isinstance(model.f, Transformer)
+    texts = [text for text in probe_of(encoder) if text]  # plain models have no vector of an empty sentence
     if is_plain:
         part: Any = model.f
         part.model.save_pretrained(folder)
         # Such a model has no place of its own for the pooling.
         told = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {POOLED: pooling_of(encoder)}
         (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-        wanted = encoder.encode(PADDED, normalize="none")
+        wanted = encoder.encode(texts, normalize="none")
     else:
         with_code(encoder, model).save_pretrained(folder)
         write_code(folder)
-        wanted = encoder.encode(PADDED)
+        wanted = encoder.encode(texts)
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
-    off = float(np.abs(_vectors(encoder, folder, is_plain) - wanted).max())
+    off = float(np.abs(_vectors(texts, encoder, folder, is_plain) - wanted).max())
     if not off < CLOSE:
         raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
     write_card(folder, _card(encoder, is_plain), record, record.data)
@@ -59,10 +58,10 @@ def pooling_of(encoder: SentenceEncoder) -> str:
 
 
 @torch.no_grad()
-def _vectors(encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
-    """Compute vectors of `PADDED` as the model card describes. Vectors of plain models are not scaled."""
-    tokenizer = fast_tokenizer(encoder.tokens, encoder.max_length)
-    batch = tokenizer(PADDED, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
+def _vectors(texts: list[str], encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
+    """Compute vectors as the model card describes. Vectors of plain models are not scaled."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(texts, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
     mode = "cls"
@@ -80,11 +79,13 @@ def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
     how = "states[:, 0]"
     if is_plain and pooling_of(encoder) == "mean":
         how = '(states * batch["attention_mask"][..., None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)'
+    if is_plain and pooling_of(encoder) == "lasttoken":
+        how = 'states[range(len(states)), batch["attention_mask"].sum(1) - 1]'
     usage = f"""
 from transformers import AutoModel, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
-batch = tokenizer(["A sentence.", "Another one."], padding=True, return_tensors="pt")
+batch = tokenizer(["A sentence.", "Another one."], padding=True{truncated(encoder)}, return_tensors="pt")
 states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
 vectors = {how}
 """
