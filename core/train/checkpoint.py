@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dipole.core.train.adapter import same_data
 from dipole.core.utils.errors import CheckpointError, DipoleError
-from dipole.core.utils.files import digest, is_file, put_in_place, scratch, why
+from dipole.core.utils.files import digest, disk_error, is_file, put_in_place, scratch, why
 from dipole.core.utils.plain_values import decode, encode
 from dipole.core.utils.received import parse_json
 from dipole.core.utils.seeding import rng_state, set_rng_state
@@ -196,10 +196,9 @@ def write_state(path: Path, state: Any) -> None:
     try:
         save_file(tensors, path, {STATE: values})
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise CheckpointError(f"cannot save a checkpoint: {error}") from error
-        raise OSError(int(number[1]), str(error)) from error
+        if refused := disk_error(error):
+            raise refused from error
+        raise CheckpointError(f"cannot save a checkpoint: {error}") from error
 
 
 def read_state(path: Path) -> Any:

@@ -14,7 +14,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import replacing, why
+from dipole.core.utils.files import disk_error, replacing, why
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
@@ -56,7 +56,8 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
             with replacing(path) as temporary:
                 save_model(part, str(temporary))
         except (OSError, SafetensorError) as error:
-            reason = why(error) if isinstance(error, OSError) else str(error)
+            refused = disk_error(error)
+            reason = str(error) if refused is None else why(refused)
             raise CheckpointError(f"cannot save the model {path}: {reason}") from error
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.extras import install_line
+from dipole.core.utils.files import disk_error
 
 FILE = "model.onnx"
 OUTPUT = "features"
@@ -46,6 +47,7 @@ def write_onnx(
 
     Raises:
         ConfigError: packages are missing. TrainingError: the module cannot be written as ONNX, or the outputs differ.
+        OSError: the disk refused.
     """
     check_onnx()
     named = {name: dict(enumerate(names)) for name, names in free.items()}
@@ -54,14 +56,16 @@ def write_onnx(
         off = _off(folder / FILE, module, (example, *others))
     except Exception as error:  # torch.export, torch.onnx, onnxscript and onnxruntime have no common base
         try:
+            _raise_disk_error(error)
             _write_traced(folder / FILE, module, example, named)
             off = _off(folder / FILE, module, (example, *others))
-        except Exception:
+        except Exception as again:
+            _raise_disk_error(again)
             cause = _root(error)
             reason = str(cause).strip().partition("\n")[0]
             raise TrainingError(f"this network cannot be written as ONNX: {type(cause).__name__}: {reason}") from error
     if not off <= TOLERANCE:
-        raise TrainingError(f"{folder / FILE} gives features that differ by {off:.2g} from the run's; it is not used.")
+        raise TrainingError(f"{FILE} would give features that differ by {off:.2g} from the run's; it is not written.")
 
 
 @torch.no_grad()
@@ -106,6 +110,11 @@ def _write_traced(
             input_names=list(example),
             output_names=[OUTPUT],
         )
+
+
+def _raise_disk_error(error: Exception) -> None:
+    if refused := disk_error(error):
+        raise refused from error
 
 
 def _root(error: BaseException) -> BaseException:

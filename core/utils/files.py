@@ -28,11 +28,31 @@ _HINTS = {
     errno.EEXIST: "A file is in the place of a folder: remove it, or choose another folder with {option}",
 }
 
+_OF_THE_DISK = {*_HINTS, errno.EIO, errno.ENAMETOOLONG}
+
 
 def why(error: OSError, option: str = "--runs") -> str:
     """Explain an OSError and how to fix it; `option` is the command line option that chose the path."""
     hint = _HINTS.get(error.errno or 0, "").format(option=option)
     return ". ".join(filter(None, [error.strerror or str(error), hint])) + "."
+
+
+def disk_error(error: BaseException | None) -> OSError | None:
+    """Return the disk's refusal among an error and its causes, None if there is none.
+
+    safetensors, torch and onnx wrap it in errors of their own, whose text has the number at best.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            return error
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            return OSError(int(number[1]), os.strerror(int(number[1])))
+        if "PytorchStreamWriter failed writing" in str(error):
+            return OSError(f"the disk refused the file ({str(error).splitlines()[0].partition('. ')[0]})")
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def is_file(path: Path) -> bool:
@@ -113,13 +133,18 @@ def digest(path: Path, kind: str = "sha256") -> str:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
+def is_scratch(path: Path) -> bool:
+    """Return whether a name is one of `scratch`, as a killed process leaves it."""
+    return _SCRATCH.fullmatch(path.name) is not None
+
+
 def remove_scratch(folder: Path, of: str = "*") -> None:
     """Remove temporary files that killed processes left in a folder. Call it only when no process writes there.
 
     of: pattern of the names that they were writing.
     """
     for path in folder.glob(f".{of}.tmp*"):
-        if _SCRATCH.fullmatch(path.name):
+        if is_scratch(path):
             with suppress(OSError):
                 _remove(path)
 

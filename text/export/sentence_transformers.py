@@ -73,7 +73,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     again = library.SentenceTransformer(str(folder), device="cpu").encode(probe_of(encoder))
     off = float(np.abs(again - encoder.encode(probe_of(encoder))).max())
     if not off < 1e-5:
-        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
+        raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's")
 
 
 def _library() -> SimpleNamespace:

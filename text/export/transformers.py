@@ -45,7 +45,7 @@ def export(encoder: SentenceEncoder, folder: Path, record: Any) -> None:
     fast_tokenizer(encoder.tokens, encoder.max_length).save_pretrained(folder)
     off = float(np.abs(_vectors(texts, encoder, folder, is_plain) - wanted).max())
     if not off < CLOSE:
-        raise TrainingError(f"the exported folder {folder} gives vectors that differ by {off:.2g} from the run's")
+        raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's")
     write_card(folder, _card(encoder, is_plain), record, record.data)
 
 

@@ -151,7 +151,7 @@ def _check(model: TrainedModel, folder: Path) -> None:
     found = DipoleVisionModel.from_pretrained(folder).eval()(views).pooler_output
     off = float((found - wanted).abs().max())
     if not off <= CLOSE * max(1.0, float(wanted.abs().max())):
-        raise TrainingError(f"the exported folder {folder} gives features that differ by {off:.2g} from the run's")
+        raise TrainingError(f"the exported folder would give features that differ by {off:.2g} from the run's")
 
 
 def _card(model: TrainedModel, encoder: Encoder, is_plain: bool) -> Card:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.domains import adapter_class
     from dipole.core.train.run_folder import find_run
     from dipole.core.utils.errors import ConfigError, nearest
+    from dipole.core.utils.files import is_scratch
 
     folder = find_run(arguments.run, arguments.runs)
     domain = folder.read_config().domain
@@ -51,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         from dipole.core.train.card import check_push
 
         check_push(arguments.push)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or not all(map(is_scratch, out.iterdir()))):
         raise ConfigError(f"{out} is not an empty folder. Choose another --out.")
 
     with json_answer(arguments.json) as answer:
@@ -64,21 +68,26 @@ def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str |
     """Write the folder, upload it with --push, and return the address of the upload."""
     from dipole.core.train.trained_run import load_run
     from dipole.core.utils.errors import TrainingError
-    from dipole.core.utils.files import why
+    from dipole.core.utils.files import disk_error, why
 
     record, adapter, objective = load_run(folder, "cpu")
     adapter.module.eval()
     if objective is not None:
         objective.eval()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        adapter.export(arguments.to, out, record, objective)
-    except OSError as error:
-        raise TrainingError(f"cannot export to {out}: {why(error, '--out')}") from error
-    if arguments.license is not None:
-        from dipole.core.train.card import set_licence
+        with _filled(out) as temporary:
+            adapter.export(arguments.to, temporary, record, objective)
+            if arguments.license is not None:
+                from dipole.core.train.card import set_licence
 
-        set_licence(out, arguments.license)
+                set_licence(temporary, arguments.license)
+    except Exception as error:
+        refused = disk_error(error)
+        if refused is None and isinstance(error, OSError):
+            refused = error
+        if refused is None:
+            raise
+        raise TrainingError(f"cannot export to {out}: {why(refused, '--out')}") from error
     write(out)
     if arguments.push is None:
         return None
@@ -87,3 +96,24 @@ def _write(arguments: argparse.Namespace, folder: RunFolder, out: Path) -> str |
     pushed = push(out, arguments.push, arguments.private)
     write(pushed)
     return pushed
+
+
+@contextmanager
+def _filled(out: Path) -> Iterator[Path]:
+    """Yield a folder inside `out` to fill. Its files move to `out` at the end of the block, or are removed."""
+    from dipole.core.utils.files import remove_scratch, scratch
+
+    is_new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with scratch(out / "export") as temporary:
+            temporary.mkdir()
+            yield temporary
+            for path in temporary.iterdir():
+                os.replace(path, out / path.name)
+        remove_scratch(out)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                out.rmdir()
+        raise
