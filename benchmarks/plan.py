@@ -19,6 +19,7 @@ from dipole.benchmarks.suite import Column, Job, Sized
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
+from dipole.core.train.domains import adapter_class
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted
@@ -136,6 +137,19 @@ def faults(jobs: Sequence[Job], processes: int) -> tuple[Fault, ...]:
             construct(job.config, processes)
         except DipoleError as error:
             found[" ".join(str(error).split())].extend(job.cells)
+    return tuple(Fault(message, tuple(cells)) for message, cells in found.items())
+
+
+def missing_data(jobs: Sequence[Job]) -> tuple[Fault, ...]:
+    """Return the jobs whose data are not there, with the fix. The network is not asked."""
+    found: dict[str, list[CellEntry]] = defaultdict(list)
+    asked: dict[str, Sequence[str]] = {}
+    for job in jobs:
+        key = repr(job.config.settings)
+        if key not in asked:
+            asked[key] = adapter_class(job.config.domain).missing_data(job.config.settings)
+        for problem in asked[key]:
+            found[problem].extend(job.cells)
     return tuple(Fault(message, tuple(cells)) for message, cells in found.items())
 
 

@@ -166,6 +166,10 @@ class TextAdapter(Adapter):
         arguments = (TextSettings().model_copy(update=of_the_pairs), batch_size)
         return Sketch(_width(config.model_copy(update=defaults)), _example, arguments)
 
+    @classmethod
+    def missing_data(cls, config: Any) -> list[str]:
+        return _missing(config.corpus, config.labelled, config.senteval, tuple(task_names(config.tasks)))
+
     # Training --------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -381,6 +385,21 @@ def _check_measured(config: TextSettings) -> None:
     if config.senteval is not None:
         for name in task_names(config.tasks):
             senteval.load_task(name, config.senteval)
+
+
+def _missing(corpus: str, labelled: str | None, senteval_folder: str | None, tasks: tuple[str, ...]) -> list[str]:
+    problems = [
+        f"no {name} at {source}."
+        for name, source in (("corpus", corpus), ("labelled documents", labelled))
+        if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
+    ]
+    if senteval_folder is not None:
+        try:
+            for name in tasks:
+                senteval.load_task(name, senteval_folder)
+        except DataError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _is_development(name: str) -> bool:

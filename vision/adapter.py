@@ -155,6 +155,10 @@ class VisionAdapter(Adapter):
         rows = min(batch_size, EXAMPLE)
         return Sketch(width, example, (config.method, config.positives, rows, config.pairs == "labels"))
 
+    @classmethod
+    def missing_data(cls, config: Any) -> list[str]:
+        return kind_of(config).missing(config)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         batches = self._batches(epoch, start)
         if isinstance(self.parts.pretrain.images, Encoded) or self.device.type == "cuda":

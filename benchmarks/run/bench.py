@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import Manifest, write_manifest
-from dipole.benchmarks.plan import Estimator, Time, faults, make_plan
+from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
 from dipole.benchmarks.run.engine import Engine, Result, Task
@@ -29,7 +29,7 @@ from dipole.benchmarks.run.terminal import (
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.core.record import RunRecord, read_record
-from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.files import why
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import are, counted, text_table
@@ -91,6 +91,7 @@ def bench(
     if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
+    check_data([job for job in wanted if job.hash in missing], stderr)
     described = sized.manifest(wanted)
     summary = run_suite(sized, wanted, described, records, runs, chosen, stderr)
     print_results(console, SuiteResults(described, elsewhere | read_records(runs).records))
@@ -110,7 +111,8 @@ def _print_plan(
 ) -> int:
     plan = make_plan(sized, wanted, records, slots, effect)
     print_plan(console, sized, plan)
-    found = faults(wanted, sized.scale.processes)
+    todo = [job for job in wanted if job.hash not in records]
+    found = (*faults(wanted, sized.scale.processes), *missing_data(todo))
     cells = [
         {"row": cell.row, "column": cell.column, "seed": cell.seed, "run": job.hash, "command": job.command}
         for job in wanted
@@ -120,6 +122,20 @@ def _print_plan(
     for fault in found:
         say(console, f"cannot run: {fault}")
     return int(bool(found))
+
+
+def check_data(jobs: Sequence[Job], console: Console) -> None:
+    """Report data that are missing before the first job.
+
+    Raises:
+        DataError: no job has its data.
+    """
+    found = missing_data(jobs)
+    cells = {cell for fault in found for cell in fault.cells}
+    if found and all(cells.issuperset(job.cells) for job in jobs):
+        raise DataError("\n".join(map(str, found)))
+    for fault in found:
+        say(console, f"will fail: {fault}")
 
 
 def run_suite(
@@ -195,12 +211,13 @@ def plan_all(
     estimator, slots = Estimator(records.values()), LocalEngine(jobs, threads).slots
     planned = _plan_shipped(scale, records, known, estimator, slots)
     rows = [("suite", "runs", "finished", "estimated time")]
-    problems, notes, lines = [], [], []
+    problems, absent, notes, lines = [], [], [], []
     for each in planned:
         name, hashes = each.sized.suite.name, {job.hash for job in each.jobs}
         rows.append((name, str(len(hashes)), str(len(hashes & records.keys())), str(each.time)))
         lines.append({"suite": name, "runs": len(hashes), "seconds": each.time.seconds, "within": each.time.within})
         problems += [f"{name}: {fault}" for fault in faults(each.jobs, each.sized.scale.processes)]
+        absent += [f"{name}: {fault}" for fault in missing_data([job for job in each.jobs if job.hash not in records])]
         if each.sized.overrides:
             notes.append(f"{name}: as its results are kept, with --set {' '.join(each.sized.overrides)}")
     every = {job.hash: job.config for each in planned for job in each.jobs}
@@ -208,10 +225,10 @@ def plan_all(
     total = estimator.total(missing, slots, shares_processes=True)
     rows.append(("all (shared runs once)", str(len(every)), str(len(every) - len(missing)), str(total)))
     say(console, f"Shipped suites at scale {scale}, {counted(slots, 'run')} at a time\n")
-    for line in (text_table(rows), "", basis(), *notes, *(f"cannot run: {problem}" for problem in problems)):
+    for line in (text_table(rows), "", basis(), *notes, *(f"cannot run: {problem}" for problem in problems + absent)):
         say(console, line)
     if answer is not None:
-        answer |= {"scale": scale, "suites": lines, "seconds": total.seconds, "faults": problems}
+        answer |= {"scale": scale, "suites": lines, "seconds": total.seconds, "faults": problems, "missing": absent}
     return int(bool(problems))
 
 

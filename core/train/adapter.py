@@ -157,6 +157,18 @@ class Adapter(ABC):
         """
         return None
 
+    @classmethod
+    def missing_data(cls, config: Any) -> Sequence[str]:
+        """Describe the data of a configuration that are not there, each with the fix.
+
+        It is called before a run and by `dipole bench`, so it looks only at what takes milliseconds: whether files and
+        folders exist, and without a network what the Hub's cache has.
+
+        Args:
+            config: an instance of `config_model`.
+        """
+        return ()
+
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Return an iterator over the batches `start`, `start + 1`, ... of an epoch.

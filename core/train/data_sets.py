@@ -89,6 +89,14 @@ def find(name: str) -> DataSet:
     raise ConfigError(f"unknown data set {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
 
 
+def how_to_get(name: str) -> str:
+    """Return a sentence with the command that fetches a data set and its settings, "" for an unknown one."""
+    data = fetched().get(name)
+    if data is None:
+        return ""
+    return f" `dipole data get {name}` fetches it; then add --set {data.use.format(folder=f'data/{name}')}."
+
+
 def fetched_folder(folder: Path) -> Path:
     """Return the download folder of a data folder. You can also put files there yourself."""
     return folder.with_name(f"{folder.name}.download")

@@ -21,6 +21,7 @@ from dipole.core.train.build import build
 from dipole.core.train.callbacks import Callback, Checkpoints, Evaluation, Metrics, TermNotes, write_run_record
 from dipole.core.train.checkpoint import capture, first_start, fitting, restore, save_checkpoint, starting_state
 from dipole.core.train.config import RunConfig
+from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.health import Health
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
@@ -32,7 +33,7 @@ from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.schedule import Schedules
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.trackers import check_trackers
-from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.utils.errors import ConfigError, DataError, DipoleError, TrainingError
 from dipole.core.utils.first_error import first_message
 from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, duration, quietly
@@ -108,9 +109,13 @@ def _train(
     progress = Progress(quiet, mute=not processes.is_main)
     if fewer := fewer_than_asked():
         progress.warn(f"warning: {fewer}.")
+    is_open = False
     try:
+        if missing := adapter_class(config.domain).missing_data(config.settings):
+            raise DataError("\n".join(missing))
         if processes.is_main:
             folder.open(config)
+            is_open = True
         processes.wait()
         state = starting_state(folder.checkpoints, config.hash, resume, progress.warn)
         if state is not None:
@@ -126,6 +131,8 @@ def _train(
         raise
     finally:
         progress.close()
+        if is_open:
+            folder.remove_if_empty()
         folder.close()
 
 

@@ -95,6 +95,13 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
+    def remove_if_empty(self) -> None:
+        """Remove the folder if it has no record, metrics, checkpoints or other files: nothing was begun."""
+        names = {self.config.name, ".lock", self._owner.name}
+        with suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= names:
+                shutil.rmtree(self.path)
+
     def clear(self) -> None:
         """Remove the files of an earlier attempt, and no others."""
         for path in (self.record, self.metrics, self.trackers):

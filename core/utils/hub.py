@@ -1,8 +1,15 @@
 """Keep the Hugging Face Hub's client quiet, because our error already reports a failure."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def is_offline() -> bool:
+    """Return whether the user has switched the Hub off."""
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
 
 
 @contextmanager

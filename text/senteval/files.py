@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from stat import S_ISREG
 
+from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
@@ -49,9 +50,8 @@ class TaskFiles:
             raise DataError(f"{self.task}: {path} cannot be read ({error.strerror}); look at its permissions") from None
         if raw is None:
             raise DataError(
-                f"{self.task}: no file {path}. Put {path.name} into {path.parent}; SentEval's script "
-                f"data/{relative.split('/')[0]}/get_transfer_data.bash makes it, and task_path must be the folder that "
-                f"holds {relative.split('/')[0]}/."
+                f"{self.task}: no file {path}.{how_to_get('senteval')} In Python, task_path is the folder that holds "
+                f"{relative.split('/')[0]}/."
             )
         if not raw.strip():
             raise DataError(f"{path} is empty; fetch it again")

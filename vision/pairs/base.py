@@ -6,6 +6,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import Parts, load
 from dipole.vision.image_set import Images, ImageSet
 from dipole.vision.settings import VisionSettings
+from dipole.vision.sources import missing
 
 
 class Kind:
@@ -28,6 +29,12 @@ class Kind:
         validation: share of the training images to test on instead of the test images.
         """
         return load(config.data, seed, validation)
+
+    def missing(self, config: VisionSettings) -> list[str]:
+        """Describe the sources of a [vision] table that are not there."""
+        data = config.data
+        sources = dict.fromkeys(filter(None, (data.source, data.test, data.pretrain)))
+        return [problem for source in sources if (problem := missing(source))]
 
     def labels(self, images: ImageSet) -> Tensor | None:
         """Return the labels (n,) for training; None if they are incomplete."""

@@ -102,6 +102,18 @@ class Columns(Kind):
     def views(self, config: VisionSettings) -> int:
         return len(config.columns or ())
 
+    def missing(self, config: VisionSettings) -> list[str]:
+        data = config.data
+        if data.pretrain is not None:
+            tables, own = (
+                [data.pretrain],
+                super().missing(config.model_copy(update={"data": data.model_copy(update={"pretrain": None})})),
+            )
+        else:
+            tables, own = list(filter(None, (data.source, data.test))), []
+        absent = [each for each in tables if not each.startswith("hub:") and not Path(each).expanduser().exists()]
+        return [*(f"no table of pairs at {each}." for each in absent), *own]
+
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
         data = config.data
         read = partial(

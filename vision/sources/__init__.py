@@ -4,10 +4,14 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.hub import is_offline
 from dipole.core.utils.plugins import import_all
-from dipole.vision.sources.base import HUB, READERS, Classes, Decoding, Known, Reader, Source
+from dipole.vision.sources.base import HUB, READERS, SHARDS, Classes, Decoding, Known, Reader, Source
+from dipole.vision.sources.huggingface import hub
 from dipole.vision.sources.streamed import open_stream
+from dipole.vision.sources.webdataset import shards
 
 import_all(__name__)
 
@@ -30,6 +34,25 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
         names = [name for reader in READERS.values() for name in reader.names]
         raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
     return reader.open(source, options, wanted)
+
+
+def missing(source: str) -> str:
+    """Return why a source cannot be read, "" if it is there or only the network can tell. Nothing is decoded."""
+    reader = _reader(source)
+    try:
+        if reader is None:
+            open_source(source, Decoding())
+        elif source.startswith(SHARDS):
+            shards(source.removeprefix(SHARDS))
+        elif reader is READERS[f"{hub.__module__}.{hub.__qualname__}"]:
+            if is_offline():
+                hub(source, Decoding(), None)
+        elif source not in reader.names and not Path(source).expanduser().exists():
+            named = [how_to_get(part) for part in Path(source).parts]
+            raise DataError(f"no data at {source}.{''.join(named)}")
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def described() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.hub import without_retry_messages
 from dipole.vision.decoding import file_bytes
@@ -55,7 +56,8 @@ def hub(source: str, options: Decoding, wanted: Classes) -> Source:
     name = hub_name(source)
     splits = loaded(
         f"the data set {name!r} cannot be found on the Hub or in its cache ({{kind}}). "
-        "Check the name and the connection, or give a local folder, .npz or parquet file as vision.data.source.",
+        "Check the name and the connection, or give a local folder, .npz or parquet file as vision.data.source."
+        f"{how_to_get(source.removeprefix(HUB))}",
         lambda: get_dataset_split_names(name),
     )
 
