@@ -16,6 +16,7 @@ from dipole.core.evaluation.probes import knn_probe
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import normalize
 from dipole.core.train.class_blocks import BlockShape, block_losses
+from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.seeding import Seeds
 from dipole.text.config import TextSettings
 from dipole.text.data import TableData
@@ -184,12 +185,15 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
     Returns:
         "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten, "next_mrr", the mean of
         1 / rank, and "chance@1".
+
+    Raises:
+        DataError: a vector is not finite.
     """
     document = document.to(f.device)
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
     if not len(queries):
         return {}
-    scores = normalize(f[queries].float()) @ normalize(g.float()).T
+    scores = _unit(f)[queries] @ _unit(g).T
     scores[torch.arange(len(queries), device=f.device), queries] = -torch.inf
     truth = scores.gather(1, (queries + 1)[:, None])
     return _rank_metrics("next", (scores > truth).sum(1) + 1, len(f) - 1)
@@ -208,8 +212,11 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
         "positive@1" and "positive@10", shares of rows whose positive ranks first or among ten, "positive_mrr", the
         mean of 1 / rank, and "chance@1". With negatives also "triplet/accuracy", the share of negatives that are
         farther from the anchor than the positive.
+
+    Raises:
+        DataError: a vector is not finite.
     """
-    f, g = normalize(f.float()), normalize(g.float())
+    f, g = _unit(f), _unit(g)
     anchor, positive, negatives = (texts.to(f.device) for texts in (anchor, positive, negatives))
     there = negatives >= 0
     candidates = torch.cat([positive, negatives[there]]).unique()
@@ -237,6 +244,10 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
     return results
 
 
+def _unit(vectors: Tensor) -> Tensor:
+    return normalize(finite_rows(vectors.float(), "embeddings", "sentence"))
+
+
 def _rank_metrics(name: str, rank: Tensor, candidates: int) -> dict[str, float]:
     return {
         f"{name}@1": float((rank == 1).float().mean()),
@@ -248,7 +259,7 @@ def _rank_metrics(name: str, rank: Tensor, candidates: int) -> dict[str, float]:
 
 def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[str], count: int = 5) -> str:
     """Return text with the sentences nearest to each query (an index into `texts`), by cosine."""
-    x = normalize(vectors.float())
+    x = _unit(vectors)
     lines = []
     for query in queries:
         scores = x @ x[query]

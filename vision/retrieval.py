@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.similarity import normalize
+from dipole.core.utils.finite import finite_rows
 
 CHUNK = 512  # queries at a time
 RANKS = (1, 5, 10)
@@ -22,10 +23,13 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[s
 
     Returns:
         "recall@1", "recall@5", "recall@10", and "chance@1", the recall@1 of a random order.
+
+    Raises:
+        DataError: a vector is not finite.
     """
     queries, of_query, query = _distinct(ids[:, 0])
     candidates, of_candidate, candidate = _distinct(ids[:, 1])
-    f, g = normalize(a[of_query].float()), normalize(b[of_candidate].float())
+    f, g = _unit(a[of_query]), _unit(b[of_candidate])
     ranks, positives = [], []
     for start in range(0, queries, CHUNK):
         stop = min(start + CHUNK, queries)
@@ -43,6 +47,10 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[s
     return {**{f"recall@{k}": float((rank <= k).double().mean()) for k in RANKS}, "chance@1": float(chance)}
 
 
+def _unit(vectors: Tensor) -> Tensor:
+    return normalize(finite_rows(vectors.float(), "embeddings"))
+
+
 def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
     """Return the count of distinct numbers, a row with each, and the index of each row's number."""
     values, inverse = numbers.unique(return_inverse=True)
@@ -52,6 +60,9 @@ def _distinct(numbers: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def zero_shot(images: Tensor, captions: Tensor, labels: Tensor) -> float:
-    """Return the share of images (n, d) nearest to the caption (C, d) of their class by cosine, with labels (n,)."""
-    nearest = (normalize(images.float()) @ normalize(captions.float()).T).argmax(1)
+    """Return the share of images (n, d) nearest to the caption (C, d) of their class by cosine, with labels (n,).
+
+    Raises DataError for a vector that is not finite.
+    """
+    nearest = (_unit(images) @ _unit(captions).T).argmax(1)
     return float((nearest == labels.to(nearest.device)).double().mean())

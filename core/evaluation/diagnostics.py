@@ -19,24 +19,13 @@ from dipole.core.objectives.spectrum import effective_rank, numerical_rank
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.errors import PairsError
+from dipole.core.utils.finite import finite_rows
 
 __all__ = [
-    "Histogram",
-    "PairHistogram",
-    "alignment",
-    "conditional_entropy",
-    "distance_histogram",
-    "effective_rank",
-    "margin_occupancy",
-    "mean_distance",
-    "mean_distance_ceiling",
-    "min_max_ratio",
-    "mutual_information",
-    "numerical_rank",
-    "pair_histogram",
-    "similarity_error",
-    "uniformity",
-]
+    "Histogram", "PairHistogram", "alignment", "conditional_entropy", "distance_histogram", "effective_rank",
+    "margin_occupancy", "mean_distance", "mean_distance_ceiling", "min_max_ratio", "mutual_information",
+    "numerical_rank", "pair_histogram", "similarity_error", "uniformity",
+]  # fmt: skip
 
 Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]
 
@@ -90,9 +79,20 @@ def every_pair(embeddings: Tensor | Pairs) -> Pairs:
     return Pairs.of_points(embeddings.detach())
 
 
+def _unit(embeddings: Tensor) -> Tensor:
+    return normalize(full_precision(finite_rows(embeddings.detach(), "embeddings")))
+
+
+def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return anchors and candidates of unit length, one tensor if they are one."""
+    x = _unit(pairs.anchors)
+    if pairs.anchors is pairs.candidates:
+        return x, x
+    return x, _unit(pairs.candidates)
+
+
 def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
-    x = normalize(full_precision(pairs.anchors.detach()))
-    y = x if pairs.anchors is pairs.candidates else normalize(full_precision(pairs.candidates.detach()))
+    x, y = _sides(pairs)
     with torch.no_grad():
         found = row_statistics(
             x,
@@ -115,7 +115,7 @@ def _upper_tiles(n: int) -> Iterator[tuple[slice, slice]]:
 
 def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield D_ij of pairs i < j with their rows and columns, flat, tile by tile."""
-    z = normalize(full_precision(embeddings.detach()))
+    z = _unit(embeddings)
     for rows, columns in _upper_tiles(len(z)):
         distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
         i = torch.arange(rows.start, rows.stop, device=z.device).unsqueeze(1).expand_as(distance)
@@ -144,6 +144,7 @@ def distance_histogram(
         bins: equal bins of [0, 1], >= 1.
 
     Raises:
+        DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: `bins` is out of its range.
 
@@ -178,6 +179,7 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
         bins: equal bins of [0, 1], >= 1.
 
     Raises:
+        DataError: a vector is not finite.
         OptionError: `bins` is out of its range.
 
     Source: LMCL Fig. 5 and CLLR Fig. 3. The papers call the two histograms correct and incorrect and do not define
@@ -188,8 +190,7 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
         place = (distance.clamp(0, 1) * bins).long().clamp_max_(bins - 1)
         return torch.bincount(place, minlength=bins).cpu()
 
-    x = normalize(full_precision(pairs.anchors.detach()))
-    y = normalize(full_precision(pairs.candidates.detach()))
+    x, y = _sides(pairs)
     correct = (1 - paired(x, y, pairs.positives)) / 2
     incorrect = torch.zeros(bins, dtype=torch.long)
     negative = pairs.negative_mask()
@@ -220,6 +221,7 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
         The share in [0, 1], 0 without pairs.
 
     Raises:
+        DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: the margin is empty.
     """
@@ -267,6 +269,7 @@ def similarity_error(
         (error, bound).
 
     Raises:
+        DataError: a vector is not finite.
         OptionError: an option is out of its range, or the margin is empty.
     """
     check_margin("similarity_error", delta_pos, delta_neg)
@@ -307,6 +310,7 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
         (entropy, mean of log |N(i)|), both in nats, over anchors that have negatives; (0, 0) without any.
 
     Raises:
+        DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: `t_neg` is out of its range.
     """
@@ -365,6 +369,7 @@ def min_max_ratio(features: Tensor) -> float:
         The mean over points that no other point coincides with. nan if there are none.
 
     Raises:
+        DataError: a vector is not finite.
         PairsError: features of another shape.
     """
     return float(min_max_ratios(features).mean())
@@ -372,7 +377,7 @@ def min_max_ratio(features: Tensor) -> float:
 
 def min_max_ratios(features: Tensor) -> Tensor:
     """Return (D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
-    x = full_precision(every_pair(features).anchors)
+    x = full_precision(finite_rows(every_pair(features).anchors, "features"))
     ratios = []
     for top in range(0, len(x), TILE):
         distance = torch.cdist(x[top : top + TILE], x, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -384,8 +389,7 @@ def min_max_ratios(features: Tensor) -> Tensor:
 
 
 def _positive_cosines(pairs: Pairs) -> Tensor:
-    x = normalize(full_precision(pairs.anchors.detach()))
-    y = normalize(full_precision(pairs.candidates.detach()))
+    x, y = _sides(pairs)
     return paired(x, y, pairs.positives)
 
 
@@ -406,6 +410,7 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
         alpha: exponent, > 0.
 
     Raises:
+        DataError: a vector is not finite.
         OptionError: `alpha` is out of its range.
     """
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
@@ -431,6 +436,7 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
         From -4 t (farthest apart) to 0 (one point). nan if there are no such pairs.
 
     Raises:
+        DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: `t` is out of its range.
     """

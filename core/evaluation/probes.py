@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dipole.core.evaluation.descent import Descent, Rows, descend
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.text import counted
 
 SOLVERS = ("convex", "sgd", "adam")
@@ -113,11 +114,7 @@ def _features(x: Any, name: str) -> Tensor:
     tensor = torch.as_tensor(x).detach()
     if tensor.ndim != 2:
         raise DataError(f"{name} has shape {tuple(tensor.shape)}; a probe takes features of shape (n, d)")
-    tensor = tensor.float()
-    bad = int((~torch.isfinite(tensor)).any(1).sum())
-    if bad:
-        raise DataError(f"{name}: {bad} of {len(tensor)} rows hold NaN or infinite values; the encoder has diverged")
-    return tensor
+    return finite_rows(tensor.float(), name)
 
 
 def _labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
@@ -165,6 +162,8 @@ def _standardize(split: _Split) -> _Split:
 
 
 def _result(split: _Labels, scores: Tensor, **extra: Any) -> ProbeResult:
+    if not bool(scores.isfinite().all()):  # the first class would be the answer to every point
+        raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
     top5 = None
     if len(split.classes) > 5:
         top5 = (scores.topk(5, 1).indices == split.test_y[:, None]).any(1).float().mean().item()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.similarity import full_precision
+from dipole.core.utils.finite import finite_rows
 
 Result = TypeVar("Result")
 
@@ -88,9 +89,10 @@ def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
         tolerance: that share, >= 0; default max(m, n) times the machine epsilon.
 
     Raises:
+        DataError: a value is not finite.
         torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
     """
-    wide = full_precision(matrix.detach())
+    wide = full_precision(finite_rows(matrix.detach(), "the matrix"))
     values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
     if tolerance is None:
         tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps

@@ -27,7 +27,7 @@ from dipole.core.objectives import tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.train.evaluation import diagnose_pairs
-from dipole.core.utils.errors import OptionError, PairsError
+from dipole.core.utils.errors import DataError, OptionError, PairsError
 
 N, WIDTH = 11, 4
 
@@ -233,6 +233,28 @@ def test_numerical_rank():
     assert numerical_rank(x[:, :2] @ x[:2, :].clone()) == 2
     assert numerical_rank(torch.zeros(3, 3)) == 0
     assert numerical_rank(torch.diag(torch.tensor([1.0, 0.5, 1e-4])), tolerance=1e-3) == 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "measured",
+    [
+        margin_occupancy,
+        conditional_entropy,
+        uniformity,
+        distance_histogram,
+        min_max_ratio,
+        numerical_rank,
+        lambda z: similarity_error(z, torch.arange(N) % 2),
+        lambda z: pair_histogram(Pairs.from_views([z, z.clone()])),
+    ],
+)
+def test_embeddings_that_are_not_finite_have_no_number(measured, value):
+    """Comparisons with NaN are false, so shares of pairs would look like those of a good encoder."""
+    z = points()
+    z[3, 1] = value
+    with pytest.raises(DataError, match=r"[12] of \d+ rows are not finite"):
+        measured(z)
 
 
 def test_half_precision_is_measured_in_full():

@@ -148,7 +148,7 @@ def test_kmeans_survives_fewer_distinct_points_than_clusters():
         (lambda x, y: probes.linear_probe(x, y[:5], x, y), "train_y must be"),
         (lambda x, y: probes.linear_probe(x, torch.zeros_like(y), x, y), "two classes"),
         (lambda x, y: probes.linear_probe(x, y, x[:, :2], y), "6 features and test_x 2"),
-        (lambda x, y: probes.linear_probe(x / 0, y, x, y), "NaN or infinite"),
+        (lambda x, y: probes.linear_probe(x / 0, y, x, y), "NaN or infinity"),
         (lambda x, y: probes.knn_probe(x, -torch.ones_like(y), x, y), "labelled points"),
         (lambda x, y: probes.kmeans_accuracy(x, None), "labels is missing"),
     ],

@@ -21,7 +21,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
-from dipole.text.evaluation import find_positives
+from dipole.text.evaluation import find_positives, nearest_sentences, next_sentence
 from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.batches import without_duplicates
 
@@ -304,6 +304,21 @@ def test_partners_are_ranked_among_all_candidates():
     assert found["positive_mrr"] == pytest.approx(np.mean([1 / r for r in ranks]), rel=1e-6)
     assert found["triplet/accuracy"] == pytest.approx(np.mean(won))
     assert found["chance@1"] == 0.1
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_sentences_without_finite_vectors_have_no_rank(value):
+    """A rank counts larger scores, and none is larger than NaN."""
+    f = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    f[2, 0] = value
+    none = torch.zeros(4, 0, dtype=torch.long)
+    for measured in (
+        lambda: find_positives(f, f, torch.arange(4), torch.arange(4, 8), none),
+        lambda: next_sentence(f, f, torch.zeros(8)),
+        lambda: nearest_sentences([0], f, list("abcdefgh")),
+    ):
+        with pytest.raises(DataError, match="1 of 8 sentences are not finite"):
+            measured()
 
 
 # Whole runs ----------------------------------------------------------------------------------------------------------

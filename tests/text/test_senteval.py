@@ -1,6 +1,7 @@
 """SentEval's interface: same parameters, same result keys, every distinct sentence encoded once."""
 
 import io
+import json
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.stats import pearsonr
 from dipole.core.utils.errors import DataError
 from dipole.text import senteval
 from dipole.text.senteval.engine import ASKED
-from dipole.text.senteval.relatedness import fit_relatedness, soft_targets
+from dipole.text.senteval.relatedness import relatedness_result, soft_targets
 
 WORDS = {"good": 1.0, "fine": 0.8, "bad": -1.0, "poor": -0.8}
 
@@ -173,9 +174,10 @@ def test_relatedness_learns():
     draw = np.random.default_rng(0)
     x = {split: draw.random((n, 4)) for split, n in (("train", 200), ("dev", 50), ("test", 50))}
     y = {split: 1 + 4 * value[:, 0] for split, value in x.items()}
-    dev, predicted = fit_relatedness(x, y, seed=1111)
-    assert dev > 0.95
-    assert pearsonr(predicted, y["test"])[0] > 0.95
+    result = relatedness_result(x, y, seed=1111)
+    assert result["devpearson"] > 0.95
+    assert pearsonr(result["yhat"], y["test"])[0] > 0.95
+    assert json.loads(json.dumps(result)) == result
 
 
 def test_the_six_tasks_stand_beside_the_published_rows():

@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import pearsonr, spearmanr
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.seeding import Seeds
 from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
+from dipole.text.senteval.encoders import as_encode
 from dipole.text.senteval.relatedness import sts_result
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks import STS
+from tests.text.tiny_sentences import tiny_model
 
+TINY = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
 WORDS = np.array([f"w{i}" for i in range(40)])
 
 
@@ -68,12 +72,14 @@ def folder(tmp_path_factory):
 
 def test_cosine_tasks_score_each_split_by_itself(folder):
     root, truth = folder
-    for task, key in (("STSBenchmark-cosine", "STSB"), ("SICKRelatedness-cosine", "SICK")):
+    for task, key in (("STSBenchmark", "STSB"), ("SICKRelatedness-cosine", "SICK")):
         result = senteval.evaluate(encode, [task], root, progress=False)[task]
         for split in ("train", "dev", "test"):
             pairs, gold = truth[key, split]
-            assert result[split]["spearman"][0] == pytest.approx(spearmanr(cosines(pairs), gold)[0], abs=1e-9)
-            assert result[split]["pearson"][0] == pytest.approx(pearsonr(cosines(pairs), gold)[0], abs=1e-9)
+            for measure, function in (("spearman", spearmanr), ("pearson", pearsonr)):
+                wanted, found = function(cosines(pairs), gold), result[split][measure]
+                assert found[0] == found.correlation == found.statistic == pytest.approx(wanted[0], abs=1e-9)
+                assert found[1] == found.pvalue == pytest.approx(wanted[1], abs=1e-9)
             assert result[split]["nsamples"] == len(gold)
         assert set(numbers_of(task, result)) == {
             f"senteval/{task}/{split}/{measure}" for split in ("dev", "test") for measure in ("pearson", "spearman")
@@ -107,13 +113,13 @@ def test_constant_similarities_have_no_correlation():
 
 
 def test_the_table_has_a_mean_of_seven_test_columns(folder):
-    tasks = [*STS, "STSBenchmark-cosine", "SICKRelatedness-cosine"]
+    tasks = [*STS, "STSBenchmark", "SICKRelatedness-cosine"]
     found = senteval.evaluate(encode, tasks, folder[0], progress=False)
     head, row = (line.split() for line in sts_table({"mine": found}).splitlines())
     assert head == [*STS, "STS-B", "SICK-R", "STS-B", "dev", "mean"]
     values = [float(each) for each in row[1:]]
     assert values[-1] == pytest.approx(np.mean(values[:7]), abs=0.011)
-    assert values[7] == pytest.approx(100 * found["STSBenchmark-cosine"]["dev"]["spearman"][0], abs=0.006)
+    assert values[7] == pytest.approx(100 * found["STSBenchmark"]["dev"]["spearman"][0], abs=0.006)
     assert set(written_tables(found)) == {"sts.txt"}
     part = {task: found[task] for task in tasks[:3]}
     assert sts_table({"mine": part}).splitlines()[1].split()[-1] == "-"
@@ -135,3 +141,136 @@ def test_a_run_names_the_split_of_its_numbers(folder, tmp_path):
 def test_a_missing_split_names_its_place(folder, tmp_path):
     with pytest.raises(DataError, match=r"STSBenchmark-cosine: no file .*sts-train\.csv"):
         senteval.load_task("STSBenchmark-cosine", tmp_path)
+
+
+def batcher(params, batch):
+    return torch.from_numpy(encode([" ".join(sentence) for sentence in batch]))
+
+
+@pytest.mark.parametrize("task", ["STSBenchmark", "STS13"])
+def test_a_script_of_simcse_reads_and_writes_its_numbers(folder, task):
+    """Its parameters, its task names, the entries that its tables read, and JSON of all results."""
+    classifier = {"nhid": 0, "optim": "rmsprop", "batch_size": 128, "tenacity": 3, "epoch_size": 2}
+    params = {"task_path": str(folder[0]), "usepytorch": True, "kfold": 5, "classifier": classifier}
+    engine = senteval.engine.SE(params, batcher, lambda params, samples: None)
+    engine.progress.quiet = True
+    result = engine.eval(task)
+    again = json.loads(json.dumps({task: result}))[task]
+    if task == "STSBenchmark":
+        assert result["dev"]["spearman"][0] == again["dev"]["spearman"][0]
+        assert again["test"]["spearman"] == [result["test"]["spearman"].correlation, result["test"]["spearman"].pvalue]
+    assert again["all"]["spearman"]["all"] == result["all"]["spearman"]["all"]
+
+
+def test_the_regression_of_the_first_senteval_has_a_name(folder):
+    result = senteval.evaluate(encode, ["STSBenchmark"], folder[0], progress=False)["STSBenchmark"]
+    for key in ("pearson", "yhat"):
+        with pytest.raises(KeyError, match=r"by cosine, as in SimCSE's SentEval.*STSBenchmark-finetune"):
+            result[key]
+    with pytest.raises(KeyError, match=r"^'tset'$"):
+        result["tset"]
+    assert senteval.load_task("STSBenchmark-finetune", folder[0]).kind == "relatedness"
+    assert senteval.load_task("SICKRelatedness-finetune", folder[0]).kind == "relatedness"
+
+
+def broken(value):
+    def encode_all(sentences):
+        found = encode(sentences)
+        found[::10] = value
+        return found
+
+    return encode_all
+
+
+def by_engine(folder, task, vectors):
+    params = {"task_path": str(folder), "progress": False}
+    senteval.SE(params, lambda params, batch: vectors([" ".join(sentence) for sentence in batch])).eval(task)
+
+
+def by_evaluate(folder, task, vectors):
+    senteval.evaluate(vectors, [task], folder, progress=False)
+
+
+def by_the_first_senteval(folder, task, vectors):
+    prepare, _ = senteval.for_genuine(vectors)
+    prepare(senteval.Params(), senteval.load_task(task, folder).samples())
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "task", "value"),
+    [
+        (by_engine, "STS12", np.nan),
+        (by_evaluate, "STSBenchmark", np.inf),
+        (by_evaluate, "SICKRelatedness-finetune", np.nan),
+        (by_engine, "SICKEntailment", -np.inf),
+        (by_the_first_senteval, "STS13", np.nan),
+    ],
+)
+def test_vectors_that_are_not_finite_have_no_score(folder, evaluated, task, value):
+    with pytest.raises(DataError, match=r"of \d+ vectors are not finite \(NaN or infinity\): the encoder has diverged"):
+        evaluated(folder[0], task, broken(value))
+
+
+def test_saved_vectors_that_are_not_finite_have_no_score(folder, tmp_path):
+    params = {"task_path": str(folder[0]), "progress": False, "cache": str(tmp_path), "cache_key": "k"}
+    senteval.SE(params, batcher).eval("STS12")
+    (kept,) = tmp_path.glob("*.npy")
+    rows = np.load(kept)
+    rows[7] = np.nan
+    np.save(kept, rows)
+    with pytest.raises(DataError, match=r"STS12: .* not finite"):
+        senteval.SE(params, batcher).eval("STS12")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A SentenceTransformer, and its transformer as a model of transformers. Both know WORDS."""
+    saved = tmp_path_factory.mktemp("model")
+    sentences = tiny_model(saved, words=" ".join(WORDS))
+    return sentences, AutoModel.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("size", [None, 7])
+def test_models_are_scored_as_their_own_vectors(folder, models, size):
+    sentences, transformer = models
+
+    def own(texts):
+        return np.stack([sentences.encode(text, show_progress_bar=False) for text in texts])
+
+    wanted = senteval.evaluate(own, ["STS13"], folder[0], progress=False)["STS13"]["all"]["spearman"]["all"]
+    transformer.train()
+    for model in (sentences, transformer, own, Named(own)):
+        found = senteval.evaluate(model, ["STS13"], folder[0], progress=False, batch_size=size)["STS13"]
+        assert found["all"]["spearman"]["all"] == pytest.approx(wanted, abs=1e-3)
+    assert transformer.training
+
+
+class Named:
+    def __init__(self, encode):
+        self.encode = encode
+
+
+def test_poolings_of_a_transformer(models):
+    _, transformer = models
+    texts = ["w1 w7 w3", "w2 w9", ""]
+    tokens = AutoTokenizer.from_pretrained(transformer.name_or_path)(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        wanted = transformer.eval()(**tokens)
+    found = {pooling: as_encode(transformer, 2, pooling=pooling)(texts) for pooling in ("cls", "pooler")}
+    assert found["cls"] == pytest.approx(wanted.last_hidden_state[:, 0].numpy(), abs=1e-5)
+    assert found["pooler"] == pytest.approx(wanted.pooler_output.numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "message"),
+    [
+        ("bert-base-uncased", {}, "a function from sentences to vectors .* got str"),
+        (torch.nn.Linear(2, 2), {}, "Linear is no model of transformers and has no method `encode`"),
+        (encode, {"batch_size": 0}, "batch_size must be a whole number from 1 up"),
+        (BertModel(TINY), {}, "no tokenizer is saved with BertModel .made in memory.: give tokenizer="),
+        (BertModel(TINY), {"pooling": "max"}, "pooling must be one of mean, cls, pooler, got 'max'"),
+    ],
+)
+def test_what_is_no_encoder_is_one_message(folder, encoder, options, message):
+    with pytest.raises(OptionError, match=message):
+        senteval.evaluate(encoder, ["STS13"], folder[0], progress=False, **options)

@@ -18,16 +18,16 @@ COLUMNS = {
 }
 
 
-def tiny_model(folder, dropout=0.0, width=16, layers=1):
+def tiny_model(folder, dropout=0.0, width=16, layers=1, words=WORDS):
     """A SentenceTransformer of a BERT with one layer and mean pooling; its files are written into a folder."""
-    tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate((*SPECIAL, *WORDS.split()))}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({w: n for n, w in enumerate((*SPECIAL, *words.split()))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(SPECIAL) + len(WORDS.split()), hidden_size=width, num_hidden_layers=layers,
+        vocab_size=len(SPECIAL) + len(words.split()), hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=2,
         intermediate_size=2 * width, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         max_position_embeddings=32,

@@ -15,6 +15,7 @@ from dipole.core.utils.cache import found
 from dipole.core.utils.errors import OptionError
 from dipole.core.utils.files import atomic_file, why
 from dipole.core.utils.progress import Progress
+from dipole.text.senteval.encoders import Pooling, as_encode
 from dipole.text.senteval.protocols import Settings, check_device, check_protocol, whole
 from dipole.text.senteval.rows import as_rows, same_width, task_names
 from dipole.text.senteval.scoring import Result, score
@@ -214,10 +215,13 @@ def _cache_path(folder: Path, key: str, name: str, sentences: Iterable[tuple[str
 
 
 def evaluate(
-    encode: Callable[[list[str]], Any],
+    encode: Any,
     tasks: Sequence[str],
     task_path: str | Path,
     *,
+    batch_size: int | None = None,
+    tokenizer: Any = None,
+    pooling: Pooling = "mean",
     protocol: str = "fast",
     kfold: int = 10,
     halves: int = 2,
@@ -229,10 +233,14 @@ def evaluate(
     """Score an encoder on several tasks. A sentence of several tasks is encoded once.
 
     Args:
-        encode: from a list of sentences (tokens joined by blanks; some are empty) to an array (n, d), for example
-            `SentenceEncoder.encode` or `SentenceTransformer.encode`.
+        encode: a SentenceTransformer, another object with a method `encode`, a model of transformers, or a function
+            from a list of sentences (tokens joined by blanks; some are empty) to an array (n, d).
         tasks: names as in SentEval.
         task_path: folder that holds SentEval's downstream/.
+        batch_size: sentences that are encoded at a time, >= 1. None: a function gets all of them, a model 32.
+        tokenizer: of a model of transformers. None: the one that is saved with it.
+        pooling: of a model of transformers: "mean" of the last hidden states, that of the first token ("cls"), or the
+            model's "pooler".
         protocol: one of `PROTOCOLS`.
         kfold: folds of tasks without a test part, >= 2, and at most the samples of the rarest class.
         halves: parts of the vector, >= 1, that "skip-thoughts" scales to unit length one by one (2: f and g).
@@ -249,6 +257,7 @@ def evaluate(
         DataError: a task is unknown, a file is missing or damaged, or `encode` gives no finite numbers (n, d).
     """
     settings = Settings(check_protocol(protocol), kfold, seed, device=check_device(device))
+    encode = as_encode(encode, batch_size, tokenizer, pooling)
     shown = Progress(quiet=not progress)
     loaded = [load_task(name, task_path, check) for name in task_names(tasks)]
     distinct = _distinct(loaded)
@@ -267,7 +276,7 @@ def evaluate(
     return results
 
 
-def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
+def for_genuine(encode: Any) -> tuple[Prepare, Batcher]:
     """Return `prepare` and `batcher` for the genuine SentEval, so that its own code judges our encoder.
 
     All sentences of a task are encoded once, in `prepare`, where they can be sorted and batched well.
@@ -279,8 +288,9 @@ def for_genuine(encode: Callable[[list[str]], Any]) -> tuple[Prepare, Batcher]:
         encode: as in `evaluate`.
 
     Raises:
-        DataError: from a call, `encode` gives no numbers (n, d).
+        DataError: from a call, `encode` gives no finite numbers (n, d).
     """
+    encode = as_encode(encode)
     known: dict[str, np.ndarray] = {}
 
     def add(sentences: list[str]) -> None:

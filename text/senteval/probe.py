@@ -2,12 +2,15 @@
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from sklearn import config_context
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
+from threadpoolctl import threadpool_limits
 
 from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value, solve_subsets
 from dipole.core.utils.errors import DataError
@@ -141,20 +144,27 @@ def _solve_together(x: np.ndarray, y: np.ndarray, problems: list[Problem], task:
 
 
 def _solve_sklearn(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
-    """Fit scikit-learn's classifier for each fold and value, as SentEval calls it."""
+    """Fit scikit-learn's classifier for each fold and value, as SentEval calls it.
+
+    A fold is fitted by one thread. BLAS with several threads is no faster on one fit, and slow if others compute, too.
+    """
     grid = settings.grid(task.kind)
 
-    def predict(c: float, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-        return LogisticRegression(C=c, random_state=settings.seed).fit(x[train], y[train]).predict(x[test])
+    def predict(train: np.ndarray, test: np.ndarray, values: list[float]) -> list[np.ndarray]:
+        with config_context(assume_finite=True):  # features have been checked
+            fitted, tested, truth = x[train], x[test], y[train]
+            models = (LogisticRegression(C=value, random_state=settings.seed) for value in values)
+            return [model.fit(fitted, truth).predict(tested) for model in models]
+
+    def inner_scores(fold: tuple[np.ndarray, np.ndarray]) -> list[float]:
+        return [accuracy(y[fold[1]], found) for found in predict(*fold, grid)]
 
     solved = Solved()
-    for problem in problems:
-        scores = np.zeros((len(grid), len(problem.inner)))
-        for value, c in enumerate(grid):
-            for fold, (train, dev) in enumerate(problem.inner):
-                scores[value, fold] = accuracy(y[dev], predict(c, train, dev))
-        value = solved.choose(scores, grid)
-        solved.tests.append(predict(grid[value], problem.train, problem.test))
+    with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        for problem in problems:
+            scores = np.array(list(threads.map(inner_scores, problem.inner))).T
+            value = solved.choose(scores, grid)
+            solved.tests += predict(problem.train, problem.test, [grid[value]])
     return solved
 
 

@@ -1,7 +1,7 @@
 """Similarity of sentence pairs: SentEval's learned relatedness (SICK-R, STS-B) and the unsupervised STS tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +25,25 @@ def soft_targets(scores: Sequence[float], classes: int = 5) -> np.ndarray:
     return out
 
 
-def correlation(function: Callable, left: ArrayLike, right: ArrayLike) -> tuple[float, float]:
+class Correlation(NamedTuple):
+    """A coefficient and its p-value, under the names of SciPy's results. It is a tuple, too."""
+
+    correlation: float
+    pvalue: float
+
+    @property
+    def statistic(self) -> float:
+        """Return the coefficient."""
+        return self.correlation
+
+
+def correlation(function: Callable, left: ArrayLike, right: ArrayLike) -> Correlation:
     """Return coefficient and p-value. They are (0, 1) if one side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0, 1.0
+        return Correlation(0.0, 1.0)
     result = function(x, y)
-    return float(result[0]), float(result[1])
+    return Correlation(float(result[0]), float(result[1]))
 
 
 def fit_relatedness(
@@ -92,7 +104,7 @@ def relatedness_result(
         "pearson": correlation(pearsonr, predicted, gold)[0],
         "spearman": correlation(spearmanr, predicted, gold)[0],
         "mse": float(np.mean((predicted - gold) ** 2)),
-        "yhat": predicted,
+        "yhat": predicted.tolist(),
         "ndev": len(scores["dev"]),
         "ntest": len(gold),
     }

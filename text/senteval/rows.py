@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.text import counted
 
 
 def as_rows(value: Any, count: int, where: str) -> np.ndarray:
-    """Return the vectors of `count` sentences, (n, d) in float32 or float64. Raise DataError for anything else."""
+    """Return the vectors of `count` sentences, (n, d), finite, in float32 or float64. Raise DataError for others."""
     sentences = counted(count, "sentence")
     try:
         found = _array(value)
@@ -28,12 +29,19 @@ def as_rows(value: Any, count: int, where: str) -> np.ndarray:
         raise DataError(
             f"{where}: the encoder returned an array {found.shape} for {sentences}, not one vector each (n, d)"
         )
-    if found.dtype in (np.float32, np.float64):
-        return found
     # Whole numbers of few bits would wrap in |u - v| and u * v, and half floats overflow.
     if found.dtype.itemsize <= 2:
-        return found.astype(np.float32)
-    return found.astype(np.float64)
+        found = found.astype(np.float32)
+    elif found.dtype not in (np.float32, np.float64):
+        found = found.astype(np.float64)
+    return finite(found, where)
+
+
+def finite(rows: np.ndarray, where: str) -> np.ndarray:
+    """Return the vectors (n, d). Raise DataError if one is not finite."""
+    if not np.isfinite(rows).all():
+        finite_rows(torch.tensor(rows), where, "vector")
+    return rows
 
 
 def _array(value: Any) -> np.ndarray:

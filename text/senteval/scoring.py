@@ -14,13 +14,15 @@ from dipole.text.scaling import halves_normalised
 from dipole.text.senteval.probe import Probe, classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
+from dipole.text.senteval.rows import finite
 from dipole.text.senteval.task import Sentence, Split, Task
 
 MEASURES = ("pearson", "spearman")
+LEARNED = ("pearson", "spearman", "mse", "yhat", "devpearson", "ndev", "ntest")  # keys of a learned similarity
 
 
 class Result(dict):
-    """A task's result: SentEval's keys, and as attributes what is needed to read them.
+    """A task's result: SentEval's keys, and as attributes what is needed to read them. `json.dumps` takes it.
 
     Attributes:
         protocol: which of `PROTOCOLS` it was scored by.
@@ -42,6 +44,14 @@ class Result(dict):
     changed: Sequence[str] = ()
     unconverged = 0
 
+    def __missing__(self, key: object) -> Any:
+        if key in LEARNED and "test" in self:
+            raise KeyError(
+                f"{key!r}: this task is scored by cosine, as in SimCSE's SentEval. Read results['test']['pearson'][0], "
+                f"or evaluate STSBenchmark-finetune or SICKRelatedness-finetune for SentEval's regression"
+            )
+        raise KeyError(key)
+
     def __repr__(self) -> str:
         return f"{super().__repr__()} [protocol {self.protocol}]"
 
@@ -61,7 +71,7 @@ def score(
     progress = progress or Progress(quiet=True)
 
     def matrix(sentences: list[Sentence]) -> np.ndarray:
-        return np.stack([embeddings[tuple(sentence)] for sentence in sentences])
+        return finite(np.stack([embeddings[tuple(sentence)] for sentence in sentences]), task.name)
 
     if task.kind == "sts":
         result = _score_sts(task, matrix, params.get("similarity") or cosine)
@@ -80,8 +90,8 @@ def score(
         x = {name: features(split) for name, split in splits.items()}
         if task.kind == "relatedness":
             for value in x.values():
-                if not np.isfinite(value).all() or np.abs(value).max(initial=0.0) > LARGEST:
-                    raise DataError(f"{task.name}: the features hold NaN, infinity or values above {LARGEST:.0e}")
+                if not np.abs(value).max(initial=0.0) <= LARGEST:
+                    raise DataError(f"{task.name}: the features reach more than {LARGEST:.0e}; scale the vectors")
             gold = {name: split.labels for name, split in splits.items()}
             result = Result(relatedness_result(x, gold, settings.seed))
         else:
@@ -96,7 +106,7 @@ def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Resul
     first, last = parts[0], parts[-1]
     values: dict[str, Any] = {"devacc": probe.dev, "acc": probe.test}
     if task.f1:
-        values["f1"] = round(100 * f1_score(probe.truth, probe.predicted, zero_division=0), 2)
+        values["f1"] = round(100 * float(f1_score(probe.truth, probe.predicted, zero_division=0)), 2)
     dev = splits.get("dev", first)
     result = Result({**values, "ndev": len(dev), "ntest": len(last)})
     counts = np.bincount(np.asarray(last.labels, dtype=np.int64))
@@ -111,7 +121,7 @@ def _score_sts(task: Task, matrix: Callable, similarity: Callable) -> Result:
     systems, golds = {}, {}
     for name, split in task.splits.items():
         split = split.sorted()
-        left, right = (np.nan_to_num(matrix(side)) for side in split.sentences)
+        left, right = (matrix(side) for side in split.sentences)
         systems[name] = [_number(similarity(u, v), task.name) for u, v in zip(left, right, strict=True)]
         golds[name] = split.labels
     return Result(sts_result(systems, golds))

@@ -59,18 +59,20 @@ def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], table
 
 STS_COLUMNS = {
     **{f"STS{year}": (f"STS{year}", "all") for year in range(12, 17)},
-    "STS-B": ("STSBenchmark-cosine", "test"),
-    "SICK-R": ("SICKRelatedness-cosine", "test"),
-    "STS-B dev": ("STSBenchmark-cosine", "dev"),
+    "STS-B": ("STSBenchmark", "test"),
+    "SICK-R": ("SICKRelatedness", "test"),
+    "STS-B dev": ("STSBenchmark", "dev"),
 }
 """Column -> task and part, in the order of SimCSE's tables. The dev split is for choosing and not part of the mean."""
+COSINE = "-cosine"  # a name of two tasks may end so
 
 
 def sts_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Spearman's correlation times 100, each column over all its pairs. The mean needs all seven test columns."""
     columns = [*STS_COLUMNS, "mean"]
     lines = [f"{'':<28}" + "".join(f"{column:>11}" for column in columns)]
-    for name, found in results.items():
+    for name, given in results.items():
+        found = {task.removesuffix(COSINE): result for task, result in given.items()}
         values = {
             column: 100 * (found[task]["all"]["spearman"]["all"] if part == "all" else found[task][part]["spearman"][0])
             for column, (task, part) in STS_COLUMNS.items()
@@ -87,7 +89,8 @@ def sts_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 def written_tables(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """File name -> table of what one encoder reached, for its run's folder."""
     tables = {}
-    sts = any(task in found for task, _ in STS_COLUMNS.values())
+    names = {task.removesuffix(COSINE) for task in found}
+    sts = any(task in names for task, _ in STS_COLUMNS.values())
     if not sts or any(task in found for task in SIX_TASKS):
         tables["senteval.txt"] = six_task_table({"this run": found})
     if sts:

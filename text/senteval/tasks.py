@@ -135,7 +135,7 @@ def mrpc(name: str, files: TaskFiles) -> Task:
 
 
 def sick(name: str, files: TaskFiles) -> Task:
-    """Relatedness (learned, or by cosine as SimCSE does) and entailment of sentence pairs."""
+    """Relatedness (by cosine, or learned) and entailment of sentence pairs."""
     splits = {}
     for split, part, expected in (("train", "train", 4500), ("dev", "trial", 500), ("test", "test_annotated", 4927)):
         relative = f"downstream/SICK/SICK_{part}.txt"
@@ -158,10 +158,13 @@ def sick(name: str, files: TaskFiles) -> Task:
 
 
 def sts_benchmark(name: str, files: TaskFiles) -> Task:
-    """Similarity of sentence pairs, learned as SentEval does, or by cosine as SimCSE does."""
+    """Similarity of sentence pairs, by cosine as SimCSE does, or learned as SentEval does."""
+    folder = name
+    if name != "STSBenchmark-fix":
+        folder = "STSBenchmark"
     splits = {}
     for split, expected in (("train", 5749), ("dev", 1500), ("test", 1379)):
-        relative = f"downstream/STS/STSBenchmark/sts-{split}.csv"
+        relative = f"downstream/STS/{folder}/sts-{split}.csv"
         rows = list(files.fields(relative, 7))
         labels = [files.score(relative, number, fields[4]) for number, fields in rows]
         splits[split] = _pairs(rows, 5, labels)
@@ -170,9 +173,9 @@ def sts_benchmark(name: str, files: TaskFiles) -> Task:
 
 
 def _similarity(name: str, splits: dict[str, Split]) -> Task:
-    if name.endswith("-cosine"):
-        return Task(name, "sts", splits, pairs=True)
-    return Task(name, "relatedness", splits, classes=5, pairs=True)
+    if name.endswith("-finetune"):
+        return Task(name, "relatedness", splits, classes=5, pairs=True)
+    return Task(name, "sts", splits, pairs=True)
 
 
 def sts(name: str, files: TaskFiles) -> Task:
@@ -223,10 +226,12 @@ READERS: dict[str, Callable[[str, TaskFiles], Task]] = {
     **dict.fromkeys(BINARY, binary),
     "MRPC": mrpc,
     **dict.fromkeys(PROBING, probing),
-    **dict.fromkeys(("SICKRelatedness", "SICKEntailment", "SICKRelatedness-cosine"), sick),
+    **dict.fromkeys(("SICKRelatedness", "SICKRelatedness-cosine", "SICKRelatedness-finetune", "SICKEntailment"), sick),
     **dict.fromkeys(("SST2", "SST5"), sst),
     **dict.fromkeys(STS, sts),
-    **dict.fromkeys(("STSBenchmark", "STSBenchmark-cosine"), sts_benchmark),
+    **dict.fromkeys(
+        ("STSBenchmark", "STSBenchmark-cosine", "STSBenchmark-finetune", "STSBenchmark-fix"), sts_benchmark
+    ),
     "TREC": trec,
 }
 
@@ -235,8 +240,10 @@ def load_task(name: str, task_path: str | Path, check: bool = True) -> Task:
     """Read a task from SentEval's data folder.
 
     Args:
-        name: as in SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment, STSBenchmark,
-            STS12 to STS16, and the ten probing tasks. SICKRelatedness-cosine and STSBenchmark-cosine learn nothing.
+        name: as in SimCSE's SentEval: CR, MR, MPQA, SUBJ, TREC, MRPC, SST2, SST5, SICKRelatedness, SICKEntailment,
+            STSBenchmark, STS12 to STS16, and the ten probing tasks. SICKRelatedness and STSBenchmark are scored by
+            cosine (with or without "-cosine"). With "-finetune" they are the regression of the first SentEval.
+            STSBenchmark-fix reads the folder of this name.
         task_path: the data folder, which holds `downstream/` and `probing/`.
         check: compare counts with the published ones and look for known damage.
 

@@ -41,7 +41,8 @@ class Classifier:
             raise OptionError(f"classifier: dropout must be a number from 0 to below 1, got {self.dropout!r}")
         if not isinstance(self.optim, str):
             raise OptionError(f"classifier: optim must be text such as 'adam' or 'sgd,lr=0.1', got {self.optim!r}")
-        self.optimizer([torch.zeros(1)])
+        if self.optim not in OPTIMIZERS or self.optim == "sgd":  # building one takes a second the first time
+            self.optimizer([torch.zeros(1)])
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> "Classifier":

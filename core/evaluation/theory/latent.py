@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError
+from dipole.core.utils.finite import finite_rows
 
 LARGEST = 1e100
 """Features above this are refused: sums of the products of a few of them leave float64."""
@@ -16,8 +17,7 @@ LARGEST = 1e100
 
 def check_numbers(features: Tensor) -> None:
     """Raises DataError where features (n, d) are not finite, or so large that their scores are not."""
-    if not bool(features.isfinite().all()):
-        raise DataError("features are not finite: the model has diverged, or they are damaged.")
+    finite_rows(features, "features")
     if len(features) and float(features.abs().max()) > LARGEST:
         raise DataError(
             f"features reach {float(features.abs().max()):.3g}, and products of them overflow: take unit features, "

@@ -1,0 +1,122 @@
+"""From sentences to vectors by a function, a SentenceTransformer or a model of transformers."""
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dipole.core.utils.errors import OptionError
+from dipole.text.senteval.protocols import whole
+from dipole.text.senteval.rows import as_rows, same_width
+
+Encode = Callable[[list[str]], Any]
+Pooling = Literal["mean", "cls", "pooler"]
+POOLINGS = ("mean", "cls", "pooler")
+BATCH = 32  # sentences that a model sees at a time
+
+
+def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None, pooling: Pooling = "mean") -> Encode:
+    """Return a function from sentences to vectors (n, d).
+
+    Args:
+        encoder: such a function, an object with a method `encode`, or a model of transformers.
+        batch_size: sentences at a time, >= 1. None: a function gets all of them, a model 32.
+        tokenizer: of a model of transformers. None: the one that is saved with it.
+        pooling: "mean" of the last hidden states, that of the first token ("cls"), or the model's "pooler".
+
+    Raises:
+        OptionError: the encoder is none of these, an option is out of range, or there is no tokenizer.
+    """
+    if batch_size is not None:
+        whole(batch_size, "batch_size", 1)
+    method = getattr(encoder, "encode", None)
+    if callable(method) and not isinstance(encoder, str):  # texts have a method of this name
+        known = signature(method).parameters
+        given = {"batch_size": batch_size or BATCH, "show_progress_bar": False}
+        options = {name: value for name, value in given.items() if name in known}
+        if "batch_size" in options:
+            return lambda sentences: method(sentences, **options)
+        return _in_batches(lambda sentences: method(sentences, **options), batch_size)
+    if isinstance(encoder, nn.Module):
+        return _in_batches(_pooled_states(encoder, tokenizer, pooling), batch_size or BATCH)
+    if not callable(encoder):
+        raise OptionError(
+            f"the encoder must be a function from sentences to vectors (n, d), a SentenceTransformer or a model of "
+            f"transformers, got {type(encoder).__name__}"
+        )
+    return _in_batches(encoder, batch_size)
+
+
+def _in_batches(encode: Encode, size: int | None) -> Encode:
+    if size is None:
+        return encode
+
+    def encode_all(sentences: list[str]) -> np.ndarray:
+        batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
+        return same_width([as_rows(encode(batch), len(batch), "encode") for batch in batches], "encode")
+
+    return encode_all
+
+
+def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode:
+    config, base = getattr(model, "config", None), getattr(model, "base_model", None)
+    if config is None or not isinstance(base, nn.Module):
+        raise OptionError(
+            f"{type(model).__name__} is no model of transformers and has no method `encode`: give a function from "
+            "sentences to vectors (n, d)"
+        )
+    if pooling not in POOLINGS:
+        raise OptionError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if getattr(config, "is_encoder_decoder", False):
+        base = base.get_encoder()
+    tokenizer = tokenizer or _saved_tokenizer(model)
+    if tokenizer.pad_token is None:
+        raise OptionError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
+    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or torch.inf)
+    options: dict[str, Any] = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    if limit < 10**6:  # tokenizers without a limit say 10^30
+        options |= {"truncation": True, "max_length": int(limit)}
+    empty = ""
+    if not tokenizer("")["input_ids"]:
+        empty = "."
+
+    @torch.inference_mode()
+    def encode(sentences: list[str]) -> Tensor:
+        modes = {part: part.training for part in model.modules()}
+        model.eval()
+        try:
+            tokens = tokenizer([sentence or empty for sentence in sentences], **options)
+            tokens = tokens.to(next(model.parameters()).device)
+            found = base(**tokens, return_dict=True)
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+        if pooling == "pooler":
+            if getattr(found, "pooler_output", None) is None:
+                raise OptionError(f"{type(model).__name__} has no pooler: take pooling='mean' or 'cls'")
+            return found.pooler_output
+        states = found.last_hidden_state.float()
+        if pooling == "cls":
+            return states[:, 0]
+        mask = tokens["attention_mask"].unsqueeze(2)
+        return (states * mask).sum(1) / mask.sum(1).clamp_min(1)
+
+    return encode
+
+
+def _saved_tokenizer(model: nn.Module) -> Any:
+    from transformers import AutoTokenizer
+
+    name = getattr(model, "name_or_path", "")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"no tokenizer is saved with {type(model).__name__} ({name or 'made in memory'}): give tokenizer=..."
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
