@@ -16,7 +16,7 @@ from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
-from dipole.vision.image_set import ImageSet
+from dipole.vision.image_set import ImageSet, renumbered
 from dipole.vision.sources import described, known, open_source, seen
 from dipole.vision.sources.base import HELD_OUT, SHARDS, Decoding, Known, Source, split_names
 
@@ -42,6 +42,14 @@ class DataConfig(Settings):
     )
     pretrain_classes: str | None = Field(
         None, description="as classes, for the images of `pretrain`; labels are only used for imbalance and statistics"
+    )
+    image_column: str | None = Field(
+        None, description="of a table: the column of images; default one called image or img, else the first of images"
+    )
+    label_column: str | None = Field(
+        None,
+        description="of a table, or of the metadata.csv of a folder: the column of classes; default one called label, "
+        "labels, class, target or y, or one of class labels",
     )
     train_share: float = Field(0.6, gt=0, lt=1, description="share for training if the source has no test part")
     limit: int | None = Field(None, ge=2, description="at most this many training images, a seeded sample")
@@ -90,10 +98,10 @@ class DataConfig(Settings):
 
     def decoding(self, streamed: bool) -> Decoding:
         """Return how images are read. streamed: whether the stream's settings apply to this source."""
-        stream: dict[str, Any] = {}
+        more: dict[str, Any] = {"image_column": self.image_column, "label_column": self.label_column}
         if streamed:
-            stream = {"streaming": self.streaming, "length": self.length, "buffer": self.buffer}
-        return Decoding(self.size, self.on_corrupt, self.memory * 1e9, **stream)
+            more |= {"streaming": self.streaming, "length": self.length, "buffer": self.buffer}
+        return Decoding(self.size, self.on_corrupt, self.memory * 1e9, **more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +143,9 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
     """
     wanted = read_classes(config.classes)
     source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)
+    columns = [name for name in ("image_column", "label_column") if getattr(config, name) is not None]
+    if columns and not (source.has_columns or config.test or config.pretrain):
+        raise DataError(f"vision.data.{columns[0]} has no effect: {source.name} is no table and has no metadata.csv.")
     split = _test_split(config, source)
     # Find wrong names before images are read.
     own = [config.train_split, None if config.test else split, None if config.pretrain else config.pretrain_split]
@@ -153,6 +164,7 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
         train, test = _cut(train, 1 - validation, seed.torch("data", "validation"))
     assert test is not None
     check_same_shape(("training images", train), ("test images", test))
+    test = renumbered(test, train.class_names)
     if train.class_names and test.class_names and train.class_names != test.class_names:
         only = [sorted(set(a) - set(b))[:5] for a, b in permutations((train.class_names, test.class_names))]
         raise DataError(

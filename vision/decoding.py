@@ -5,7 +5,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -123,10 +123,15 @@ def attempt(read: Callable[[], bytes], use: Callable[[bytes], T]) -> T | str:
 
 def describe(broken: Sequence[str], total: int) -> str:
     """Say how many files are broken, and name the first five."""
-    shown = "; ".join(broken[:5])
-    if len(broken) > 5:
-        shown += f"; and {len(broken) - 5} more"
-    return f"{len(broken)} of {counted(total, 'image file')} cannot be decoded: {shown}"
+    return f"{len(broken)} of {counted(total, 'image file')} cannot be decoded: {shortened(broken, '; ')}"
+
+
+def shortened(names: Iterable[str], between: str = ", ") -> str:
+    """Join the first five names, and say how many more there are."""
+    names = list(names)
+    if len(names) > 5:
+        names = [*names[:5], f"and {len(names) - 5} more"]
+    return between.join(names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,6 +139,22 @@ class ImageSet:
         return digest.hexdigest()
 
 
+def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
+    """Return a set with the classes of another part of its data, if these include its own. Else return it unchanged.
+
+    Classes of text are numbered in each part, and a part may lack some.
+
+    Args:
+        images: the set.
+        names: of the classes of the other part.
+    """
+    if images.labels is None or not images.class_names or not set(images.class_names) < set(names):
+        return images
+    places = torch.tensor([*(names.index(name) for name in images.class_names), -1])
+    labels = images.labels.clamp(min=-1)
+    return replace(images, labels=places[labels], class_names=names)
+
+
 def joined(parts: Sequence[ImageSet]) -> ImageSet:
     """Return the images of several splits of one data set, in their order.
 
@@ -153,6 +169,10 @@ def joined(parts: Sequence[ImageSet]) -> ImageSet:
     first = parts[0]
     if len(parts) == 1:
         return first
+    most = max(
+        (part for part in parts if part.labels is not None), key=lambda each: len(each.class_names), default=first
+    )
+    parts = [renumbered(part, most.class_names) for part in parts]
     named = {part.class_names for part in parts if part.labels is not None}
     if len({part.images.shape[1:] for part in parts}) > 1 or len(named) > 1:
         raise DataError(f"{first.name}: its splits have different shapes or classes and cannot be joined. Choose one.")

@@ -93,7 +93,7 @@ class Columns(Kind):
             problems.append("columns need a table of pairs: set vision.data.source to a file (.csv, .jsonl, .parquet)")
         unused: tuple[str, ...] = CLASS_SETTINGS
         if not data.pretrain:
-            unused = (*unused, "labelled_per_class")
+            unused = (*unused, "labelled_per_class", "image_column", "label_column")
         for name in unused:
             if getattr(data, name) != defaults[name].default:
                 problems.append(f"data.{name} has no effect with pairs 'columns', whose rows have no classes")

@@ -31,6 +31,7 @@ class Decoding:
         streaming: read a set of `datasets` one image after another.
         length: number of images of a stream to use. None uses all.
         buffer: images of a stream that are shuffled at a time, >= 1.
+        image_column, label_column: columns of a table. None finds them.
     """
 
     size: int | None = None
@@ -39,6 +40,8 @@ class Decoding:
     streaming: bool = False
     length: int | None = None
     buffer: int = 4096
+    image_column: str | None = None
+    label_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,13 @@ class Source:
         name: for messages.
         splits: at least one.
         reader: name of a split -> its images.
+        has_columns: whether it is a table, of which `Decoding` chooses columns.
     """
 
     name: str
     splits: tuple[str, ...]
     reader: Callable[[str], ImageSet]
+    has_columns: bool = False
 
     def read(self, split: str) -> ImageSet:
         """Return the images of a split. A source without named splits has the one split "train".

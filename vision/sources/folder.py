@@ -1,72 +1,195 @@
 """Folders of image files."""
 
+from __future__ import annotations
+
 import mimetypes
+import os
 import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import are, counted
-from dipole.vision.decoding import file_bytes
+from dipole.vision.decoding import file_bytes, shortened
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
-from dipole.vision.sources.images import decode_all
+from dipole.vision.sources.images import decode_all, select
+from dipole.vision.sources.metadata import METADATA, read_metadata
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".j2k", ".jpx"}
 )
 # Suffixes of further image files that the system's list of types may not know.
 PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
+TRAINING = ("train", "training")
+CALLED = (*TRAINING, *SPLITS, "testing", "validate", "eval", "evaluation", "unlabelled")
+JUNK = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+found"})
+"""Folders that archives and file systems add."""
+
+
+@dataclass
+class Tree:
+    """A folder that was searched for images. Hidden files and folders are no part of it.
+
+    Attributes:
+        path: of the folder.
+        files: images directly in it.
+        folders: by name, those with images somewhere in them.
+        empty: names of folders without images.
+        unread: images of a kind that is not read and links to nothing, with the reason.
+        metadata: tables of its images.
+    """
+
+    path: Path
+    files: list[Path] = field(default_factory=list)
+    folders: dict[str, Tree] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    metadata: list[Path] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Tree]:
+        """Iterate over the folder and those in it."""
+        yield self
+        for inner in self.folders.values():
+            yield from inner.walk()
+
+    def images(self) -> list[Path]:
+        """Return the images of the folder and of those in it, sorted."""
+        return sorted(file for each in self.walk() for file in each.files)
+
+    @property
+    def holds_classes(self) -> bool:
+        """Return whether most images are in its folders."""
+        return sum(len(each.files) for each in self.walk()) > 2 * len(self.files)
+
+
+def scan(path: Path, parents: tuple[Path, ...] = ()) -> Tree:
+    """Search a folder for images. Links to folders are followed, except to a parent.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+    tree, parents = Tree(path), (*parents, path.resolve())
+    try:
+        with os.scandir(path) as entries:
+            found = sorted((entry.name, entry.is_symlink(), entry.is_dir(follow_symlinks=False)) for entry in entries)
+    except OSError as error:
+        raise DataError(f"the folder {path} cannot be read: {error.strerror or error}.") from error
+    for name, is_link, is_folder in found:
+        file = path / name
+        if name.startswith(".") or name in JUNK:
+            continue
+        if is_folder or (is_link and file.is_dir()):
+            if file.resolve() not in parents:
+                _add_folder(tree, scan(file, parents))
+        elif file.suffix.lower() in SUFFIXES:
+            tree.files.append(file)
+        elif name in METADATA:
+            tree.metadata.append(file)
+        elif is_picture(file):
+            tree.unread.append(f"{file} (files {file.suffix} are not read)")
+        elif is_link and not file.suffix and not file.exists():
+            tree.unread.append(f"{file} (a link to {os.readlink(file)}, which is not there)")
+    return tree
+
+
+def _add_folder(tree: Tree, inner: Tree) -> None:
+    if inner.files or inner.folders:
+        tree.folders[inner.path.name] = inner
+    elif inner.path.suffix.lower() in SUFFIXES:
+        tree.files.append(inner.path)  # reported as an image that cannot be read
+    else:
+        tree.empty.append(inner.path.name)
+        tree.unread += inner.unread
 
 
 @register_source("a folder of images", matches=lambda text, path: path.is_dir(), general=True, quick=True)
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled.
 
-    Folders are splits if each of them holds folders, or if they are named as splits.
+    The class is the first folder, as in torchvision: CLASS/more/x.jpg. `split_folders` says which folders are splits.
+    Labels in a metadata file replace those of the folders.
     """
     path = Path(source).expanduser()
-    folders = _folders(path)
-    nested = [name for name in folders if _folders(path / name)]
-    named = [name for name in folders if name in SPLITS]
-    if not named and (not nested or nested != folders):
-        return Source(str(path), ("train",), lambda _: _read_folder(path, options, wanted))
-    splits = tuple(name for name in folders if name in nested or name in named)
+    outer = tree = scan(path)
+    names = split_folders(tree)
+    if not names and not tree.files and len(tree.folders) == 1:
+        (inner,) = tree.folders.values()
+        if len(inner.folders) > 1:  # the folder that an archive was unpacked to
+            tree, names = inner, split_folders(inner)
+    parts = {name: tree.folders[name] for name in names} or {"train": tree}
+    beside = []
+    if names:
+        files = [
+            *tree.files,
+            *(file for name in tree.folders if name not in names for file in tree.folders[name].images()),
+        ]
+        beside = [*(f"{file} (beside the folders of the splits)" for file in files), *tree.unread]
+    elif all(inner.folders for inner in outer.folders.values()):
+        parts |= {name: inner for name, inner in outer.folders.items() if name != "train"}
+    every = {name for part in parts.values() for name in part.folders}
 
     def read(split: str) -> ImageSet:
-        where = "beside the folders of the splits"
-        others = [f"{path / name} (a folder {where})" for name in folders if name not in splits]
-        return _read_folder(path / split, options, wanted, [*_loose(path, where), *others])
-
-    return Source(str(path), splits, read)
-
-
-def _folders(path: Path) -> list[str]:
-    return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-
-
-def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: list[str] | None = None) -> ImageSet:
-    left_out = left_out or []
-    classes = _folders(path)
-    if classes:
-        left_out += _loose(path, "beside the folders of the classes")
-    if wanted is not None and classes:
-        missing = [name for name in wanted if name not in classes]
-        if missing:
-            raise DataError(
-                f"{path} lacks {counted(len(missing), 'class', 'classes')} of the class list: {', '.join(missing[:5])}."
+        part = parts[split]
+        if part is tree and len(parts) > 1 and any(len(inner.folders) > 1 for inner in tree.folders.values()):
+            warnings.warn(
+                f"the folders of {path} are read as classes: {shortened(tree.folders)}. They hold folders too. To read "
+                "one as a split, name it as vision.data.train_split",
+                stacklevel=2,
             )
-        classes = list(wanted)
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, folder in enumerate([path / name for name in classes] or [path]):
-        for file in sorted(folder.rglob("*")):
-            if file.suffix.lower() in SUFFIXES:
-                files.append(file)
-                labels.append(label)
-            elif is_picture(file):
-                left_out.append(f"{file} (files {file.suffix} are not read)")
+        empty = [name for name in part.empty if names and name in every]
+        tables = [file for each in part.walk() for file in each.metadata] or tree.metadata
+        return _read_folder(part, empty, options, wanted, beside, tables)
+
+    return Source(str(path), tuple(parts), read, any(each.metadata for each in outer.walk()))
+
+
+def split_folders(tree: Tree) -> tuple[str, ...]:
+    """Return the names of the folders that are splits; () if the folders are classes.
+
+    Folders are splits if all have names of splits, or if one has the name of a training split and one of a test split.
+    A single folder with such a name is a class (train, bus, car), unless it holds classes and the others do not look
+    the same.
+    """
+    names = tuple(tree.folders)
+    training = [name for name in names if name.lower() in TRAINING]
+    called = [name for name in names if name.lower() in CALLED]
+    if not called or len(called) == len(names):
+        return tuple(called)
+    holding = [name for name in names if tree.folders[name].holds_classes]
+    if not training or len(training) == len(called):
+        inside = {tuple(tree.folders[name].folders) for name in names}
+        are_alike = len(inside) == 1 and len(inside.pop()) == 1  # CLASS/images/x.jpg
+        if are_alike or not set(called) & set(holding):
+            return ()
+    return tuple(name for name in names if name in called or name in holding)
+
+
+def _read_folder(
+    tree: Tree, empty: Iterable[str], options: Decoding, wanted: Classes, beside: list[str], tables: list[Path]
+) -> ImageSet:
+    """Read the images of a split.
+
+    empty: classes without images here, and with some in another split. beside: what the splits leave out.
+    """
+    path = tree.path
+    left_out = list(beside)
+    told = read_metadata(tables, tree.images(), options)
+    if told is not None:
+        files, labels, names, unlisted = told
+        left_out += unlisted
+    else:
+        names = _classes(tree, empty, wanted)
+        files, labels = tree.files, None
+        if names:
+            left_out += [f"{file} (beside the folders of the classes)" for file in tree.files]
+            groups = [tree.folders[name].images() if name in tree.folders else [] for name in names]
+            files = [file for group in groups for file in group]
+            labels = torch.tensor([label for label, group in enumerate(groups) for _ in group])
+    left_out += [each for inner in tree.walk() for each in inner.unread]
     if not files:
         others = f" It holds others: {left_out[0]}." if left_out else ""
         raise DataError(
@@ -74,19 +197,39 @@ def _read_folder(path: Path, options: Decoding, wanted: Classes, left_out: list[
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
         )
     if left_out:
-        more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         warnings.warn(
             f"{counted(len(left_out), 'image')} of {path.name} {are(len(left_out))} left out: "
-            f"{'; '.join(left_out[:5])}{more}",
+            f"{shortened(left_out, '; ')}",
             stacklevel=2,
         )
-    names = [str(file) for file in files]
-    found = torch.tensor(labels) if classes else None
-    return decode_all(path.name, names, lambda i: file_bytes(files[i]), found, tuple(classes), options, left_out)
+    items = list(map(str, files))
+    images = decode_all(path.name, items, lambda i: file_bytes(files[i]), labels, names, options, left_out)
+    if told is not None:
+        return select(images, wanted)
+    return images
 
 
-def _loose(path: Path, where: str) -> list[str]:
-    return [f"{file} ({where})" for file in sorted(path.iterdir()) if file.is_file() and is_picture(file)]
+def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ...]:
+    """Return the names of the classes, in the order of their labels."""
+    if not tree.folders:
+        return ()
+    classes = tuple(sorted({*tree.folders, *empty}))
+    if wanted is not None:
+        missing = [name for name in wanted if name not in (*classes, *tree.empty)]
+        if missing:
+            raise DataError(
+                f"{tree.path} lacks {counted(len(missing), 'class', 'classes')} of the class list: "
+                f"{', '.join(missing[:5])}."
+            )
+        classes = wanted
+    if without := [name for name in tree.empty if name not in classes]:
+        warnings.warn(f"folders of {tree.path} without images are no classes: {shortened(without)}", stacklevel=2)
+    return classes
+
+
+def image_files(path: Path) -> list[Path]:
+    """Return the images of a folder and of the folders in it, sorted."""
+    return scan(path).images()
 
 
 def is_picture(file: Path) -> bool:

@@ -1,10 +1,10 @@
 """Data sets of the library `datasets`: on the Hub, saved to disk, or as parquet files."""
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dipole.core.train.data_sets import how_to_get
@@ -14,8 +14,12 @@ from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import decode_all, wanted_rows
+from dipole.vision.sources.labels import check_column, label_columns, labels_of
+from dipole.vision.sources.metadata import METADATA
 
-LABELS = ("label", "fine_label", "labels", "class", "target", "y")
+IMAGES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
+"""Names of columns of images, in order of preference."""
+CAST = "table.cast_column({column!r}, datasets.Image())"
 IDS = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "stl10": "jxie/stl10"}
 SIZES = {
     "cifar10": Known(3, 32, 10, {"train": 50_000, "test": 10_000}),
@@ -65,7 +69,7 @@ def hub(source: str, options: Decoding, wanted: Classes) -> Source:
         failure = f"split {split!r} of the data set {name!r} cannot be loaded: {{error}}."
         return from_table(name, loaded(failure, lambda: load_dataset(name, split=split)), options, wanted)
 
-    return Source(name, tuple(splits), read)
+    return Source(name, tuple(splits), read, True)
 
 
 def _is_saved(source: str, path: Path) -> bool:
@@ -81,19 +85,23 @@ def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     found = loaded(f"{path} cannot be read as a data set saved to disk: {{error}}.", lambda: load_from_disk(str(path)))
     splits = dict(found) if isinstance(found, DatasetDict) else {"train": found}
     return Source(
-        str(path), tuple(map(str, splits)), lambda split: from_table(path.name, splits[split], options, wanted)
+        str(path), tuple(map(str, splits)), lambda split: from_table(path.name, splits[split], options, wanted), True
     )
 
 
 def _is_parquet(source: str, path: Path) -> bool:
-    return path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None) is not None)
+    return path.suffix == ".parquet" or (path.is_dir() and next(_tables(path), None) is not None)
+
+
+def _tables(path: Path) -> Iterator[Path]:
+    return (file for file in path.rglob("*.parquet") if file.name not in METADATA)
 
 
 @register_source("a parquet file or a folder of them", matches=_is_parquet)
 def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open parquet files in the Hub's layout; file names tell the splits (train-00000-of-00001.parquet)."""
     path = Path(source).expanduser()
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    files = [path] if path.is_file() else sorted(_tables(path))
     if not files:
         raise DataError(f"no parquet file at {path}.")
     splits: dict[str, list[str]] = {}
@@ -112,24 +120,113 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
         )
         return from_table(path.stem, table, options, wanted)
 
-    return Source(str(path), tuple(splits), read)
+    return Source(str(path), tuple(splits), read, True)
 
 
-def columns_of(name: str, features: Any) -> tuple[str, str | None, tuple[str, ...]]:
-    """Return the column of images, the column of labels if there is one, and the names of the classes."""
-    from datasets import ClassLabel
+def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> str:
+    """Return the column of images: `wanted`, else one of `IMAGES`, else the first.
+
+    Raises:
+        DataError: there is none, or it holds something else. The message has the fix.
+    """
     from datasets import Image as ImageFeature
 
-    images = [key for key, feature in features.items() if isinstance(feature, ImageFeature)]
-    # Parquet without the Hub's metadata: a struct of bytes and path.
-    images += [key for key, feature in features.items() if isinstance(feature, dict) and "bytes" in feature]
-    if not images:
-        raise DataError(f"{name} has no image column; its columns are {', '.join(features)}.")
-    labels = [key for key in LABELS if key in features]
-    labels += [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
-    if not labels:
-        return images[0], None, ()
-    return images[0], labels[0], tuple(getattr(features[labels[0]], "names", ()))
+    if wanted is not None:
+        check_column(name, list(features), wanted, "image_column")
+        if problem := _no_images(wanted, features[wanted]):
+            raise DataError(f"{name}: {problem}")
+        return wanted
+    # Parquet without the Hub's metadata has structs of bytes and path.
+    found = [key for key, feature in features.items() if isinstance(feature, ImageFeature)]
+    found += [key for key, feature in features.items() if isinstance(feature, dict) and "bytes" in feature]
+    named = [key for each in IMAGES for key in features if key.lower() == each]
+    found = found or [key for key in named if not _no_images(key, features[key])]
+    if not found:
+        problems = [_no_images(key, features[key]) for key in named]
+        problems += [_no_images(key, feature) for key, feature in features.items() if _is_list(feature)]
+        raise DataError(
+            f"{name} has no image column; its columns are {', '.join(features)}. "
+            f"{next(iter(problems), 'Set vision.data.image_column.')}"
+        )
+    chosen = next((key for key in named if key in found), found[0])
+    if len(found) > 1 and chosen not in named:
+        warnings.warn(
+            f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set "
+            "vision.data.image_column",
+            stacklevel=2,
+        )
+    return chosen
+
+
+def _is_list(feature: Any) -> bool:
+    return isinstance(feature, list) or type(feature).__name__ in ("List", "LargeList", "Sequence")
+
+
+def _no_images(column: str, feature: Any) -> str:
+    """Say why a column holds no images, and what to do. "" if it holds some."""
+    from datasets import Image as ImageFeature
+
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    kind = getattr(feature, "dtype", None)
+    if isinstance(feature, ImageFeature) or (isinstance(feature, dict) and "bytes" in feature):
+        return ""
+    if kind in ("binary", "large_binary"):
+        return ""
+    if kind in ("string", "large_string"):
+        return f"The column {column!r} holds text. If that is paths, store the images: {CAST.format(column=column)}."
+    if _is_list(feature) and (isinstance(inner, ImageFeature) or (isinstance(inner, dict) and "bytes" in inner)):
+        return (
+            f"The column {column!r} holds lists of images. Make a row of each image, or set "
+            "vision.data.image_column to another column."
+        )
+    if _is_list(feature) or type(feature).__name__.startswith("Array"):
+        return (
+            f"The column {column!r} holds arrays. Store them as images ({CAST.format(column=column)} for lists), or "
+            "all of them as `images` uint8 (n, H, W, C) in an .npz."
+        )
+    return f"The column {column!r} holds {kind or type(feature).__name__}, not images. Set vision.data.image_column."
+
+
+def label_candidates(name: str, features: Mapping[str, Any], wanted: str | None) -> list[str]:
+    """Return the columns that may hold labels, in order of preference."""
+    from datasets import ClassLabel
+
+    classes = [key for key, feature in features.items() if isinstance(feature, ClassLabel)]
+    return label_columns(name, list(features), wanted, classes)
+
+
+def read_labels(
+    name: str, features: Mapping[str, Any], values: Callable[[str], Iterable[Any]], wanted: str | None
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Return the labels of a table (n,), -1 where missing, and the names of the classes."""
+    labels, names, column = labels_of(name, label_candidates(name, features, wanted), values, wanted)
+    if column is None:
+        return None, ()
+    return labels, tuple(getattr(features[column], "names", names))
+
+
+def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
+    """Return the encoded image of a cell.
+
+    Args:
+        cell: bytes, or a dictionary with "bytes" or "path".
+        read: path -> content.
+
+    Raises:
+        ValueError: the cell is empty, or its file cannot be read.
+    """
+    if isinstance(cell, bytes):
+        return cell
+    told = cell or {}
+    if told.get("bytes") is not None:
+        return bytes(told["bytes"])
+    path = told.get("path")
+    if path is None:
+        raise ValueError("the cell is empty")
+    try:
+        return read(path)
+    except OSError as error:
+        raise ValueError(f"its file {path} {error}; store the bytes in the table") from error
 
 
 def undecoded(table: Any, column: str) -> Any:
@@ -143,27 +240,14 @@ def undecoded(table: Any, column: str) -> Any:
 
 def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> ImageSet:
     """Read a `datasets` table with a column of images."""
-    column, label, names = columns_of(name, table.features)
-    labels = None
-    if label is not None:
-        labels = integers(name, label, table[label])
+    column = image_column(name, table.features, options.image_column)
+    labels, names = read_labels(name, table.features, lambda key: table[key], options.label_column)
     if wanted is not None and labels is not None:
         rows, labels = wanted_rows(name, labels, names, wanted)
         table, names = table.select(rows.tolist()), wanted
     table = undecoded(table, column)
 
     def read(i: int) -> bytes:
-        cell = table[i][column]
-        if cell["bytes"] is not None:
-            return cell["bytes"]
-        return file_bytes(Path(cell["path"]))
+        return image_bytes(table[i][column], lambda path: file_bytes(Path(path)))
 
     return decode_all(name, [f"{name}[{i}]" for i in range(len(table))], read, labels, names, options)
-
-
-def integers(name: str, column: str, values: Iterable[Any]) -> Tensor:
-    """Convert labels to (n,) integers, -1 where missing."""
-    try:
-        return torch.tensor([-1 if value is None else int(value) for value in values])
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: the label column {column!r} must hold integers or class labels: {error}.") from error

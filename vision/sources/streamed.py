@@ -9,13 +9,22 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source
-from dipole.vision.sources.huggingface import columns_of, hub_name, integers, loaded, undecoded
+from dipole.vision.sources.huggingface import (
+    hub_name,
+    image_bytes,
+    image_column,
+    label_candidates,
+    loaded,
+    read_labels,
+    undecoded,
+)
 from dipole.vision.sources.images import select, stay_encoded
 
 MOST_SHARDS = 1024  # a set of more files is read as so many runs of files
@@ -46,7 +55,7 @@ def open_stream(source: str, options: Decoding, wanted: Classes) -> Source:
         images = loaded(failure, lambda: _stream(f"{name}/{split}", builder, split, options))
         return select(images, wanted)
 
-    return Source(name, tuple(map(str, builder.info.splits or builder.config.data_files or ("train",))), read)
+    return Source(name, tuple(map(str, builder.info.splits or builder.config.data_files or ("train",))), read, True)
 
 
 def _builder(path: Path, name: str) -> Any:
@@ -64,17 +73,24 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     table: Any = builder.as_streaming_dataset(split=split)
     if table.features is None:
         table = table._resolve_features()
-    image, label, names = columns_of(name, table.features)
+    image = image_column(name, table.features, options.image_column)
+    candidates = label_candidates(name, table.features, options.label_column)
     table = undecoded(table, image)
-    shards, counts, labels = 1, [options.length or 0], None
+    shards, counts = 1, [options.length or 0]
+    labels: Tensor | None = None
+    names: tuple[str, ...] = ()
     if options.length is None:
         shards = min(table.num_shards, MOST_SHARDS)
-        identity = f"{builder.cache_dir}/{split}/{shards}/{image}/{label}"
-        key = hashlib.sha256(identity.encode()).hexdigest()
-        counted = kept_json("streams", key, lambda: _count(table, shards, image, label))
-        counts = [len(each) for each in counted]
-        if label is not None:
-            labels = integers(name, label, [each for shard in counted for each in shard])
+
+        def told(label: str | None) -> list[list[Any]]:
+            identity = f"{builder.cache_dir}/{split}/{shards}/{image}/{label}"
+            key = hashlib.sha256(identity.encode()).hexdigest()
+            return kept_json("streams", key, lambda: _count(table, shards, image, label))
+
+        counts = [len(each) for each in told(next(iter(candidates), None))]
+        labels, names = read_labels(
+            name, table.features, lambda label: (each for shard in told(label) for each in shard), options.label_column
+        )
     if not sum(counts):
         raise DataError(f"{name} holds no images.")
 
@@ -84,7 +100,7 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
         return iter(table.shard(num_shards=shards, index=shard))
 
     bounds = [0, *accumulate(counts)]
-    reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: _bytes(row[image]), name)
+    reader = Forward(begin, bounds, 2 * options.buffer + 2048, lambda row: image_bytes(row[image], _fetched), name)
     stream = Stream(torch.tensor(bounds), options.buffer, forward=True)
     return stay_encoded(name, Numbered(name, bounds[-1]), reader, labels, names, options, stream)
 
@@ -99,12 +115,10 @@ def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[
     return found
 
 
-def _bytes(cell: Any) -> bytes:
-    if cell["bytes"] is not None:
-        return bytes(cell["bytes"])
+def _fetched(path: str) -> bytes:
     from datasets.utils.file_utils import xopen
 
-    with xopen(cell["path"], "rb") as file:
+    with xopen(path, "rb") as file:
         return bytes(file.read())
 
 
@@ -142,14 +156,17 @@ class Forward:
         self._begin, self._bounds, self._capacity = begin, torch.tensor(bounds), capacity
         self._content, self._name = content, name
         self._open: OrderedDict[int, tuple[Iterator[Any], int]] = OrderedDict()  # by shard
-        self._held: OrderedDict[int, bytes] = OrderedDict()
+        self._held: OrderedDict[int, bytes | Exception] = OrderedDict()
         self._lock = Lock()
 
     def __call__(self, row: int) -> bytes:
         with self._lock:
             if row not in self._held:
                 self._read_to(row)
-            return self._held[row]
+            held = self._held[row]
+        if isinstance(held, Exception):
+            raise held
+        return held
 
     def _read_to(self, row: int) -> None:
         shard = int(torch.searchsorted(self._bounds, row, right=True)) - 1
@@ -163,7 +180,10 @@ class Forward:
                     f"{self._name} ends after {place} images, and {int(self._bounds[-1])} are expected: set "
                     "vision.data.length to what it has, or leave it out."
                 )
-            self._held[place] = self._content(found)
+            try:
+                self._held[place] = self._content(found)
+            except Exception as error:  # raised for this image only, when it is asked for
+                self._held[place] = error
             self._held.move_to_end(place)
             place += 1
             if len(self._held) > self._capacity:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dipole.core.utils.cache import kept_json
 from dipole.core.utils.errors import DataError
@@ -24,6 +23,7 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SHARDS, Classes, Decoding, Source, register_source
 from dipole.vision.sources.folder import SUFFIXES
 from dipole.vision.sources.images import select, stay_encoded
+from dipole.vision.sources.labels import labels_of
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST = 1_000_000  # shards of a pattern
@@ -126,7 +126,8 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
         )
     bounds = torch.tensor([0, *accumulate(len(found) for _, found, _ in indices)])
     samples = samples[: options.length]
-    labels, names = _labels([sample.label for *_, sample in samples])
+    told = [sample.label for *_, sample in samples]
+    labels, names, _ = labels_of(source, ["label"], lambda _: told, None)
     return stay_encoded(
         source,
         [f"{path}: {sample.name}" for path, _, sample in samples],
@@ -137,17 +138,6 @@ def _read(source: str, paths: list[Path], options: Decoding) -> ImageSet:
         Stream(bounds, options.buffer, forward=False),
         [each for _, _, left_out in indices for each in left_out],
     )
-
-
-def _labels(told: list[str | None]) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return labels, -1 where missing, and class names. Numbers stay, names are numbered by the alphabet."""
-    names = tuple(sorted({label for label in told if label is not None}))
-    if not names:
-        return None, ()
-    number_of = {name: number for number, name in enumerate(names)}
-    if all(re.fullmatch(r"-?\d{1,9}", label) for label in names):
-        number_of, names = {label: int(label) for label in names}, ()
-    return torch.tensor([-1 if label is None else number_of[label] for label in told]), names
 
 
 def read_sample(path: Path, modified: int, sample: Sample) -> bytes:
@@ -223,6 +213,6 @@ def _label(suffix: str, content: bytes) -> str | None:
     except (ValueError, RecursionError):
         return None
     label = told.get("label") if isinstance(told, dict) else None
-    if isinstance(label, bool) or not isinstance(label, int | str):
+    if isinstance(label, bool) or not isinstance(label, int | float | str):
         return None
     return str(label)

@@ -1,0 +1,109 @@
+"""Labels of tables: which column has them, and which class each cell means."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dipole.core.utils.errors import DataError, nearest
+
+LABELS = ("label", "fine_label", "labels", "class", "target", "y")
+"""Names of columns of labels, in order of preference."""
+WHOLE = re.compile(r"-?\d{1,9}")
+DECIMAL = re.compile(r"-?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?")
+
+
+def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Return labels (n,), -1 where missing, and the names of the classes. Without any label None and ().
+
+    Whole numbers stay, also as floats or as text. Other text is numbered by the alphabet.
+
+    Raises:
+        ValueError: the values are no classes, with the reason.
+    """
+    told = [_plain(value) for value in values]
+    known = {value for value in told if value is not None}
+    if not known:
+        return None, ()
+    texts = [value for value in known if isinstance(value, str)]
+    numbers = {value: value for value in known if not isinstance(value, str)}
+    names: tuple[str, ...] = ()
+    if texts and all(WHOLE.fullmatch(text) or DECIMAL.fullmatch(text) for text in texts):
+        numbers |= {text: float(text) for text in texts}
+    elif texts:
+        names = tuple(sorted({str(value) for value in known}))
+        place = {name: number for number, name in enumerate(names)}
+        numbers = {value: place[str(value)] for value in known}
+    if fraction := next((value for value in numbers.values() if not float(value).is_integer()), None):
+        raise ValueError(f"holds numbers that are not whole, such as {fraction:g}")
+    return torch.tensor([-1 if value is None else int(numbers[value]) for value in told]), names
+
+
+def _plain(value: Any) -> Any:
+    """Return a label as a number or text, None where it is missing."""
+    if isinstance(value, str):
+        return value.strip() or None
+    if value is None or value != value:  # NaN
+        return None
+    if not isinstance(value, bool | int | float):
+        raise ValueError(f"holds {type(value).__name__}s such as {str(value)[:40]}, not one class of each image")
+    return value
+
+
+def labels_of(
+    name: str, columns: Sequence[str], values: Callable[[str], Iterable[Any]], wanted: str | None
+) -> tuple[Tensor | None, tuple[str, ...], str | None]:
+    """Return the labels (n,), the names of the classes and the column of a table, from the first column with classes.
+
+    Columns that hold no classes (targets of regression, several labels an image) are left out with a warning.
+
+    Args:
+        name: of the table, for messages.
+        columns: that may hold labels, in order of preference.
+        values: column -> its cells.
+        wanted: the one column to read, or None.
+
+    Raises:
+        DataError: the column `wanted` holds no classes.
+    """
+    for column in columns:
+        try:
+            labels, names = class_labels(values(column))
+        except ValueError as error:
+            problem = f"{name}: the column {column!r} {error}"
+            if wanted is not None:
+                raise DataError(
+                    f"{problem}. Set vision.data.label_column to a column of classes, or remove it."
+                ) from error
+            warnings.warn(
+                f"{problem}. It is not read. For labels, set vision.data.label_column to a column of classes",
+                stacklevel=2,
+            )
+            continue
+        if labels is not None:
+            return labels, names, column
+    return None, (), None
+
+
+def label_columns(name: str, columns: Sequence[str], wanted: str | None, others: Sequence[str] = ()) -> list[str]:
+    """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`.
+
+    Raises:
+        DataError: there is no column `wanted`.
+    """
+    if wanted is None:
+        return list(dict.fromkeys([*(each for each in LABELS if each in columns), *others]))
+    check_column(name, columns, wanted, "label_column")
+    return [wanted]
+
+
+def check_column(name: str, columns: Sequence[str], wanted: str, setting: str) -> None:
+    """Raise DataError if a table has no such column."""
+    if wanted not in columns:
+        raise DataError(
+            f"{name} has no column {wanted!r}.{nearest(wanted, columns)} Its columns are {', '.join(columns)}. Set "
+            f"vision.data.{setting}."
+        )

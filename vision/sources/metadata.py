@@ -1,0 +1,76 @@
+"""Tables beside the images of a folder, as the library `datasets` reads them: metadata.csv, .jsonl or .parquet."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import Asker, located_rows
+from dipole.vision.decoding import shortened
+from dipole.vision.sources.base import Decoding
+from dipole.vision.sources.labels import label_columns, labels_of
+
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+NAME = "file_name"
+READER = Asker("vision", "vision.data.train_split")
+
+Told = tuple[list[Path], Tensor, tuple[str, ...], list[str]]
+"""Images, their labels (n,), the names of the classes, and images that no table names, with that reason."""
+
+
+def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decoding) -> Told | None:
+    """Read the labels of images from tables. Return None if the tables name no files or have no labels.
+
+    A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME.
+
+    Args:
+        tables: the files.
+        images: of the folder, sorted.
+        options: the columns, and whether a named file may be missing.
+
+    Raises:
+        DataError: a table cannot be read, has no such column, or names a file that is not there.
+    """
+    rows: dict[Path, dict[str, Any]] = {}
+    absent = []
+    for table in tables:
+        for where, row in located_rows(str(table), "train", "utf-8", READER):
+            named = file_column(row, options)
+            if named is None:
+                continue
+            file = Path(os.path.normpath(table.parent / str(row[named] or "")))
+            rows[file] = row
+            if not file.exists():
+                absent.append(f"{where}: no file {row[named]!r}")
+    if absent and options.on_corrupt == "refuse":
+        raise DataError(
+            f"{shortened(absent, '; ')}. Names are relative to the table. Correct them, or set "
+            "vision.data.on_corrupt = 'skip'."
+        )
+    files = [file for file in images if Path(os.path.normpath(file)) in rows]
+    told = [rows[Path(os.path.normpath(file))] for file in files]
+    columns = list(dict.fromkeys(name for row in told for name in row))
+    if not files:
+        return None
+    name, wanted = str(tables[0]), options.label_column
+    candidates = label_columns(name, columns, wanted)
+    labels, names, _ = labels_of(name, candidates, lambda column: [row.get(column) for row in told], wanted)
+    if labels is None:
+        return None
+    known = set(files)
+    others = [f"{file} (not in {tables[0].name})" for file in images if file not in known]
+    return files, labels, names, others
+
+
+def file_column(row: Any, options: Decoding) -> str | None:
+    """Return the column of a row that names the image's file, or None."""
+    if not isinstance(row, dict):
+        return None
+    if options.image_column is not None:
+        return next((name for name in (options.image_column, f"{options.image_column}_{NAME}") if name in row), None)
+    if NAME in row:
+        return NAME
+    return next((name for name in row if name.endswith(f"_{NAME}")), None)
