@@ -67,7 +67,6 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
         (["train/a", "train/b", "test/a", "test/b"], {"train": {"a", "b"}, "test": {"a", "b"}}),
         (["train/a", "train/b", "val/a", "extra/a"], {"train": {"a", "b"}, "val": {"a"}, "extra": {"a"}}),
         (["train/a/x", "train/b/x", "test/a/x"], {"train": {"a", "b"}, "test": {"a"}}),
-        (["train/a", "train/b", "pool/a", "pool/b"], {"train": {"a", "b"}, "pool": {"a", "b"}}),
         (["train", "test"], {"train": {"unlabelled"}, "test": {"unlabelled"}}),
         (["Train/a", "Test/a"], {"Train": {"a"}, "Test": {"a"}}),
         (["set/train/a", "set/test/a"], {"train": {"a"}, "test": {"a"}}),
@@ -78,6 +77,12 @@ def test_splits_are_splits(tmp_path, places, splits):
     images(tmp_path, *places)
     source = open_source(str(tmp_path), Decoding())
     assert {split: set(source.read(split).counts()) for split in source.splits} == splits
+
+
+def test_a_single_split_beside_folders_that_look_like_it_is_said(tmp_path):
+    images(tmp_path, "train/a", "train/b", "pool/a", "pool/b")
+    with pytest.warns(UserWarning, match=r"read as splits: pool, train\. If they are classes, rename 'train'"):
+        assert read(tmp_path).counts() == {"a": 3, "b": 3}
 
 
 def test_folders_beside_splits_are_named_with_all_their_images(tmp_path):

@@ -140,6 +140,13 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
                 "one as a split, name it as vision.data.train_split",
                 stacklevel=2,
             )
+        called = [name for name in names if name.lower() in CALLED]
+        if len(called) == 1 < len(names):
+            warnings.warn(
+                f"the folders of {path} are read as splits: {shortened(names)}. If they are classes, rename "
+                f"{called[0]!r}",
+                stacklevel=2,
+            )
         empty = [name for name in part.empty if names and name in every]
         tables = [file for each in part.walk() for file in each.metadata] or tree.metadata
         return _read_folder(part, empty, options, wanted, beside, tables)
