@@ -15,7 +15,7 @@ from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pickles import refusal, safetensors_only
 from dipole.vision.decoding import attempt, decode, file_bytes
-from dipole.vision.sources.folder import SUFFIXES
+from dipole.vision.sources.folder import SUFFIXES, image_files
 
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
@@ -58,7 +58,7 @@ def read_images(source: str, column: str | None, decoded: int | None, channels: 
         raise OptionError(f"--column {column}: image files have no columns.")
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        files = image_files(path)
         names = [file.relative_to(path).as_posix() for file in files]
     elif path.is_file():
         files, names = [path], [path.name]

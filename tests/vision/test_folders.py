@@ -10,8 +10,8 @@ from PIL import Image
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
+from dipole.vision.inference import read_images
 from dipole.vision.sources import Decoding, open_source
-from dipole.vision.sources.folder import image_files
 from tests.systems import posix
 
 
@@ -115,7 +115,7 @@ def test_what_archives_and_systems_add_is_no_class(tmp_path, split):
         (tmp_path / split / litter).write_bytes(b"no image")
     (tmp_path / "Thumbs.db").write_bytes(b"x")
     assert read(tmp_path).counts() == {"cat": 3, "dog": 3}
-    assert len(image_files(tmp_path)) == 6
+    assert read_images(str(tmp_path), None, None, 3).total == 6
 
 
 def test_folders_without_images_are_named_and_no_classes(tmp_path):
@@ -154,6 +154,7 @@ def test_links_that_lead_nowhere_or_in_circles(tmp_path):
         assert read(tmp_path).counts() == {"cat": 3, "dog": 3}
     (tmp_path / "dog" / "9.png").symlink_to("/nowhere/9.png")
     (tmp_path / "bird").unlink()
+    (tmp_path / "cat" / "self").unlink()
     with pytest.raises(DataError, match=r"1 of 7 .*9\.png"):
         read(tmp_path)
 
