@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.checks import check_tensor
 from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.options import Range, in_range
@@ -72,11 +73,15 @@ def every_pair(embeddings: Tensor | Pairs) -> Pairs:
     """Return pairs in which every other point is a negative. Pairs are returned as they are."""
     if isinstance(embeddings, Pairs):
         return embeddings
-    if not isinstance(embeddings, Tensor):
-        raise PairsError(f"embeddings must be (n >= 2, d), got {type(embeddings).__name__}.")
+    check_tensor("embeddings", embeddings, "(n >= 2, d)")
     if embeddings.ndim != 2 or len(embeddings) < 2:
         raise PairsError(f"embeddings must be (n >= 2, d), got {tuple(embeddings.shape)}.")
     return Pairs.of_points(embeddings.detach())
+
+
+def _require_pairs(pairs: Pairs) -> None:
+    if not isinstance(pairs, Pairs):
+        raise PairsError(f"this needs Pairs with positives, such as Pairs.both(a, b), got {type(pairs).__name__}.")
 
 
 def _unit(embeddings: Tensor) -> Tensor:
@@ -85,6 +90,7 @@ def _unit(embeddings: Tensor) -> Tensor:
 
 def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Return anchors and candidates of unit length, one tensor if they are one."""
+    _require_pairs(pairs)
     x = _unit(pairs.anchors)
     if pairs.anchors is pairs.candidates:
         return x, x
@@ -185,6 +191,8 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
     Source: LMCL Fig. 5 and CLLR Fig. 3. The papers call the two histograms correct and incorrect and do not define
     them. This is our interpretation.
     """
+
+    _require_pairs(pairs)
 
     def counts(distance: Tensor) -> Tensor:
         place = (distance.clamp(0, 1) * bins).long().clamp_max_(bins - 1)

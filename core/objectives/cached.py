@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
+from dipole.core.objectives.checks import check_tensor
 from dipole.core.objectives.evaluate import Outcome
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.objective import objective as build_objective
@@ -47,6 +49,9 @@ class Cached(nn.Module):
         Raises:
             PairsError: an input or output does not have one row per instance.
         """
+        for each in tree_leaves(view):
+            if isinstance(each, Tensor):
+                check_tensor("an input of the encoder", each, "(B, ...)")
         # DistributedDataParallel must see one forward pass and one gradient per parameter.
         inner = self.encoder.module if isinstance(self.encoder, DistributedDataParallel) else self.encoder
         with patched_forward(inner, microbatched(inner, self.microbatch)):

@@ -1,23 +1,52 @@
 """Check the shape, dtype and range of embeddings, indices and labels before pairing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
 
-def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
+def check_tensor(name: str, x: Any, shape: str) -> Tensor:
+    """Return a tensor that arithmetic works on: dense, with values, of a standard dtype.
+
+    Args:
+        name: of the argument.
+        x: what was given.
+        shape: the expected shape, for the message.
+    """
     if not isinstance(x, Tensor):
-        raise PairsError(f"{name} must be a torch tensor of shape (rows, width), got {type(x).__name__}.")
-    if x.ndim != 2 or not x.is_floating_point() or x.shape[0] == 0:
+        raise PairsError(f"{name} must be a torch tensor of shape {shape}, got {type(x).__name__}.")
+    kind = ""
+    if is_lazy(x):
+        kind, fix = "an uninitialized parameter", "run the module that it belongs to once"
+    elif x.is_nested:
+        kind, fix = "a nested tensor", "give rows of one length (torch.nested.to_padded_tensor)"
+    elif x.layout != torch.strided:
+        kind, fix = f"a tensor of layout {x.layout}", "use .to_dense()"
+    elif x.is_quantized:
+        kind, fix = f"a quantized tensor ({x.dtype})", "use .dequantize()"
+    elif x.is_meta and type(x) in (Tensor, Parameter):
+        kind, fix = "a tensor on the meta device, which has no values", "create it on a real device"
+    elif x.dtype.itemsize == 1 and x.is_floating_point():
+        kind, fix = f"a tensor of {x.dtype}", "use .to(torch.bfloat16)"
+    if kind:
+        raise PairsError(f"{name} must be a dense tensor of shape {shape}, got {kind}: {fix}.")
+    return x
+
+
+def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
+    shape = "(rows >= 1, width >= 1)"
+    check_tensor(name, x, shape)
+    if x.ndim != 2 or not x.is_floating_point() or 0 in x.shape:
         raise PairsError(
-            f"{name} must be floating-point embeddings of shape (rows >= 1, width), "
-            f"got {x.dtype} of shape {tuple(x.shape)}."
+            f"{name} must be floating-point embeddings of shape {shape}, got {x.dtype} of shape {tuple(x.shape)}."
         )
     if like is not None:
         other, y = like
@@ -33,11 +62,37 @@ def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -
     return x
 
 
+def check_numeric_matrix(name: str, x: Tensor) -> None:
+    """Check a matrix (m, n) of a floating or complex dtype, which may be empty."""
+    check_tensor(name, x, "(m, n)")
+    if x.ndim != 2 or not (x.is_floating_point() or x.is_complex()):
+        raise PairsError(f"{name} must be floating-point of shape (m, n), got {x.dtype} of shape {tuple(x.shape)}.")
+
+
 def check_queue(queue: Tensor | None, like: tuple[str, Tensor]) -> int:
     """Check further candidates and return their number. An empty queue counts as None."""
-    if queue is None or not len(queue):
+    if queue is None:
+        return 0
+    check_tensor("queue", queue, "(rows, width)")
+    if queue.ndim and not len(queue):
         return 0
     return len(check_matrix("queue", queue, like))
+
+
+def as_views(given: Any, problem: str, fewest: int = 2) -> list[Tensor]:
+    """Return views as a list. Raise PairsError(problem) if it is no sequence of so many.
+
+    Args:
+        given: what the user gave.
+        problem: the message.
+        fewest: number of views.
+    """
+    if isinstance(given, (Tensor, str)) or not isinstance(given, Iterable):
+        raise PairsError(f"{problem} Got {shape_of(given)}.")
+    found = list(given)
+    if len(found) < fewest:
+        raise PairsError(f"{problem} Got {len(found)}.")
+    return found
 
 
 def check_alike(views: Sequence[Tensor], name: str = "views") -> None:
@@ -78,6 +133,8 @@ def check_count(name: str, value: Any, low: int) -> None:
 
 def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:
     """Check the type, shape and device of indices, without reading their values."""
+    if isinstance(index, Tensor):
+        check_tensor(name, index, f"(anchors = {len(anchors)}, any)")
     if not isinstance(index, Tensor) or index.dtype != torch.long or index.ndim != 2 or len(index) != len(anchors):
         anys = f"(anchors = {len(anchors)}, any)"
         raise PairsError(f"{name} must be torch.long of shape {anys}, got {_dtype_and_shape(index)}.")
@@ -96,12 +153,18 @@ def check_indices(name: str, index: Tensor, anchors: Tensor, candidates: int) ->
 
 
 def check_row_values(labels: Tensor | None, rows: int, name: str = "labels", of: str = "row") -> None:
-    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != (rows,)):
+    if labels is None:
+        return
+    if isinstance(labels, Tensor):
+        check_tensor(name, labels, f"({rows},)")
+    if not isinstance(labels, Tensor) or labels.shape != (rows,) or labels.is_complex():
         raise PairsError(f"{name} must be a tensor of shape ({rows},), one for each {of}, got {shape_of(labels)}.")
 
 
 def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> None:
     """Check that labels are integers, one for each row."""
+    if isinstance(labels, Tensor):
+        check_tensor(name, labels, f"({rows},)")
     whole = isinstance(labels, Tensor) and labels.shape == (rows,) and not labels.is_floating_point()
     if not whole or labels is None or labels.dtype == torch.bool or labels.is_complex():
         got = _dtype_and_shape(labels)
@@ -109,7 +172,12 @@ def check_classes(labels: Tensor | None, rows: int, name: str = "labels") -> Non
 
 
 def shape_of(x: object) -> str:
-    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+    """Return the shape of a tensor, or the kind of anything else, for a message."""
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    if is_lazy(x):
+        return "an uninitialized parameter"
+    return "a nested tensor" if x.is_nested else str(tuple(x.shape))
 
 
 def _dtype_and_shape(x: object) -> str:

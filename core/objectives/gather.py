@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import reads_at_once, shape_of
+from dipole.core.objectives.checks import check_tensor, reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
 from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES
@@ -196,6 +196,9 @@ def _rows(embedded: EncodedBatch) -> dict[str, Tensor]:
         )
     rows = {name: row for name, row in embedded.rows.items() if row is not None}
     found = ", ".join(f"{name} {shape_of(row)}" for name, row in rows.items()) or "none"
+    for name, row in rows.items():
+        if isinstance(row, Tensor):
+            check_tensor(f"the row {name!r} of EncodedBatch", row, "(B, ...)")
     if not rows or not all(isinstance(row, Tensor) and row.ndim for row in rows.values()):
         raise PairsError(f"EncodedBatch.rows must be tensors that have a row for each instance, got {found}.")
     if len({len(row) for row in rows.values()}) != 1:

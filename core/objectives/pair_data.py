@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Self
+from functools import cached_property, wraps
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from dipole.core.objectives.indices import NO_VIEW, PairLayout, Runs, pads_last,
 from dipole.core.objectives.weights import by_anchor, by_instance, checked
 from dipole.core.utils.errors import PairsError
 
+Make = TypeVar("Make", bound=Callable[..., Any])
 OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
 OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
 
@@ -45,14 +46,16 @@ class PairData:
     known: PairLayout = field(init=False, repr=False)
     # The constructor's input rows, to pair the rows of all ranks in the same way. A changed copy has none.
     source: EncodedBatch | None = field(default=None, init=False, repr=False)
+    # The constructor's name and arguments, to make `source` again in another process.
+    call: tuple[str, tuple[Any, ...], dict[str, Any]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         square = self.anchors is self.candidates
         known = self.layout
         if known is None:
-            anchors, candidates = len(self.anchors), len(self.candidates)
             check_matrix("anchors", self.anchors)
             check_matrix("candidates", self.candidates, ("anchors", self.anchors))
+            anchors, candidates = len(self.anchors), len(self.candidates)
             check_indices("positives", self.positives, self.anchors, candidates)
             check_indices("ignored", self.ignored, self.anchors, candidates)
             for name in ("labels", "index"):
@@ -73,6 +76,12 @@ class PairData:
         object.__setattr__(self, "known", known)
         if square and self.candidate_index is None:
             object.__setattr__(self, "candidate_index", self.index)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.call is None:
+            return super().__reduce_ex__(protocol)
+        fields = {name: value for name, value in self.__dict__.items() if name != "source"}
+        return _again, (type(self), *self.call), fields
 
     @classmethod
     def _made(
@@ -422,6 +431,22 @@ class PairData:
         mask[:, : self.first_negative] = False
         # Padding writes into an extra column that is removed.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+
+
+def constructor(make: Make) -> Make:
+    """Remember the call of a constructor, so that its pairs can be pickled."""
+
+    @wraps(make)
+    def made(cls: Any, *arguments: Any, **settings: Any) -> Any:
+        pairs = make(cls, *arguments, **settings)
+        object.__setattr__(pairs, "call", (make.__name__, arguments, settings))
+        return pairs
+
+    return cast(Make, made)
+
+
+def _again(cls: Any, name: str, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    return getattr(cls, name)(*arguments, **settings)
 
 
 def _weighed(relate: Relation, runs: int) -> Relation:

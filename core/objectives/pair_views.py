@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import (
+    as_views,
     check_alike,
     check_indices,
     check_matrix,
     check_queue,
     check_row_values,
+    check_tensor,
     shape_of,
 )
 from dipole.core.objectives.indices import (
@@ -26,7 +28,7 @@ from dipole.core.objectives.indices import (
     relative,
     with_queue,
 )
-from dipole.core.objectives.pair_data import PairData
+from dipole.core.objectives.pair_data import PairData, constructor
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
@@ -37,6 +39,7 @@ class PairsOfViews(PairData):
     """The constructors of `Pairs` whose positives are views of the anchor's own instance."""
 
     @classmethod
+    @constructor
     def from_views(
         cls,
         views: Sequence[Tensor],
@@ -70,8 +73,7 @@ class PairsOfViews(PairData):
             PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
                 (B,), or `negatives` is invalid.
         """
-        if isinstance(views, Tensor) or len(views) < 2:
-            raise PairsError("from_views needs a list of at least two views, each (B, d).")
+        views = as_views(views, "from_views needs a list of at least two views, each (B, d).")
         if negatives not in get_args(ViewNegatives):
             raise PairsError(f"negatives must be 'view_pairs', 'all' or 'queries', got {negatives!r}.")
         check_alike(views)
@@ -108,6 +110,7 @@ class PairsOfViews(PairData):
         return cls._made(given, relate, labels, index, weights)
 
     @classmethod
+    @constructor
     def cross(
         cls,
         queries: Tensor,
@@ -155,9 +158,10 @@ class PairsOfViews(PairData):
         if queue_of not in ("queries", "keys"):
             raise PairsError(f"queue_of must be 'queries' or 'keys', got {queue_of!r}.")
         batch = len(queries)
-        if isinstance(keys, Tensor) and keys.ndim == 2:
+        check_tensor("keys", keys, "(B, d) or (B, K, d)")
+        if keys.ndim == 2:
             keys = keys.unsqueeze(1)
-        if not isinstance(keys, Tensor) or keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
+        if keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
             raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {shape_of(keys)}.")
         check_matrix("keys", keys[:, 0], ("queries", queries))
         behind = check_queue(queue, ("queries", queries))
@@ -199,6 +203,7 @@ class PairsOfViews(PairData):
         return cls._made(rows, relate, labels, index, weights)
 
     @classmethod
+    @constructor
     def both(
         cls,
         a: Tensor,
@@ -241,6 +246,7 @@ class PairsOfViews(PairData):
         return cls._made({"a": a, "b": b}, relate, labels, index, weights)
 
     @classmethod
+    @constructor
     def from_columns(
         cls,
         anchor: Tensor,
@@ -330,6 +336,7 @@ class PairsOfViews(PairData):
         return cls._made(rows, relate, labels, index, weights)
 
     @classmethod
+    @constructor
     def from_crops(
         cls,
         large: Sequence[Tensor],
@@ -360,8 +367,8 @@ class PairsOfViews(PairData):
             PairsError: there are fewer than two large crops, crops or queue differ in shape, dtype or device, or labels
                 or index are not (B,).
         """
-        if isinstance(large, Tensor) or len(large) < 2:
-            raise PairsError("from_crops needs a list of at least two large crops, each (B, d).")
+        large = as_views(large, "from_crops needs a list of at least two large crops, each (B, d).")
+        small = as_views(small, "from_crops takes small crops as a list, each (B, d).", 0)
         check_alike([*large, *small], "crops")
         behind = check_queue(queue, ("crops[0]", large[0]))
         big, every = len(large), len(large) + len(small)
@@ -393,8 +400,9 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
     if negatives is None:
         return anchor.new_empty(batch, 0, width)
     if isinstance(negatives, Tensor):
+        check_tensor("negatives", negatives, "(B, d) or (B, n, d)")
         negatives = negatives.unbind(1) if negatives.ndim == 3 else [negatives]
-    found = list(negatives)
+    found = as_views(negatives, "negatives must be (B, d), (B, n, d) or a list of columns (B, d).", 0)
     for number, each in enumerate(found):
         check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
         if len(each) != batch:

@@ -7,7 +7,17 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import check_alike, check_classes, check_count, check_matrix, check_queue, shape_of
+from dipole.core.objectives.checks import (
+    as_views,
+    check_alike,
+    check_classes,
+    check_count,
+    check_matrix,
+    check_queue,
+    check_row_values,
+    check_tensor,
+    shape_of,
+)
 from dipole.core.objectives.indices import (
     NO_VIEW,
     PairLayout,
@@ -19,7 +29,7 @@ from dipole.core.objectives.indices import (
     same_label,
     with_queue,
 )
-from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, PairData
+from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, PairData, constructor
 from dipole.core.objectives.pair_views import PairsOfViews
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
@@ -59,6 +69,7 @@ class Pairs(PairsOfViews):
     """
 
     @classmethod
+    @constructor
     def from_labels(
         cls,
         z: Tensor | Sequence[Tensor],
@@ -91,9 +102,9 @@ class Pairs(PairsOfViews):
             PairsError: there are no views, views differ in shape, dtype or device, labels are not integers (B,), or
                 only one of queue and queue_labels is given.
         """
-        views = [z] if isinstance(z, Tensor) else list(z)
-        if not views:
-            raise PairsError("from_labels needs embeddings (B, d), or a list of views (B, d) each.")
+        views = [z] if isinstance(z, Tensor) else []
+        if not isinstance(z, Tensor):
+            views = as_views(z, "from_labels needs embeddings (B, d), or a list of views (B, d) each.", 1)
         check_alike(views, "z" if isinstance(z, Tensor) else "views")
         check_classes(labels, len(views[0]))
         behind, count = check_queue(queue, ("z", views[0])), len(views)
@@ -145,6 +156,7 @@ class Pairs(PairsOfViews):
         return cls._made(given, relate, labels, index, weights, weighs_pairs=False)
 
     @classmethod
+    @constructor
     def from_window(
         cls,
         f: Tensor,
@@ -182,7 +194,8 @@ class Pairs(PairsOfViews):
         check_matrix("f", f)
         check_matrix("g", g, ("f", f))
         batch = len(f)
-        if len(g) != batch or not isinstance(document, Tensor) or document.shape != (batch,):
+        check_row_values(document, batch, "document")
+        if len(g) != batch or document is None:
             raise PairsError(
                 f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
             )
@@ -217,6 +230,7 @@ class Pairs(PairsOfViews):
         return cls._made(given, relate, labels, index, weights, weighs_pairs=False)
 
     @classmethod
+    @constructor
     def from_blocks(
         cls,
         x: Tensor,
@@ -251,8 +265,10 @@ class Pairs(PairsOfViews):
             PairsError: x is not a floating tensor of this shape, `anchors` or `candidates` is invalid, or means are
                 combined with anchors="all".
         """
-        if not isinstance(x, Tensor) or x.ndim != 3 or not len(x) or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be floating-point blocks of shape (n >= 1, b + 1 >= 2, d), got {shape_of(x)}.")
+        shape = "(n >= 1, b + 1 >= 2, d >= 1)"
+        check_tensor("x", x, shape)
+        if x.ndim != 3 or 0 in x.shape or x.shape[1] < 2 or not x.is_floating_point():
+            raise PairsError(f"x must be floating-point blocks of shape {shape}, got {shape_of(x)}.")
         if anchors not in ("first", "all") or candidates not in ("points", "means"):
             raise PairsError(
                 f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
@@ -284,6 +300,7 @@ class Pairs(PairsOfViews):
         return cls._made({"x": x}, relate, labels, index, weights)
 
     @classmethod
+    @constructor
     def of_points(cls, points: Tensor) -> Self:
         """Use all points as anchors and candidates, without positives. Each other point is a negative.
 

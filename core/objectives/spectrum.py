@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.checks import check_numeric_matrix
 from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.finite import finite_rows
@@ -56,8 +57,10 @@ def effective_rank(
 
     Raises:
         OptionError: `tolerance` is not a number >= 0.
+        PairsError: `matrix` is no such tensor.
         torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
     """
+    check_numeric_matrix("matrix", matrix)
     values = singular_values(matrix).double()
     if bool(values.isnan().any()):
         return float("nan")
@@ -89,11 +92,13 @@ def numerical_rank(matrix: Tensor, tolerance: float | None = None) -> int:
         tolerance: that share, >= 0; default max(m, n) times the machine epsilon.
 
     Raises:
+        PairsError: `matrix` is no such tensor.
         DataError: a value is not finite.
         torch.linalg.LinAlgError: the decomposition converges in neither single nor double precision.
     """
+    check_numeric_matrix("matrix", matrix)
     wide = full_precision(finite_rows(matrix.detach(), "the matrix"))
-    values = converged(torch.linalg.svdvals, wide).to(wide.dtype)
+    values = converged(torch.linalg.svdvals, wide).to(wide.real.dtype)
     if tolerance is None:
         tolerance = max(matrix.shape) * torch.finfo(values.dtype).eps
     if not values.numel():

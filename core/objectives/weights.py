@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import shape_of
+from dipole.core.objectives.checks import check_tensor, shape_of
 from dipole.core.utils.errors import PairsError
 
 
@@ -19,6 +19,8 @@ def checked(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int, ...]]
         PairsError: the shape is none of these, or a weight is negative, infinite or NaN. On CUDA a wrong value stops
             the device with the message instead, as reading it would wait.
     """
+    if isinstance(weights, Tensor):
+        check_tensor("weights", weights, " or ".join(shapes))
     if not isinstance(weights, Tensor) or weights.is_complex() or tuple(weights.shape) not in shapes.values():
         allowed = " or ".join(f"{name} = {shape}" for name, shape in shapes.items())
         raise PairsError(f"weights must be a tensor of shape {allowed}, got {shape_of(weights)}.")

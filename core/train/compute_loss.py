@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dipole.core.objectives.checks import check_matrix, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.objective import objective as build_objective
@@ -100,9 +101,9 @@ class ComputeLoss:
                 "compute_loss(..., embeddings=('query_embeds', 'document_embeds')), or give pairs=, a function from "
                 "outputs and labels to Pairs."
             )
-        views = [found[name] for name in names]
+        views = [check_matrix(name, found[name]) for name in names]
         classes = None
-        if labels is not None and labels.shape == (len(views[0]),):
+        if shape_of(labels) == str((len(views[0]),)):
             classes = labels
         if len(views) == 2:
             return Pairs.both(views[0], views[1], classes)

@@ -1,6 +1,7 @@
 """The online linear probe: it learns, it is logged, and the encoder never notices."""
 
 import copy
+import math
 import os
 import tempfile
 
@@ -15,6 +16,7 @@ from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
+from dipole.vision.frameworks.predictor import spread
 from dipole.vision.online import OnlineConfig, OnlineProbe
 from tests.ranks import leaving_together, start_ranks
 from tests.vision.made import make_adapter, random_framework, unlabelled_file
@@ -124,12 +126,20 @@ def test_its_state_continues_it():
     assert torch.equal(probe.weight, again.weight)
 
 
+def projected():
+    """Rows that each rank alone would call collapsed, or nearly so."""
+    z = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)).repeat_interleave(3, 0)
+    return z + 0.1 * torch.arange(6).unsqueeze(1)
+
+
 @leaving_together
 def rank_main(rank, file, folder, shares):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(shares))
-    probe, found = learn(OnlineConfig(), slice(sum(shares[:rank]), sum(shares[: rank + 1])))
-    torch.save({"weight": probe.weight.detach(), "found": found}, os.path.join(folder, f"{rank}.pt"))
+    mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
+    probe, found = learn(OnlineConfig(), mine)
+    every = float(spread(projected()[mine]))
+    torch.save({"weight": probe.weight.detach(), "found": found, "spread": every}, os.path.join(folder, f"{rank}.pt"))
 
 
 @pytest.mark.parametrize("shares", [(3, 3), (1, 3, 2)])
@@ -138,7 +148,10 @@ def test_ranks_are_one_process(shares):
     with tempfile.TemporaryDirectory() as folder:
         start_ranks(rank_main, (os.path.join(folder, "meet"), folder, shares), len(shares))
         ranks = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(len(shares))]
+    z = torch.nn.functional.normalize(projected().double(), dim=1)
+    expected = float(z.var(0, correction=0).sqrt().mean()) * math.sqrt(5)
     for rank in ranks:
+        assert rank["spread"] == pytest.approx(expected, rel=1e-5)
         torch.testing.assert_close(rank["weight"], probe.weight.detach(), atol=1e-6, rtol=1e-4)
         assert torch.equal(rank["weight"], ranks[0]["weight"])
         for mine, one in zip(rank["found"], found, strict=True):

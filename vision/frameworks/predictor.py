@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.config import Settings
+from dipole.core.utils.distributed import all_sum, world_size
 from dipole.vision.encoders.base import Norm, mlp
 from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded
 from dipole.vision.frameworks.moco import every_view_in_turn
@@ -52,7 +53,7 @@ class Predicting(OneBranch):
     ) -> None:
         super().__init__(backbone, projector)
         self.predictor: nn.Module = mlp([self.embedding_dim, hidden, self.embedding_dim], norm)
-        self._spread: Tensor | None = None
+        self._projected: Tensor | None = None
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -77,7 +78,7 @@ class Predicting(OneBranch):
 
     def forward(self, batch: Batch) -> EncodedBatch:
         projected = [self.branch(view) for view in batch.views]
-        self._spread = spread(projected[0].detach())
+        self._projected = projected[0].detach().clone()  # of a graph that may be replayed
         anchors, keys = self.sides(batch, projected)
         return embedded({"anchor": anchors, "key": keys}, batch, self.pair)
 
@@ -85,13 +86,22 @@ class Predicting(OneBranch):
         return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows["index"])
 
     def metrics(self) -> dict[str, Tensor | float]:
-        return {} if self._spread is None else {"spread": self._spread}
+        """Return the spread of the last batch. Every rank must call it."""
+        return {} if self._projected is None else {"spread": spread(self._projected)}
 
 
 def spread(z: Tensor) -> Tensor:
-    """Return the mean standard deviation of the coordinates of z / |z| over (n, d), times sqrt(d).
+    """Return the mean standard deviation of the coordinates of z / |z| over the rows of all ranks, times sqrt(d).
 
     About 1 if directions are spread over the sphere, 0 if all rows are one point (Chen & He 2021, Fig. 2).
+
+    Args:
+        z: (n, d) of this rank.
     """
-    deviation: Tensor = F.normalize(z.float(), dim=1).std(0, correction=0).mean()
-    return deviation * math.sqrt(z.shape[1])
+    directions = F.normalize(z.float(), dim=1)
+    deviation = directions.std(0, correction=0)
+    if world_size() > 1:
+        count = all_sum(directions.new_tensor(len(directions)))
+        mean = all_sum(directions.sum(0)) / count
+        deviation = (all_sum((directions - mean).square().sum(0)) / count).sqrt()
+    return deviation.mean() * math.sqrt(directions.shape[1])
