@@ -85,7 +85,7 @@ class Progress:
             refresh_per_second=4,
         )
         bar.start()
-        self._task = bar.add_task(title, total=total or None, completed=step, text="")
+        self._task = bar.add_task(printable(title), total=total or None, completed=step, text="")
         self._bar = bar
 
     def update(self, step: int) -> None:

@@ -341,7 +341,10 @@ def own(**more):
         (lambda: Pairs.from_views([torch.randn(0, 3)] * 2), "rows >= 1"),
         (lambda: Pairs.cross(torch.randn(4, 3), torch.randn(3, 3)), "keys must be"),
         (lambda: Pairs.cross(torch.randn(4, 3), torch.randn(4, 3), torch.randn(9, 2)), "queue and queries .* width"),
-        (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(3)), r"document must be a tensor of shape \(4,\)"),
+        (
+            lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(3)),
+            r"document must be a tensor of shape \(4,\)",
+        ),
         (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(4), 0), "window must be"),
         (lambda: Pairs.from_blocks(torch.randn(4, 1, 3)), r"b \+ 1 >= 2"),
         (lambda: Pairs.from_blocks(torch.randn(0, 2, 3)), r"n >= 1, .* got \(0, 2, 3\)"),

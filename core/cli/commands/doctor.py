@@ -25,7 +25,7 @@ from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import why
 from dipole.core.utils.machine import processor_facts, processors
 from dipole.core.utils.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, printable
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in examine(arguments.runs):
         findings.append(finding)
         if not arguments.json:
-            print(f"{finding.state:<8} {finding.name}: {finding.detail}", flush=True)
+            print(printable(f"{finding.state:<8} {finding.name}: {finding.detail}"), flush=True)
             if finding.fix:
-                print(f"{'':<8}   -> {finding.fix}", flush=True)
+                print(printable(f"{'':<8}   -> {finding.fix}"), flush=True)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     return 1 if any(finding.state == "broken" for finding in findings) else 0
