@@ -84,7 +84,11 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     _check_weights(folder)
     try:
         with quietly():
-            model = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only()).eval().to(device)
+            model = (
+                AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=safetensors_only())
+                .eval()
+                .to(device)
+            )
     except Exception as error:  # as above
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
 
@@ -110,7 +114,7 @@ def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     limit = tokenizer.model_max_length < 1_000_000  # a very large number means no limit
 
     def encode(sentences: list[str]) -> torch.Tensor:

@@ -36,6 +36,7 @@ from dipole.vision.export import FORMATS, TrainedModel, export_as
 from dipole.vision.features import PassedFeatures
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.frameworks.clip import CLIP
+from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.inference import FEATURES, ImageEmbedder
@@ -242,7 +243,21 @@ class VisionAdapter(Adapter):
         found = [line for encoder in self._encoders() for line in encoder.remarks]
         if isinstance(self.module, CLIP):
             found += self.module.caption.remarks
+        found += self._long_queues()
         return list(dict.fromkeys(found))
+
+    def _long_queues(self) -> list[str]:
+        """Warn of a queue with several rows of each image: its own past views would be its negatives."""
+        images, setting = len(self.parts.pretrain), "vision.nnclr.support"
+        if self.config.framework.negatives_mean:
+            setting = "vision.negatives"
+        few = max(1, images // 2 // self.batch_size) * self.batch_size
+        return [
+            f"warning: {setting}: the queue has {rows} rows, and there are {images} images. It holds past views of "
+            f"every image, also of the one that is compared. Set {setting} = {few}"
+            for part in self.module.modules()
+            if isinstance(part, Queue) and (rows := len(part.get_buffer("rows"))) > images
+        ]
 
     def fit(self, run: "Run") -> None:
         """Train. If the framework cannot carry the objective, name those that can."""
@@ -339,7 +354,7 @@ class VisionAdapter(Adapter):
             with frozen(self.module):
                 return read(centre(images.to(self.device), self.size))
 
-        return ImageEmbedder(centred, self.images.channels, self.config.data.size)
+        return ImageEmbedder(centred, self.images.channels, self.config.data.size, self.size)
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         model = TrainedModel(self.config, self.module, self.images, self.size, self.data_info(), self.draw)
@@ -368,7 +383,30 @@ def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: 
 def _build(config: VisionConfig, images: ImageSet, batch_size: int) -> tuple[int, Method]:
     """Return the side of the views in pixels, and the framework with its networks."""
     size = config.augment.size or min(images.images.shape[-2:])
-    return size, config.framework.from_config(config, Setup(images, size, batch_size, config.encoder))
+    module = config.framework.from_config(config, Setup(images, size, batch_size, config.encoder))
+    sides = {each.size or size for each in config.framework.augmentations(config)} - {size}
+    for encoder in (part for part in module.modules() if isinstance(part, Encoder)):
+        for side in sides:
+            _check_side(config, encoder, size, side)
+    return size, module
+
+
+def _check_side(config: VisionConfig, encoder: Encoder, size: int, side: int) -> None:
+    """Raise ConfigError if an encoder that was built for views of `size` pixels cannot read views of `side`."""
+    was_training = encoder.training
+    views = torch.zeros(2, len(encoder.get_buffer("mean")), side, side)
+    try:
+        with torch.no_grad():
+            encoder.eval()(views.to(encoder.get_buffer("mean").device))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"vision.encoder.name: {config.encoder.name!r} reads images of {size} pixels alone, and views of method "
+            f"{config.method!r} also have {side}. Make all views of one size (vision.augment.size, "
+            "vision.swav.small_size, vision.swav.small_views = 0), or choose an encoder for any size, such as "
+            "small-conv or resnet18."
+        ) from error
+    finally:
+        encoder.train(was_training)
 
 
 @cache

@@ -24,6 +24,8 @@ from dipole.core.utils.text import counted
 OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30
 """Largest image file in bytes."""
+MANY_PIXELS = 25_000_000
+DENSE = 400  # pixels for a byte
 PROBED = 1000  # images whose bytes enter the fingerprint
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -56,9 +58,27 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
     A JPEG may be decoded at a lower resolution of at least `size`.
     """
     with Image.open(io.BytesIO(data)) as image:
+        check_pixels(image, len(data))
         if size is not None:
             image.draft("RGB", (size, size))
         return upright(eight_bits(image).convert("RGB"), image)
+
+
+def check_pixels(image: Image.Image, size: int) -> None:
+    """Refuse a small file that would be decoded to a huge picture, which takes gigabytes of memory.
+
+    Args:
+        image: opened, not decoded.
+        size: of the file in bytes.
+
+    Raises:
+        ValueError: more than `MANY_PIXELS`, and more than `DENSE` for each byte. Photos have at most 100 for a byte.
+    """
+    pixels = image.width * image.height
+    if pixels > MANY_PIXELS and pixels > DENSE * size:
+        raise ValueError(
+            f"{image.width} x {image.height} pixels in {size} bytes would take gigabytes of memory; save it smaller"
+        )
 
 
 def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:

@@ -37,7 +37,7 @@ def open_folder(folder: Path, device: torch.device, features: str | None) -> Emb
     read = onnx_features(folder / ONNX) if is_onnx else transformers_features(folder, device)
     check_features(features, ("encoder",))
     try:
-        processor = AutoImageProcessor.from_pretrained(folder)
+        processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises many types
         raise DataError(f"{folder / PROCESSOR} cannot be read: {str(error).partition(chr(10))[0]}") from error
 

@@ -31,7 +31,7 @@ class ImageSet:
 
     Args:
         name: of the data set, for messages.
-        images: (n, C, H, W) uint8, C 1 or 3, or encoded images, which are decoded on access.
+        images: (n, C, H, W) uint8, C >= 1, or encoded images, which are decoded on access.
         labels: (n,) long, -1 where missing. None if nothing is labelled.
         class_names: of classes 0, 1, ...
         skipped: unread files with the reason.
@@ -47,9 +47,9 @@ class ImageSet:
     skipped: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or not self.images.shape[1]:
             raise DataError(
-                f"{self.name}: images must be uint8 of shape (n, 1 or 3, height, width), "
+                f"{self.name}: images must be uint8 of shape (n, channels, height, width), "
                 f"got {self.images.dtype} of shape {tuple(self.images.shape)}."
             )
         if not len(self.images):
@@ -64,7 +64,7 @@ class ImageSet:
 
     @property
     def channels(self) -> int:
-        """C, 1 or 3."""
+        """C."""
         return self.images.shape[1]
 
     @property

@@ -1,5 +1,6 @@
 """Features of image files from a trained encoder, with the preprocessing of its evaluation."""
 
+import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,10 @@ from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pickles import refusal, safetensors_only
-from dipole.vision.decoding import attempt, decode, file_bytes
-from dipole.vision.sources.folder import SUFFIXES, image_files
+from dipole.vision.decoding import attempt, decode, file_bytes, open_rgb
+from dipole.vision.sources import described, open_source, reader_of
+from dipole.vision.sources.base import Decoding
+from dipole.vision.sources.folder import FOLDER, SUFFIXES, image_files
 
 FEATURES = ("encoder", "embedding")  # the values of vision.probe.features
 
@@ -26,17 +29,27 @@ class ImageEmbedder(Embedder):
     Args:
         features: images (n, C, H, W) uint8 -> features.
         channels: C, 3, or 1 for grey images.
-        decoded: short side after decoding, then a centred square (vision.data.size); None as stored.
+        decoded: side to which square images are decoded (vision.data.size); None as stored.
+        size: side of the views. Images that are not square are resized and cropped to it as exported image processors
+            do (`short_side`); None leaves that to `features`.
         batch_size: images per forward pass; default as in the run's evaluation.
     """
 
+    on_corrupt = "refuse"
+
     def __init__(
-        self, features: Callable[[Tensor], Tensor], channels: int, decoded: int | None = None, batch_size: int = 512
+        self,
+        features: Callable[[Tensor], Tensor],
+        channels: int,
+        decoded: int | None = None,
+        size: int | None = None,
+        batch_size: int = 512,
     ) -> None:
         self.features, self.channels, self.decoded, self.batch_size = features, channels, decoded, batch_size
+        self.size = size
 
     def read(self, source: str, column: str | None = None) -> Inputs:
-        return read_images(source, column, self.decoded, self.channels)
+        return read_images(source, column, self.decoded, self.channels, self.size, self.on_corrupt, self.skipped)
 
     def vectors(self, rows: list[Any]) -> Tensor:
         return by_shape(rows, lambda images: self.features(images).flatten(1).float().cpu())
@@ -52,35 +65,117 @@ def by_shape(rows: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor
     return torch.cat(parts)[order.argsort()]
 
 
-def read_images(source: str, column: str | None, decoded: int | None, channels: int) -> Inputs:
-    """Read one image, or all of a folder and its subfolders in the order of their names, as uint8 (C, H, W)."""
+def read_images(
+    source: str,
+    column: str | None,
+    decoded: int | None,
+    channels: int,
+    size: int | None = None,
+    on_corrupt: str = "refuse",
+    skipped: list[str] | None = None,
+) -> Inputs:
+    """Read one image, all images of a folder and its subfolders in the order of their names, or any training source.
+
+    Args:
+        source: a file, a folder, or what vision.data.source takes; all its splits are read.
+        column: must be None.
+        decoded, channels, size: as in `ImageEmbedder`.
+        on_corrupt: "refuse" or "skip" images that cannot be decoded.
+        skipped: gets the skipped ones, with the reason.
+
+    Returns:
+        Names and images (C, H, W) uint8.
+    """
     if column is not None:
         raise OptionError(f"--column {column}: image files have no columns.")
+    told = [] if skipped is None else skipped
     path = Path(source).expanduser()
+    files: list[Path] = []
     if path.is_dir():
         files = image_files(path)
-        names = [file.relative_to(path).as_posix() for file in files]
-    elif path.is_file():
-        files, names = [path], [path.name]
-    else:
-        raise DataError(f"{source} is neither an image nor a folder of images.")
+    elif path.is_file() and reader_of(source) is None:
+        files = [path]
+    where = path if path.is_dir() else path.parent
+    total: int | None = len(files)
+    images = ((file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files)
     if not files:
-        raise DataError(f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).")
+        where, total, images = Path(), None, _of_source(source, path, decoded)
 
     def rows() -> Iterator[tuple[str, Tensor]]:
-        for name, file in zip(names, files, strict=True):
-            found = attempt(partial(file_bytes, file), lambda data: decode(data, decoded))
-            if isinstance(found, str):
-                raise DataError(f"{file} cannot be decoded ({found}). Repair it or take it out of the folder.")
-            yield name, to_tensor(found, channels)
+        for name, read in images:
+            if isinstance(read, Tensor):
+                yield name, fit_channels(name, read, channels)
+                continue
+            found = attempt(read, lambda data: upright_view(data, decoded, size))
+            if not isinstance(found, str):
+                yield name, to_tensor(found, channels)
+            elif on_corrupt == "skip":
+                told.append(f"{name} ({found})")
+            else:
+                raise DataError(
+                    f"{where / name} cannot be decoded ({found}). Repair it, take it out, or add --on-corrupt skip."
+                )
 
-    return Inputs("path", rows(), len(files))
+    return Inputs("path", rows(), total)
+
+
+def _of_source(source: str, path: Path, decoded: int | None) -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
+    """Return the images of a training source with their names: encoded, or arrays (C, H, W)."""
+    reader = reader_of(source)
+    if path.is_dir() and (reader is None or reader.reads == FOLDER):
+        raise DataError(f"the folder {path} holds no images ({', '.join(sorted(SUFFIXES))}).")
+    if reader is None:
+        raise DataError(f"{source} is neither an image nor a folder of images. Or give {described()}.")
+    # No memory: the images stay encoded, and are decoded here, one by one.
+    opened = open_source(source, Decoding(decoded or 256, memory=0))
+
+    def found() -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
+        for split in opened.splits:
+            images = opened.read(split).images
+            prefix = f"{split}/" if len(opened.splits) > 1 else ""
+            if isinstance(images, Tensor):
+                yield from ((f"{prefix}{place}", each) for place, each in enumerate(images))
+            else:
+                rows = images.rows.tolist()
+                yield from ((f"{prefix}{images.names[row]}", partial(images.read, row)) for row in rows)
+
+    return found()
+
+
+def upright_view(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
+    """Decode an image, and bring one that is not square to size x size as exported image processors do.
+
+    They resize the shorter side and then take the centred square.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        is_square = image.width == image.height
+    if is_square or size is None:
+        return decode(data, decoded)
+    picture = open_rgb(data)
+    short = min(picture.size)
+    width, height = (int(size * side / short) for side in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return np.asarray(picture.crop((left, top, left + size, top + size)))
+
+
+def fit_channels(name: str, image: Tensor, channels: int) -> Tensor:
+    """Convert an image (C, H, W) to the channels of a model: grey to colour, or colour to grey."""
+    if len(image) == channels:
+        return image
+    if len(image) == 3 and channels == 1:
+        return to_tensor(image.permute(1, 2, 0).numpy(), 1)
+    if len(image) != 1:
+        raise DataError(f"{name} has {len(image)} channels, and the model reads {channels}.")
+    return image.expand(channels, -1, -1)
 
 
 def to_tensor(picture: np.ndarray, channels: int) -> Tensor:
     """Convert an RGB image (H, W, 3) uint8 to (C, H, W). One channel is its grey level (ITU-R BT.601), as in Pillow."""
     if channels == 1:
         return torch.from_numpy(np.array(Image.fromarray(picture).convert("L")))[None]
+    if channels != 3:
+        raise DataError(f"image files have 3 channels, and the model reads {channels}: give an .npz of arrays.")
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
@@ -105,7 +200,7 @@ def transformers_features(folder: Path, device: torch.device) -> Callable[[Tenso
         raise DataError(f"{folder} cannot be loaded: {refused}.")
     try:
         with quietly():
-            model: Any = AutoModel.from_pretrained(folder, use_safetensors=safetensors_only())
+            model: Any = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=safetensors_only())
     except Exception as error:  # transformers, safetensors and the model each raise their own
         raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
     model.eval().to(device)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -45,9 +46,16 @@ class Embedder(ABC):
 
     Attributes:
         batch_size: default number of rows at a time.
+        on_corrupt: "refuse" or "skip" inputs that cannot be decoded. None where that cannot be chosen.
     """
 
     batch_size: int
+    on_corrupt: str | None = None
+
+    @cached_property
+    def skipped(self) -> list[str]:
+        """The inputs that were skipped, each with the reason."""
+        return []
 
     @abstractmethod
     def read(self, source: str, column: str | None = None) -> Inputs:
@@ -125,7 +133,8 @@ def embed(
                 done += len(batch)
                 progress.update(done)
             if not done:
-                raise DataError(f"{source} holds nothing to embed.")
+                broken = "".join(f"\n{each}" for each in embedder.skipped[:5])
+                raise DataError(f"{source} holds nothing to embed.{broken}")
     except OSError as error:
         raise TrainingError(f"cannot write {out}: {why(error, '-o')}") from error
     finally:

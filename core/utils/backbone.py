@@ -152,7 +152,7 @@ def read_config(source: Source, takes: str) -> Any:
     if path is not None and path.is_dir() and not (path / "config.json").is_file():
         raise source.error("the folder has no config.json; give one that save_pretrained wrote")
     with _as_config_error(source), quietly():
-        config = AutoConfig.from_pretrained(str(path or source.text), **_revision(source))
+        config = AutoConfig.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
     part = {"pixel_values": "vision_config", "input_ids": "text_config"}[takes]
     if hasattr(config, part):
         config = getattr(config, part)
@@ -189,13 +189,14 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
         raise source.error(refused)
     with _as_config_error(source), quietly():
         if not pretrained or torch.get_default_device().type == "meta":
-            anew = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            anew = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)  # type: ignore[no-untyped-call]
             return Backbone(anew, pretrained)
         model, loaded = AutoModel.from_pretrained(
             str(source.path or source.text),
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
+            trust_remote_code=False,
             use_safetensors=safetensors_only(),
             **_revision(source),
         )
@@ -255,7 +256,7 @@ def tokenizer(source: Source) -> Any:
     if path is not None and not any((path / name).is_file() for name in TOKENIZERS):
         raise source.error("there is no tokenizer beside it; write one there with tokenizer.save_pretrained")
     with _as_config_error(source), quietly():
-        return AutoTokenizer.from_pretrained(str(path or source.text), **_revision(source))
+        return AutoTokenizer.from_pretrained(str(path or source.text), trust_remote_code=False, **_revision(source))
 
 
 def tokenizer_content(source: Source) -> str | None:
@@ -299,6 +300,11 @@ def _reason(error: BaseException) -> str:
     known = next((reason for kind, reason in _REASONS.items() if kind in kinds), None)
     if known is None and "use_safetensors" in str(error):
         return UNASKED
+    if known is None and "trust_remote_code" in str(error):
+        return (
+            "its code lies in the folder, and foreign code is not run. Give a model of transformers' own, such as an "
+            "export of a resnet18 with stem = 'imagenet'; or continue the run itself"
+        )
     return known or str(error).strip().partition("\n")[0] or type(error).__name__
 
 

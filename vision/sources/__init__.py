@@ -16,7 +16,8 @@ from dipole.vision.sources.webdataset import shards
 import_all(__name__)
 
 
-def _reader(source: str) -> Reader | None:
+def reader_of(source: str) -> Reader | None:
+    """Return the kind of a source, None for an unknown one."""
     path = Path(source).expanduser()
     readers = sorted(READERS.values(), key=lambda each: each.general)
     return next((each for each in readers if each.matches(source, path)), None)
@@ -29,7 +30,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
     """
     if options.streaming:
         return open_stream(source, options, wanted)
-    reader = _reader(source)
+    reader = reader_of(source)
     if reader is None:
         names = [name for reader in READERS.values() for name in reader.names]
         raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
@@ -38,7 +39,7 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
 
 def missing(source: str) -> str:
     """Return why a source cannot be read, "" if it is there or only the network can tell. Nothing is decoded."""
-    reader = _reader(source)
+    reader = reader_of(source)
     try:
         if reader is None:
             open_source(source, Decoding())
@@ -70,7 +71,7 @@ def known(source: str) -> Known | None:
 @cache
 def seen(source: str, size: int | None = None) -> Known | None:
     """Return the sizes of a well-known data set, or of one that can be counted quickly."""
-    reader = _reader(source)
+    reader = reader_of(source)
     if known(source) is not None or reader is None or not reader.quick:
         return known(source)
     try:

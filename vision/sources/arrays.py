@@ -48,6 +48,11 @@ def read_npz(path: Path) -> ImageSet:
         )
     if images.ndim == 3:
         images = images[..., None]
+    if images.shape[1] in (1, 2, 3, 4) and images.shape[3] > images.shape[1] and images.shape[2] == images.shape[3]:
+        raise DataError(
+            f"{path}: images of shape {images.shape} have their channels first; expected (n, H, W, C). Save "
+            "images.transpose(0, 2, 3, 1)."
+        )
     labels = arrays.get("labels")
     if labels is not None and (labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer)):
         raise DataError(f"{path}: labels must be integers of shape (n,), got {labels.dtype} {labels.shape}.")

@@ -49,7 +49,7 @@ class Known:
     """Sizes of a data set, before it is read.
 
     Args:
-        channels: 1 or 3.
+        channels: of the images.
         side: of the images in pixels.
         classes: number of classes.
         splits: name -> number of images.

@@ -106,7 +106,10 @@ def _add_folder(tree: Tree, inner: Tree) -> None:
         tree.unread += inner.unread
 
 
-@register_source("a folder of images", matches=lambda text, path: path.is_dir(), general=True, quick=True)
+FOLDER = "a folder of images"
+
+
+@register_source(FOLDER, matches=lambda text, path: path.is_dir(), general=True, quick=True)
 def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a folder of images per class, or such folders per split (train/CLASS/x.jpg); loose images are unlabelled.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument(
         "input", metavar="INPUT",
-        help="a folder of images or one image; a file of sentences (a line each, or .jsonl, .csv, .parquet); "
+        help="a folder of images, one image, or what vision.data.source takes; a file of sentences (a line each, or "
+        ".jsonl, .csv, .parquet); "
         "- for lines of standard input",
     )  # fmt: skip
     parser.add_argument(
@@ -31,6 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "--features", metavar="WHERE",
         help="encoder: features that probes use (default); embedding: output of the head, which the objective uses",
+    )  # fmt: skip
+    parser.add_argument(
+        "--on-corrupt", choices=["refuse", "skip"], default="refuse",
+        help="images that cannot be decoded: refuse (default), or skip and list them",
     )  # fmt: skip
     parser.add_argument("--column", metavar="NAME", help="column of a table that holds the inputs")
     parser.add_argument("--batch-size", type=int, metavar="N", help="rows at a time")
@@ -43,10 +49,15 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.train.inference import embed, writer_of
+    from dipole.core.utils.errors import OptionError
 
     writer_of(arguments.out)  # before the model is loaded
     with stdout_to_stderr(arguments.json):
         embedder = _open(arguments.run, arguments.runs, arguments.device, arguments.features)
+        if embedder.on_corrupt is not None:
+            embedder.on_corrupt = arguments.on_corrupt
+        elif arguments.on_corrupt != "refuse":
+            raise OptionError("--on-corrupt skip: only images can be skipped.")
         count, width = embed(
             embedder,
             arguments.input,
@@ -55,8 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
             column=arguments.column,
             quiet=arguments.quiet,
         )
+    for line in embedder.skipped:
+        print(f"skipped {line}", file=sys.stderr)
     if arguments.json:
-        print(json.dumps({"file": str(arguments.out), "rows": count, "width": width}))
+        skipped = {"skipped": embedder.skipped} if embedder.skipped else {}
+        print(json.dumps({"file": str(arguments.out), "rows": count, "width": width} | skipped))
     else:
         print(f"{arguments.out}: {count} x {width}")
     return 0
