@@ -98,8 +98,8 @@ def write_processor(
 ) -> None:
     """Write an image processor: resize the shorter side, crop the centred square, divide by 255, normalise.
 
-    `dipole embed RUN` does the same to images that are not square (`inference.upright_view`). Without mean and std it does
-    not normalise.
+    `dipole embed RUN` does the same to images that are not square (`inference.upright_view`). Without mean and std it
+    does not normalise.
     """
     settings: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor",
