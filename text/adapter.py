@@ -91,6 +91,8 @@ class TextAdapter(Adapter):
                 f"train.batch_size {self.batch_size}"
             )
         self.pairs.check(self.module)
+        for line in self.pairs.notes if self.rank == 0 else ():
+            warnings.warn(line, stacklevel=2)
 
     # A trained model without its corpus ------------------------------------------------------------------------------
 

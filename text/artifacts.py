@@ -29,7 +29,10 @@ from dipole.text.pair_table import PairTable
 from dipole.text.sentences import Sentences
 from dipole.text.vocabulary import Tokens, load_tokens
 
-READ_BY = ("corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length", "columns")
+READ_BY = (
+    "corpus", "unit", "column", "split", "encoding", "limit", "held_out", "development", "max_length", "columns",
+    "label", "label_use", "label_from",
+)  # fmt: skip
 """Settings that select the sentences of a corpus. If they differ from the run's own, the corpus is read."""
 
 TABLE = ("anchor", "positive", "negatives")
@@ -147,7 +150,8 @@ class Artifacts:
     def has_data_of(self, config: TextSettings) -> bool:
         """Return whether the saved sentences suffice for a configuration."""
         asked = {name: getattr(config, name) for name in READ_BY}
-        return json.loads(json.dumps(asked)) == self.values["data"] and not (config.classifiers or config.losses)
+        saved = {name: TextSettings.model_fields[name].default for name in READ_BY} | self.values["data"]
+        return json.loads(json.dumps(asked)) == saved and not (config.classifiers or config.losses)
 
     def probes(self) -> Probes:
         """Load the sentences of evaluation."""

@@ -57,7 +57,8 @@ def table_folder(config: TextSettings) -> Path | None:
     """Return the folder for a pair table, or None if it stays in memory."""
     if config.cache is None and not _is_large(config):
         return None
-    return _folder(config, [VERSION, "table", config.columns, config.limit, _content(config)])
+    label = [config.label, config.label_use, config.label_from]
+    return _folder(config, [VERSION, "table", config.columns, config.limit, label, _content(config)])
 
 
 def _folder(config: TextSettings, key: list[Any]) -> Path:

@@ -103,6 +103,17 @@ class TextSettings(Settings):
     columns: tuple[str, ...] | None = Field(
         None, description="columns only: anchor, positive and any negatives. Default: usual names"
     )
+    label: str | None = Field(
+        None, description="columns only: column that says whether, or how much, anchor and positive belong together"
+    )
+    label_use: Literal["filter", "target"] = Field(
+        "filter", description="train pairs with a high enough label only, or weight each pair by its label"
+    )
+    label_from: float | str | None = Field(
+        None,
+        description="filter: least label of a pair, or its name, such as 'entailment'. target: label of weight 1. "
+        "Default: 1 of the labels 0 and 1, and the highest label",
+    )
     no_duplicates: bool = Field(True, description="columns only: no text occurs in two rows of a batch")
     window: int = Field(1, ge=1, description="sentences on each side that are positives")
     self_logit: Literal["zero", "drop"] = Field(
@@ -190,6 +201,7 @@ class TextSettings(Settings):
         for key, other, value in (
             ("columns", "pairs", "columns"),
             ("no_duplicates", "pairs", "columns"),
+            ("label", "pairs", "columns"),
             ("window", "pairs", "window"),
             ("self_logit", "pairs", "window"),
             ("block_size", "pairs", "blocks"),
@@ -230,6 +242,10 @@ class TextSettings(Settings):
                     check_columns(self.columns)
                 except ConfigError as error:
                     problems.append(str(error))
+            if self.label is None and (self.label_use != "filter" or self.label_from is not None):
+                problems.append("label_use and label_from need label, the column of labels")
+            if self.label_use == "target" and isinstance(self.label_from, str):
+                problems.append("label_from must be a number with label_use 'target'")
             for key in ("unit", "column", "classifiers", "losses", "development"):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     problems.append(f"{key} has no effect with pairs 'columns', whose rows are no documents")

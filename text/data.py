@@ -15,6 +15,7 @@ from dipole.core.utils.text import counted
 from dipole.text.cache import corpus_folder, file_stamps, reading_progress, table_folder
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, read_pieces
+from dipole.text.pair_labels import PairLabel
 from dipole.text.pair_table import PairTable, read_pairs
 from dipole.text.sentences import Cut, Sentences, encode_pieces
 from dipole.text.vocabulary import Tokens
@@ -150,12 +151,16 @@ class TableData(Data):
 
     def info(self) -> dict[str, Any]:
         table = self.table
+        filtered = {}
+        if self.config.label is not None:
+            filtered = {"rows_without_the_label": table.filtered}
         return {
             "fingerprint": f"{table.fingerprint}-{super().info()['fingerprint']}",
             "sizes": {"texts": len(table.texts)},
             "columns": list(table.columns),
             "incomplete_rows": table.incomplete,
             "rows_with_fewer_negatives": table.fewer,
+            **filtered,
         }
 
 
@@ -178,6 +183,7 @@ def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank
             encoding=config.encoding,
             limit=config.limit,
             folder=table_folder(config),
+            label=PairLabel(config.label, config.label_use, config.label_from),
             **options,
         )
     return TableData(config, *_encode(config, tokens, _texts_of(table), rank, texts_hash=table.texts_hash), table)

@@ -18,6 +18,7 @@ from dipole.core.utils.rows import Located, located_rows
 from dipole.core.utils.text import counted
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.config import check_columns
+from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns
 from dipole.text.splitting import READER
 
 # Usual names: anchor, positive, and names of negatives, which can have a number (negative_3).
@@ -36,7 +37,7 @@ USUAL = (
 )
 TELL_AFTER = 1 << 20  # characters
 ARRAYS = ("anchor", "positive", "negatives")
-TEXTS = "texts.arrow"
+TEXTS, WEIGHTS = "texts.arrow", "weights.npy"
 TOGETHER = 10_000  # texts that are hashed together
 
 
@@ -47,6 +48,7 @@ class Counts(TypedDict):
     read: int
     incomplete: int
     fewer: int
+    filtered: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class PairTable:
         texts: the distinct texts, in the order of their first occurrence.
         anchor, positive: (n,) numbers of texts. negatives: (n, m) the same, filled with -1 on the right.
         read, incomplete, fewer: rows that were read, skipped without anchor or positive, and used without a negative.
+        filtered: rows that were left out because of their label.
+        weights: (n,) of the rows, by their label. None: all are alike.
         known: values that were computed when the files were written.
     """
 
@@ -68,7 +72,9 @@ class PairTable:
     read: int = 0
     incomplete: int = 0
     fewer: int = 0
+    filtered: int = 0
     known: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.anchor)
@@ -77,7 +83,8 @@ class PairTable:
     def fingerprint(self) -> str:
         """Content hash of the numbers. The texts have their own."""
         if "fingerprint" not in self.known:
-            self.known["fingerprint"] = hash_of(self.anchor, self.positive, self.negatives)
+            weights = [self.weights] if self.weights is not None else []
+            self.known["fingerprint"] = hash_of(self.anchor, self.positive, self.negatives, *weights)
         return self.known["fingerprint"]
 
     @property
@@ -112,8 +119,9 @@ class PairWriter:
     Equal texts are found by digests (128 bits of SHA-256): 16 bytes of memory for each text that is added.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
-        self._file = file
+    def __init__(self, file: Path | None = None, label: PairLabel = ALL_ROWS) -> None:
+        self._file, self._label = file, label
+        self.weights = array("d")
         self._digests = bytearray()
         self._count = 0
         self._pairs = array("q")  # places of anchor and positive of each pair among the added texts
@@ -126,8 +134,9 @@ class PairWriter:
             features = datasets.Features({"text": datasets.Value("string")})
             self._writer = datasets.arrow_writer.ArrowWriter(features=features, path=str(file))
 
-    def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str]) -> None:
-        """Add a pair for each positive, all with the same anchor and negatives."""
+    def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str], weight: float = 1) -> None:
+        """Add a pair for each positive, all with the same anchor, negatives and weight."""
+        self.weights.extend([weight] * len(positives))
         texts = [anchor, *positives, *negatives]
         for text in texts:
             self._digests += hashlib.sha256(text.encode()).digest()[:16]
@@ -145,7 +154,8 @@ class PairWriter:
     def table(self, **counts: Unpack[Counts]) -> PairTable:
         """Return the table in memory."""
         numbers, is_first = _numbered(self._digests)
-        return PairTable(list(compress(self._texts, is_first)), *self._arrays(numbers), **counts)
+        texts = list(compress(self._texts, is_first))
+        return PairTable(texts, *self._arrays(numbers), **counts, weights=self._label.scaled(self.weights))
 
     def write(self, folder: Path) -> None:
         """Write the distinct texts and the numbers."""
@@ -158,6 +168,10 @@ class PairWriter:
         for name, values in zip(ARRAYS, self._arrays(numbers), strict=True):
             with atomic_file(folder / f"{name}.npy") as file:
                 np.save(file, values)
+        weights = self._label.scaled(self.weights)
+        if weights is not None:
+            with atomic_file(folder / WEIGHTS) as file:
+                np.save(file, weights)
 
     def _arrays(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return anchor (n,), positive (n,) and negatives (n, m)."""
@@ -182,16 +196,19 @@ def _numbered(data: bytearray) -> tuple[np.ndarray, np.ndarray]:
     return (np.cumsum(is_first) - 1)[first], is_first
 
 
-def write_table(folder: Path, fill: Callable[[PairWriter], Counts]) -> None:
+def write_table(folder: Path, fill: Callable[[PairWriter], Counts], label: PairLabel = ALL_ROWS) -> None:
     """Write the files of a table. `fill` adds its rows."""
     remove_scratch(folder)  # of a killed process
     with scratch(folder / TEXTS) as temporary:
-        writer = PairWriter(temporary)
+        writer = PairWriter(temporary, label)
         counts = fill(writer)
         writer.write(folder)
     table = _opened(folder, counts, {})
     known = {"fingerprint": table.fingerprint, "texts_hash": table.texts_hash}
-    write_index(folder, {"counts": counts, "known": known}, [TEXTS, *(f"{name}.npy" for name in ARRAYS)])
+    files = [TEXTS, *(f"{name}.npy" for name in ARRAYS)]
+    if table.weights is not None:
+        files.append(WEIGHTS)
+    write_index(folder, {"counts": counts, "known": known}, files)
 
 
 def load_table(folder: Path) -> PairTable | None:
@@ -207,7 +224,10 @@ def _opened(folder: Path, counts: Counts, known: dict[str, str]) -> PairTable:
     # Slices of plain arrays are made several times as fast as slices of memory maps.
     anchor, positive, negatives = (np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS)
     counts = {**counts, "columns": tuple(counts["columns"])}
-    return PairTable(texts, anchor, positive, negatives, **counts, known=dict(known))
+    weights = None
+    if (folder / WEIGHTS).is_file():
+        weights = np.load(folder / WEIGHTS)
+    return PairTable(texts, anchor, positive, negatives, **counts, known=dict(known), weights=weights)
 
 
 def read_pairs(
@@ -218,6 +238,7 @@ def read_pairs(
     encoding: str = "utf-8",
     limit: int | None = None,
     folder: Path | None = None,
+    label: PairLabel = ALL_ROWS,
     tell: Told | None = None,
     unchanged: Callable[[], bool] = lambda: True,
 ) -> PairTable:
@@ -231,6 +252,7 @@ def read_pairs(
         source: see `rows.located_rows`.
         columns: anchor, positive and any negatives. None: the usual names (`USUAL`).
         folder: caches the table as memory-mapped files. None: stay in memory.
+        label: which rows are pairs. Without it, a column with a usual name for labels must hold one value.
         unchanged: returns False if the source has changed since the folder was named.
 
     Raises:
@@ -241,16 +263,16 @@ def read_pairs(
 
     def read(writer: PairWriter) -> Counts:
         rows = located_rows(source, split, encoding, READER)
-        counts = _read(writer, islice(rows, limit), source, columns, tell)
+        counts = _read(writer, islice(rows, limit), source, columns, label, tell)
         if not unchanged():
             raise DataError(f"{source} was changed while it was read. Nothing is cached; start again later.")
         return counts
 
     if folder is None:
-        writer = PairWriter()
+        writer = PairWriter(label=label)
         table = writer.table(**read(writer))
     else:
-        table = load_or_build(folder, load_table, partial(write_table, fill=read))
+        table = load_or_build(folder, load_table, partial(write_table, fill=read, label=label))
     if table.incomplete or table.fewer:
         anchor, positive, *_ = table.columns
         notes = []
@@ -263,18 +285,37 @@ def read_pairs(
 
 
 def _read(
-    writer: PairWriter, rows: Iterable[Located], source: str, columns: Sequence[str] | None, tell: Told | None
+    writer: PairWriter,
+    rows: Iterable[Located],
+    source: str,
+    columns: Sequence[str] | None,
+    label: PairLabel,
+    tell: Told | None,
 ) -> Counts:
     """Add complete rows to a table, and return what `PairTable` tells of the others."""
     names: tuple[str, ...] = ()
-    incomplete = fewer = read = characters = 0
+    incomplete = fewer = read = characters = filtered = 0
+    unused: UnusedColumns | None = None
     for where, row in rows:
         read += 1
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}")
         if not names:
             names = tuple(columns or _usual(row, where))
-            _check_present(names, row, where)
+            _check_present([*names, *label.columns], row, where)
+            if columns is None:
+                unused = UnusedColumns(row, [*names, *label.columns])
+                if unused.names:
+                    listed = ", ".join(map(repr, unused.names))
+                    warnings.warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
+        if unused is not None and label.column is None:
+            unused.check(row, where)
+        weight: float | None = 1
+        if label.column is not None:
+            weight = label.weight(row.get(label.column), where)
+        if weight is None:
+            filtered += 1
+            continue
         anchor, positives, *negatives = (_texts(row.get(name), name, where) for name in names)
         if len(anchor) > 1:
             raise DataError(f"{where}: the anchor {names[0]!r} holds {len(anchor)} texts; it must be one")
@@ -283,19 +324,21 @@ def _read(
             continue
         fewer += not all(negatives)
         hard = list(chain.from_iterable(negatives))
-        writer.add(anchor[0], positives, hard)
+        writer.add(anchor[0], positives, hard, weight)
         characters += sum(map(len, [*anchor, *positives, *hard]))
         if tell is not None and characters >= TELL_AFTER:
             tell(characters, read)
             characters = 0
     if not names:
         raise DataError(f"{source} holds no row")
-    if incomplete == read:
+    if filtered == read:
+        raise DataError(f"{source}: none of {counted(read, 'row')} has a label of a pair in {label.column!r}.")
+    if incomplete + filtered == read:
         raise DataError(
             f"{source}: none of {counted(incomplete, 'row')} has both {names[0]!r} and {names[1]!r}. Set text.columns "
             f"= [anchor, positive, negatives ...]."
         )
-    return {"columns": names, "read": read, "incomplete": incomplete, "fewer": fewer}
+    return {"columns": names, "read": read, "incomplete": incomplete, "fewer": fewer, "filtered": filtered}
 
 
 def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:

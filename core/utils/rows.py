@@ -22,6 +22,9 @@ CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ROWS = (*JSON, *CSV, *PARQUET)
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
 DIVIDERS = ",;\t|"
+LOOKED_AT = 1 << 16  # characters of a JSON file that are read together
+LONGEST_HEADER = 1 << 16  # bytes
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
 NAME = re.compile(r'"?\w[\w -]{0,39}"?')
 Located = tuple[str, Any]
 """The location of a row ("pairs.jsonl, line 3") and its value."""
@@ -73,10 +76,10 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
     for file in row_files(path):
         if _ends(file, PARQUET):
             yield from _numbered(parquet_rows(file, asker), str(file))
-        elif _ends(file, CSV):
-            yield from csv_rows(file, encoding, asker)
-        else:
+        elif _ends(file, JSON):
             yield from json_rows(file)
+        else:
+            yield from csv_rows(file, encoding, asker)
 
 
 def row_files(path: Path) -> list[Path]:
@@ -88,12 +91,23 @@ def row_files(path: Path) -> list[Path]:
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
     files = [p for p in (path, *sorted(path.rglob("*"))) if _ends(p, ROWS) and p.is_file()]
+    if not files and _has_tabs(path):
+        return [path]
     if not files:
         what = f"{path} is none of them"
         if path.is_dir():
             what = f"the folder {path} holds no such file"
         raise DataError(f"rows are read from {', '.join(ROWS)}, and {what}.")
     return files
+
+
+def _has_tabs(path: Path) -> bool:
+    """Return whether a file is text whose first line has tabs, such as MRPC's .txt files."""
+    if not (_ends(path, (".txt", ".text", ".tab")) and path.is_file()):
+        return False
+    with path.open("rb") as file:
+        first = file.readline(LONGEST_HEADER)
+    return b"\t" in first and b"\0" not in first
 
 
 def is_saved(folder: Path) -> bool:
@@ -117,7 +131,7 @@ def _opened(file: Path, encoding: str) -> IO[str]:
 
 
 def json_rows(file: Path) -> Iterator[Located]:
-    """Yield the JSON value of each line, without empty lines.
+    """Yield the JSON value of each line, without empty lines, or the items of a file that is one array.
 
     Raises:
         DataError: a line is not JSON or not UTF-8, or the file is cut short.
@@ -125,6 +139,9 @@ def json_rows(file: Path) -> Iterator[Located]:
     number = 0
     try:
         with _opened(file, "utf-8-sig") as lines:
+            if _is_array(lines):
+                yield from _array_items(file, lines)
+                return
             for line in lines:
                 number += 1
                 if line.strip():
@@ -132,8 +149,13 @@ def json_rows(file: Path) -> Iterator[Located]:
                     if "\\ud" in line.lower():
                         json.dumps(row, ensure_ascii=False).encode()
                     yield f"{file}, line {number}", row
+    except DataError:
+        raise
     except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {number}: not JSON ({error.msg})") from None
+        raise DataError(
+            f"{file}, line {number}: not JSON ({error.msg}). Put one JSON value on each line, or make the file one "
+            f"array, [{{...}}, {{...}}]."
+        ) from None
     except RecursionError:
         raise DataError(f"{file}, line {number}: nested too deeply") from None
     except UnicodeEncodeError:
@@ -146,6 +168,51 @@ def json_rows(file: Path) -> Iterator[Located]:
         raise DataError(f"{file}, after line {number}: {error}") from None
 
 
+def _is_array(lines: IO[str]) -> bool:
+    """Return whether a file is one array of objects, rather than lines that may be arrays. Stay at its start."""
+    start = lines.read(LOOKED_AT).lstrip()
+    lines.seek(0)
+    if not start.startswith("["):
+        return False
+    first, ended, rest = start.partition("\n")
+    if not ended and len(start) >= LOOKED_AT // 2:
+        return start[1:].lstrip().startswith("{")
+    try:
+        value = json.loads(first)
+    except ValueError:
+        return True
+    return not rest.strip() and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _array_items(file: Path, lines: IO[str]) -> Iterator[Located]:
+    """Yield the items of one JSON array without holding all of it in memory."""
+    decoder, text, number = json.JSONDecoder(), lines.read(LOOKED_AT).lstrip()[1:], 0
+    while True:
+        text = text.lstrip()
+        if text.startswith("]"):
+            if text[1:].strip() or lines.read(1).strip():
+                raise DataError(f"{file}: more text follows the array. A file is one array, or one value on each line.")
+            return
+        try:
+            row, end = decoder.raw_decode(text)
+            following = text[end:].lstrip()
+            if not following:
+                raise json.JSONDecodeError("the array does not end", text, end)
+        except json.JSONDecodeError as error:
+            more = lines.read(max(LOOKED_AT, len(text)))
+            if not more:
+                raise DataError(f"{file}, item {number + 1} of the array: not JSON ({error.msg})") from None
+            text += more
+            continue
+        if following[:1] not in (",", "]"):
+            raise DataError(f"{file}, item {number + 1} of the array: no comma behind it")
+        number += 1
+        if "\\ud" in text[:end].lower():
+            json.dumps(row, ensure_ascii=False).encode()
+        yield f"{file}, item {number}", row
+        text = following.removeprefix(",")
+
+
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     """Yield the rows of a CSV or TSV file with a header, as dictionaries of strings.
 
@@ -153,12 +220,15 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
             encoding.
     """
-    delimiter = ",\t"[_ends(file, (".tsv", ".tsv.gz"))]
+    delimiter = "\t,"[_ends(file, (".csv", ".csv.gz"))]
     csv.field_size_limit(LONGEST_CELL)
     begins = 1
     try:
         with _opened(file, {"utf-8": "utf-8-sig"}.get(encoding, encoding)) as lines:
-            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+            quoting: Any = csv.QUOTE_MINIMAL
+            if delimiter == "\t" and _has_plain_quotes(lines):
+                quoting = csv.QUOTE_NONE
+            reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{file}, line 1: no header; the first line must name the columns")
@@ -190,6 +260,24 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {begins - 1}: {error}") from None
+
+
+def _has_plain_quotes(lines: IO[str]) -> bool:
+    """Return whether quotation marks of a file with tabs are plain characters. Stay at its start.
+
+    They are if each line has the cells of the header, and a quotation mark begins a cell that is not properly quoted.
+    """
+    count = None
+    is_plain = False
+    for line in lines:
+        cells = line.rstrip("\r\n").split("\t")
+        count = count or len(cells)
+        if len(cells) != count and '"' in line:
+            lines.seek(0)
+            return False
+        is_plain = is_plain or any(cell[:1] == '"' and not QUOTED.fullmatch(cell) for cell in cells)
+    lines.seek(0)
+    return is_plain
 
 
 def _check_divided(header: list[str], by: str, file: Path) -> None:

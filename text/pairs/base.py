@@ -1,7 +1,7 @@
 """The interface of a kind of pairs: which rows a batch holds, and who is whose positive."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,6 +29,7 @@ class Partners:
     place: Tensor  # (k,) long, of each negative among B times `most`
     most: int  # negatives of a row of the global batch
     absent: Tensor | None  # (E,) long, places c B + b of the global batch without a negative, or None
+    weights: Tensor | None = None  # (B,) of the pairs, from their labels
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,11 @@ class PairKind(ABC):
         setting: what batches are drawn from.
         available: rows, or blocks times their size, that an epoch can use.
         steps_per_epoch: batches of an epoch.
+        notes: warnings for the user.
     """
 
     name: ClassVar[str]
+    notes: Sequence[str] = ()
     setting: Setting
     available: int
     steps_per_epoch: int

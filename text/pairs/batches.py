@@ -1,7 +1,7 @@
 """Batches of a pair table in which no text is a negative of itself."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -74,6 +74,19 @@ class PairBatches:
                     f"would be a negative of itself ({table.texts[text][:60]!r} stands in {counted(most, 'row')}). "
                     f"Lower train.batch_size, or set text.no_duplicates = false."
                 )
+
+    def notes(self) -> Sequence[str]:
+        """Return a warning if rows are left out because they share texts, beyond an incomplete last batch."""
+        left_out = len(self._rows) - self.count * self._size
+        if left_out < self._size:
+            return []
+        text, most = self._most_frequent()
+        rows = counted(len(self._rows), "row")
+        return [
+            f"text.no_duplicates leaves out {left_out} of {rows} in each epoch, because they share texts with others "
+            f"({self._table.texts[text][:60]!r} stands in {counted(most, 'row')}). Lower train.batch_size, remove "
+            f"duplicates, or set text.no_duplicates = false"
+        ]
 
     def epoch(self, number: int) -> np.ndarray:
         """(count, size) row numbers of the table, batch after batch."""

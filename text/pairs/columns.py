@@ -34,6 +34,7 @@ class Columns(PairKind):
                 no_duplicates=setting.config.no_duplicates,
             )
             self.steps_per_epoch = self.batches.count
+            self.notes = self.batches.notes()
 
     def rows_of(self, epoch: int) -> Callable[[int], np.ndarray]:
         return self.batches.epoch(epoch).__getitem__
@@ -65,7 +66,13 @@ class Columns(PairKind):
             setting.send(np.flatnonzero(hard >= 0)),
             most,
             absent,
+            self._weights(own),
         )
+
+    def _weights(self, rows: np.ndarray) -> Tensor | None:
+        if self.table.weights is None:
+            return None
+        return self.setting.send(self.table.weights[rows].astype(np.float32))
 
     def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners
@@ -79,6 +86,8 @@ class Columns(PairKind):
         rows = {"anchor": anchor, "positive": positive, "index": batch.index}
         if negatives:
             rows["negatives"] = torch.stack(negatives, 1)
+        if partners.weights is not None:
+            rows["weights"] = partners.weights
         return EncodedBatch(rows, partial(columns, absent=partners.absent))
 
     @staticmethod
@@ -103,5 +112,10 @@ def columns(rows: dict[str, Tensor], absent: Tensor | None) -> Pairs:
     if absent is not None:
         absent = absent.expand(len(rows["anchor"]), -1)
     return Pairs.from_columns(
-        rows["anchor"], rows["positive"], rows.get("negatives"), index=rows["index"], ignored=absent
+        rows["anchor"],
+        rows["positive"],
+        rows.get("negatives"),
+        index=rows["index"],
+        ignored=absent,
+        weights=rows.get("weights"),
     )

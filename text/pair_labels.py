@@ -1,0 +1,110 @@
+"""Labels of a pair table: which rows are pairs, how much they weigh, and labels that would be ignored."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dipole.core.utils.errors import DataError
+
+# Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs.
+USUAL = frozenset({
+    "label", "labels", "gold_label", "is_duplicate", "is_paraphrase", "paraphrase", "quality", "score", "scores",
+    "similarity", "similarity_score", "relatedness", "relatedness_score", "entailment", "entailment_label",
+    "entailment_judgment", "judgment", "target",
+})  # fmt: skip
+WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+
+
+@dataclass(frozen=True)
+class PairLabel:
+    """How a column of labels is used.
+
+    Args:
+        column: its name. None: there is no such column.
+        use: "filter": keep the rows whose label is high enough, or has a name. "target": weight rows by their label.
+        start: filter: the least label, or a name. target: the label of weight 1. None: 1 of 0 and 1; the highest label.
+    """
+
+    column: str | None = None
+    use: Literal["filter", "target"] = "filter"
+    start: float | str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the column, if there is one, in a list."""
+        return [name for name in (self.column,) if name is not None]
+
+    def weight(self, cell: Any, where: str) -> float | None:
+        """Return the weight of a row, or None if the row is left out."""
+        if cell is None or (isinstance(cell, str) and not cell.strip()):
+            return None
+        if isinstance(self.start, str):
+            return _weight_of(str(cell).strip().lower() == self.start.strip().lower())
+        value = self._number(cell, where)
+        if self.use == "target":
+            if value < 0:
+                raise DataError(f"{where}: the label {value:g} is negative, and weights are not.")
+            return value
+        if self.start is None and value not in (0, 1):
+            raise DataError(
+                f"{where}: the column {self.column!r} holds {value:g}, and only 0 and 1 say which rows are pairs. Set "
+                f"text.label_from to the least label of a pair, or text.label_use = 'target'."
+            )
+        least = 1.0
+        if self.start is not None:
+            least = self.start
+        return _weight_of(value >= least)
+
+    def _number(self, cell: Any, where: str) -> float:
+        text = str(cell).strip().lower()
+        try:
+            value = float(WORDS.get(text, text))
+        except ValueError:
+            value = np.nan
+        if not np.isfinite(value):
+            raise DataError(
+                f"{where}: the label {str(cell)[:40]!r} is no number. Set text.label_from to the label of a pair, such "
+                f"as 'entailment'."
+            )
+        return value
+
+    def scaled(self, weights: Iterable[float]) -> np.ndarray | None:
+        """Return the weights of all rows, (n,) float32 between 0 and 1. None if all rows have one weight."""
+        if self.use == "filter" or self.column is None:
+            return None
+        found = np.array(weights, np.float64)
+        top = self.start or found.max(initial=0)
+        if not top:
+            raise DataError(f"all labels in the column {self.column!r} are 0, so no row would be trained.")
+        return (found / float(top)).clip(max=1).astype(np.float32)
+
+
+ALL_ROWS = PairLabel()
+"""There are no labels."""
+
+
+def _weight_of(is_pair: bool) -> float | None:
+    if is_pair:
+        return 1.0
+    return None
+
+
+class UnusedColumns:
+    """Columns that were found by their usual names leave others unused. Labels among them must not vary."""
+
+    def __init__(self, row: dict[str, Any], used: Iterable[str]) -> None:
+        self.names = [str(name) for name in row if name not in used]
+        self.labels = {name: str(row[name]) for name in row if str(name).lower() in USUAL and name not in used}
+
+    def check(self, row: dict[str, Any], where: str) -> None:
+        """Raise DataError if a label differs from that of the first row."""
+        for name, first in self.labels.items():
+            if str(row.get(name)) != first:
+                raise DataError(
+                    f"{where}: the column {name!r} seems to say which rows belong together: it holds {first[:40]!r} "
+                    f"and {str(row.get(name))[:40]!r}. Set text.label = {name!r} to train rows of label 1, where "
+                    f"text.label_from sets another label and text.label_use = 'target' weights rows. Or set "
+                    f"text.columns to train every row as a pair."
+                )
