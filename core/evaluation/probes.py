@@ -60,7 +60,11 @@ class ProbeResult:
         return self.classes[self.scores.argmax(1)]
 
     def top(self, rank: int) -> float:
-        """Return the share of test points whose class is among the `rank` best."""
+        """Return the share of test points whose class is among the best ones.
+
+        Args:
+            rank: how many classes count as best.
+        """
         return (self.ranks <= rank).double().mean().item()
 
     def average(self, ways: int) -> float:
@@ -68,6 +72,9 @@ class ProbeResult:
 
         A point of a class of rank r is right in a task with it if the k - 1 others come from the C - r behind it:
             avg-k = mean_x binom(C - r(x), k - 1) / binom(C - 1, k - 1)
+
+        Args:
+            ways: number k of classes of a task.
 
         Raises:
             OptionError: `ways` is below 2 or above the number of classes.
@@ -81,7 +88,11 @@ class ProbeResult:
         return share.mean().item()
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """Return `prefix/accuracy`, `prefix/top5` and `prefix/std`, without those that are None."""
+        """Return `prefix/accuracy`, `prefix/top5` and `prefix/std`, without those that are None.
+
+        Args:
+            prefix: name of the probe.
+        """
         values = {"accuracy": self.accuracy, "top5": self.top5, "std": self.std}
         return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
@@ -273,6 +284,19 @@ def few_shot_probe(
     """Return the mean accuracy of the convex linear probe on a few labelled points per class, over seeded draws.
 
     Features are standardised by the complete training part, without labels. A class with fewer points uses all of them.
+
+    Args:
+        train_x: features, (n, d).
+        train_y: class of each, (n,).
+        test_x: features to classify, (m, d).
+        test_y: class of each, (m,).
+        labels_per_class: labelled points drawn from each class.
+        draws: how many times points are drawn.
+        seed: of the draws.
+        l2: weight of ||W||^2 / 2 in the loss. None takes 1 / n.
+
+    Raises:
+        DataError: labels are missing, there is one class only, or features are not finite.
     """
     split = _standardize(_split(train_x, train_y, test_x, test_y))
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import RowEntry
+from dipole.benchmarks.report import charts
+from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.document import Report, Section, make_report
+from dipole.benchmarks.report.drawing import light, to_svg, with_colours
 from dipole.benchmarks.report.html import to_html
+from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
-from dipole.benchmarks.report.table import Cell, plain, to_markdown
+from dipole.benchmarks.report.table import Cell, ReportTable, plain, to_markdown
 from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.results_file import SHIPPED
 from dipole.core.utils.text import counted
@@ -21,7 +25,16 @@ from dipole.core.utils.text import counted
 PAGE = "report.html"
 SHOWN = ("-ranking", "-results", "-claims")
 """Tables of a suite on the page. The others are in the report only."""
+COLUMN = re.compile(r"(?<!\\)\|")
 TERM = re.compile(r"(?:^|[+*])\s*([A-Za-z_][\w-]*)")
+
+
+MOST = 6
+"""Columns of a table on a page. Wider tables become several, each with the first column."""
+DRAWN = 2
+"""Pictures of a suite on its page."""
+HOME = ("controlled-small", "cross-domain-small")
+"""Suites for the figure of the home page. The first with results is shown."""
 
 
 def ranking(suite: str) -> str:
@@ -32,7 +45,22 @@ def ranking(suite: str) -> str:
     """
     section = next(each for each in report().sections if each.id == suite)
     shown = [found for found in section.tables if found.name.endswith(SHOWN[:2])]
-    return "\n\n".join(re.sub(r"^### .*", "", to_markdown(found), flags=re.MULTILINE).strip() for found in shown)
+    return "\n\n".join(part for found in shown for part in (plain(found.note), *narrow(found)))
+
+
+def narrow(table: ReportTable) -> list[str]:
+    """Return a table as Markdown tables of at most MOST columns. Each has the first column."""
+    lines = [line for line in to_markdown(table).splitlines() if line.startswith("|")]
+    return split(lines)
+
+
+def split(lines: Sequence[str]) -> list[str]:
+    """Divide the lines of a Markdown table into tables of at most MOST columns."""
+    rows = [COLUMN.split(line)[1:-1] for line in lines]
+    others = len(rows[0]) - 1
+    size = -(-others // -(-others // (MOST - 1)))
+    parts = [[0, *range(start, min(start + size, others + 1))] for start in range(1, others + 1, size)]
+    return ["\n".join(f"|{'|'.join(row[i] for i in part)}|" for row in rows) for part in parts]
 
 
 def terms(objective: str) -> set[str]:
@@ -67,29 +95,61 @@ def in_short() -> str:
 def overview() -> str:
     """Return the verdicts on the papers' claims, one line per suite, and a link to the report as Markdown."""
     found = next(section for section in report().sections if section.id == "overview")
-    shown = {section.id for section in _shown()}
+    shown = {section.id for section in pages()}
     parts = [report().summary, f"[The report](../{PAGE}), with every number, chart, run and command, is one file."]
     for each in reversed(found.tables):
-        rows = [tuple(_linked(cell, shown) for cell in row) for row in each.rows]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (each.head, ("---",) * len(each.head), *rows)]
-        parts += [f"## {each.title}", each.note, "\n".join(lines)]
+        rows = [[_linked(cell, shown) for cell in row] for row in each.rows]
+        lines = [f"| {' | '.join(cells)} |" for cells in (each.head, ["---"] * len(each.head), *rows)]
+        parts += [f"## {each.title}", each.note, *split(lines)]
     return "\n\n".join(parts)
 
 
-def sections() -> str:
-    """Return findings, tables and claims of each suite as Markdown."""
-    parts = []
-    for section in _shown():
-        parts += [f"### {section.title} {{ #{section.id} }}", section.subtitle + ".", " ".join(section.findings)]
-        parts += [f"- {note}" for note in section.notes]
-        tables = [found for found in section.tables if found.name.endswith(SHOWN)]
-        # Not as headings: the contents of the page are its suites.
-        parts += [re.sub(r"^#+ (.*)", r"**\1**", to_markdown(found), flags=re.MULTILINE) for found in tables]
-    return "\n\n".join(parts)
+def suite_files(section: Section) -> Iterator[tuple[str, str | bytes]]:
+    """Return names and contents of a suite's page and its pictures."""
+    parts = [f"# {section.title}", section.subtitle + ".", " ".join(section.findings)]
+    parts.append("\n".join(f"- {note}" for note in section.notes))
+    drawn = [picture for kind in section.pictures.values() for picture in kind][:DRAWN]
+    for number, picture in enumerate(drawn):
+        name = f"{section.id}-{number}.svg"
+        yield name, svg(picture.chart)
+        parts += [f"![{plain(picture.chart.title)}]({name})", plain(picture.caption)]
+    for table in section.tables:
+        if table.name.endswith(SHOWN):
+            parts += [f"## {plain(table.title)}", plain(table.note), *narrow(table)]
+    parts.append(f"[The report](../../{PAGE}#{section.id}) has every run, chart and command of this suite.")
+    yield f"{section.id}.md", "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _shown() -> list[Section]:
-    """Return the sections with findings and a table."""
+def home() -> tuple[SuiteResults, Picture]:
+    """Return the suite of the home page, and its figure: the gain of each method over the baseline, with intervals."""
+    of = {each.manifest.name: each for each in suites()}
+    found = next(of[name] for name in HOME if name in of)
+    *_, gains = charts.ranking(found.manifest.title, found.ranks(), found.base or "")
+    return found, gains
+
+
+def home_sentence() -> str:
+    """Return what the figure of the home page means."""
+    found, _ = home()
+    ranks = [rank for rank in found.ranks() if rank.label != found.base and rank.gain is not None]
+    better, worse = sum(rank.better for rank in ranks), sum(rank.worse for rank in ranks)
+    tasks, count = len(found.columns), len(ranks) * len(found.columns)
+    result = f"No method beats `{found.base}`"
+    if better:
+        result = f"{counted(better, 'gain')} over `{found.base}`"
+    return (
+        f"{result}: of {count} comparisons with it ({counted(len(ranks), 'method')} on {counted(tasks, 'task')}), "
+        f"{better} are significantly better and {worse} significantly worse."
+    )
+
+
+def svg(chart: Chart) -> bytes:
+    """Return a chart as an SVG file on white."""
+    return with_colours(to_svg(chart.spec), light()).encode()
+
+
+def pages() -> list[Section]:
+    """Return the sections with findings and a table. Each has a page."""
     return [
         section
         for section in report().sections
@@ -98,9 +158,11 @@ def _shown() -> list[Section]:
 
 
 def _linked(cell: Cell, shown: Collection[str]) -> str:
-    """Link a cell to its suite on the page, or in the report."""
+    """Return a cell as Markdown, with a link to its suite's page or to the report."""
     text = f"{plain(cell.text)}<br>{plain(cell.sub)}" if cell.sub else plain(cell.text)
-    return f"[{text}]({'' if cell.link in shown else f'../{PAGE}'}#{cell.link})" if cell.link else text
+    if not cell.link:
+        return text
+    return f"[{text}](suites/{cell.link}.md)" if cell.link in shown else f"[{text}](../{PAGE}#{cell.link})"
 
 
 def of_objective(names: Collection[str]) -> str:
@@ -158,8 +220,8 @@ def _folded(suite: SuiteResults, rows: list[RowEntry]) -> str:
     found = results_table(suite)
     shown = {row.label for row in rows} | {row.base for row in rows}
     kept = [tuple(replace(cell, sub="") for cell in row) for row in found.rows if row[0].text in shown]
-    lines = [line for line in to_markdown(replace(found, note="", rows=kept)).splitlines() if line.startswith("|")]
+    parts = narrow(replace(found, note="", rows=kept))
     if suite.manifest.protocol:  # columns are named as the paper names them
-        lines = [f"Ours is another protocol than the paper's. {'; '.join(suite.protocol_notes)}.", "", *lines]
-    inside = "\n".join(f"    {line}" if line else "" for line in lines)
+        parts.insert(0, f"Ours is another protocol than the paper's. {'; '.join(suite.protocol_notes)}.")
+    inside = "\n".join(f"    {line}" if line else "" for line in "\n\n".join(parts).splitlines())
     return f'??? note "{suite.manifest.title} (`{suite.manifest.suite}`)"\n\n{inside}'

@@ -55,7 +55,7 @@ def text() -> str:
     tasks = [task for task in next(iter(runs.values())) if task != "seconds"]
     of = {method: [run for name, run in runs.items() if name.rpartition("/")[0] == method] for method in methods}
     rows = [[method, *(spread([run[task] for run in of[method]]) for task in tasks)] for method in methods]
-    return table(["method", *tasks], rows)
+    return "\n\n".join(committed.split(table(["method", *tasks], rows).splitlines()))
 
 
 def agents() -> str:
@@ -111,7 +111,10 @@ def polarization() -> str:
     from dipole.benchmarks.studies import polarization as study
 
     found, _ = study.kept(RESULTS / "polarization.json")
-    return "\n\n".join(f"### {study.TITLES[domain]}\n\n{study.table(found, domain)}" for domain in found)
+    parts = []
+    for domain in found:
+        parts += [f"### {study.TITLES[domain]}", *committed.split(study.table(found, domain).strip().splitlines())]
+    return "\n\n".join(parts)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -119,7 +122,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "text": text,
     "agents": agents,
     "overview": committed.overview,
-    "suites": committed.sections,
     "polarization": polarization,
     "cross_domain": lambda: committed.ranking("cross-domain-small"),
 }

@@ -36,6 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     pages = {
         "tutorials/": ["tutorials/index.md", *(f"tutorials/{script.stem}.md" for script in tutorials.scripts())],
         "objectives/": ["objectives/index.md", *(f"objectives/{entry.name}.md" for entry in objectives.entries())],
+        "results/suites/": [f"results/suites/{section.id}.md" for section in committed.pages()],
         "reference/": [f"reference/{room}.md" for room in rooms()],
     }
     config.nav = _expanded(config.nav, pages)
@@ -65,6 +66,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     add("pictures/whole.svg", drawing.whole())
     add(committed.PAGE, committed.page())
+    add("pictures/home.svg", committed.svg(committed.home()[1].chart))
+    for section in committed.pages():
+        for name, content in committed.suite_files(section):
+            add(f"results/suites/{name}", content)
     for entry in objectives.entries():
         added = objectives.ADDED[entry.name]
         add(f"objectives/{entry.name}.md", objectives.page(entry))

@@ -14,6 +14,7 @@ A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence 
     SUITE: p                        range of p (Holm) of its comparisons
     SUITE: claim ID                 verdict on a claim of the paper, the comparison behind it, p (Holm, over its claims)
     SUITE: table                    its results: means, standard deviations, and the printed numbers
+    home: sentence                  what the figure of the home page means
     all: decided                    the same count over all committed results
     polarization DOMAIN: KEY        gain of a setting over InfoNCE, p (Holm, over the domain's settings)
     polarization DOMAIN: KEY - KEY  difference of two settings' gains, p of this test alone
@@ -41,7 +42,7 @@ import install
 
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.table import number, to_markdown
+from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.statistics import PairedTest, difference
 from dipole.benchmarks.studies import polarization
@@ -72,16 +73,16 @@ def value_of(place: str) -> str:
         return install.extras() if what == "extras" else install.block(*extras)
     if where == "all":
         return committed.in_short()
+    if where == "home":
+        return committed.home_sentence()
     if where.startswith("polarization "):
         return _polarization(where.removeprefix("polarization "), what)
     suite = _suite(where)
     if what == "decided":
         return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
     if what == "table":
-        rows = to_markdown(results_table(suite)).splitlines()
-        return (
-            "\n\n" + "\n".join(row for row in rows if row.startswith("|")).replace("\N{PLUS-MINUS SIGN}", "+-") + "\n\n"
-        )
+        shown = "\n\n".join(committed.narrow(results_table(suite)))
+        return f"\n\n{shown}\n\n".replace("\N{PLUS-MINUS SIGN}", "+-")
     if what == "p":
         found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
         return f"p {_p(min(found))} to {_p(max(found))}"

@@ -367,6 +367,6 @@ if SMALL and own:
 # epochs on one document can lower other tasks, so compare several tasks before and
 # after. One run is one seed. A comparison of two objectives needs several.
 #
-# [Trainers](../how-to/trainers.md) covers hard negatives, several processes and terms
+# [The page for users of sentence-transformers](../how-to/sentence-transformers.md) covers hard negatives, several processes and terms
 # with parameters. [Text](../background/text.md) describes SentEval's protocols and
 # compares our numbers with published ones.

@@ -4,11 +4,14 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dipole.core.objectives.registry import registry
+from tests.benchmarks.test_browser import BROWSER, DRIVER, MISSING, Chromium
 from tests.systems import links
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +62,80 @@ def test_search_and_pages_work_without_a_network(site: Path) -> None:
 
 def test_tutorials_can_be_taken_as_notebooks(site: Path) -> None:
     assert len(list((site / "tutorials").glob("*.ipynb"))) == 5
+
+
+def test_no_table_of_the_site_has_more_than_six_columns(site: Path) -> None:
+    """Signature tables of the reference are mkdocstrings' own."""
+    wide = {}
+    for path in site.rglob("*.html"):
+        if path.name != "report.html" and "reference" not in path.parts:
+            for head in re.findall(r"<thead>(.*?)</thead>", path.read_text(), re.DOTALL):
+                if (count := len(re.findall(r"<th[ >]", head))) > 6:
+                    wide[path.relative_to(site).as_posix()] = count
+    assert wide == {}
+
+
+def test_every_suite_has_a_page_and_none_is_too_long(site: Path) -> None:
+    overview = (site / "results" / "index.html").read_text()
+    pages = {path.stem for path in (site / "results" / "suites").glob("*.html")}
+    assert len(pages) > 40
+    assert pages == set(re.findall(r'href="suites/([\w-]+)\.html"', overview))
+
+
+# In a browser -------------------------------------------------------------------------------------------------------
+
+SCROLLING = """
+  const kinds = ['pre', 'pre > code', '.md-typeset__scrollwrap', '.md-typeset__table'];
+  const boxes = document.querySelectorAll(kinds.map(kind => `.md-content ${kind}`).join());
+  const wide = [...boxes].filter(box => box.offsetParent !== null && box.scrollWidth > box.clientWidth + 1
+    && box.clientWidth > 0).map(box => box.textContent.trim().slice(0, 60));
+  if (document.documentElement.scrollWidth > innerWidth) wide.push('page');
+  return [wide, document.body.getAttribute('data-md-color-scheme')];
+"""
+FOUND = """
+  const input = document.querySelector('.md-search__input');
+  if (input.value !== arguments[0]) {
+    document.querySelector('[data-md-toggle=search]').checked = true;
+    input.focus();
+    input.value = arguments[0];
+    for (const kind of ['keyup', 'input', 'change']) input.dispatchEvent(new Event(kind, { bubbles: true }));
+  }
+  return [...document.querySelectorAll('.md-search-result__item h1')].map(one => one.textContent);
+"""
+
+
+@pytest.fixture(scope="module", params=[(1400, 900), (390, 844)], ids=["wide", "narrow"])
+def chromium(request: pytest.FixtureRequest) -> Iterator[Chromium]:
+    if not (DRIVER and BROWSER):
+        pytest.skip(MISSING)
+    browser = Chromium(size=request.param)
+    yield browser
+    browser.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_code_or_table_of_a_guide_scrolls_sideways(site: Path, chromium: Chromium, scheme: str) -> None:
+    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    chromium.command("Emulation.setEmulatedMedia", wanted)
+    pages = [path for folder in ("start", "how-to", "tutorials") for path in sorted((site / folder).glob("*.html"))]
+    assert len(pages) > 30
+    wide = {}
+    for path in [site / "index.html", *pages]:
+        chromium.open(path.as_uri())
+        found, shown = chromium.run(SCROLLING)
+        assert shown == {"light": "default", "dark": "slate"}[scheme]
+        if found:
+            wide[path.name] = found
+    assert wide == {}
+
+
+@pytest.mark.parametrize(("word", "title"), [("install", "Install"), ("quickstart", "Quickstart: images")])
+def test_search_finds(site: Path, chromium: Chromium, word: str, title: str) -> None:
+    chromium.open((site / "index.html").as_uri())
+    deadline = time.monotonic() + 30
+    while title not in (found := chromium.run(FOUND, word)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
 
 
 @links

@@ -118,7 +118,7 @@ def test_a_run_without_such_tables_keeps_its_name():
 
 
 def test_the_page_for_users_of_solo_learn_is_a_configuration():
-    text = (Path(__file__).parents[2] / "docs" / "background" / "vision.md").read_text().split("## From solo-learn")[1]
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "solo-learn.md").read_text()
     config = resolve(tomllib.loads(text.split("```toml\n")[1].split("```")[0])).config
     assert config.settings.method == "byol"
     assert [view.solarize for view in config.settings.framework.augmentations(config.settings)] == [0.0, 0.2]

@@ -1,0 +1,144 @@
+"""Pages of `start` and `how-to`: code runs, commands and settings exist. On all pages code and tables fit."""
+
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from dipole.benchmarks.suite import read_suite
+from dipole.core.cli import app, main
+from dipole.core.cli.parser import command_parser
+from dipole.core.objectives.registry import registry
+from dipole.core.train.recipe import load, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+GUIDES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "templates" not in page.parts)
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+ELSEWHERE = {"how-to/own-losses.md"}  # tests/core/test_own_losses.py runs its blocks
+NEEDS = {
+    "start/agents.md": "stable_baselines3",
+    "start/sentences.md": "sentence_transformers",
+    "how-to/lightning.md": "lightning",
+    "how-to/sentence-transformers.md": "sentence_transformers",
+    "how-to/stable-baselines3.md": "stable_baselines3",
+    "how-to/transformers.md": "transformers",
+}
+SMALLER = {
+    "start/agents.md": [("learn(600", "learn(230"), ("learn(300", "learn(210"), ("episodes=2", "episodes=1")],
+    "start/images.md": [("range(20)", "range(1)")],
+    "how-to/stable-baselines3.md": [("learn(300", "learn(120")],
+    "how-to/embed.md": [('"train.epochs=1"', '"train.epochs=", "train.steps=2"')],
+    "how-to/sentence-transformers.md": [("max_steps=2", "max_steps=1")],
+}
+"""What the tests shorten."""
+RUN = {"start/sentences.md": ("train faq.toml", "embed", "export")}
+"""Commands that run. Of the others the words, recipes and settings are checked."""
+PLACEHOLDERS = {"RUN", "RECIPE", "my_domain-toy"}
+
+
+def name(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each block of code."""
+    return [(language, text) for _, language, text in BLOCK.findall(page.read_text(encoding="utf-8"))]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each line that calls dipole."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("dipole ")]
+
+
+def check_command(words: list[str]) -> None:
+    """The command and its options exist, and so do recipe and settings of a training."""
+    configure = app._find(words[0])
+    parser = command_parser(words[0], configure)
+    configure(parser)
+    given = parser.parse_args(words[1:])
+    if words[0] == "train" and not Path(given.recipe).suffix and given.recipe not in PLACEHOLDERS:
+        load(given.recipe, [each for each in words[1:] if "=" in each])
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if name(page) not in ELSEWHERE], ids=name)
+def test_the_code_of_a_guide_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if needed := NEEDS.get(name(page)):
+        pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["page"])
+    if name(page) == "how-to/sentence-transformers.md":
+        from tests.text.tiny_sentences import tiny_model
+
+        tiny_model(tmp_path / "written").save_pretrained("your-model")
+    namespace = {"__name__": "page"}
+    torch.manual_seed(0)
+    with registry.temporary():
+        for language, text in blocks(page):
+            if language == "python":
+                for old, new in SMALLER.get(name(page), ()):
+                    text = text.replace(old, new)
+                exec(compile(text, str(page), "exec"), namespace)
+            elif language == "bash":
+                for words in commands(text):
+                    if " ".join(words).startswith(RUN.get(name(page), ("-",))):
+                        assert main([*words]) == 0
+                    else:
+                        check_command(words)
+            elif language == "toml":
+                check_toml(text)
+
+
+def test_the_readme_leads_to_a_trained_embedded_and_exported_backbone(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("onnxscript")
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Train your own backbone")[1]
+    program = BLOCK.search(text)[3].replace("range(20)", "range(1)")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {"__name__": "page"}
+    exec(compile(program, "README.md", "exec"), namespace)
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession("backbone.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: namespace["images"][:10].numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), namespace["vectors"][:10], rtol=1e-3, atol=1e-4)
+    saved = torch.load("backbone.pt")
+    assert all(torch.equal(saved[name], value) for name, value in namespace["backbone"].state_dict().items())
+
+
+def check_toml(text: str) -> None:
+    """A recipe, a part of one, or a suite."""
+    read = tomllib.loads(text)
+    if "rows" in read:
+        Path("suite.toml").write_text(text, encoding="utf-8")
+        assert read_suite("suite.toml").rows
+    elif "domain" in read:
+        resolve(read)
+    else:
+        lines = [f"train.schedule.{key}={value}" for key, value in read.pop("train")["schedule"].items()]
+        assert not read
+        load("digits-simclr", ["objective=infonce + 0.1*dp", "train.schedule=", *lines])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_code_has_at_most_88_columns_and_tables_at_most_six(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    wide = [line for _, code in blocks(page) for line in code.splitlines() if len(line) > 88]
+    assert wide == []
+    outside = BLOCK.sub("", text)
+    heads = re.findall(r"^(\|.*\|)\n\|(?:\s*:?-+:?\s*\|)+$", outside, re.MULTILINE)
+    columns = {head: len(re.findall(r"(?<!\\)\|", head)) - 1 for head in heads}
+    assert {head: count for head, count in columns.items() if count > 6} == {}
+
+
+def test_a_guide_starts_with_its_code() -> None:
+    """The first block of a page that does one task comes before its first table and second heading."""
+    for page in (DOCS / "how-to").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if "```" in text and page.name not in ("own-losses.md", "choosing.md"):
+            assert text.index("```") < min(text.find(mark) % len(text) for mark in ("\n## ", "\n|")), page.name
