@@ -23,6 +23,9 @@ BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"how-to/own-losses.md"}  # tests/core/test_own_losses.py runs its blocks
 NEEDS = {
     "start/agents.md": "stable_baselines3",
+    "start/images.md": "dipole.vision.heads",
+    "how-to/images.md": "dipole.vision.heads",
+    "how-to/lightly.md": "dipole.vision.heads",
     "start/sentences.md": "sentence_transformers",
     "how-to/lightning.md": "lightning",
     "how-to/sentence-transformers.md": "sentence_transformers",
@@ -97,6 +100,7 @@ def test_the_code_of_a_guide_runs(page: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_the_readme_leads_to_a_trained_embedded_and_exported_backbone(tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("onnxscript")
+    pytest.importorskip("dipole.vision.heads")
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Train your own backbone")[1]
     program = BLOCK.search(text)[3].replace("range(20)", "range(1)")
     monkeypatch.chdir(tmp_path)

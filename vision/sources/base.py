@@ -31,7 +31,8 @@ class Decoding:
         streaming: read a set of `datasets` one image after another.
         length: number of images of a stream to use. None uses all.
         buffer: images of a stream that are shuffled at a time, >= 1.
-        image_column, label_column: columns of a table. None finds them.
+        image_column: column of a table. None finds it.
+        label_column: column of a table. None finds it.
     """
 
     size: int | None = None
