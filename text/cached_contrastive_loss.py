@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.options import check_whole
-from dipole.core.utils.errors import PairsError
+from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.microbatch import microbatched, own_forward, patched_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped
 
@@ -39,7 +39,7 @@ class CachedContrastiveLoss(ContrastiveLoss):
     Raises:
         OptionError: mini_batch_size, directions or partition_mode are none of these.
         SpecError: for a wrong text.
-        ConfigError: as `ContrastiveLoss`.
+        ConfigError: as `ContrastiveLoss`; from a call inside AdaptiveLayerLoss, which needs the complete batch.
         PairsError: as `ContrastiveLoss`; from a call, features that cannot be given some rows at a time
             (StaticEmbedding, flattened inputs, images of several sizes).
     """
@@ -70,6 +70,11 @@ class CachedContrastiveLoss(ContrastiveLoss):
 
     def _divided(self, model: Any) -> AbstractContextManager[None]:
         """Let the model compute some rows at a time, below the decorator of MatryoshkaLoss."""
+        if any(hasattr(part.__dict__.get("forward"), "set_layer_idx") for part in model.children()):
+            raise ConfigError(
+                "CachedContrastiveLoss does not work inside AdaptiveLayerLoss or Matryoshka2dLoss: they read every "
+                "layer of the complete batch. Use ContrastiveLoss there, or MatryoshkaLoss here."
+            )
         decorator = model.__dict__.get("forward")
         inner = getattr(decorator, "fn", None)
         if callable(inner):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.evaluate import Outcome
 from dipole.core.objectives.objective import Composite, Objective, entry_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
@@ -91,6 +92,7 @@ class ContrastiveLoss(nn.Module):
         _check_directions(directions, partition_mode)
         self.model = model
         self.objective = as_composite(objective)
+        self._noted: set[tuple[str, str]] = set()
         self.gather_across_devices = gather_across_devices
         self.directions = tuple(directions)
         self.partition_mode = partition_mode
@@ -115,7 +117,8 @@ class ContrastiveLoss(nn.Module):
 
         Args:
             sentence_features: of each column, what the model takes: tensors (B, ...) by name.
-            labels: (B,) class of each row, for objectives that need them. Floating-point labels are ignored.
+            labels: (B,) class of each row, for objectives that need them. Floating-point labels of two columns or more
+                are ignored. Of one column they are classes if they are whole numbers.
 
         Raises:
             PairsError: columns or labels that the objective cannot be evaluated on.
@@ -181,14 +184,32 @@ class ContrastiveLoss(nn.Module):
             ranks = nullcontext()
         try:
             with ranks:
-                loss: Tensor = self.objective(embedded).loss
+                outcome = self.objective(embedded)
         except PairsError as error:
-            if "needs labels" not in str(error) or labels is not None:
+            if "needs labels" not in str(error):
                 raise
+            if labels is not None:
+                raise PairsError(
+                    f"{self.objective} needs labels: class numbers, got {labels.dtype} of shape {tuple(labels.shape)}. "
+                    "Scores are no classes: cast the column 'label' to whole numbers."
+                ) from None
             raise PairsError(
                 f"{self.objective} needs labels: give the data set a column 'label' of class numbers."
             ) from None
+        self._warn_of_zeros(outcome)
+        loss: Tensor = outcome.loss
         return loss
+
+    def _warn_of_zeros(self, outcome: Outcome) -> None:
+        """Warn once of each reason why a term of a batch is 0, such as a batch of one class."""
+        for name, term in outcome.terms.items():
+            if term.note and (name, term.note) not in self._noted:
+                self._noted.add((name, term.note))
+                warnings.warn(
+                    f"{name} is {term.note}. Sentences of one class are positives of each other, and those of other "
+                    "classes negatives: a batch needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL).",
+                    stacklevel=4,
+                )
 
     # Called by sentence-transformers -------------------------------------------------------------------------------
 
@@ -290,7 +311,9 @@ def related_columns(
 ) -> EncodedBatch:
     """Pair the columns (B, d) of a batch. Floating-point labels are ignored if there are two columns or more."""
     batch = len(embeddings[0])
-    if labels is not None and (labels.shape != (batch,) or labels.is_floating_point()):
+    if labels is not None and len(embeddings) == 1:
+        labels = class_numbers(labels, batch)
+    elif labels is not None and (labels.shape != (batch,) or labels.is_floating_point()):
         labels = None
     if len({each.shape for each in embeddings}) != 1:
         raise PairsError(
@@ -306,6 +329,24 @@ def related_columns(
     if len(embeddings) == 1:
         return EncodedBatch(rows, _of_classes)
     return EncodedBatch(rows, partial(_of_columns, count=len(embeddings), directions=frozenset(directions)))
+
+
+def class_numbers(labels: Tensor, batch: int) -> Tensor:
+    """Return labels as whole numbers (B,). A column of integers with gaps in it is read as floats.
+
+    Raises:
+        PairsError: labels of another shape, or scores.
+    """
+    if labels.shape != (batch,):
+        raise PairsError(f"labels must be one class number for each of {batch} sentences, got {tuple(labels.shape)}.")
+    if not labels.is_floating_point():
+        return labels
+    if not bool((labels == labels.round()).all()):
+        raise PairsError(
+            "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
+            "For pairs with scores take two columns and a loss such as CoSENTLoss."
+        )
+    return labels.long()
 
 
 def _of_classes(rows: dict[str, Tensor]) -> Pairs:

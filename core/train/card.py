@@ -55,6 +55,14 @@ def write_card(folder: Path, card: Card, record: Any, data: dict[str, Any]) -> N
     atomic_write(folder / NAME, f"---\n{_head(card, record, data)}---\n{_body(card, record, data)}")
 
 
+def public_name(data: dict[str, Any]) -> str:
+    """Return the name of data sets for readers elsewhere: of a path on this machine the last part alone."""
+    name = str(data.get("name", "unknown"))
+    if name.startswith("hub:") and name[4:5] not in ("/", ".", "~"):
+        return name
+    return re.split(r"[\\/]", name.rstrip("\\/"))[-1] or "unknown"
+
+
 def set_licence(folder: Path, licence: str) -> None:
     """Write a licence into the card of a folder, if it has a card."""
     path = folder / NAME
@@ -65,7 +73,7 @@ def set_licence(folder: Path, licence: str) -> None:
 
 
 def _head(card: Card, record: Any, data: dict[str, Any]) -> str:
-    name = str(data.get("name", "unknown"))
+    name = public_name(data)
     results = [
         EvalResult(card.pipeline, name.removeprefix("hub:"), name, title.rpartition("/")[2], value, metric_name=title)
         for title, value in (*card.measured, *_measured(record))
@@ -89,7 +97,7 @@ def _body(card: Card, record: Any, data: dict[str, Any]) -> str:
     notes = f"\n{card.notes.strip()}\n" if card.notes else ""
     return f"""# {record.name}
 
-{card.what} Trained with dipole on {data.get("name")} ({sizes}), objective `{record.objective}`, seed {record.seed},
+{card.what} Trained with dipole on {public_name(data)} ({sizes}), objective `{record.objective}`, seed {record.seed},
 {counted(record.epochs, "epoch")}.
 
 ```python

@@ -7,12 +7,15 @@ objectives that are trained with the trainer's model. In other trainers it does 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -111,7 +114,8 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         values, folder = self._values(), checkpoint_folder(args, state)
         if values and state.is_world_process_zero and folder.is_dir():
-            atomic_write(folder / FILE, save(values))
+            told = json.dumps([str(each.objective) for each in self._found if not each.in_model])
+            atomic_write(folder / FILE, save(values, metadata={"objectives": told}))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint and self._values():
@@ -119,10 +123,13 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return the entry of `trainer_state.json`."""
+        attributes: dict[str, Any] = {}
+        if self._found:
+            attributes["objectives"] = [str(each.objective) for each in self._found]
         values = self._values()
-        if not values or self._folder is None:
-            return {"args": {}, "attributes": {}}
-        return {"args": {}, "attributes": {"written": {"file": str(self._folder / FILE), "sha256": digest(values)}}}
+        if values and self._folder is not None:
+            attributes["written"] = {"file": str(self._folder / FILE), "sha256": digest(values)}
+        return {"args": {}, "attributes": attributes}
 
     def _values(self) -> dict[str, Tensor]:
         """Return the state of all objectives by "NUMBER.NAME"."""
@@ -134,10 +141,18 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
     def _resume(self, args: Any, state: Any) -> None:
         wanted = self._values()
+        kept = state.stateful_callbacks.get(type(self).__name__) or {}
+        attributes = (kept[0] if isinstance(kept, list) else kept).get("attributes", {})
+        own, before = [str(each.objective) for each in self._found], attributes.get("objectives")
+        if own and before and not any(_terms(each) in map(_terms, before) for each in own):
+            raise CheckpointError(
+                f"the checkpoint of step {state.global_step} belongs to another loss: it was trained with "
+                f"{'; '.join(before)}, and this loss is {'; '.join(own)}. Resume with that loss, or start anew from "
+                "the weights of the model."
+            )
         if not wanted:
             return
-        kept = state.stateful_callbacks.get(type(self).__name__) or {}
-        written = (kept[0] if isinstance(kept, list) else kept).get("attributes", {}).get("written")
+        written = attributes.get("written")
         names = ", ".join(sorted({name.split(".", 1)[1] for name in wanted}))
         if written is None:
             raise CheckpointError(
@@ -175,9 +190,19 @@ def load_objectives(file: Path, objectives: list[Composite]) -> None:
     if {name: value.shape for name, value in values.items()} != {name: value.shape for name, value in own.items()}:
         shown = [", ".join(f"{name} {tuple(v.shape)}" for name, v in each.items()) for each in (values, own)]
         raise CheckpointError(f"{file} holds {shown[0]}; the objective has {shown[1]}. Build the loss as it was.")
+    with safe_open(file, "pt") as opened:
+        before = json.loads((opened.metadata() or {}).get("objectives", "null"))
+    named = [str(each) for each in objectives]
+    if before is not None and list(map(_terms, before)) != list(map(_terms, named)):
+        raise CheckpointError(f"{file} belongs to {'; '.join(before)}, and this objective is {'; '.join(named)}.")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(values[name])
+
+
+def _terms(objective: str) -> list[str]:
+    """Return the names of the terms of an objective's text. Weights and numbers may change between two trainings."""
+    return re.findall(r"[a-z_]\w*(?=\(|\s|$)", re.sub(r"\([^()]*\)", "", objective))
 
 
 def checkpoint_folder(args: Any, state: Any) -> Path:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from dipole.core.utils.errors import PairsError
 
 Forward = Callable[..., Any]
+
+CHECKPOINT = "_gradient_checkpointing_func"
+"""Where layers of transformers hold the function that checkpoints them."""
 
 
 def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Forward:
@@ -153,6 +157,25 @@ class _Autocast:
             yield
 
 
+@contextmanager
+def _plain_checkpoints(module: nn.Module) -> Iterator[None]:
+    """Let transformers checkpoint activations without re-entering autograd, which `torch.autograd.grad` refuses.
+
+    Values and gradients are the same.
+    """
+    changed = []
+    for part in module.modules():
+        function = part.__dict__.get(CHECKPOINT)
+        if isinstance(function, partial) and function.keywords.get("use_reentrant"):
+            changed.append((part, function))
+            setattr(part, CHECKPOINT, partial(function, use_reentrant=False))
+    try:
+        yield
+    finally:
+        for part, function in changed:
+            setattr(part, CHECKPOINT, function)
+
+
 class _Passes:
     """Both passes of one call."""
 
@@ -228,7 +251,8 @@ class _Passes:
 
     def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
         args, kwargs = tree_unflatten(part, self._tree)
-        outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
+        with _plain_checkpoints(self._module):
+            outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
         start, stop = self._cuts[number]
         wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
         if wrong or not outputs:

@@ -1,6 +1,7 @@
 """Objectives as losses of sentence-transformers: the library's own losses, one process and two, divided and whole."""
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -118,6 +119,57 @@ def test_adaptive_layers_wrap_it(folder):
         loss = losses.AdaptiveLayerLoss(model, inner, n_layers_per_step=-1)
         found.append(measured(loss, 3))
     check_same(found[1], found[0])
+
+
+@pytest.mark.parametrize(
+    ("outer", "sizes"), [(losses.AdaptiveLayerLoss, {}), (losses.Matryoshka2dLoss, {"matryoshka_dims": [16, 8]})]
+)
+@pytest.mark.parametrize("size", [2, 32])
+def test_layers_need_the_undivided_batch(folder, outer, sizes, size):
+    model = tiny_model(folder, layers=2)
+    loss = dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=size)
+    with pytest.raises(ConfigError, match=r"does not work inside AdaptiveLayerLoss or Matryoshka2dLoss.*Use Contrast"):
+        outer(model, loss, **sizes)(features(model), None)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_cached_with_checkpointed_activations(folder, reentrant):
+    model = tiny_model(folder, layers=2).double()
+    wanted = measured(dipole.text.ContrastiveLoss(model, "infonce"))
+    model[0].auto_model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    check_same(measured(dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=2)), wanted)
+    kept = [part._gradient_checkpointing_func for part in model.modules() if hasattr(part, "gradient_checkpointing")]
+    assert all(function.keywords["use_reentrant"] == reentrant for function in kept)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_labels_that_were_read_as_floats(folder, cached):
+    """A column of integers with a gap becomes one of floats."""
+    model = tiny_model(folder).double()
+    kind = dipole.text.CachedContrastiveLoss if cached else dipole.text.ContrastiveLoss
+    loss, column, classes = kind(model, "infonce"), features(model, 1), torch.tensor([0, 0, 1, 1, 1, 2])
+    assert loss(column, classes.double()).item() == loss(column, classes).item()
+    with pytest.raises(PairsError, match="labels are scores, not classes"):
+        loss(column, torch.rand(ROWS))
+    with pytest.raises(PairsError, match=r"one class number for each of 6 sentences, got \(6, 1\)"):
+        loss(column, classes[:, None])
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (torch.zeros(ROWS, dtype=torch.long), "no anchor has a negative"),
+        (torch.arange(ROWS), "no anchor has a positive"),
+    ],
+)
+def test_a_batch_that_teaches_nothing_is_said_once(folder, labels, reason):
+    model = tiny_model(folder)
+    loss = dipole.text.ContrastiveLoss(model, "infonce")
+    with pytest.warns(UserWarning, match=f"infonce is 0: {reason}.*GROUP_BY_LABEL"):
+        assert loss(features(model, 1), labels) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(features(model, 1), labels)
 
 
 def supervised_contrast(z, labels, temperature):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dipole.core.train.card import public_name
 from dipole.core.utils.errors import TrainingError
 from dipole.text import encoders
 from dipole.text.encode import SentenceEncoder
@@ -196,3 +197,12 @@ def test_mteb_runs_on_the_exported_folder(tmp_path):
     result = mteb.evaluate(model, Films(), cache=None, show_progress_bar=False)
     score = result.task_results[0].scores["test"][0]["main_score"]
     assert score > 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("/home/me/books", "books"), ("../books/", "books"), (r"C:\me\books.txt", "books.txt"), ("cifar10", "cifar10"),
+     ("hub:org/books", "hub:org/books"), ("hub:/home/me/books", "books"), ("/", "unknown")],
+)  # fmt: skip
+def test_the_name_of_data_for_readers_elsewhere(name, shown):
+    assert public_name({"name": name}) == shown

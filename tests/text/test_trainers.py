@@ -94,6 +94,17 @@ def test_a_checkpoint_of_another_loss(folder, tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+def test_a_checkpoint_of_another_objective(folder, tmp_path):
+    trainer, _ = made(folder, "infonce", tmp_path)
+    trainer.train()
+    del trainer
+    other, _ = made(folder, "triplet + 0.1*dp", tmp_path)
+    with pytest.raises(CheckpointError, match=r"trained with infonce, and this loss is triplet \+ 0.1\*dp"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    other, _ = made(folder, "infonce(temperature=0.2)", tmp_path)  # the same terms with other numbers
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def test_proximal_steps_and_the_projection(folder, tmp_path):
     """Columns of L become zero exactly, which no gradient does; L is a Dense module of what is saved."""
     trainer, loss = made(folder, PROXIMAL, tmp_path / "a")
