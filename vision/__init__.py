@@ -1,1 +1,49 @@
-"""Images: data, views, encoders, frameworks and probes; and LMCL's planar study (`toy`)."""
+"""Contrastive learning on images: frameworks over any backbone, augmentations, heads, queues and schedules.
+
+    SimCLR, MoCo, MoCoV3, BYOL, SimSiam, NNCLR, SwAV, CMC, SupCon, CLIP     loss = model(views); model.after_step()
+    Augment                                                                 views of a PIL image, a tensor or a batch
+    projection_head, prediction_head, Queue, momentum_update                parts
+    cosine_schedule, warmup_cosine, LARS                                    schedules and an optimizer
+
+Each name is imported when you first use it. Importing this package does not load torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from dipole.core.utils.extras import lazy
+
+if TYPE_CHECKING:  # an alias marks an export
+    from dipole.core.train.optimizer import LARS as LARS
+    from dipole.core.train.optimizer import warmup_cosine as warmup_cosine
+    from dipole.vision.augmentations import Augment as Augment
+    from dipole.vision.frameworks.byol import BYOL as BYOL
+    from dipole.vision.frameworks.byol import MoCoV3 as MoCoV3
+    from dipole.vision.frameworks.clip import CLIP as CLIP
+    from dipole.vision.frameworks.cmc import CMC as CMC
+    from dipole.vision.frameworks.moco import MoCo as MoCo
+    from dipole.vision.frameworks.nnclr import NNCLR as NNCLR
+    from dipole.vision.frameworks.queue import Queue as Queue
+    from dipole.vision.frameworks.queue import momentum_update as momentum_update
+    from dipole.vision.frameworks.simclr import SimCLR as SimCLR
+    from dipole.vision.frameworks.simclr import SupCon as SupCon
+    from dipole.vision.frameworks.simsiam import SimSiam as SimSiam
+    from dipole.vision.frameworks.swav import SwAV as SwAV
+    from dipole.vision.heads import prediction_head as prediction_head
+    from dipole.vision.heads import projection_head as projection_head
+    from dipole.vision.schedules import cosine_schedule as cosine_schedule
+
+_EXPORTS = {
+    "core.train.optimizer": "LARS warmup_cosine",
+    "vision.augmentations": "Augment",
+    "vision.frameworks": "BYOL CLIP CMC MoCo MoCoV3 NNCLR Queue SimCLR SimSiam SupCon SwAV momentum_update",
+    "vision.heads": "prediction_head projection_head",
+    "vision.schedules": "cosine_schedule",
+}
+_HOME = {name: f"dipole.{module}" for module, names in _EXPORTS.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
+__getattr__ = lazy(__name__, _HOME, "vision")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -33,9 +33,9 @@ from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import Evaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
-from dipole.vision.features import PassedFeatures
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.frameworks.clip import CLIP
+from dipole.vision.frameworks.features import PassedFeatures
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
@@ -219,8 +219,8 @@ class VisionAdapter(Adapter):
                 stack.enter_context(self._online.recorded())
             if self._features is not None:
                 stack.enter_context(self._features.recorded())
-            embedded: EncodedBatch = self.module(batch)
-        return embedded if self._features is None else self._features.added(embedded, len(batch.rows))
+            embedded: EncodedBatch = self.module.embed(batch)
+        return embedded if self._features is None else self._features.added(embedded, len(batch.views[0]))
 
     def pass_features(self) -> int:
         branches = self.module.branches()

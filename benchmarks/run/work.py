@@ -91,7 +91,7 @@ def _counted(settings: Any, images: Any) -> float:
         views = [torch.empty(count, images.channels, side, side) for side in sides]
         batch = Batch(views, None, torch.arange(count), 0)
         with FlopCounterMode(display=False) as counter:
-            rows = method(batch).rows.values()
+            rows = method.embed(batch).rows.values()
             sum(each.sum() for each in rows if each is not None and each.requires_grad).backward()
     return float(counter.get_total_flops()) / count
 

@@ -56,6 +56,8 @@ class Objective(LazyModule):
     detached: ClassVar[bool | tuple[str, ...]] = False
     """The term stops a gradient on purpose. Set True for an internal stop, or name the rows that get no gradient, such
     as ("candidates",). The `reference` gets these rows detached as well."""
+    needs_learning_rate: bool | None = None
+    """`after_step` uses the learning rate. None: if the class has its own `after_step`."""
     on_features: bool = False
     """The term acts on the encoder's features, `rows.features`, before a head."""
     weighting: Literal["rows", "pairs", "own"] | None = None

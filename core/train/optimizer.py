@@ -22,14 +22,34 @@ def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: i
     """
     peak = config.learning_rate
     warmup = config.in_steps(config.warmup, steps_per_epoch)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if config.rate_schedule == "cosine":
-        return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    if step < warmup or config.rate_schedule == "cosine":
+        return warmup_cosine(step, total, warmup, peak)
     if config.rate_schedule == "step":
         passed = sum(step >= config.in_steps(milestone, steps_per_epoch) for milestone in config.milestones or ())
         return peak * (config.decay or 0.1) ** passed
     return peak
+
+
+def warmup_cosine(step: int, total: int, warmup: int = 0, peak: float = 1.0) -> float:
+    """Return the learning rate of a step: a linear rise to `peak`, then half a cosine to 0 at `total`.
+
+    Loshchilov & Hutter 2017, Eq. 5, one period. The last step of the warm-up has the peak.
+
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        >>> factor = lambda step: warmup_cosine(step, total=100, warmup=10)
+        >>> scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        >>> [round(warmup_cosine(step, 100, 10, peak=0.1), 4) for step in (0, 9, 10, 55, 100)]
+        [0.01, 0.1, 0.1, 0.05, 0.0]
+
+    Args:
+        step: from 0.
+        total: steps of the run, > warmup.
+        warmup: steps of the linear rise, >= 0.
+        peak: the largest rate. The default, 1, gives a factor for `torch.optim.lr_scheduler.LambdaLR`.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
 
 
 def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimizer:
@@ -68,6 +88,9 @@ class LARS(Optimizer):
 
     Vectors and scalars (biases, batch-norm scales) get neither weight decay nor the ratio, as in SimCLR's code. The
     paper writes the ratio's denominator as ||grad|| + weight_decay ||w||; here it is the norm of the decayed gradient.
+
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = LARS(model.parameters(), lr=0.3 * 1024 / 256, weight_decay=1e-6)
 
     Args:
         parameters: tensors to optimise.

@@ -11,9 +11,13 @@ import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 TESTED = {
+    "byol",
     "lightning_module",
+    "moco",
     "plain_loop",
     "sentence_transformers_trainer",
+    "simclr",
+    "swav",
     "sb3_agent",
     "transformers_trainer",
 }

@@ -56,7 +56,7 @@ def encoded_batch(module, batch, **train):
     """The rows of a batch, with the settings that save memory."""
     branches = [part for part in module.modules() if isinstance(part, Branch)]
     with Encoding(branches, TrainConfig(steps=1, **train), compiles=False)():
-        return module(batch)
+        return module.embed(batch)
 
 
 def step(module, batch, text="infonce", **train):

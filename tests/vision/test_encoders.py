@@ -91,25 +91,6 @@ def test_halves_of_cmc_have_half_the_features(name, size, tap, width):
     assert 0.23 < count < 0.27  # a layer between two halved ones has a quarter of the weights
 
 
-@pytest.mark.parametrize("framework", ["SimCLR", "MoCo", "MultiCrop", "SimSiam", "BYOL", "MoCoV3", "NNCLR", "Blocks"])
-def test_any_module_is_a_backbone(framework):
-    """From Python: features of a plain module, its width from the projector, a step and what follows it."""
-    import dipole.vision.frameworks as frameworks
-    from dipole import objective
-    from dipole.vision.frameworks.base import Batch
-
-    backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
-    flat = torch.nn.Sequential(backbone, torch.nn.Flatten())
-    module = getattr(frameworks, framework)(flat, torch.nn.Linear(6, 4))
-    views = [torch.rand(6, 3, 8, 8) for _ in range(1 if framework == "Blocks" else 2)]
-    loss = objective("infonce + 0.1*dp", dim=4)(module(Batch(views, None, torch.arange(6), seed=0))).loss
-    loss.backward()
-    module.after_step()
-    assert module.embedding_dim == 4
-    assert backbone[0].weight.grad.abs().max() > 0
-    assert torch.equal(module.features(views[0]), flat(views[0]))
-
-
 def test_a_registered_function_may_return_any_module():
     """From a recipe: the module is normalised by the training set, and its width is measured."""
     from dipole.vision.encoders.base import as_encoder
@@ -122,12 +103,3 @@ def test_a_registered_function_may_return_any_module():
     encoder.set_statistics([0.5], [0.25])
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(encoder.eval()(images), module((images - 0.5) / 0.25).flatten(1))
-
-
-def test_the_width_of_an_unknown_backbone_must_be_given():
-    from dipole.core.utils.errors import ConfigError
-    from dipole.vision.frameworks.base import Branch
-
-    with pytest.raises(ConfigError, match="give Branch a projector, or dim"):
-        Branch(torch.nn.Flatten())
-    assert Branch(torch.nn.Flatten(), dim=7).dim == 7

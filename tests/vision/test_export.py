@@ -314,4 +314,4 @@ def test_two_encoders_cannot_be_one_model(tmp_path):
 
     light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
     with pytest.raises(ConfigError, match="two encoders"):
-        CMC(light, colour).trained_encoder()
+        CMC(light, None, colour=colour).trained_encoder()

@@ -71,7 +71,7 @@ class OneWay(OneBranch):
     def sample(cls, views, rows, labels):
         return Pairs.cross(rows(), rows(), labels=labels)
 
-    def forward(self, batch):
+    def embed(self, batch):
         query, key = (self.branch(view) for view in batch.views)
         return embedded({"query": self.scale * query, "key": key}, batch, self.pair)
 

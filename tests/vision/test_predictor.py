@@ -12,9 +12,9 @@ from dipole import objective
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.frameworks.byol import momentum_at
 from dipole.vision.frameworks.nnclr import nearest_in
 from dipole.vision.frameworks.predictor import spread
+from dipole.vision.schedules import cosine_schedule
 from tests.vision.made import random_framework
 
 IMAGES, SIDE = 6, 4
@@ -37,7 +37,7 @@ def gradients(loss: Tensor, module):
 
 def agree(module, batch, text, paper, constant=0.0):
     """Loss and gradient of a framework under an objective are those of a loop over the branch and the predictor."""
-    mine = objective(text, dim=5)(module(batch)).loss
+    mine = objective(text, dim=5)(module.embed(batch)).loss
     theirs = paper(module, *batch.views)
     torch.testing.assert_close(mine - constant, theirs, atol=1e-12, rtol=1e-12)
     expected = gradients(theirs, module)
@@ -132,14 +132,14 @@ def test_simsiam_of_three_views_is_the_mean_over_ordered_pairs():
 )
 def test_no_gradient_goes_through_the_targets(method, stopped, free):
     module, batch = framework(method)
-    rows = module(batch).rows
+    rows = module.embed(batch).rows
     assert all(rows[f"{free}{n}"].requires_grad and not rows[f"{stopped}{n}"].requires_grad for n in range(2))
 
 
 def test_the_support_set_takes_the_first_views_projections_after_the_step():
     module, batch = framework("nnclr", support=9)
     before = module.queue.rows.clone()
-    module(batch)
+    module.embed(batch)
     projected = module._fresh.clone()
     assert torch.equal(module.queue.rows, before)
     module.after_step()
@@ -150,10 +150,10 @@ def test_the_support_set_takes_the_first_views_projections_after_the_step():
 
 def test_the_momentum_rises_to_one_along_a_cosine():
     """Grill et al. 2020, Sec. 3.3, by hand at the ends, a third and the middle."""
-    assert momentum_at(0.0, 0.996) == pytest.approx(0.996, abs=1e-15)
-    assert momentum_at(1 / 3, 0.996) == pytest.approx(1 - 0.004 * 0.75, abs=1e-15)
-    assert momentum_at(0.5, 0.99) == pytest.approx(0.995, abs=1e-15)
-    assert momentum_at(1.0, 0.9) == 1.0
+    assert cosine_schedule(0.0, 1.0, 0.996, 1.0) == pytest.approx(0.996, abs=1e-15)
+    assert cosine_schedule(1 / 3, 1.0, 0.996, 1.0) == pytest.approx(1 - 0.004 * 0.75, abs=1e-15)
+    assert cosine_schedule(0.5, 1.0, 0.99, 1.0) == pytest.approx(0.995, abs=1e-15)
+    assert cosine_schedule(1.0, 1.0, 0.9, 1.0) == 1.0
 
 
 @pytest.mark.parametrize(("schedule", "progress", "share"), [("cosine", 0.5, 0.05), ("constant", 0.5, 0.1)])

@@ -1,15 +1,17 @@
 """Frameworks: which networks see which views, and which rows are pairs.
 
-A framework does not know the objective. It returns rows and how to pair them, and every registered objective that needs
-no more than these pairs runs in it.
+A framework gives an objective rows and how to pair them. Every registered objective that needs no more than these pairs
+runs in it. A framework built in Python holds its objective. In a run the trainer holds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from itertools import groupby
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
@@ -19,9 +21,11 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.transfer import to_device
 from dipole.vision.augment import AugmentConfig
-from dipole.vision.captions import Tokens
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
 from dipole.vision.encoders.base import Norm
+from dipole.vision.frameworks.branch import Branch, feature_width
+from dipole.vision.frameworks.loop import AnyObjective, Batch, Trainable
+from dipole.vision.heads import Projection, projection_head
 from dipole.vision.image_set import ImageSet
 from dipole.vision.order import Order, image_order
 from dipole.vision.registry import Entries
@@ -32,24 +36,6 @@ __all__ = ["Batch", "Branch", "Method", "Setup", "register_framework"]
 AnyPairs = Pairs | tuple[Pairs, ...]
 Rows = Callable[..., Tensor]
 """A function that returns random rows: rows() is (B, d), rows(k) is (B, k, d)."""
-
-
-class Batch(NamedTuple):
-    """Images of a step, as views.
-
-    Attributes:
-        views: (B, C, H, W) in [0, 1] each.
-        labels: (B,) class of each image. None without labels.
-        rows: (B,) index of each image in the data set.
-        seed: of this step's random draws.
-        captions: of the images. None without captions.
-    """
-
-    views: list[Tensor]
-    labels: Tensor | None
-    rows: Tensor
-    seed: int
-    captions: Tokens | None = None
 
 
 @dataclass(frozen=True)
@@ -83,67 +69,14 @@ class Setup:
         return Branch(encoder, projector, self.encoder.tap, width)
 
 
-class Branch(nn.Module):
-    """A backbone and its projector.
+class Method(Trainable):
+    """A framework: `loss = model(views)`, then `model.after_step()` after the optimizer's step.
+
+    A subclass defines `embed`, which gives rows and how to pair them. With a queue or a momentum copy it defines
+    `update`. All attributes are of the class.
 
     Args:
-        backbone: an `Encoder`, or any module that maps images (n, C, H, W) in [0, 1] to features.
-        projector: of the features, or None.
-        tap: the layer of an `Encoder` that probes read. None means the last.
-        dim: width of the embedding. By default that of the projector's last linear layer, else of the encoder.
-
-    Raises:
-        ConfigError: there is no such layer, or the width of the embedding is unknown.
-
-    Attributes:
-        returns_features: whether a call returns (embeddings, features). `PassedFeatures` sets it.
-    """
-
-    returns_features = False
-
-    def __init__(
-        self, backbone: nn.Module, projector: nn.Module | None = None, tap: str | None = None, dim: int | None = None
-    ) -> None:
-        super().__init__()
-        self.encoder = backbone
-        self.projector = projector or nn.Identity()
-        self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None
-        self.dim = dim or self._width()
-
-    def _width(self) -> int:
-        linear = [layer for layer in self.projector.modules() if isinstance(layer, nn.Linear)]
-        if linear:
-            return linear[-1].out_features
-        if isinstance(self.encoder, Encoder):
-            return self.encoder.taps[self.encoder.last]
-        raise ConfigError("the width of the embedding is unknown: give Branch a projector, or dim.")
-
-    def forward(self, images: Tensor) -> Any:
-        """Return the embeddings (n, dim) after the projector. With `returns_features` also the encoder's features.
-
-        Args:
-            images: (n, C, H, W) in [0, 1].
-        """
-        features = self.encoder(images)
-        if self.returns_features:
-            return self.projector(features), features.flatten(1)
-        return self.projector(features)
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return the features that probes see, (n, width of the tap).
-
-        Args:
-            images: (n, C, H, W) in [0, 1].
-        """
-        if self.tap is None:
-            return self.encoder(images).flatten(1)
-        return self.encoder(images, self.tap)
-
-
-class Method(nn.Module):
-    """A framework. `forward(batch)` gives rows and how to pair them, `features` and `embedding` serve after training.
-
-    All attributes except `progress` are of the class.
+        objective: its text, an Objective or a Composite. None in a run, whose trainer has it.
 
     Attributes:
         table: its own settings, [vision.NAME], or None.
@@ -156,7 +89,7 @@ class Method(nn.Module):
         pairs: the values of vision.pairs that it can carry.
         reads_captions: whether it has an encoder for captions.
         projector: linear layers and batch norm of the mlp projector if the recipe gives none. None: 2, no norm.
-        progress: share of the run's steps before this one. The adapter updates it, for schedules.
+        head_name: the projection head that a backbone gets in Python (`projection_head`).
     """
 
     table: ClassVar[type[Settings] | None] = None
@@ -169,9 +102,9 @@ class Method(nn.Module):
     pairs: ClassVar[tuple[PairKind, ...]] = ("augmented", "columns")
     reads_captions: ClassVar[bool] = False
     projector: ClassVar[tuple[int, Norm] | None] = None
+    head_name: ClassVar[Projection] = "simclr"
 
     embedding_dim: int
-    progress: float = 0.0
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -230,17 +163,6 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> EncodedBatch:
-        """Embed a batch of this rank.
-
-        Args:
-            batch: views of the images.
-
-        Returns:
-            Rows of this rank, and how to pair the rows of all ranks.
-        """
-        raise NotImplementedError
-
     def features(self, images: Tensor) -> Tensor:
         """Return the features that probes see, (n, width).
 
@@ -274,26 +196,39 @@ class Method(nn.Module):
             raise ConfigError("only an Encoder can be exported: wrap the backbone by `as_encoder`.")
         return encoder
 
-    def after_step(self) -> None:
-        """Update queues, banks and momentum encoders after the optimizer's step."""
-
-    def metrics(self) -> dict[str, Tensor | float]:
-        """Return numbers of the step to log, () each, without gradient. Their means are logged as train/NAME."""
-        return {}
-
 
 class OneBranch(Method):
     """A framework with one network, which is used after training.
 
     Args:
-        backbone: a `Branch`, or a backbone for one.
-        projector: of a backbone, or None.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), or a `Branch`.
+        objective: as in `Method`.
+        head: the projection head of a backbone. None is the paper's (`projection_head`), `nn.Identity()` is none.
+
+    Raises:
+        ConfigError: the width of the features is needed and cannot be measured.
     """
 
-    def __init__(self, backbone: nn.Module, projector: nn.Module | None = None) -> None:
-        super().__init__()
-        self.branch = backbone if isinstance(backbone, Branch) else Branch(backbone, projector)
-        self.embedding_dim = self.branch.dim
+    def __init__(
+        self, backbone: nn.Module, objective: AnyObjective | None = None, head: nn.Module | None = None
+    ) -> None:
+        super().__init__(objective)
+        self.branch = make_branch(backbone, head, self.head_name)
+        self.build_objective()
+
+    @property
+    def embedding_dim(self) -> int:  # type: ignore[override]
+        """Width of the embedding.
+
+        Raises:
+            ConfigError: it is unknown.
+        """
+        return self.branch.dim
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The backbone without its head."""
+        return self.branch.encoder
 
     def features(self, images: Tensor) -> Tensor:
         return self.branch.features(images)
@@ -303,6 +238,22 @@ class OneBranch(Method):
 
     def branches(self) -> list[Branch]:
         return [self.branch]
+
+
+def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -> Branch:
+    """Return a backbone with its head, by default the one that a paper names. A `Branch` is returned unchanged."""
+    if isinstance(backbone, Branch):
+        return backbone
+    return Branch(backbone, head or projection_head(name, feature_width(backbone)))
+
+
+def in_passes(branch: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
+    """Return the embeddings (B, d) of each view, with one pass for consecutive views of one shape."""
+    found: list[Tensor] = []
+    for _, group in groupby(views, key=lambda view: view.shape):
+        several = list(group)
+        found += branch(torch.cat(several)).chunk(len(several))
+    return found
 
 
 def embedded(
@@ -328,7 +279,9 @@ def embedded(
 
 def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
     """Return the index of each image in the data set, and its label if known, on the device of `like`."""
-    found = {"index": to_device(batch.rows, like.device)}
+    found = {}
+    if batch.rows is not None:
+        found["index"] = to_device(batch.rows, like.device)
     if batch.labels is not None:
         found["labels"] = batch.labels
     return found

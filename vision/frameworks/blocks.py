@@ -13,7 +13,7 @@ from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, instances, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, instances, register_framework
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings
 
@@ -42,7 +42,7 @@ class Blocks(OneBranch):
     positives. Labels choose the blocks. The block loss does not use labels, but supervised references get them.
 
     Args:
-        backbone, projector: as in `OneBranch`.
+        backbone, objective, head: as in `OneBranch`.
         images: of a block, b + 1.
     """
 
@@ -53,13 +53,19 @@ class Blocks(OneBranch):
     positives_key = "blocks.size"
     counts_anchor = False
 
-    def __init__(self, backbone: nn.Module, projector: nn.Module | None = None, images: int = 3) -> None:
-        super().__init__(backbone, projector)
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: AnyObjective | None,
+        head: nn.Module | None = None,
+        images: int = 3,
+    ) -> None:
+        super().__init__(backbone, objective, head)
         self.images = images
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
-        return cls(setup.branch(), None, config.own_table.images)
+        return cls(setup.branch(), None, images=config.own_table.images)
 
     @classmethod
     def check_images(cls, images: ImageSet) -> None:
@@ -103,7 +109,7 @@ class Blocks(OneBranch):
             labels = labels[: blocks * views : views]
         return Pairs.from_blocks(rows(views)[:blocks], anchors="all", labels=labels)
 
-    def forward(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
         z = self.branch(view)
         # A row is a block. Its index and label are those of its first image.
@@ -111,7 +117,7 @@ class Blocks(OneBranch):
 
         def pair(rows: dict[str, Tensor]) -> Pairs:
             return Pairs.from_blocks(
-                rows["block"], "all", labels=rows.get("labels"), index=rows["index"], draw=batch.seed
+                rows["block"], "all", labels=rows.get("labels"), index=rows.get("index"), draw=batch.seed
             )
 
         return EncodedBatch({"block": z.view(-1, self.images, z.shape[1]), **rows}, pair)

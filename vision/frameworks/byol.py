@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,9 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.vision.encoders.base import Norm
-from dipole.vision.frameworks.base import Batch, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, register_framework
 from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
-from dipole.vision.frameworks.queue import follow
+from dipole.vision.frameworks.queue import momentum_update
+from dipole.vision.schedules import cosine_schedule
 
 Schedule = Literal["cosine", "constant"]
 
@@ -23,24 +23,27 @@ class Following(Predicting):
     """Keys from a slowly moving copy of the branch, whose momentum rises to 1 along a cosine.
 
     Args:
-        backbone, projector, hidden, norm: as in `Predicting`.
+        backbone, objective, head, predictor: as in `Predicting`.
         momentum: of the copy, at the first step.
         momentum_schedule: "cosine" or "constant".
+        steps: steps of the whole run, for the cosine. None keeps the momentum of the first step.
     """
 
     def __init__(
         self,
         backbone: nn.Module,
-        projector: nn.Module | None = None,
-        hidden: int = 512,
-        norm: Norm = "hidden",
+        objective: AnyObjective | None = None,
+        head: nn.Module | None = None,
+        predictor: nn.Module | None = None,
         momentum: float = 0.996,
         momentum_schedule: Schedule = "cosine",
+        steps: int | None = None,
     ) -> None:
-        super().__init__(backbone, projector, hidden, norm)
+        super().__init__(backbone, objective, head, predictor)
         self.target = copy.deepcopy(self.branch).requires_grad_(False)
         self.momentum = momentum
         self.schedule: Schedule = momentum_schedule
+        self.steps = steps
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         with torch.no_grad():
@@ -52,18 +55,13 @@ class Following(Predicting):
         """The momentum of this step."""
         if self.schedule == "constant":
             return self.momentum
-        return momentum_at(self.progress, self.momentum)
+        return cosine_schedule(self.progress, 1.0, self.momentum, 1.0)
 
-    def after_step(self) -> None:
-        follow(self.target, self.branch, self.momentum_now)
+    def update(self) -> None:
+        momentum_update(self.target, self.branch, self.momentum_now)
 
     def metrics(self) -> dict[str, Tensor | float]:
         return {**super().metrics(), "momentum": self.momentum_now}
-
-
-def momentum_at(progress: float, base: float) -> float:
-    """Return 1 - (1 - base) (cos(pi k/K) + 1) / 2 at step k of K, with progress k/K (Grill et al. 2020, Sec. 3.3)."""
-    return 1 - (1 - base) * (math.cos(math.pi * progress) + 1) / 2
 
 
 class BYOLConfig(PredictorConfig):
@@ -79,10 +77,32 @@ class BYOL(Following):
 
     With `2*regression` the loss is the paper's, both directions added. By default the projector has batch norm after
     its hidden layer (Sec. 3.3).
+
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = BYOL(backbone, steps=1000)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+        >>> loss.backward()  # then optimizer.step()
+        >>> model.after_step()  # moves the target network
+
+    Args:
+        backbone, objective, head, predictor, momentum, momentum_schedule, steps: as in `Following`.
     """
 
     table = BYOLConfig
     projector = (2, "hidden")
+    head_name = "byol"
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: AnyObjective | None = "2*regression",
+        head: nn.Module | None = None,
+        predictor: nn.Module | None = None,
+        momentum: float = 0.996,
+        momentum_schedule: Schedule = "cosine",
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(backbone, objective, head, predictor, momentum, momentum_schedule, steps)
 
 
 class MoCoV3Config(PredictorConfig):
@@ -100,7 +120,28 @@ class MoCoV3(Following):
     The paper's loss is 2 tau (ctr(q1, k2) + ctr(q2, k1)). Here the directions are averaged: for temperature tau,
     `4 tau * infonce(temperature=tau)` is the paper's. By default the projector has three layers and batch norm after
     each (Sec. 4, ViT). The authors' ResNet-50 has two layers, and no batch norm at the predictor's end.
+
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = MoCoV3(backbone, steps=1000)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+
+    Args:
+        backbone, objective, head, predictor, momentum, momentum_schedule, steps: as in `Following`.
     """
 
     table = MoCoV3Config
     projector = (3, "all")
+    head_name = "mocov3"
+    predictor_name = "mocov3"
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: AnyObjective | None = "0.8*infonce(temperature=0.2)",
+        head: nn.Module | None = None,
+        predictor: nn.Module | None = None,
+        momentum: float = 0.99,
+        momentum_schedule: Schedule = "cosine",
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(backbone, objective, head, predictor, momentum, momentum_schedule, steps)

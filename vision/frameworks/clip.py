@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -10,20 +11,72 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
-from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import (
+    AnyObjective,
+    Batch,
+    OneBranch,
+    Rows,
+    Setup,
+    embedded,
+    register_framework,
+)
+from dipole.vision.frameworks.branch import rows_of
 from dipole.vision.settings import PairKind, VisionSettings
+
+
+class TextBranch(nn.Module):
+    """A text encoder and its projection head.
+
+    Args:
+        encoder: any module whose output has a row for each text, such as a model of transformers with a pooled output.
+        head: of its features, or None for a linear layer.
+        dim: width of the embedding, for that layer.
+
+    Raises:
+        ConfigError: the width of the features is unknown.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        config = getattr(encoder, "config", None)
+        width = getattr(config, "projection_dim", None) or getattr(config, "hidden_size", None)
+        if head is None and width is None:
+            linear = [part.out_features for part in encoder.modules() if isinstance(part, nn.Linear)]
+            if not linear:
+                raise ConfigError(
+                    f"CLIP: the width of the features of {type(encoder).__name__} is unknown. Give its head, such as "
+                    f"text_head=torch.nn.Linear(WIDTH, {dim})."
+                )
+            width = linear[-1]
+        self.projector = head or nn.Linear(int(width or 0), dim)
+
+    def forward(self, *texts: Any, **named: Any) -> Tensor:
+        """Return the embeddings of texts, (n, dim)."""
+        embeddings: Tensor = self.projector(rows_of(self.encoder(*texts, **named), self.encoder))
+        return embeddings
 
 
 @register_framework("clip")
 class CLIP(OneBranch):
     """An image finds its caption in the batch, and a caption its image (Radford et al. 2021, Fig. 3).
 
-    The image has one augmentation. Both encoders have a projector of the same kind and width. The image encoder is used
+    The image has one augmentation. By default both encoders have a linear head of one width. The image encoder is used
     after training.
 
+        >>> images = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> texts = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 16), torch.nn.Linear(16, 32))
+        >>> model = CLIP(images, texts, objective="infonce(temperature=learned)")
+        >>> loss = model([torch.rand(8, 3, 32, 32)], torch.randint(100, (8, 12)))
+
     Args:
-        backbone, projector: as in `OneBranch`.
-        caption: the text encoder with its projector.
+        backbone: as in `OneBranch`.
+        text: any module from texts to features (n, ...). Models of transformers with a pooled output do as well.
+        objective, head: as in `OneBranch`.
+        text_head: the projection head of the texts. None is a linear layer to the width of the images.
+
+    Raises:
+        ConfigError: images and texts have embeddings of different widths, or a width is unknown.
     """
 
     single = "its caption is the other view"
@@ -31,29 +84,57 @@ class CLIP(OneBranch):
     positives_key = ""
     reads_captions = True
     pairs: ClassVar[tuple[PairKind, ...]] = ("columns",)
+    head_name = "clip"
 
-    def __init__(self, backbone: nn.Module, projector: nn.Module | None, caption: CaptionBranch) -> None:
-        super().__init__(backbone, projector)
-        self.caption = caption
-        if caption.width != self.embedding_dim:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        text: nn.Module,
+        objective: AnyObjective | None,
+        head: nn.Module | None = None,
+        text_head: nn.Module | None = None,
+    ) -> None:
+        super().__init__(backbone, objective, head)
+        self.caption = text if isinstance(text, CaptionBranch) else TextBranch(text, text_head, self.embedding_dim)
+        if isinstance(text, CaptionBranch) and text.width != self.embedding_dim:
             raise ConfigError(
                 f"vision.encoder.projector: images have {self.embedding_dim} numbers and captions "
-                f"{caption.width}; projector = 'linear' or 'mlp' brings both to vision.encoder.dim."
+                f"{text.width}; projector = 'linear' or 'mlp' brings both to vision.encoder.dim."
             )
+
+    def forward(  # type: ignore[override]
+        self, views: Sequence[Tensor], texts: Any, labels: Tensor | None = None, index: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of a batch, (), with gradient. With several ranks, each gives its own images.
+
+        Args:
+            views: one batch of images, [(B, C, H, W)].
+            texts: argument of the text encoder, such as tokens (B, T). A tuple holds several, a dictionary (a
+                tokenizer's) names them.
+            labels: (B,) class of each pair, for objectives that use labels.
+            index: (B,) index of each pair in the data set.
+        """
+        return self.loss_of(views, labels, index, texts)
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         assert config.caption is not None  # the configuration has checked it
-        return cls(setup.branch(), None, CaptionBranch(config.caption, config.encoder))
+        return cls(setup.branch(), CaptionBranch(config.caption, config.encoder), None)
 
     @classmethod
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
         return Pairs.both(rows(), rows(), labels)
 
-    def forward(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         (view,) = batch.views
-        assert batch.captions is not None
-        return embedded({"image": self.branch(view), "caption": self.caption(*batch.captions)}, batch, self.pair)
+        image, texts = self.branch(view), batch.captions
+        if isinstance(texts, Mapping):
+            caption = self.caption(**texts)
+        elif isinstance(texts, tuple):
+            caption = self.caption(*texts)
+        else:
+            caption = self.caption(texts)
+        return embedded({"image": image, "caption": caption}, batch, self.pair)
 
     def pair(self, rows: dict[str, Tensor], seed: int) -> Pairs:
-        return Pairs.both(rows["image"], rows["caption"], rows.get("labels"), rows["index"])
+        return Pairs.both(rows["image"], rows["caption"], rows.get("labels"), rows.get("index"))

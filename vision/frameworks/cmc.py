@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.transfer import constant, generator
 from dipole.vision.encoders import Encoder
-from dipole.vision.frameworks.base import AnyPairs, Batch, Branch, Method, Rows, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import (
+    AnyObjective,
+    AnyPairs,
+    Batch,
+    Branch,
+    Method,
+    Rows,
+    Setup,
+    embedded,
+    make_branch,
+    register_framework,
+)
 from dipole.vision.frameworks.queue import of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
@@ -75,16 +87,33 @@ class CMC(Method):
     halves could move away from the bank together, with all images at one point.) Without a bank, positives and
     negatives are those of the batch. Probes see both encoders' features side by side.
 
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = CMC(backbone, objective="infonce(temperature=0.07)")
+        >>> loss = model([torch.rand(8, 3, 32, 32)])
+        >>> model.features(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 32])
+
+    Several views of the images are each a batch of their own, whose losses are added or averaged like directions.
+
     Args:
-        light: for L, one channel.
-        colour: for ab, two channels.
-        images: rows of the memory bank.
-        bank: negatives drawn from the memory bank; None for those of the batch.
+        backbone: for L, images of one channel. Without `colour`, a network for colour images: two copies of it are
+            trained, whose first convolution reads one and two channels.
+        objective, head: as in `OneBranch`.
+        colour: the network for a and b, two channels.
+        colour_head: its projection head. None is as in `OneBranch`.
+        images: rows of the memory bank: images of the data set.
+        bank: negatives drawn from the memory bank; None for those of the batch. With a bank, call
+            `model(views, index=rows)`.
         momentum: of the memory bank.
         directions: "sum" adds the losses of the two directions, as in the authors' code. "mean" averages them.
+
+    Raises:
+        ConfigError: there is no network for a and b, and `backbone` has no convolution of three channels, or the bank
+            has fewer rows than its negatives.
     """
 
     table = CMCConfig
+    head_name = "cmc"
     single = "the two halves of Lab are its two views"
     pairs = ("augmented",)
     negatives_mean = "drawn from a memory bank instead of the batch"
@@ -92,21 +121,39 @@ class CMC(Method):
 
     def __init__(
         self,
-        light: Branch,
-        colour: Branch,
+        backbone: nn.Module,
+        objective: AnyObjective | None,
+        head: nn.Module | None = None,
+        colour: nn.Module | None = None,
+        colour_head: nn.Module | None = None,
         images: int = 0,
         bank: int | None = None,
         momentum: float = 0.5,
         directions: Directions = "sum",
     ) -> None:
-        super().__init__()
-        self.light, self.colour, self.embedding_dim = light, colour, light.dim
+        super().__init__(objective)
+        if colour is None:
+            backbone, colour = with_channels(backbone, 1), with_channels(backbone, 2)
+        if head is not None and colour_head is None:
+            colour_head = copy.deepcopy(head)
+        self.light = make_branch(backbone, head, self.head_name)
+        self.colour = make_branch(colour, colour_head, self.head_name)
         self.bank = bank
         self.directions: Directions = directions
         self.momentum = momentum
+        if bank is not None and images <= bank:
+            raise ConfigError(
+                f"CMC: a bank of {images} images has no {bank} negatives: images= is the data set's size."
+            )
         if bank is not None:
             self.register_buffer("memory", F.normalize(torch.randn(2, images, self.embedding_dim), dim=2))
         self._fresh: tuple[Tensor, Tensor, Tensor] | None = None
+        self.build_objective()
+
+    @property
+    def embedding_dim(self) -> int:  # type: ignore[override]
+        """Width of the embedding of a half."""
+        return self.light.dim
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -119,7 +166,10 @@ class CMC(Method):
                 f"{len(images)} images of {images.name}; give at most {most}."
             )
         light, colour = setup.branch(1, table.width), setup.branch(2, table.width)
-        cmc = cls(light, colour, len(images), bank, table.momentum, table.directions)
+        cmc = cls(
+            light, None, colour=colour, images=len(images), bank=bank, momentum=table.momentum,
+            directions=table.directions,
+        )  # fmt: skip
         cmc.set_statistics(centre(images.images[slice(SAMPLE)], setup.size))
         return cmc
 
@@ -139,29 +189,38 @@ class CMC(Method):
             assert isinstance(branch.encoder, Encoder)
             branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
-    def forward(self, batch: Batch) -> EncodedBatch:
-        (view,) = batch.views
-        of_light, of_colour = halves(view)
-        light, colour = self.light(of_light), self.colour(of_colour)
+    def view_counts(self) -> tuple[int, int | None]:
+        return 1, None
+
+    def embed(self, batch: Batch) -> EncodedBatch:
+        if self.bank is not None and batch.rows is None:
+            raise PairsError("CMC with a memory bank needs the index of each image: model(views, index=rows), (B,).")
+        of_light, of_colour = zip(*map(halves, batch.views), strict=True)
+        light, colour = [self.light(half) for half in of_light], [self.colour(half) for half in of_colour]
         found = embedded({"light": light, "colour": colour}, batch, self.pair)
-        index = found.rows["index"]
-        assert index is not None
-        self._fresh = (light.detach(), colour.detach(), index)
+        if self.bank is not None:
+            index = found.rows["index"]
+            assert index is not None
+            self._fresh = (light[-1].detach(), colour[-1].detach(), index)
         return found
 
-    def pair(self, rows: dict[str, Tensor], seed: int) -> AnyPairs:
-        light, colour, index = rows["light"], rows["colour"], rows["index"]
-        remembered = None
+    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+        index, remembered = rows.get("index"), None
         if self.bank is not None:
-            memory = self.get_buffer("memory").to(light.dtype)
+            assert index is not None
+            memory = self.get_buffer("memory").to(rows["light"][0].dtype)
             drawn = draw_others(memory.shape[1], index, self.bank, seed)
             remembered = memory[:, index], memory[:, drawn]
-        first, second = both_directions(light, colour, remembered, rows.get("labels"), index)
-        return (first, second) if self.directions == "mean" else (first.added(), second.added())
+        pairs: list[Pairs] = []
+        for light, colour in zip(rows["light"], rows["colour"], strict=True):
+            pairs += both_directions(light, colour, remembered, rows.get("labels"), index)
+        if self.directions == "sum":
+            pairs = [each.added() for each in pairs]
+        return tuple(pairs)
 
     @torch.no_grad()
-    def after_step(self) -> None:
-        if self.bank is not None and self._fresh is not None:
+    def update(self) -> None:
+        if self._fresh is not None:
             light, colour, index = of_all_ranks(*self._fresh)
             memory = self.get_buffer("memory")
             fresh = F.normalize(torch.stack([light, colour]).to(memory.dtype), dim=2)
@@ -178,6 +237,27 @@ class CMC(Method):
 
     def branches(self) -> list[Branch]:
         return [self.light, self.colour]
+
+
+def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
+    """Return a copy of a network for colour images that reads images of fewer channels.
+
+    Each channel of the first convolution gets an equal share of the sum of its weights.
+
+    Raises:
+        ConfigError: no convolution reads three channels.
+    """
+    found = copy.deepcopy(backbone)
+    first = next((part for part in found.modules() if isinstance(part, nn.Conv2d)), None)
+    if first is None or first.in_channels != 3:
+        raise ConfigError(
+            f"CMC: {type(backbone).__name__} has no first convolution of three channels. Give a network for L, "
+            "(B, 1, H, W), and one for a and b, (B, 2, H, W): CMC(light, objective, colour=colour)."
+        )
+    weight = first.weight.detach().sum(1, keepdim=True) / channels
+    first.weight = nn.Parameter(weight.repeat(1, channels, 1, 1))
+    first.in_channels = channels
+    return found
 
 
 def both_directions(

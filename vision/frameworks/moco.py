@@ -15,8 +15,17 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import gather_rows, rank, row_counts, world_size
 from dipole.core.utils.transfer import to_device
-from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded, register_framework
-from dipole.vision.frameworks.queue import Queue, follow, of_all_ranks
+from dipole.vision.frameworks.base import (
+    AnyObjective,
+    AnyPairs,
+    Batch,
+    OneBranch,
+    Rows,
+    Setup,
+    embedded,
+    register_framework,
+)
+from dipole.vision.frameworks.queue import Queue, momentum_update, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
 
@@ -41,9 +50,14 @@ class MoCo(OneBranch):
     the queue (CACR Algorithm 3), which starts with random unit vectors, as in the authors' code. With several ranks the
     key batch is shuffled over them, so that batch norm does not reveal the pairs.
 
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = MoCo(backbone, objective="infonce(temperature=0.2)", queue=4096, batch_negatives=False)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+        >>> loss.backward()  # then optimizer.step()
+        >>> model.after_step()  # moves the copy and fills the queue
+
     Args:
-        backbone: a `Branch`, or any module from images (n, C, H, W) to features.
-        projector: after a backbone, or None.
+        backbone, objective, head: as in `OneBranch`.
         queue: number of keys in the queue.
         momentum: of the key encoder.
         intra_batch: the other queries are negatives too (CACR App. C.2).
@@ -53,20 +67,22 @@ class MoCo(OneBranch):
     """
 
     table = MoCoConfig
+    head_name = "moco"
     negatives_mean = "keys in the queue (default 65536)"
     default_negatives = 65_536
 
     def __init__(
         self,
         backbone: nn.Module,
-        projector: nn.Module | None = None,
+        objective: AnyObjective | None,
+        head: nn.Module | None = None,
         queue: int = 65_536,
         momentum: float = 0.999,
         intra_batch: bool = False,
         symmetric: bool = False,
         batch_negatives: bool | None = None,
     ) -> None:
-        super().__init__(backbone, projector)
+        super().__init__(backbone, objective, head)
         self.key = copy.deepcopy(self.branch).requires_grad_(False)
         self.queue = Queue(queue, self.embedding_dim)
         self.momentum = momentum
@@ -77,13 +93,13 @@ class MoCo(OneBranch):
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
-        return cls(setup.branch(), None, config.negatives or 0, **dict(config.own_table))
+        return cls(setup.branch(), None, queue=config.negatives or 0, **dict(config.own_table))
 
     @classmethod
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return Pairs.cross(rows(), rows(views - 1), rows(), labels=labels)
 
-    def forward(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         queried, keyed = batch.views[:1], batch.views[1:]
         if self.symmetric:
             queried = keyed = batch.views
@@ -107,7 +123,7 @@ class MoCo(OneBranch):
             "intra_batch": self.intra_batch,
             "batch_negatives": self.batch_negatives,
             "labels": rows.get("labels"),
-            "index": rows["index"],
+            "index": rows.get("index"),
         }
         if self.symmetric:
             return every_view_in_turn(queries, keys, **settings)
@@ -126,8 +142,8 @@ class MoCo(OneBranch):
         keys = self.key(gather_rows(images, sizes)[order[mine]])
         return gather_rows(keys, sizes)[order.argsort()[mine]]
 
-    def after_step(self) -> None:
-        follow(self.key, self.branch, self.momentum)
+    def update(self) -> None:
+        momentum_update(self.key, self.branch, self.momentum)
         if self._fresh is not None:
             self.queue.push(*of_all_ranks(self._fresh))
             self._fresh = None

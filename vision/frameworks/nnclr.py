@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dipole.vision.encoders.base import Norm
-from dipole.vision.frameworks.base import Batch, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, register_framework
 from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
 
@@ -29,23 +28,31 @@ class NNCLR(Predicting):
     those of the other images. The first view's projections, of all ranks, enter Q after the step. Q starts with random
     unit vectors. By default the projector has three layers and batch norm after each.
 
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = NNCLR(backbone, support=4096)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+        >>> loss.backward()  # then optimizer.step()
+        >>> model.after_step()  # fills Q
+
     Args:
-        backbone, projector, hidden, norm: as in `Predicting`.
+        backbone, objective, head, predictor: as in `Predicting`.
         support: past embeddings, |Q|.
     """
 
     table = NNCLRConfig
     projector = (3, "all")
+    head_name = "nnclr"
+    predictor_name = "nnclr"
 
     def __init__(
         self,
         backbone: nn.Module,
-        projector: nn.Module | None = None,
-        hidden: int = 4096,
-        norm: Norm = "hidden",
+        objective: AnyObjective | None = "infonce(temperature=0.1)",
+        head: nn.Module | None = None,
+        predictor: nn.Module | None = None,
         support: int = 98_304,
     ) -> None:
-        super().__init__(backbone, projector, hidden, norm)
+        super().__init__(backbone, objective, head, predictor)
         self.queue = Queue(support, self.embedding_dim)
         self._fresh: Tensor | None = None
 
@@ -54,7 +61,7 @@ class NNCLR(Predicting):
         support = self.queue.all(projected[0].dtype)
         return [nearest_in(support, z.detach()) for z in projected], [self.predictor(z) for z in projected]
 
-    def after_step(self) -> None:
+    def update(self) -> None:
         if self._fresh is not None:
             self.queue.push(*of_all_ranks(self._fresh))
             self._fresh = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -14,8 +14,9 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.vision.encoders.base import Norm, mlp
-from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded
+from dipole.vision.frameworks.base import AnyObjective, AnyPairs, Batch, OneBranch, Rows, Setup, embedded
 from dipole.vision.frameworks.moco import every_view_in_turn
+from dipole.vision.heads import Prediction, prediction_head
 from dipole.vision.settings import VisionSettings
 
 
@@ -35,33 +36,34 @@ class Predicting(OneBranch):
     whatever the microbatch.
 
     Args:
-        backbone, projector: as in `OneBranch`.
-        hidden: hidden units of the predictor.
-        norm: batch norm in the predictor.
+        backbone, objective, head: as in `OneBranch`.
+        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
     """
 
     table = PredictorConfig
     without_negatives = "the other images of the batch are negatives if the objective has some"
+    predictor_name: ClassVar[Prediction] = "byol"
 
     def __init__(
         self,
         backbone: nn.Module,
-        projector: nn.Module | None = None,
-        hidden: int = 512,
-        norm: Norm = "hidden",
-        **settings: Any,
+        objective: AnyObjective | None = None,
+        head: nn.Module | None = None,
+        predictor: nn.Module | None = None,
     ) -> None:
-        super().__init__(backbone, projector)
-        self.predictor: nn.Module = mlp([self.embedding_dim, hidden, self.embedding_dim], norm)
+        super().__init__(backbone, objective, head)
+        self.predictor = predictor or prediction_head(self.predictor_name, self.embedding_dim)
         self._projected: Tensor | None = None
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         table: PredictorConfig = config.own_table
         hidden = table.predictor_hidden or cls.default_hidden(config)
+        branch = setup.branch()
+        predictor = mlp([branch.dim, hidden, branch.dim], table.predictor_norm)
         # Further settings of a framework are arguments of the same name.
-        others = {name: value for name, value in table if not name.startswith("predictor_")}
-        return cls(setup.branch(), None, hidden, table.predictor_norm, **others)
+        others: dict[str, Any] = {name: value for name, value in table if not name.startswith("predictor_")}
+        return cls(branch, None, predictor=predictor, **others)
 
     @classmethod
     def default_hidden(cls, config: VisionSettings) -> int:
@@ -76,18 +78,19 @@ class Predicting(OneBranch):
         """Return anchors and keys (B, d) of every view, from the projections (B, d) of every view."""
         raise NotImplementedError
 
-    def forward(self, batch: Batch) -> EncodedBatch:
+    def embed(self, batch: Batch) -> EncodedBatch:
         projected = [self.branch(view) for view in batch.views]
         self._projected = projected[0].detach().clone()  # of a graph that may be replayed
         anchors, keys = self.sides(batch, projected)
         return embedded({"anchor": anchors, "key": keys}, batch, self.pair)
 
     def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
-        return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows["index"])
+        return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows.get("index"))
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Return the spread of the last batch. Every rank must call it."""
-        return {} if self._projected is None else {"spread": spread(self._projected)}
+        """Return the terms of the objective, and the spread of the last batch. Every rank must call it."""
+        found = super().metrics()
+        return found if self._projected is None else found | {"spread": spread(self._projected)}
 
 
 def spread(z: Tensor) -> Tensor:

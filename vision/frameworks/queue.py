@@ -1,4 +1,4 @@
-"""Rows of past batches, for frameworks that contrast with more than a batch."""
+"""Rows of past batches, and momentum copies, for frameworks that contrast with more than a batch."""
 
 from typing import Any
 
@@ -6,32 +6,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dipole.core.objectives.options import check_whole
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
 
 
 class Queue(nn.Module):
-    """The last `size` rows of unit length; new rows overwrite the oldest. It starts with random unit vectors."""
+    """The last `size` rows of unit length. New rows overwrite the oldest. It starts with random unit vectors.
+
+        >>> queue = Queue(4, 2)
+        >>> queue.push(torch.tensor([[3.0, 4.0]]))
+        >>> queue.past()
+        tensor([[0.6000, 0.8000]])
+        >>> queue.all().shape
+        torch.Size([4, 2])
+
+    Args:
+        size: rows, >= 1.
+        dim: width of a row, >= 1.
+
+    Raises:
+        OptionError: a number is no integer >= 1.
+    """
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
+        check_whole("size", size)
+        check_whole("dim", dim)
         self.register_buffer("rows", F.normalize(torch.randn(size, dim), dim=1))
         self.register_buffer("place", torch.zeros((), dtype=torch.long))
         self.register_buffer("filled", torch.zeros((), dtype=torch.long))
         self._filled: int | None = 0  # the value of `filled`, known without reading the device; None: read it
 
-    def all(self, dtype: torch.dtype) -> Tensor:
-        """Return all rows (size, d)."""
+    def all(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return all rows, (size, dim).
+
+        Args:
+            dtype: of the result. None is that of the buffer.
+        """
         return self.get_buffer("rows").to(dtype)
 
-    def past(self, dtype: torch.dtype) -> Tensor:
-        """Return the rows (n, d) that have been pushed."""
+    def past(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the rows that have been pushed, (n, dim).
+
+        Args:
+            dtype: as in `all`.
+        """
         if self._filled is None:
             self._filled = int(self.get_buffer("filled"))
         return self.all(dtype)[: self._filled]
 
     @torch.no_grad()
     def push(self, rows: Tensor) -> None:
-        """Add rows (n, d) of all ranks. Of more than fit the last ones stay."""
+        """Add rows. Of more than fit the last ones stay.
+
+        Args:
+            rows: (n, dim). With several ranks, the same on each (`of_all_ranks`).
+        """
         store, place, filled = (self.get_buffer(name) for name in ("rows", "place", "filled"))
         rows = F.normalize(rows.to(store.dtype), dim=1)[-len(store) :]
         store[(place + torch.arange(len(rows), device=store.device)) % len(store)] = rows
@@ -57,6 +87,15 @@ def of_all_ranks(*rows: Tensor) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def follow(copy: nn.Module, module: nn.Module, momentum: float) -> None:
-    """Move the parameters of a copy towards a module: momentum * copy + (1 - momentum) * module."""
+def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None:
+    """Move the parameters of a copy towards a module: momentum * copy + (1 - momentum) * module.
+
+        >>> model, slow = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> momentum_update(slow, model, momentum=0.99)
+
+    Args:
+        copy: a module of the same structure, such as `copy.deepcopy(module).requires_grad_(False)`.
+        module: the one that is trained.
+        momentum: from 0, which copies the module, to 1, which changes nothing.
+    """
     torch._foreach_lerp_(list(copy.parameters()), list(module.parameters()), 1 - momentum)

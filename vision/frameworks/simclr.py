@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -12,11 +13,21 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pair_views import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import generator
-from dipole.vision.frameworks.base import AnyPairs, Batch, OneBranch, Rows, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import (
+    AnyObjective,
+    AnyPairs,
+    Batch,
+    OneBranch,
+    Rows,
+    Setup,
+    embedded,
+    in_passes,
+    register_framework,
+)
 from dipole.vision.image_set import ImageSet
 from dipole.vision.order import Order
 from dipole.vision.pairs.labels import class_order
@@ -41,13 +52,20 @@ class SimCLRConfig(Settings):
 class SimCLR(OneBranch):
     """One network for all views. Negatives are the rest of the batch (Chen et al. 2020).
 
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = SimCLR(backbone, objective="infonce(temperature=0.5) + 0.1*dp")
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.06)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> model.after_step()
+
     With more than two views this is the K x (1 against M) form that CACR calls CMC.
 
     Args:
-        backbone, projector: as in `OneBranch`.
+        backbone, objective, head: as in `OneBranch`.
         negatives: random negatives for each anchor, from the batch of all ranks. None uses all.
         repel: which rows of the batch are negatives, as in `SimCLRConfig`.
-        by_label: all views of an anchor's class are its positives (supervised contrast, Khosla et al. 2020).
     """
 
     table = SimCLRConfig
@@ -57,18 +75,17 @@ class SimCLR(OneBranch):
     def __init__(
         self,
         backbone: nn.Module,
-        projector: nn.Module | None = None,
+        objective: AnyObjective | None,
+        head: nn.Module | None = None,
         negatives: int | None = None,
         repel: Repel = "all",
-        by_label: bool = False,
     ) -> None:
-        super().__init__(backbone, projector)
+        super().__init__(backbone, objective, head)
         self.negatives = negatives
         self.repel: Repel = repel
-        self.by_label = by_label
 
     @classmethod
-    def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
+    def from_config(cls, config: VisionSettings, setup: Setup) -> SimCLR:
         repel: Repel = config.own_table.negatives
         most = (setup.batch_size - 1) * (config.count if repel == "all" else 1)
         if config.negatives is not None and config.negatives > most:
@@ -83,7 +100,9 @@ class SimCLR(OneBranch):
                 f"vision.simclr.negatives = {repel!r} has no effect with vision.pairs = 'labels': all views of other "
                 "classes repel. Remove it."
             )
-        return cls(setup.branch(), None, config.negatives, repel, by_label)
+        if by_label:
+            return SupCon(setup.branch(), None, negatives=config.negatives)
+        return cls(setup.branch(), None, negatives=config.negatives, repel=repel)
 
     @classmethod
     def order(cls, config: VisionSettings, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
@@ -95,16 +114,13 @@ class SimCLR(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return Pairs.from_views(rows(views).unbind(1), labels)
 
-    def forward(self, batch: Batch) -> EncodedBatch:
-        # One pass: batch norm sees all views together, as in the reference.
-        z = self.branch(torch.cat(batch.views))
-        return embedded({"view": z.chunk(len(batch.views))}, batch, self.pair)
+    def embed(self, batch: Batch) -> EncodedBatch:
+        # One pass of views of one shape: batch norm sees all views together, as in the reference.
+        return embedded({"view": in_passes(self.branch, batch.views)}, batch, self.pair)
 
     def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         views = rows["view"]
-        if self.by_label:
-            return Pairs.from_labels(views, rows["labels"], rows["index"])
-        labels, index = rows.get("labels"), rows["index"]
+        labels, index = rows.get("labels"), rows.get("index")
         layout: ViewNegatives = "queries" if self.repel == "in-turn" else self.repel
         pairs = []
         for n in range(len(views) if self.repel == "in-turn" else 1):
@@ -113,6 +129,44 @@ class SimCLR(OneBranch):
         if self.negatives is not None:
             pairs = [keep_negatives(each, self.negatives, seed + n) for n, each in enumerate(pairs)]
         return pairs[0] if len(pairs) == 1 else tuple(pairs)
+
+
+class SupCon(SimCLR):
+    """All views of all images of an anchor's class are its positives (supervised contrast, Khosla et al. 2020).
+
+        >>> backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 16))
+        >>> model = SupCon(backbone)
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = model([torch.rand(4, 3, 8, 8), torch.rand(4, 3, 8, 8)], labels)
+
+    This is the framework of recipes with `vision.pairs = "labels"`. One view is enough if a batch has several images of
+    a class. A negative label means unknown.
+
+    Args:
+        backbone, objective, head, negatives: as in `SimCLR`.
+    """
+
+    head_name = "supcon"
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: AnyObjective | None = "supcon(temperature=0.1)",
+        head: nn.Module | None = None,
+        negatives: int | None = None,
+    ) -> None:
+        super().__init__(backbone, objective, head, negatives)
+
+    def forward(self, views: Sequence[Tensor], labels: Tensor | None = None, index: Tensor | None = None) -> Tensor:
+        if labels is None:
+            raise PairsError("SupCon finds positives by the labels: model(views, labels), with (B,) class numbers.")
+        return super().forward(views, labels, index)
+
+    def view_counts(self) -> tuple[int, int | None]:
+        return 1, None
+
+    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+        return Pairs.from_labels(rows["view"], rows["labels"], rows.get("index"))
 
 
 def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from dipole.vision.frameworks.base import Batch, register_framework
+from dipole.vision.frameworks.base import AnyObjective, Batch, register_framework
 from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
 from dipole.vision.settings import VisionSettings
 
@@ -26,10 +26,28 @@ class SimSiam(Predicting):
 
     With `0.5*regression` the loss is D(p1, z2)/2 + D(p2, z1)/2 + 1. By default the projector has three layers with
     batch norm after each (Sec. 3). Two layers are those of their App. D for CIFAR.
+
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = SimSiam(backbone)
+        >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
+
+    Args:
+        backbone, objective, head, predictor: as in `Predicting`.
     """
 
     table = SimSiamConfig
     projector = (3, "all")
+    head_name = "simsiam"
+    predictor_name = "simsiam"
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: AnyObjective | None = "0.5*regression",
+        head: nn.Module | None = None,
+        predictor: nn.Module | None = None,
+    ) -> None:
+        super().__init__(backbone, objective, head, predictor)
 
     @classmethod
     def default_hidden(cls, config: VisionSettings) -> int:

@@ -12,7 +12,16 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
 from dipole.vision.augment import AugmentConfig
-from dipole.vision.frameworks.base import Batch, OneBranch, Rows, Setup, embedded, register_framework
+from dipole.vision.frameworks.base import (
+    AnyObjective,
+    Batch,
+    OneBranch,
+    Rows,
+    Setup,
+    embedded,
+    in_passes,
+    register_framework,
+)
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
@@ -26,30 +35,43 @@ class SwAVConfig(Settings):
 
 
 @register_framework("swav")
-class MultiCrop(OneBranch):
+class SwAV(OneBranch):
     """SwAV's framework (Caron et al. 2020): every crop is an anchor, the large crops (and a queue) are the candidates.
 
     An anchor's positives are the other large crops of its image. Made for the objective `swav`, whose codes are
     computed over all candidates, the queue included. For other objectives the queue holds negatives.
 
+        >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
+        >>> model = SwAV(backbone, objective="swav(prototypes=50)")
+        >>> crops = [torch.rand(8, 3, 32, 32) for _ in range(2)] + [torch.rand(8, 3, 16, 16) for _ in range(4)]
+        >>> loss = model(crops)
+
     Args:
-        backbone, projector: as in `OneBranch`.
-        large: large crops of an image.
-        queue: past embeddings; 0 for none.
+        backbone, objective, head: as in `OneBranch`.
+        large: large crops of an image, the first views.
+        queue: past embeddings. 0 for none.
     """
 
     table = SwAVConfig
+    head_name = "swav"
     negatives_mean = "past embeddings in the queue"
 
-    def __init__(self, backbone: nn.Module, projector: nn.Module | None = None, large: int = 2, queue: int = 0) -> None:
-        super().__init__(backbone, projector)
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: AnyObjective | None = "swav(prototypes=3000)",
+        head: nn.Module | None = None,
+        large: int = 2,
+        queue: int = 0,
+    ) -> None:
+        super().__init__(backbone, objective, head)
         self.large = large
         self.queue = Queue(queue, self.embedding_dim) if queue else None
         self._fresh: list[Tensor] = []
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
-        return cls(setup.branch(), None, config.count, config.negatives or 0)
+        return cls(setup.branch(), None, large=config.count, queue=config.negatives or 0)
 
     @classmethod
     def augmentations(cls, config: VisionSettings) -> list[AugmentConfig]:
@@ -62,19 +84,20 @@ class MultiCrop(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
         return Pairs.from_crops(rows(views).unbind(1), labels=labels)
 
-    def forward(self, batch: Batch) -> EncodedBatch:
-        large, small = batch.views[: self.large], batch.views[self.large :]
-        of_large = self.branch(torch.cat(large)).chunk(len(large))
-        of_small = self.branch(torch.cat(small)).chunk(len(small)) if small else ()
-        self._fresh = [crop.detach() for crop in of_large]
-        return embedded({"large": of_large, "small": of_small}, batch, self.pair)
+    def view_counts(self) -> tuple[int, int | None]:
+        return max(2, self.large), None
+
+    def embed(self, batch: Batch) -> EncodedBatch:
+        large, small = (in_passes(self.branch, part) for part in (batch.views[: self.large], batch.views[self.large :]))
+        self._fresh = [crop.detach() for crop in large]
+        return embedded({"large": large, "small": small}, batch, self.pair)
 
     def pair(self, rows: dict[str, Any], seed: int) -> Pairs:
         large, small = rows["large"], rows["small"]
         queue = None if self.queue is None else self.queue.past(large[0].dtype)
-        return Pairs.from_crops(large, small, queue, rows.get("labels"), rows["index"])
+        return Pairs.from_crops(large, small, queue, rows.get("labels"), rows.get("index"))
 
-    def after_step(self) -> None:
+    def update(self) -> None:
         if self.queue is not None and self._fresh:
             self.queue.push(torch.cat(of_all_ranks(*self._fresh)))
         self._fresh = []

@@ -63,6 +63,7 @@ class Tempered(Objective):
             `temperature` although it is learned.
     """
 
+    needs_learning_rate = False
     first_temperature: ClassVar[float] = 0.07
     largest_scale: ClassVar[float | None] = LARGEST_SCALE
 

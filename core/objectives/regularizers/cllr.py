@@ -168,6 +168,7 @@ class CLLR(Objective):
         self.norm = norm
         self.alpha = alpha
         self.solver = solver
+        self.needs_learning_rate = solver == "proximal"
         self.features = features
         self.tolerance = tolerance
         self.L = UninitializedParameter()

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.utils.errors import ConfigError
-from dipole.vision.encoders import Encoder
-from dipole.vision.frameworks.base import Branch
+from dipole.vision.frameworks.branch import Branch, feature_width
 
 
 class PassedFeatures:
@@ -21,16 +20,15 @@ class PassedFeatures:
             of the branch's output also where it runs in microbatches.
 
     Raises:
-        ConfigError: the encoders have different widths, or one is not an `Encoder`.
+        ConfigError: the encoders have different or unknown widths.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
-        encoders = [branch.encoder for branch in branches]
-        widths = {each.taps[each.last] if isinstance(each, Encoder) else -1 for each in encoders}
-        if len(widths) > 1 or -1 in widths:
+        widths = {feature_width(branch.encoder) for branch in branches}
+        if len(widths) > 1:
             raise ConfigError(
                 "objective: a term acts on the encoder's features, and the encoders of this method have features of "
-                "different or unknown widths. Take vision.method = 'simclr', or vision.encoder.projector = 'none'."
+                "different widths. Take vision.method = 'simclr', or vision.encoder.projector = 'none'."
             )
         (self.width,) = widths
         self._found: list[Tensor] = []

@@ -1,0 +1,156 @@
+"""A backbone and its projection head, over any module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dipole.core.utils.errors import ConfigError
+from dipole.vision.encoders.base import Encoder
+
+SIDES = (32, 64, 224, 8, 16, 28, 48, 84, 96, 128, 192, 256, 299, 336, 384, 448, 512)
+"""Sides of the images, in pixels, with which the width of a plain backbone is measured. Two that work are enough."""
+POOLED = ("pooler_output", "image_embeds", "text_embeds")
+"""Outputs of models of transformers that have one row for each input."""
+
+
+class Branch(nn.Module):
+    """A backbone and its projector.
+
+    Args:
+        backbone: an `Encoder`, or any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        projector: of the features, or None.
+        tap: the layer of an `Encoder` that probes read. None means the last.
+        dim: width of the embedding. By default it is measured.
+
+    Raises:
+        ConfigError: there is no such layer.
+
+    Attributes:
+        returns_features: whether a call returns (embeddings, features). `PassedFeatures` sets it.
+    """
+
+    returns_features = False
+
+    def __init__(
+        self, backbone: nn.Module, projector: nn.Module | None = None, tap: str | None = None, dim: int | None = None
+    ) -> None:
+        super().__init__()
+        self.encoder = backbone
+        self.projector = projector or nn.Identity()
+        self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None
+        if dim is not None:
+            self.dim = dim
+
+    @cached_property
+    def dim(self) -> int:
+        """Width of the embedding.
+
+        Raises:
+            ConfigError: it is unknown.
+        """
+        linear = [layer for layer in self.projector.modules() if isinstance(layer, nn.Linear)]
+        if linear:
+            return linear[-1].out_features
+        if isinstance(self.projector, nn.Identity):
+            return feature_width(self.encoder)
+        return feature_width(self)
+
+    def forward(self, images: Tensor) -> Any:
+        """Return the embeddings (n, dim) after the projector. With `returns_features` also the encoder's features.
+
+        Args:
+            images: (n, C, H, W) as the backbone takes them, in [0, 1] for an `Encoder`.
+        """
+        features = rows_of(self.encoder(images), self.encoder)
+        if self.returns_features:
+            return self.projector(features), features
+        return self.projector(features)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features that probes see, (n, width of the tap).
+
+        Args:
+            images: as in `forward`.
+        """
+        if self.tap is None:
+            return rows_of(self.encoder(images), self.encoder)
+        return rows_of(self.encoder(images, self.tap), self.encoder)
+
+
+def rows_of(output: Any, module: nn.Module) -> Tensor:
+    """Return a module's output as rows (n, width): a tensor (n, ...), or the pooled one of a model of transformers.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(output, Mapping):
+        output = next((output[name] for name in POOLED if output.get(name) is not None), output)
+    if not isinstance(output, Tensor) or output.ndim < 2:
+        shown = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(
+            f"the backbone {type(module).__name__} returned {shown}, and not a tensor with a row for each image. Wrap "
+            "it in a module that returns its features, (n, width)."
+        )
+    return output.flatten(1)
+
+
+def feature_width(backbone: nn.Module) -> int:
+    """Return the width of the rows that a module makes of images, measured with images of zeros.
+
+    Raises:
+        ConfigError: no size of images fits, or the width depends on it.
+    """
+    if isinstance(backbone, Encoder):
+        return backbone.taps[backbone.last]
+    modes = {part: part.training for part in backbone.modules()}
+    found: dict[int, int] = {}
+    try:
+        backbone.eval()
+        with torch.no_grad():
+            for images in _trials(backbone):
+                try:
+                    width = rows_of(backbone(images), backbone).shape[1]
+                except ConfigError:
+                    raise
+                except Exception:  # each backbone has its own error for images of a wrong size
+                    continue
+                found[images.shape[-1]] = width
+                if len(found) == 2:
+                    break
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    why = "no size of images was tried that it reads"
+    if found:
+        shown = " and ".join(f"{width} with {side} pixels" for side, width in found.items())
+        why = f"it depends on the size of the images, {shown}"
+    raise ConfigError(
+        f"the width of the features of {type(backbone).__name__} is unknown: {why}. Give a head for features of your "
+        "images' size, such as head=dipole.vision.projection_head('simclr', WIDTH)."
+    )
+
+
+def _trials(backbone: nn.Module) -> Iterator[Tensor]:
+    like = next(chain(backbone.parameters(), backbone.buffers()), torch.empty(0))
+    if not like.is_floating_point():
+        like = torch.empty(0, device=like.device)
+    first = next((part for part in backbone.modules() if isinstance(part, nn.Conv2d | nn.Linear)), None)
+    sides, counts = SIDES, (3, 1, 2)
+    if isinstance(first, nn.Conv2d):
+        counts = (first.in_channels,)
+    elif first is not None:
+        # Flattened images: their number of pixels is known.
+        squares = {channels: round((first.in_features / channels) ** 0.5) for channels in counts}
+        fitting = [side for channels, side in squares.items() if side * side * channels == first.in_features]
+        sides = (*fitting, *SIDES)
+    for side in sides:
+        for channels in counts:
+            yield like.new_zeros(1, channels, side, side)
