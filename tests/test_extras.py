@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 import dipole.rl.episodes
 import dipole.text.senteval
+import dipole.vision
 from dipole.core.cli import main
 from dipole.core.utils import extras
 from dipole.core.utils.extras import install_line
@@ -111,6 +112,7 @@ HANDED_OUT = {
     "dipole.rl.episodes": dipole.rl.episodes._HOME,
     "dipole.text": dipole.text._HOME,
     "dipole.text.senteval": dipole.text.senteval.__all__,
+    "dipole.vision": dipole.vision._HOME,
     "dipole.vision.export": ["DipoleVisionConfig", "DipoleVisionModel"],
     "dipole.vision.frameworks": ["SimCLR", "MoCo"],
     "dipole.vision.toy": ["ToyAdapter", "ToyConfig"],

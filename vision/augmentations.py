@@ -17,7 +17,7 @@ from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import OptionError, nearest
 from dipole.core.utils.transfer import constant
 from dipole.vision.augment import Augmentation, AugmentConfig
-from dipole.vision.decoding import eight_bits
+from dipole.vision.decoding import eight_bits, upright
 
 __all__ = ["Augment"]
 
@@ -88,7 +88,7 @@ class Augment:
     | `cacr` (CACR, Algorithm 1) | 2 | nothing |
 
     Every image has its own parameters, drawn on the CPU: a seed gives the same views on every device. A PIL image is
-    cropped and resized by Pillow, a tensor by the same bilinear, antialiased rule.
+    turned upright (EXIF), cropped and resized by Pillow, a tensor by the same bilinear, antialiased rule.
 
     Args:
         preset: name of a paper's settings, an `AugmentConfig` for two views, or one for each view.
@@ -155,11 +155,12 @@ class Augment:
         picture = eight_bits(image)
         if picture.mode != "L":
             picture = picture.convert("RGB")
+        picture = upright(picture, image)
         size = augment.config.size or min(picture.size)
         parameters, crops = augment.draw_unsized(1, generator, size)
-        top, left, height, width = augment.boxes(crops, picture.height, picture.width)[0].tolist()
-        box = (left, top, left + width, top + height)
-        pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR, box=box))
+        top, left, height, width = map(int, augment.boxes(crops, picture.height, picture.width)[0].tolist())
+        cut = picture.crop((left, top, left + width, top + height))  # nothing outside is read, as with tensors
+        pixels = np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR))
         found = torch.from_numpy(pixels.copy().reshape(size, size, -1)).permute(2, 0, 1)
         return augment.apply(found[None], parameters)[0]
 

@@ -93,7 +93,7 @@ class LARS(Optimizer):
         >>> optimizer = LARS(model.parameters(), lr=0.3 * 1024 / 256, weight_decay=1e-6)
 
     Args:
-        parameters: tensors to optimise.
+        parameters: tensors (...) to optimise.
         lr: global learning rate, > 0.
         momentum: in [0, 1).
         weight_decay: >= 0.
@@ -112,7 +112,14 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one update."""
+        """Make one update.
+
+        Args:
+            closure: a function that computes the loss again, or None.
+
+        Returns:
+            The loss of the closure, or None.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

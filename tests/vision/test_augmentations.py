@@ -26,10 +26,10 @@ def picture(width=52, height=40, seed=0):
 
 @pytest.mark.parametrize(
     ("preset", "changes"),
-    [("simclr", {"blur": 0}), ("byol", {"blur": 0}), ("mocov1", {}), ("swav", {"blur": 0}), ("cacr", {"jitter": 0})],
+    [("simclr", {"jitter": 0}), ("byol", {"jitter": 0}), ("swav", {"jitter": 0}), ("mocov1", {}), ("swav", {})],
 )
 def test_an_image_a_tensor_and_a_batch_have_the_same_views(preset, changes):
-    """The same seed and image: Pillow rounds the resized crop to 256 levels, and jitter multiplies that by up to 3."""
+    """With one seed. Pillow rounds a resized crop to 256 levels, and jitter multiplies the difference."""
     augment = Augment(preset, size=24, **changes)
     image, pixels = picture()
     of_image = augment(image, torch.Generator().manual_seed(3))
@@ -39,9 +39,11 @@ def test_an_image_a_tensor_and_a_batch_have_the_same_views(preset, changes):
     assert [tuple(view.shape) for view in of_image] == [(3, side, side) for side in sides]
     for first, second, third in zip(of_image, of_tensor, of_batch, strict=True):
         torch.testing.assert_close(second, third[0], atol=1e-5, rtol=0)
-        inverted = (first - second).abs() > 0.2  # solarization turns values about the threshold of one half around
-        assert float(inverted.float().mean()) < 0.02
-        assert float((first - second)[~inverted].abs().max()) < 6 / 255
+        apart = (first - second).abs()
+        assert float(apart.mean()) < 0.02
+        turned = apart > 0.2  # solarization turns values about its threshold around
+        assert float(turned.float().mean()) < 0.02
+        assert not changes or float(apart[~turned].max()) < 1.01 / 255
     assert not torch.equal(of_image[0], of_image[1])
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dipole import objective
+from dipole import objective, vision
 from dipole.core.objectives import gather
 from dipole.core.utils.distributed import gather_rows
 from dipole.core.utils.errors import PairsError
@@ -75,6 +75,15 @@ CASES = [
     ("nnclr", "regression"),
     *itertools.product(("simclr", "moco", "moco, queue alone", "cmc", "swav, small", "blocks", "byol"), BATCH_WIDE),
 ]
+LIBRARY = {
+    "SimCLR": {"objective": "infonce + 0.1*dp", "negatives": 5},
+    "MoCo": {"objective": "infonce + 0.1*dp", "queue": 9},
+    "SwAV": {"objective": "swav(prototypes=4)", "queue": 8},
+    "BYOL": {"predictor": torch.nn.Linear(5, 5, dtype=torch.float64), "steps": 9},
+    "SupCon": {},
+}
+"""Frameworks built in Python, with their objective."""
+CASES += [(name, None) for name in LIBRARY]
 SHARES = {1: [(12,)], 2: [(6, 6), (8, 4)], 3: [(4, 4, 4), (6, 2, 4)]}
 # cacr(k=2) asks for two positives, and these have one.
 ONE_POSITIVE = (
@@ -91,6 +100,8 @@ QUEUE_ALONE = (
 def step(case, own=slice(None), microbatch=None):
     """Loss, gradients and buffers after one step of a case on some images of the batch; why not, where it cannot."""
     name, text = case
+    if text is None:
+        return library_step(name, own)
     # Linear encoders: no batch norm.
     encoder = {"name": "linear", "width": 6, "hidden": 6, "dim": 5, "projector_norm": "none"}
     module, batch = random_framework({**FRAMEWORKS[name], "encoder": encoder}, IMAGES, SIDE)
@@ -110,6 +121,24 @@ def step(case, own=slice(None), microbatch=None):
         "notes": [term.note for term in outcome.terms.values()],
         "gradients": [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters if p.requires_grad],
         "buffers": [*module.buffers(), *(p.detach() for p in module.parameters() if not p.requires_grad)],
+    }
+
+
+def library_step(name, own):
+    """The same for a framework built in Python, called with its views."""
+    torch.manual_seed(1)
+    backbone, head = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6)), torch.nn.Linear(6, 5)
+    module = getattr(vision, name)(backbone, head=head, **copy.deepcopy(LIBRARY[name])).double()
+    views = torch.rand(2, IMAGES, 3, SIDE, SIDE, dtype=torch.float64)[:, own].unbind()
+    loss = module(views, torch.arange(IMAGES)[own] % 3)
+    loss.backward()
+    module.after_step()
+    learnt = [each for each in module.parameters() if each.requires_grad]
+    return {
+        "loss": loss.detach(),
+        "notes": [],
+        "gradients": [torch.zeros_like(each) if each.grad is None else each.grad for each in learnt],
+        "buffers": [each for name, each in module.state_dict().items() if not name.startswith(("branch", "predictor"))],
     }
 
 

@@ -214,7 +214,7 @@ class OneBranch(Method):
     ) -> None:
         super().__init__(objective)
         self.branch = make_branch(backbone, head, self.head_name)
-        self.build_objective()
+        self._build_objective()
 
     @property
     def embedding_dim(self) -> int:  # type: ignore[override]

@@ -42,7 +42,9 @@ class Blocks(OneBranch):
     positives. Labels choose the blocks. The block loss does not use labels, but supervised references get them.
 
     Args:
-        backbone, objective, head: as in `OneBranch`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
         images: of a block, b + 1.
     """
 

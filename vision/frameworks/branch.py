@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -108,24 +108,7 @@ def feature_width(backbone: nn.Module) -> int:
     """
     if isinstance(backbone, Encoder):
         return backbone.taps[backbone.last]
-    modes = {part: part.training for part in backbone.modules()}
-    found: dict[int, int] = {}
-    try:
-        backbone.eval()
-        with torch.no_grad():
-            for images in _trials(backbone):
-                try:
-                    width = rows_of(backbone(images), backbone).shape[1]
-                except ConfigError:
-                    raise
-                except Exception:  # each backbone has its own error for images of a wrong size
-                    continue
-                found[images.shape[-1]] = width
-                if len(found) == 2:
-                    break
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    found = {images.shape[-1]: width for images, width in measured(backbone, _trials(backbone), most=2)}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     why = "no size of images was tried that it reads"
@@ -138,12 +121,35 @@ def feature_width(backbone: nn.Module) -> int:
     )
 
 
+def measured(module: nn.Module, trials: Iterable[Tensor], most: int = 1) -> list[tuple[Tensor, int]]:
+    """Return up to `most` of the inputs that a module reads, each with the width of its rows."""
+    modes = {part: part.training for part in module.modules()}
+    found: list[tuple[Tensor, int]] = []
+    try:
+        module.eval()
+        with torch.no_grad():
+            for trial in trials:
+                try:
+                    found.append((trial, rows_of(module(trial), module).shape[1]))
+                except ConfigError:
+                    raise
+                except Exception:  # each module has its own error for inputs of a wrong shape
+                    continue
+                if len(found) == most:
+                    break
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    return found
+
+
 def _trials(backbone: nn.Module) -> Iterator[Tensor]:
     like = next(chain(backbone.parameters(), backbone.buffers()), torch.empty(0))
     if not like.is_floating_point():
         like = torch.empty(0, device=like.device)
     first = next((part for part in backbone.modules() if isinstance(part, nn.Conv2d | nn.Linear)), None)
-    sides, counts = SIDES, (3, 1, 2)
+    sides: tuple[int, ...] = SIDES
+    counts: tuple[int, ...] = (3, 1, 2)
     if isinstance(first, nn.Conv2d):
         counts = (first.in_channels,)
     elif first is not None:

@@ -10,8 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from dipole.core.objectives.options import check_whole
 from dipole.vision.encoders.base import Norm
 from dipole.vision.frameworks.base import AnyObjective, Batch, register_framework
+from dipole.vision.frameworks.checks import check_choice, check_momentum
 from dipole.vision.frameworks.predictor import Predicting, PredictorConfig
 from dipole.vision.frameworks.queue import momentum_update
 from dipole.vision.schedules import cosine_schedule
@@ -40,6 +42,10 @@ class Following(Predicting):
         steps: int | None = None,
     ) -> None:
         super().__init__(backbone, objective, head, predictor)
+        check_momentum(momentum)
+        check_choice("momentum_schedule", momentum_schedule, Schedule)
+        if steps is not None:
+            check_whole("steps", steps)
         self.target = copy.deepcopy(self.branch).requires_grad_(False)
         self.momentum = momentum
         self.schedule: Schedule = momentum_schedule
@@ -85,7 +91,13 @@ class BYOL(Following):
         >>> model.after_step()  # moves the target network
 
     Args:
-        backbone, objective, head, predictor, momentum, momentum_schedule, steps: as in `Following`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
+        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
+        momentum: of the copy, in [0, 1], at the first step.
+        momentum_schedule: "cosine", which rises to 1, or "constant".
+        steps: steps of the whole run, for the cosine. None keeps the momentum of the first step.
     """
 
     table = BYOLConfig
@@ -126,7 +138,13 @@ class MoCoV3(Following):
         >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
 
     Args:
-        backbone, objective, head, predictor, momentum, momentum_schedule, steps: as in `Following`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
+        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
+        momentum: of the copy, in [0, 1], at the first step.
+        momentum_schedule: "cosine", which rises to 1, or "constant".
+        steps: steps of the whole run, for the cosine. None keeps the momentum of the first step.
     """
 
     table = MoCoV3Config

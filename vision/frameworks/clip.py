@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
@@ -20,7 +21,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
-from dipole.vision.frameworks.branch import rows_of
+from dipole.vision.frameworks.branch import measured, rows_of
 from dipole.vision.settings import PairKind, VisionSettings
 
 
@@ -39,17 +40,17 @@ class TextBranch(nn.Module):
     def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:
         super().__init__()
         self.encoder = encoder
-        config = getattr(encoder, "config", None)
-        width = getattr(config, "projection_dim", None) or getattr(config, "hidden_size", None)
-        if head is None and width is None:
-            linear = [part.out_features for part in encoder.modules() if isinstance(part, nn.Linear)]
-            if not linear:
+        if head is None:
+            device = next((each.device for each in encoder.parameters()), None)
+            tokens = [torch.zeros(1, length, dtype=torch.long, device=device) for length in (2, 8, 77)]
+            found = measured(encoder, tokens)
+            if not found:
                 raise ConfigError(
-                    f"CLIP: the width of the features of {type(encoder).__name__} is unknown. Give its head, such as "
-                    f"text_head=torch.nn.Linear(WIDTH, {dim})."
+                    f"CLIP: the width of the features of {type(encoder).__name__} is unknown, as it reads no matrix of "
+                    f"tokens. Give its head, such as text_head=torch.nn.Linear(WIDTH, {dim})."
                 )
-            width = linear[-1]
-        self.projector = head or nn.Linear(int(width or 0), dim)
+            head = nn.Linear(found[0][1], dim)
+        self.projector = head
 
     def forward(self, *texts: Any, **named: Any) -> Tensor:
         """Return the embeddings of texts, (n, dim)."""
@@ -70,9 +71,10 @@ class CLIP(OneBranch):
         >>> loss = model([torch.rand(8, 3, 32, 32)], torch.randint(100, (8, 12)))
 
     Args:
-        backbone: as in `OneBranch`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
         text: any module from texts to features (n, ...). Models of transformers with a pooled output do as well.
-        objective, head: as in `OneBranch`.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
         text_head: the projection head of the texts. None is a linear layer to the width of the images.
 
     Raises:
@@ -85,6 +87,8 @@ class CLIP(OneBranch):
     reads_captions = True
     pairs: ClassVar[tuple[PairKind, ...]] = ("columns",)
     head_name = "clip"
+    caption: Any
+    """A `CaptionBranch` in a run, else a `TextBranch`."""
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class CLIP(OneBranch):
             labels: (B,) class of each pair, for objectives that use labels.
             index: (B,) index of each pair in the data set.
         """
-        return self.loss_of(views, labels, index, texts)
+        return self._loss_of(views, labels, index, texts)
 
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
@@ -134,7 +138,7 @@ class CLIP(OneBranch):
             caption = self.caption(*texts)
         else:
             caption = self.caption(texts)
-        return embedded({"image": image, "caption": caption}, batch, self.pair)
+        return embedded({"image": image, "caption": caption}, batch, self._pair)
 
-    def pair(self, rows: dict[str, Tensor], seed: int) -> Pairs:
+    def _pair(self, rows: dict[str, Tensor], seed: int) -> Pairs:
         return Pairs.both(rows["image"], rows["caption"], rows.get("labels"), rows.get("index"))

@@ -29,6 +29,7 @@ from dipole.vision.frameworks.base import (
     make_branch,
     register_framework,
 )
+from dipole.vision.frameworks.checks import check_choice, check_momentum
 from dipole.vision.frameworks.queue import of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
@@ -98,9 +99,10 @@ class CMC(Method):
     Args:
         backbone: for L, images of one channel. Without `colour`, a network for colour images: two copies of it are
             trained, whose first convolution reads one and two channels.
-        objective, head: as in `OneBranch`.
+        objective: its text, an Objective or a Composite.
+        head: the projection head of L. None is the paper's (`projection_head`), `nn.Identity()` is none.
         colour: the network for a and b, two channels.
-        colour_head: its projection head. None is as in `OneBranch`.
+        colour_head: its projection head. None is a copy of `head`, or the paper's.
         images: rows of the memory bank: images of the data set.
         bank: negatives drawn from the memory bank; None for those of the batch. With a bank, call
             `model(views, index=rows)`.
@@ -132,6 +134,8 @@ class CMC(Method):
         directions: Directions = "sum",
     ) -> None:
         super().__init__(objective)
+        check_momentum(momentum)
+        check_choice("directions", directions, Directions)
         if colour is None:
             backbone, colour = with_channels(backbone, 1), with_channels(backbone, 2)
         if head is not None and colour_head is None:
@@ -148,7 +152,7 @@ class CMC(Method):
         if bank is not None:
             self.register_buffer("memory", F.normalize(torch.randn(2, images, self.embedding_dim), dim=2))
         self._fresh: tuple[Tensor, Tensor, Tensor] | None = None
-        self.build_objective()
+        self._build_objective()
 
     @property
     def embedding_dim(self) -> int:  # type: ignore[override]
@@ -170,7 +174,7 @@ class CMC(Method):
             light, None, colour=colour, images=len(images), bank=bank, momentum=table.momentum,
             directions=table.directions,
         )  # fmt: skip
-        cmc.set_statistics(centre(images.images[slice(SAMPLE)], setup.size))
+        cmc._set_statistics(centre(images.images[slice(SAMPLE)], setup.size))
         return cmc
 
     @classmethod
@@ -182,14 +186,14 @@ class CMC(Method):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> AnyPairs:
         return both_directions(rows(), rows(), None, labels)
 
-    def set_statistics(self, images: Tensor) -> None:
+    def _set_statistics(self, images: Tensor) -> None:
         """Set mean and standard deviation of L, a and b from RGB images in [0, 1]."""
         for branch, half in zip((self.light, self.colour), halves(images), strict=True):
             std, mean = torch.std_mean(half, (0, 2, 3))
             assert isinstance(branch.encoder, Encoder)
             branch.encoder.set_statistics(mean, std.clamp_min(1e-3))
 
-    def view_counts(self) -> tuple[int, int | None]:
+    def _view_counts(self) -> tuple[int, int | None]:
         return 1, None
 
     def embed(self, batch: Batch) -> EncodedBatch:
@@ -197,14 +201,14 @@ class CMC(Method):
             raise PairsError("CMC with a memory bank needs the index of each image: model(views, index=rows), (B,).")
         of_light, of_colour = zip(*map(halves, batch.views), strict=True)
         light, colour = [self.light(half) for half in of_light], [self.colour(half) for half in of_colour]
-        found = embedded({"light": light, "colour": colour}, batch, self.pair)
+        found = embedded({"light": light, "colour": colour}, batch, self._pair)
         if self.bank is not None:
             index = found.rows["index"]
             assert index is not None
             self._fresh = (light[-1].detach(), colour[-1].detach(), index)
         return found
 
-    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+    def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         index, remembered = rows.get("index"), None
         if self.bank is not None:
             assert index is not None

@@ -63,7 +63,7 @@ class Trainable(nn.Module):
         self._terms: dict[str, Tensor | float] = {}
         self._features: PassedFeatures | None = None
 
-    def build_objective(self) -> None:
+    def _build_objective(self) -> None:
         """Create the parameters of the objective. Call it when the networks exist.
 
         Raises:
@@ -109,9 +109,9 @@ class Trainable(nn.Module):
             ConfigError: there is no objective.
             PairsError: views do not fit together, or the objective cannot use the pairs.
         """
-        return self.loss_of(views, labels, index)
+        return self._loss_of(views, labels, index)
 
-    def loss_of(
+    def _loss_of(
         self, views: Sequence[Tensor], labels: Tensor | None, index: Tensor | None, captions: Any = None
     ) -> Tensor:
         """Return the loss of a batch, ().
@@ -140,7 +140,7 @@ class Trainable(nn.Module):
         loss: Tensor = outcome.loss
         return loss
 
-    def view_counts(self) -> tuple[int, int | None]:
+    def _view_counts(self) -> tuple[int, int | None]:
         """Return the smallest and the largest number of views of an image. None: any."""
         return (1, 1) if self.single else (2, None)
 
@@ -161,7 +161,7 @@ class Trainable(nn.Module):
                     f"{name}: views[{number}] has {counted(len(view), 'image')}, views[0] has {len(found[0])}. Row b "
                     "of each is a view of image b."
                 )
-        fewest, most = self.view_counts()
+        fewest, most = self._view_counts()
         if len(found) < fewest or (most is not None and len(found) > most):
             wanted = f"{fewest} or more" if most is None else str(most)
             raise PairsError(

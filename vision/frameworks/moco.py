@@ -25,6 +25,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
+from dipole.vision.frameworks.checks import check_momentum
 from dipole.vision.frameworks.queue import Queue, momentum_update, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
@@ -57,7 +58,9 @@ class MoCo(OneBranch):
         >>> model.after_step()  # moves the copy and fills the queue
 
     Args:
-        backbone, objective, head: as in `OneBranch`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
         queue: number of keys in the queue.
         momentum: of the key encoder.
         intra_batch: the other queries are negatives too (CACR App. C.2).
@@ -83,6 +86,7 @@ class MoCo(OneBranch):
         batch_negatives: bool | None = None,
     ) -> None:
         super().__init__(backbone, objective, head)
+        check_momentum(momentum)
         self.key = copy.deepcopy(self.branch).requires_grad_(False)
         self.queue = Queue(queue, self.embedding_dim)
         self.momentum = momentum
@@ -108,9 +112,9 @@ class MoCo(OneBranch):
         with torch.no_grad():
             keys = [self._embed_keys(view, batch.seed + n).to(queries[0].dtype) for n, view in enumerate(keyed)]
         self._fresh = keys[-1]
-        return embedded({"query": queries, "key": keys}, batch, self.pair)
+        return embedded({"query": queries, "key": keys}, batch, self._pair)
 
-    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+    def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         """Return the pairs of the rows of all ranks.
 
         Args:

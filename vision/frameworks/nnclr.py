@@ -35,7 +35,10 @@ class NNCLR(Predicting):
         >>> model.after_step()  # fills Q
 
     Args:
-        backbone, objective, head, predictor: as in `Predicting`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
+        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
         support: past embeddings, |Q|.
     """
 

@@ -58,7 +58,7 @@ class Predicting(OneBranch):
     @classmethod
     def from_config(cls, config: VisionSettings, setup: Setup) -> Self:
         table: PredictorConfig = config.own_table
-        hidden = table.predictor_hidden or cls.default_hidden(config)
+        hidden = table.predictor_hidden or cls._default_hidden(config)
         branch = setup.branch()
         predictor = mlp([branch.dim, hidden, branch.dim], table.predictor_norm)
         # Further settings of a framework are arguments of the same name.
@@ -66,7 +66,7 @@ class Predicting(OneBranch):
         return cls(branch, None, predictor=predictor, **others)
 
     @classmethod
-    def default_hidden(cls, config: VisionSettings) -> int:
+    def _default_hidden(cls, config: VisionSettings) -> int:
         """Return the default hidden units of the predictor."""
         return config.encoder.hidden or config.encoder.dim
 
@@ -82,9 +82,9 @@ class Predicting(OneBranch):
         projected = [self.branch(view) for view in batch.views]
         self._projected = projected[0].detach().clone()  # of a graph that may be replayed
         anchors, keys = self.sides(batch, projected)
-        return embedded({"anchor": anchors, "key": keys}, batch, self.pair)
+        return embedded({"anchor": anchors, "key": keys}, batch, self._pair)
 
-    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+    def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows.get("index"))
 
     def metrics(self) -> dict[str, Tensor | float]:

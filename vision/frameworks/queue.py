@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.options import check_whole
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
+from dipole.vision.frameworks.checks import check_momentum
 
 
 class Queue(nn.Module):
@@ -98,4 +99,5 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
         module: the one that is trained.
         momentum: from 0, which copies the module, to 1, which changes nothing.
     """
+    check_momentum(momentum)
     torch._foreach_lerp_(list(copy.parameters()), list(module.parameters()), 1 - momentum)

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.options import check_whole
 from dipole.core.objectives.pair_views import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.config import Settings
@@ -28,6 +29,7 @@ from dipole.vision.frameworks.base import (
     in_passes,
     register_framework,
 )
+from dipole.vision.frameworks.checks import check_choice
 from dipole.vision.image_set import ImageSet
 from dipole.vision.order import Order
 from dipole.vision.pairs.labels import class_order
@@ -63,7 +65,9 @@ class SimCLR(OneBranch):
     With more than two views this is the K x (1 against M) form that CACR calls CMC.
 
     Args:
-        backbone, objective, head: as in `OneBranch`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
         negatives: random negatives for each anchor, from the batch of all ranks. None uses all.
         repel: which rows of the batch are negatives, as in `SimCLRConfig`.
     """
@@ -81,6 +85,9 @@ class SimCLR(OneBranch):
         repel: Repel = "all",
     ) -> None:
         super().__init__(backbone, objective, head)
+        if negatives is not None:
+            check_whole("negatives", negatives)
+        check_choice("repel", repel, Repel)
         self.negatives = negatives
         self.repel: Repel = repel
 
@@ -116,9 +123,9 @@ class SimCLR(OneBranch):
 
     def embed(self, batch: Batch) -> EncodedBatch:
         # One pass of views of one shape: batch norm sees all views together, as in the reference.
-        return embedded({"view": in_passes(self.branch, batch.views)}, batch, self.pair)
+        return embedded({"view": in_passes(self.branch, batch.views)}, batch, self._pair)
 
-    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+    def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         views = rows["view"]
         labels, index = rows.get("labels"), rows.get("index")
         layout: ViewNegatives = "queries" if self.repel == "in-turn" else self.repel
@@ -143,7 +150,10 @@ class SupCon(SimCLR):
     a class. A negative label means unknown.
 
     Args:
-        backbone, objective, head, negatives: as in `SimCLR`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
+        negatives: random negatives for each anchor, from the batch of all ranks. None uses all.
     """
 
     head_name = "supcon"
@@ -162,10 +172,10 @@ class SupCon(SimCLR):
             raise PairsError("SupCon finds positives by the labels: model(views, labels), with (B,) class numbers.")
         return super().forward(views, labels, index)
 
-    def view_counts(self) -> tuple[int, int | None]:
+    def _view_counts(self) -> tuple[int, int | None]:
         return 1, None
 
-    def pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
+    def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
         return Pairs.from_labels(rows["view"], rows["labels"], rows.get("index"))
 
 
@@ -180,4 +190,6 @@ def keep_negatives(pairs: Pairs, count: int, seed: int) -> Pairs:
     if first:
         # The candidates before `first` are not negatives, and include all positives.
         excluded = first + pairs.ignored.shape[1]
+    if count > candidates - excluded:
+        raise PairsError(f"SimCLR: an anchor has {candidates - excluded} negatives, fewer than negatives = {count}.")
     return pairs.without(rank.argsort(1)[:, count : candidates - excluded], distinct=True)

@@ -32,7 +32,10 @@ class SimSiam(Predicting):
         >>> loss = model([torch.rand(8, 3, 32, 32), torch.rand(8, 3, 32, 32)])
 
     Args:
-        backbone, objective, head, predictor: as in `Predicting`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
+        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
     """
 
     table = SimSiamConfig
@@ -50,7 +53,7 @@ class SimSiam(Predicting):
         super().__init__(backbone, objective, head, predictor)
 
     @classmethod
-    def default_hidden(cls, config: VisionSettings) -> int:
+    def _default_hidden(cls, config: VisionSettings) -> int:
         return max(1, config.encoder.dim // 4)
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

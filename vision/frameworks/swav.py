@@ -47,7 +47,9 @@ class SwAV(OneBranch):
         >>> loss = model(crops)
 
     Args:
-        backbone, objective, head: as in `OneBranch`.
+        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
+        objective: its text, an Objective or a Composite.
+        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
         large: large crops of an image, the first views.
         queue: past embeddings. 0 for none.
     """
@@ -84,15 +86,15 @@ class SwAV(OneBranch):
     def sample(cls, views: int, rows: Rows, labels: Tensor | None) -> Pairs:
         return Pairs.from_crops(rows(views).unbind(1), labels=labels)
 
-    def view_counts(self) -> tuple[int, int | None]:
+    def _view_counts(self) -> tuple[int, int | None]:
         return max(2, self.large), None
 
     def embed(self, batch: Batch) -> EncodedBatch:
         large, small = (in_passes(self.branch, part) for part in (batch.views[: self.large], batch.views[self.large :]))
         self._fresh = [crop.detach() for crop in large]
-        return embedded({"large": large, "small": small}, batch, self.pair)
+        return embedded({"large": large, "small": small}, batch, self._pair)
 
-    def pair(self, rows: dict[str, Any], seed: int) -> Pairs:
+    def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
         large, small = rows["large"], rows["small"]
         queue = None if self.queue is None else self.queue.past(large[0].dtype)
         return Pairs.from_crops(large, small, queue, rows.get("labels"), rows.get("index"))
