@@ -224,7 +224,7 @@ def test_a_loss_under_autocast_is_in_full_precision():
         (lambda: build("SimCLR"), lambda m: m(views(1)), "list of 2 or more views .* got 1"),
         (lambda: build("SimCLR"), lambda m: m(views(1)[0]), "list of 2 or more views .* got 1"),
         (lambda: build("SwAV", large=3), lambda m: m(views(2)), "list of 3 or more views .* got 2"),
-        (lambda: build("CLIP"), lambda m: m(views(2), torch.zeros(6, 2).long()), "list of 1 views .* got 2"),
+        (lambda: build("CLIP"), lambda m: m(views(2), torch.zeros(6, 2).long()), "list of 1 view of .* got 2"),
         (lambda: build("MoCo"), lambda m: m([views()[0], views(images=5)[0]]), r"views\[1\] has 5 images"),
         (lambda: build("BYOL"), lambda m: m([v.mul(255).byte() for v in views()]), "floating point .* got torch.uint8"),
         (lambda: build("MoCo"), lambda m: m([["a"], ["b"]]), "got list"),

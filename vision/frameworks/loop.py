@@ -163,10 +163,8 @@ class Trainable(nn.Module):
                 )
         fewest, most = self._view_counts()
         if len(found) < fewest or (most is not None and len(found) > most):
-            wanted = f"{fewest} or more" if most is None else str(most)
-            raise PairsError(
-                f"{name} takes a list of {wanted} views of the images, (B, C, H, W) each, got {len(found)}."
-            )
+            wanted = f"{fewest} or more views" if most is None else counted(most, "view")
+            raise PairsError(f"{name} takes a list of {wanted} of the images, (B, C, H, W) each, got {len(found)}.")
         return found
 
     def _done(self) -> int:
