@@ -52,8 +52,8 @@ def moco_loop(net, head, data, model):
         query = F.normalize(head(net(views[0]).flatten(1)), dim=1)
         key = F.normalize(slow_head(slow_net(views[1]).flatten(1)), dim=1).detach()
         logits = torch.cat([(query * key).sum(1, keepdim=True), query @ bank.T], 1) / 0.5
-        bank[12 * number : 12 * (number + 1)] = key
         yield optimizer, F.cross_entropy(logits, torch.zeros(12, dtype=torch.long))
+        bank[12 * number : 12 * (number + 1)] = key
 
 
 def swav_loop(net, head, data, model):
@@ -109,13 +109,13 @@ def test_losses_are_those_of_a_loop_from_the_formula(name):
 
 
 RECIPES = {
-    "simclr": ["objective=infonce(temperature=0.5)"],
-    "moco": ["objective=infonce(temperature=0.5)", "vision.negatives=4096", "vision.moco.momentum=0.996",
-             "vision.moco.batch_negatives=false"],
+    "simclr": ["objective=infonce(temperature=0.5)", "train.momentum=0"],
+    "moco": ["train.momentum=0", "objective=infonce(temperature=0.5)", "vision.negatives=4096",
+             "vision.moco.momentum=0.996", "vision.moco.batch_negatives=false"],
     "swav": ["objective=swav(prototypes=512)", "vision.encoder.hidden=2048", "vision.encoder.projector_norm=hidden",
              "vision.swav.small_views=2", "vision.swav.small_size=4", "train.optimizer=adam",
              "train.learning_rate=0.001"],
-    "byol": ["objective=2*regression", "vision.encoder.hidden=1024", "vision.encoder.dim=256"],
+    "byol": ["train.momentum=0", "objective=2*regression", "vision.encoder.hidden=1024", "vision.encoder.dim=256"],
 }  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_losses_are_those_of_the_trainer_on_the_same_batches(name, tmp_path, mon
     original = VisionAdapter.embed
     monkeypatch.setattr(VisionAdapter, "embed", embed)
     settings = [f"vision.method={name}", "train.epochs=", f"train.steps={STEPS}", "train.batch_size=32",
-                "train.warmup=0", "train.optimizer=sgd", "train.momentum=0", "train.learning_rate=0.06",
+                "train.warmup=0", "train.optimizer=sgd", "vision.encoder.dim=128", "train.learning_rate=0.06",
                 "train.schedule=constant",
                 "train.weight_decay=0", "train.log_every=1", "vision.encoder.width=4", "vision.data.limit=64",
                 "vision.probe.probes=['knn']", "vision.probe.baselines=false", *RECIPES[name]]  # fmt: skip
