@@ -206,7 +206,7 @@ def test_proximal_objectives_need_the_learning_rate():
         model.after_step()
     model.after_step(0.5)
     assert (
-        float(model.objective.terms[1].L.abs().max()) == 0
+        model.objective.terms[1].L.abs().max().item() == 0
     )  # a threshold of 0.5 * 0.1 * 100 above all singular values
     vision.SimCLR(conv(), "infonce(temperature=learned) + 0.1*cllr").after_step()
 
