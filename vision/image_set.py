@@ -64,7 +64,7 @@ class ImageSet:
 
     @property
     def channels(self) -> int:
-        """C."""
+        """Channels of the images."""
         return self.images.shape[1]
 
     @property

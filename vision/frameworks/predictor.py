@@ -88,7 +88,11 @@ class Predicting(OneBranch):
         return every_view_in_turn(rows["anchor"], rows["key"], labels=rows.get("labels"), index=rows.get("index"))
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Return the terms of the objective, and the spread of the last batch. Every rank must call it."""
+        """Return the terms of the objective, and the spread of the last batch. Every rank must call it.
+
+        Returns:
+            Numbers and tensors (), by name.
+        """
         found = super().metrics()
         return found if self._projected is None else found | {"spread": spread(self._projected)}
 
