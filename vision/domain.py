@@ -11,7 +11,7 @@ VISION = Domain(
 )
 TOY = Domain(
     name="toy",
-    summary="points in the plane (LMCL Sec. 5.1): a linear map of four numbers, clustered by k-means",
+    summary="small sets drawn by the seed: LMCL's points in the plane, and Gaussian classes with known factors",
     adapter="dipole.vision.toy:ToyAdapter",
     extra="vision",
 )

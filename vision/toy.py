@@ -1,13 +1,14 @@
-"""LMCL's toy study as a domain: points in the plane, a linear embedding of 2 x 2, k-means accuracy (Sec. 5.1)."""
+"""Small studies as a domain: LMCL's points in the plane (Sec. 5.1), and Gaussian classes with known factors."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, Unpack
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dipole.core.evaluation.probes import kmeans_accuracy
@@ -17,10 +18,13 @@ from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import atomic_write
+from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.gaussian_classes import GaussianClasses
 
 BAR_LENGTH, BAR_WIDTH, BAR_DISTANCE = 2.9, 0.5, 1.0
 MOON_NOISE = 0.1
+EXAMPLE = 32  # rows of a batch that checks the objective
 
 
 def three_bars(points: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -49,6 +53,8 @@ SETS: dict[str, Callable[[int, np.random.Generator], tuple[Tensor, Tensor]]] = {
     "three-bars": three_bars,
     "nested-moons": nested_moons,
 }
+OF_PLANES = ("noise", "starts", "scale", "inits")
+OF_CLASSES = ("views", "classes", "separation", "imbalance", "label_noise", "test_points")
 
 
 def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -57,22 +63,114 @@ def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 class ToyConfig(Settings):
-    """The [toy] table."""
+    """The [toy] table. Settings of the other data have no effect and are refused."""
 
-    data: Literal["three-bars", "nested-moons"] = "three-bars"
-    points: int = Field(900, ge=6, description="number of points, drawn by the seed")
-    noise: float = Field(0.06, gt=0, description="deviation of the Gaussian noise that makes a point's positive")
-    starts: int = Field(300, ge=1, description="random first matrices; the one with the smallest loss is trained")
-    scale: float = Field(0.1, gt=0, description="deviation of their entries")
-    inits: int = Field(10, ge=1, description="starts of k-means; the best by inertia counts")
+    data: Literal["three-bars", "nested-moons", "gaussian-classes"] = "three-bars"
+    points: int = Field(900, ge=6, description="number of training points, drawn by the seed")
+    noise: float = Field(0.06, gt=0, description="planes: deviation of the noise that makes a point's positive")
+    starts: int = Field(300, ge=1, description="planes: random first matrices, of which the best is trained")
+    scale: float = Field(0.1, gt=0, description="planes: deviation of their entries")
+    inits: int = Field(10, ge=1, description="planes: starts of k-means; the best by inertia counts")
+    views: int = Field(2, ge=2, description="gaussian-classes: views of a point, K + 1")
+    classes: int = Field(10, ge=2, description="gaussian-classes: number of classes")
+    separation: float = Field(
+        1.0, gt=0, description="gaussian-classes: deviation of the class means, where that within a class is 1"
+    )
+    imbalance: float = Field(1.0, ge=1, description="gaussian-classes: size of the largest class over the smallest")
+    label_noise: float = Field(0.0, ge=0, le=1, description="gaussian-classes: share of training labels made wrong")
+    test_points: int = Field(2000, ge=2, description="gaussian-classes: number of test points, of balanced classes")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        fields = type(self).model_fields
+        is_plane = self.data in SETS
+        useless = [
+            name
+            for name, field in fields.items()
+            if getattr(self, name) != field.default and name in (OF_CLASSES if is_plane else OF_PLANES)
+        ]
+        if useless:
+            raise ValueError(f"{', '.join(useless)}: no effect with data {self.data!r}. Remove it.")
+        if not is_plane and self.points < self.classes:
+            raise ValueError(f"points: {self.points} for {self.classes} classes. Give each class a point or more.")
+        return self
 
 
-class ToyAdapter(Adapter):
-    """A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives.
+class Plane:
+    """Points in the plane, a linear map of four numbers, and k-means.
+
+    A point and its noisy copy are a positive pair, the copies of the batch's other points are negatives.
 
     The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one with the
     smallest loss over the first epoch. The loss has several minima (one per axis along which it stretches the plane).
     The paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
+
+    Args:
+        config: the [toy] table.
+        seed: of the run.
+    """
+
+    width = 2
+
+    def __init__(self, config: ToyConfig, seed: Seeds) -> None:
+        self.config, self.seed = config, seed
+        self.points, self.labels = SETS[config.data](config.points, seed.numpy("data"))
+        self.data, self.test_points = self.points, config.points
+        self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
+
+    @property
+    def _matrix(self) -> Tensor:
+        (weight,) = self.module.parameters()  # (2, 2)
+        return weight
+
+    def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        points = self.points[index]
+        return points, points + self.config.noise * torch.randn(points.shape, generator=generator)
+
+    def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
+        points, copies = batch
+        rows = {"points": self._map(points), "copies": self._map(copies)}
+        return EncodedBatch(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
+
+    def _map(self, points: Tensor) -> Tensor:
+        return self.module(points[:, :, None, None])
+
+    @torch.no_grad()
+    def start(self, objective: Any, batches: Iterator[tuple[Tensor, ...]]) -> None:
+        if objective is None:
+            torch.nn.init.eye_(self._matrix)
+            return
+        first = list(batches)
+        draws = torch.randn(self.config.starts, 2, 2, generator=self.seed.torch("model", "starts")) * self.config.scale
+        losses = []
+        for draw in draws:
+            self._matrix.copy_(draw)
+            losses.append(sum(float(objective(self.embed(batch)).loss) for batch in first))
+        self._matrix.copy_(draws[torch.tensor(losses).argmin()])
+
+    def embedded(self, split: str) -> tuple[Tensor, Tensor]:
+        """Return P x of all points for any split. The validation part is as many new points of the same shape."""
+        points, labels = self.points, self.labels
+        if split == "validation":
+            points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
+        return self._map(points.to(self._matrix.device)).cpu(), labels
+
+    def evaluate(self, split: str, objective: Any, workdir: Path) -> dict[str, float]:
+        embedded, labels = self.embedded(split)
+        if objective is not None:
+            embedded = objective.transform(embedded.to(self._matrix.device)).cpu()
+        if split == "test":  # for LMCL Figure 3
+            x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
+            text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
+            atomic_write(workdir / "points.json", text + "\n")
+        return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
+
+
+class ToyAdapter(Adapter):
+    """Trains a small network on points that are drawn by the seed.
+
+    "three-bars" and "nested-moons" are LMCL's study (`Plane`), "gaussian-classes" is the controlled set
+    (`GaussianClasses`).
     """
 
     domain: ClassVar[str] = "toy"
@@ -86,83 +184,71 @@ class ToyAdapter(Adapter):
     def __init__(self, config: ToyConfig, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
         if self.world_size > 1:
-            raise ConfigError("the toy domain trains four numbers in one process: start it without torchrun.")
+            raise ConfigError("the toy domain trains a small network in one process: start it without torchrun.")
         if self.batch_size > config.points:
             raise ConfigError(f"train.batch_size: {self.batch_size} is more than toy.points = {config.points}.")
-        self.points, self.labels = SETS[config.data](config.points, self.seed.numpy("data"))
+        self.world: Plane | GaussianClasses
+        if config.data in SETS:
+            self.world = Plane(config, self.seed)
+        else:
+            self.world = GaussianClasses(config, self.seed)
+        self.points, self.labels = self.world.data, self.world.labels
+        self.module = self.world.module
+        self.embedding_dim = self.world.width
         self.steps_per_epoch = config.points // self.batch_size
-        self.embedding_dim = 2
-        self.module = build_encoder(EncoderConfig(name="linear", width=2, projector="none"), channels=2, size=1)
 
     @classmethod
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
-        return Sketch(2, _example, (batch_size,))
+        if config.data in SETS:
+            return Sketch(Plane.width, _example, (batch_size,))
+        return Sketch(GaussianClasses.width, _example_views, (config.views, min(batch_size, EXAMPLE)))
 
-    @property
-    def _matrix(self) -> Tensor:
-        (weight,) = self.module.parameters()  # (2, 2)
-        return weight
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.points), generator=self.seed.torch("data", "order", epoch))
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        order = torch.randperm(self.config.points, generator=self.seed.torch("data", "order", epoch))
         for step in range(start, self.steps_per_epoch):
-            points = self.points[order[step * self.batch_size : (step + 1) * self.batch_size]]
-            noise = torch.randn(points.shape, generator=self.seed.torch("augment", epoch, step))
-            yield points.to(self.device), (points + self.config.noise * noise).to(self.device)
+            index = order[step * self.batch_size : (step + 1) * self.batch_size]
+            batch = self.world.batch(index, self.seed.torch("augment", epoch, step))
+            yield tuple(each.to(self.device) for each in batch)
 
-    def embed(self, batch: tuple[Tensor, Tensor]) -> EncodedBatch:
-        points, copies = batch
-        rows = {"points": self._map(points), "copies": self._map(copies)}
-        return EncodedBatch(rows, lambda rows: Pairs.cross(rows["points"], rows["copies"]))
+    def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
+        return self.world.embed(batch)
 
-    def _map(self, points: Tensor) -> Tensor:
-        return self.module(points[:, :, None, None])
+    def pass_features(self) -> int:
+        if isinstance(self.world, GaussianClasses):
+            raise ConfigError("the toy domain passes no features of its encoder. Use cllr(variant=printed).")
+        return self.embedding_dim
 
     def fit(self, run: Any) -> None:
-        if run.objective is None:
-            torch.nn.init.eye_(self._matrix)
-            return
-        if run.step == 0:
-            self._choose_start(run.objective)
-        run.train()
+        if run.step == 0 and isinstance(self.world, Plane):
+            self.world.start(run.objective, self.batches(0))
+        if run.objective is not None:
+            run.train()
 
     @torch.no_grad()
-    def _choose_start(self, objective: Any) -> None:
-        batches = list(self.batches(0))
-        draws = torch.randn(self.config.starts, 2, 2, generator=self.seed.torch("model", "starts")) * self.config.scale
-        losses = []
-        for draw in draws:
-            self._matrix.copy_(draw)
-            losses.append(sum(float(objective(self.embed(batch)).loss) for batch in batches))
-        self._matrix.copy_(draws[torch.tensor(losses).argmin()])
+    def features(self, split: str) -> tuple[Tensor, Tensor]:
+        """Return the embeddings of "train" or "test" points and their labels."""
+        return self.world.embedded(self._part(split))
 
     @torch.no_grad()
-    def features(self, split: str) -> tuple[Tensor, Tensor | None]:
-        """Return P x of all points for any split. The validation part is as many new points of the same shape."""
-        points, labels = self.points, self.labels
-        if split == "test" and self.part == "validation":
-            points, labels = SETS[self.config.data](self.config.points, self.seed.numpy("data", "validation"))
-        return self._map(points.to(self.device)).cpu(), labels
-
     def evaluate(self, objective: Any) -> dict[str, float]:
-        embedded, labels = self.features("test")
-        if objective is not None:
-            embedded = objective.transform(embedded.to(self.device)).cpu()
-        if self.part == "test":  # for LMCL Figure 3
-            x, y = ([float(f"{value:.5g}") for value in axis.tolist()] for axis in embedded.T)
-            text = json.dumps({"x": x, "y": y, "label": self.labels.tolist()})
-            atomic_write(self.workdir / "points.json", text + "\n")
-        return kmeans_accuracy(embedded, labels, inits=self.config.inits, seed=self.seed.probe).metrics("kmeans")
+        return self.world.evaluate(self._part("test"), objective, self.workdir)
+
+    def _part(self, split: str) -> str:
+        return split if split == "train" else self.part
 
     def data_info(self) -> dict[str, Any]:
         content = self.points.numpy().tobytes() + self.labels.numpy().tobytes()
-        parts = ["train", "test"] + ["validation"] * bool(self.validation)
-        return {
-            "name": self.config.data,
-            "fingerprint": hashlib.sha256(content).hexdigest(),
-            "sizes": dict.fromkeys(parts, len(self.points)),
-        }
+        tested = self.world.test_points
+        sizes = {"train": self.config.points, "test": tested}
+        if self.validation:
+            sizes["validation"] = tested
+        return {"name": self.config.data, "fingerprint": hashlib.sha256(content).hexdigest(), "sizes": sizes}
 
 
 def _example(objective: Any, dim: int, count: int) -> Pairs:
     return Pairs.cross(torch.randn(count, dim), torch.randn(count, dim))
+
+
+def _example_views(objective: Any, dim: int, views: int, count: int) -> Pairs:
+    labels = torch.arange(count) % 2
+    return Pairs.from_views([torch.randn(count, dim) for _ in range(views)], labels=labels)

@@ -126,8 +126,11 @@ def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]
         distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
         i = torch.arange(rows.start, rows.stop, device=z.device).unsqueeze(1).expand_as(distance)
         j = torch.arange(columns.start, columns.stop, device=z.device).expand_as(distance)
-        keep = i < j
-        yield distance[keep], i[keep], j[keep]
+        if rows == columns:
+            keep = i < j
+            yield distance[keep], i[keep], j[keep]
+        else:
+            yield distance.flatten(), i.flatten(), j.flatten()
 
 
 @register(

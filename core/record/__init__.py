@@ -6,6 +6,7 @@ import math
 import platform
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -252,10 +253,16 @@ def library_versions() -> dict[str, str]:
     for name in LIBRARIES:
         try:
             # A loaded library names its build (2.13.0+cu130), its package metadata may not.
-            found[name] = str(getattr(sys.modules.get(name), "__version__", "") or version(name))
+            found[name] = str(getattr(sys.modules.get(name), "__version__", "") or _installed_version(name))
         except PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _installed_version(name: str) -> str:
+    """Read the metadata of a library once: it takes 5 ms, and a process may write the records of many runs."""
+    return version(name)
 
 
 def hardware(device: Any, world_size: int) -> Hardware:

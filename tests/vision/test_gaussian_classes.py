@@ -1,0 +1,152 @@
+"""The controlled data set: its factors, its views, its imbalance and label noise, and what a run makes of them."""
+
+import pytest
+import torch
+
+from dipole.core.cli import main
+from dipole.core.train.recipe import load
+from dipole.core.train.run import train
+from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds
+from dipole.vision.gaussian_classes import (
+    CLASS,
+    INSTANCE,
+    NUISANCE,
+    GaussianClasses,
+    World,
+    class_labels,
+    class_shares,
+    with_noise,
+)
+from dipole.vision.toy import ToyConfig
+
+
+def latents(world, points):
+    """Undo x = tanh(z M): the mixing matrix has more columns than rows."""
+    return points.double().atanh() @ torch.linalg.pinv(world.mixing.double())
+
+
+def of(seed=0, **settings):
+    return GaussianClasses(ToyConfig(data="gaussian-classes", **settings), Seeds(seed))
+
+
+def test_views_share_class_and_instance_and_draw_the_nuisance_anew():
+    data = of(points=400, views=3)
+    index = torch.arange(50, 100)
+    labels, numbers, *views = data.batch(index, torch.Generator().manual_seed(0))
+    assert torch.equal(numbers, index)
+    assert torch.equal(labels, data.labels[index])
+    found = [latents(data.world, view) for view in views]
+    shared = CLASS + INSTANCE
+    for each in found:
+        torch.testing.assert_close(each[:, :shared], data.shared[index].double(), atol=1e-3, rtol=0)
+    nuisance = torch.stack([each[:, shared:] for each in found])
+    assert nuisance.shape[2] == NUISANCE
+    assert torch.corrcoef(torch.stack([nuisance[0].flatten(), nuisance[1].flatten()]))[0, 1].abs() < 0.1
+    assert 0.9 < nuisance.std() < 1.1
+
+
+@pytest.mark.parametrize("separation", [0.5, 2.0])
+def test_a_class_is_a_gaussian_around_its_mean(separation):
+    world = World(200, separation, Seeds(0))
+    assert 0.9 < world.means.std() / separation < 1.1
+    shared = world.shared(torch.full((4000,), 7), torch.Generator().manual_seed(1))
+    torch.testing.assert_close(shared[:, :CLASS].mean(0), world.means[7], atol=0.08, rtol=0)
+    torch.testing.assert_close(shared[:, CLASS:].mean(0), torch.zeros(INSTANCE), atol=0.08, rtol=0)
+    torch.testing.assert_close(shared.std(0), torch.ones(CLASS + INSTANCE), atol=0.05, rtol=0)
+
+
+def test_each_seed_is_another_world_and_imbalance_is_not():
+    one, other, uneven = of(0, points=100), of(1, points=100), of(0, points=100, imbalance=20.0)
+    assert not torch.equal(one.world.mixing, other.world.mixing)
+    assert torch.equal(one.world.mixing, uneven.world.mixing)
+    assert torch.equal(one.world.means, uneven.world.means)
+    assert all(torch.equal(a, b) for a, b in zip(one.points("test"), uneven.points("test"), strict=True))
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 20.0, 1000.0])
+def test_class_sizes_fall_geometrically(imbalance):
+    sizes = class_labels(20_000, class_shares(10, imbalance)).bincount().double()
+    assert sizes.sum() == 20_000
+    torch.testing.assert_close(sizes[0] / sizes[-1], torch.tensor(imbalance, dtype=torch.float64), atol=0, rtol=0.12)
+    ratios = sizes[:-1] / sizes[1:]
+    torch.testing.assert_close(ratios, torch.full_like(ratios, imbalance ** (1 / 9)), atol=0, rtol=0.12)
+
+
+def test_the_smallest_class_has_a_point():
+    assert class_labels(12, class_shares(10, 1e6)).bincount().min() == 1
+    assert class_labels(10, class_shares(10, 1e6)).bincount().tolist() == [1] * 10
+
+
+def test_label_noise_is_exact_and_hits_every_other_class():
+    labels = class_labels(9000, class_shares(10, 1.0))
+    noisy = with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
+    wrong = noisy != labels
+    assert int(wrong.sum()) == 3600
+    shifts = ((noisy - labels) % 10)[wrong].bincount(minlength=10)
+    assert shifts[0] == 0
+    assert shifts[1:].min() > 330
+    assert torch.equal(with_noise(labels, 0.0, 10, torch.Generator()), labels)
+
+
+def test_probes_and_test_points_have_true_and_balanced_labels():
+    data = of(points=500, imbalance=50.0, label_noise=0.5, test_points=300)
+    assert torch.equal(data.points("train")[1], data.labels)
+    assert (data.noisy_labels != data.labels).sum() == 250
+    for split in ("test", "validation"):
+        points, labels = data.points(split)
+        assert labels.bincount().tolist() == [30] * 10
+        assert points.shape == (300, 64)
+    assert not torch.equal(data.points("test")[0], data.points("validation")[0])
+
+
+@pytest.mark.parametrize("name", ["noise=0.1", "starts=3", "inits=2", "scale=0.2"])
+def test_settings_of_the_planes_are_refused(name):
+    with pytest.raises(ConfigError, match=f"{name.partition('=')[0]}: no effect"):
+        load("gaussian-classes", [f"toy.{name}"])
+
+
+@pytest.mark.parametrize("name", ["views=3", "classes=4", "imbalance=2.0", "label_noise=0.1", "test_points=10"])
+def test_settings_of_the_classes_are_refused_for_planes(name):
+    with pytest.raises(ConfigError, match=f"{name.partition('=')[0]}: no effect"):
+        load("lmcl-toy", [f"toy.{name}"])
+
+
+def test_fewer_points_than_classes_are_refused():
+    with pytest.raises(ConfigError, match="9 for 10 classes"):
+        load("gaussian-classes", ["toy.points=9"])
+
+
+def test_the_released_cllr_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="variant=printed"):
+        train(load("gaussian-classes", ["objective=infonce + cllr(variant=released)"]).config, tmp_path, quiet=True)
+
+
+def test_training_finds_classes_that_the_untrained_network_does_not(tmp_path):
+    settings = ["train.steps=80", "toy.test_points=1000"]
+    untrained = train(load("gaussian-classes", [*settings, "objective=none"]).config, tmp_path, quiet=True)
+    trained = train(load("gaussian-classes", settings).config, tmp_path, quiet=True)
+    assert trained.data["sizes"] == {"train": 2000, "test": 1000}
+    for probe in ("linear", "knn"):
+        assert 0.2 < untrained.results[f"{probe}/accuracy"] + 0.03 < trained.results[f"{probe}/accuracy"] < 1
+
+
+@pytest.mark.parametrize("objective", ["tuple", "supcon", "cross_entropy(classes=10)"])
+def test_losses_with_labels_suffer_from_wrong_ones(tmp_path, objective):
+    found = []
+    for noise in ("0.0", "0.9"):  # at 0.9, labels say nothing about the class
+        settings = [f"objective={objective}", f"toy.label_noise={noise}", "train.steps=60", "toy.points=1000"]
+        record = train(load("gaussian-classes", settings).config, tmp_path, quiet=True)
+        found.append(record.results["linear/accuracy"])
+    assert found[0] > found[1] + 0.05
+
+
+def test_a_plan_names_rows_with_too_few_views(tmp_path, capsys):
+    suite = tmp_path / "few.toml"
+    suite.write_text(
+        'name = "few"\ntitle = "few"\nrows = [{ method = "a", objective = "cacr(k=4)" }]\n'
+        'columns = [{ name = "x", metric = "linear/accuracy" }]\n'
+        '[scale.small]\nrecipe = "gaussian-classes"\nseeds = [0]\n'
+    )
+    assert main(["bench", str(suite), "--plan", "--runs", str(tmp_path / "runs")]) == 1
+    assert "use 5 views" in capsys.readouterr().out
