@@ -14,7 +14,7 @@ from dipole.benchmarks.claims.printed import margin
 from dipole.benchmarks.manifest import CellEntry
 from dipole.benchmarks.report.results import measure
 from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
-from dipole.benchmarks.statistics import seeds_needed
+from dipole.benchmarks.statistics import detectable, seeds_needed
 from dipole.benchmarks.suite import Column, Job, Sized
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
@@ -88,13 +88,18 @@ class Time:
 
 @dataclass(frozen=True)
 class SeedsLine:
-    """Seeds per arm that show `difference` in a column, with the spread assumed and its source."""
+    """Seeds per arm that show `difference` in a column, with the spread assumed and its source.
+
+    `detectable` is the smallest difference that the planned seeds show. The difference is one that was stated before
+    the runs, never an observed one: the largest of many observed differences is too large.
+    """
 
     column: str
     difference: float
     std: float | None
     source: str
     seeds: int | None
+    detectable: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,10 @@ def _seeds_line(
     if not spreads:
         return SeedsLine(column.name, difference, None, "no spread known yet: run two seeds first", None)
     std = float(np.sqrt(np.mean(np.square(spreads))))
-    return SeedsLine(column.name, difference, std, source, seeds_needed(difference, std))
+    least = None
+    if len(sized.seeds) > 1:
+        least = detectable(std, len(sized.seeds))
+    return SeedsLine(column.name, difference, std, source, seeds_needed(difference, std), least)
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

@@ -6,17 +6,14 @@ equivalence by two one-sided tests. Evidence is a pair of one-sided p-values, an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, isfinite, isnan, log, nan, sqrt
+from math import isfinite, nan, sqrt
 
 from scipy import special
 
-from dipole.benchmarks.statistics import Summary, pooled_std, seeds_needed, standard_error, summarize
+from dipole.benchmarks.statistics import Summary, pooled_std, standard_error, summarize
 from dipole.benchmarks.statistics.differences import half_width
 from dipole.benchmarks.statistics.estimates import NOISE
-from dipole.benchmarks.statistics.power import fewest
-
-LIMIT = 8192
-"""Largest number of seeds that is named."""
+from dipole.benchmarks.statistics.power import least_shift
 
 
 @dataclass(frozen=True)
@@ -167,24 +164,11 @@ def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> E
     return Estimate(value, error, min(each.df for each in found), spread, all(each.is_paired for each in found))
 
 
-def seeds_to_decide(found: Estimate, low: float, high: float) -> int | None:
-    """Return the seeds that show, with 80 % power, on which side of the nearest bound it lies, or None on a bound."""
-    distance = min((abs(found.value - bound) for bound in (low, high) if isfinite(bound)), default=nan)
-    if isnan(found.spread) or distance <= NOISE * abs(found.value):
-        return None
-    return seeds_needed(distance, found.spread, is_paired=found.is_paired)
-
-
-def seeds_to_decide_spread(one: float, other: float) -> int | None:
-    """Return the seeds of each side that show with 80 % power which of two standard deviations is smaller."""
-    if not (one > 0 and other > 0) or abs(log(one / other)) < NOISE:
-        return None
-    ratio = exp(-abs(2 * log(one / other)))
-
-    def power(n: int) -> float:
-        return float(special.fdtr(n - 1, n - 1, special.fdtri(n - 1, n - 1, 0.025) / ratio))
-
-    return fewest(lambda n: power(n) >= 0.8, LIMIT)
+def reach(found: Estimate) -> float:
+    """Return the smallest distance from a bound that the seeds show with 80 % power, or nan without a spread."""
+    if not isfinite(found.error):
+        return nan
+    return found.error * least_shift(found.df)
 
 
 def _tail(t: float, df: float) -> float:

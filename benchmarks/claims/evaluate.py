@@ -7,16 +7,18 @@ claim say what has to hold for them (`verdicts.judge`).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
-from math import isfinite, nan
+from math import exp, inf, isfinite, nan
 from typing import Any, Protocol
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.claim_specs import LEVEL, Part, fits
-from dipole.benchmarks.claims.equivalence import LIMIT, Evidence, any_of, every
+from dipole.benchmarks.claims.equivalence import Evidence, any_of, every
 from dipole.benchmarks.claims.published import Claim, row_label
 from dipole.benchmarks.claims.verdicts import (
     AGREES,
     DIFFERS,
+    NO_ROOM,
+    NOT_LEARNT,
     UNDECIDED,
     Contrast,
     Item,
@@ -32,10 +34,23 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
 NO_DATA, NO_TEST = "no data", "no machine-readable test"
+WHY_NOT = {
+    NO_ROOM: "The printed effect does not fit between our base and the bound of the metric",
+    NOT_LEARNT: "Our base is not above the untrained level",
+}
+
+
+def bounds_of(metric: str) -> tuple[tuple[float, float], int]:
+    """Return the range of a printed metric, and -1 if smaller values are better, else 1."""
+    if "seconds" in metric:
+        return (0.0, inf), -1
+    if "score" in metric:
+        return (0.0, 1000.0), 1
+    return (0.0, 100.0), 1
 
 
 class Grid(Protocol):
-    """Rows by label, columns by name. `samples` are values by seed if there are any.
+    """Rows by label, columns by name. `samples` are values by seed if there are any, "untrained" those before training.
 
     A printed table has none: its spread is `value(row, column, "std")`, over `trials` if it says how many.
     """
@@ -95,6 +110,8 @@ class Outcome:
             return NO_TEST
         if not self.items:
             return NO_DATA
+        if self.deciding is not None and self.deciding.obstacle:
+            return self.deciding.obstacle
         return decide(self.evidence, p)
 
     @property
@@ -129,10 +146,12 @@ class Outcome:
             return f"weakest {found.words}"
         if verdict in (AGREES, DIFFERS):
             return f"by {found.words}"
+        if verdict in WHY_NOT:
+            return f"{found.words}. {WHY_NOT[verdict]}"
         return ". ".join(filter(None, [found.words, *self._why_undecided()]))
 
     def _why_undecided(self) -> tuple[str, str]:
-        """Return what is missing, and what would decide."""
+        """Return what is missing, and which distance the seeds can show."""
         without = ""
         if missing := sum(part.missing for part in self.parts):
             without = f"{counted(missing, 'comparison')} without data"
@@ -145,16 +164,15 @@ class Outcome:
         if self.p < LEVEL:
             return without, f"Significant alone (p = {number(self.p)}), but not among all claims of the suite"
         open_items = list(self._undecided_items())
-        most = max((item.seeds for item in open_items if item.seeds), default=0)
-        if most > LIMIT:
-            return without, f"More than {LIMIT} seeds would be needed"
-        if most:
-            return without, f"{most} seeds would decide it"
-        if any(item.is_tested and item.seeds is None for item in open_items):
+        if any(item.is_on_bound for item in open_items):
             return without, "The estimate is on its bound, so no number of seeds decides it"
-        if without:
+        known = [item for item in open_items if isfinite(item.reach)]
+        if not known:
             return without, ""
-        return without, "Each comparison has a verdict, but together they have none"
+        least = max(known, key=lambda item: item.reach)
+        if least.is_log:
+            return without, f"These seeds show a factor of {number(exp(least.reach))} from the bound or more"
+        return without, f"These seeds show a distance of {number(least.reach)} from the bound or more"
 
     def _undecided_items(self) -> Iterator[Item]:
         """Yield the undecided means and comparisons."""
@@ -199,9 +217,13 @@ def _comparisons(claim: Claim, index: int, part: Part, grids: Grids) -> Iterator
     if test["table"] in tables:
         printed = list(_TESTS[test["kind"]](test, tables))
     not_printed = {label for label, contrast in printed if contrast is None}
+    effects = {label: contrast.value for label, contrast in printed if contrast is not None}
     found = printed if grids is tables else _TESTS[test["kind"]](test, grids)
     for label, contrast in found:
         if fits(label, part.only) or (contrast is None and test["table"] not in grids):
+            if contrast and test.get("field", "mean") == "mean":
+                bounds, sign = bounds_of(tables[test["table"]].metric)
+                contrast = replace(contrast, effect=effects.get(label, nan), bounds=bounds, sign=sign)
             if contrast and len(claim.tests) > 1:
                 contrast = replace(contrast, subject=_subject(test))
             yield contrast, label not in not_printed
@@ -353,7 +375,8 @@ def _side(place: Place, kind: str = "mean") -> Side | None:
     if grid is None:
         return None
     if samples := grid.samples(row, column, of):
-        return Side(samples, summarize(list(samples.values())))
+        untrained = grid.samples(row, column, "untrained") if of == "mean" else None
+        return Side(samples, summarize(list(samples.values())), untrained)
     mean, std = grid.value(row, column, of), None
     if mean is None:
         return None

@@ -5,10 +5,13 @@ tests of all comparisons together are the evidence on a part of the claim (`judg
 evidence and its p-value (`decide`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite, log, nan
 from typing import Any
+
+from scipy import special
 
 from dipole.benchmarks.claims.claim_specs import LEVEL, ROUNDING, Part
 from dipole.benchmarks.claims.equivalence import (
@@ -21,14 +24,18 @@ from dipole.benchmarks.claims.equivalence import (
     every,
     of_pairs,
     of_summaries,
-    seeds_to_decide,
-    seeds_to_decide_spread,
+    reach,
     smaller_spread,
 )
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import Summary
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
+NO_ROOM, NOT_LEARNT = "no room", "not learnt"
+ON_BOUND = 1e-3
+"""An estimate is on its bound if it is nearer than this share of its standard error."""
+OBSTACLES = (NO_ROOM, NOT_LEARNT)
+"""Verdicts on claims that the numbers cannot show: neither agreement nor difference."""
 
 
 def decide(evidence: Evidence, p: float) -> str:
@@ -42,10 +49,26 @@ def decide(evidence: Evidence, p: float) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """One cell: values by seed if there are any, and mean, standard deviation and n, as far as known."""
+    """One cell: values by seed if there are any, and mean, standard deviation and n, as far as known.
+
+    `untrained` are the values of the same seeds before training, or None if they are not measured.
+    """
 
     samples: Mapping[int, float] | None
     summary: Summary
+    untrained: Mapping[int, float] | None = None
+
+    def is_learnt(self, sign: int) -> bool:
+        """Return whether the values are above those before training (one-sided t-test at LEVEL / 2), or unknown.
+
+        sign: -1 if smaller values are better.
+        """
+        if not self.samples or not self.untrained:
+            return True
+        found = of_pairs(self.samples, self.untrained)
+        if not isfinite(found.error):
+            return sign * found.value > 0
+        return sign * found.value > found.error * -float(special.stdtrit(found.df, LEVEL / 2))
 
     @property
     def logs(self) -> "Side":
@@ -72,6 +95,9 @@ class Contrast:
     is_closed: bool = False  # the bound itself is as claimed
     subject: str = ""  # the rows, if a claim has several lists of comparisons
     names: Sequence[str] = ()  # of several pairs
+    effect: float = nan  # the difference or ratio that the paper's own table has
+    bounds: tuple[float, float] = (-inf, inf)  # of the metric
+    sign: int = 1  # -1 if smaller values of the metric are better
 
     def sides(self) -> list[tuple[Side, Side]]:
         """Return the pairs, or their logarithms if ratios are compared."""
@@ -93,6 +119,32 @@ class Contrast:
         """Return first minus second of the first pair by seed."""
         one, other = (side.samples or {} for side in self.sides()[0])
         return {seed: one[seed] - other[seed] for seed in one.keys() & other}
+
+    def obstacle(self, pair: int, region: tuple[float, float]) -> str:
+        """Return NO_ROOM or NOT_LEARNT if a pair cannot show the printed effect, or "".
+
+        The base is the side that the paper's table has as the worse one. The printed effect, added to our base, has to
+        stay within the bounds of the metric. So does the margin inside which two sides count as close.
+        """
+        if not isfinite(self.effect):
+            return ""
+        amount = self.effect - float(self.is_log)
+        first, second = self.pairs[pair]
+        base = second
+        if self.sign * amount < 0:
+            base = first
+        if not base.is_learnt(self.sign):
+            return NOT_LEARNT
+        level, (low, high) = base.summary.mean, self.bounds
+        size = abs(amount)
+        if region[0] < 0 < region[1] < inf:  # the claim is that two sides are close
+            size = max(size, region[1])
+        reached = level + self.sign * size
+        if self.is_log:
+            reached = level * max(self.effect, 1 / self.effect) ** self.sign
+        if low <= level <= high and not low <= reached <= high:
+            return NO_ROOM
+        return ""
 
     def turn(self, part: Part) -> int:
         """Return 1, -1 if the first side has to be the smaller one, or 0 if the printed difference is 0."""
@@ -116,9 +168,12 @@ class Item:
     evidence: Evidence  # it is beyond chance
     low: float
     high: float
-    seeds: int | None  # that would decide what is open, 0 if nothing is. None: it is on its bound, no number does
+    reach: float  # smallest distance from the bound that the seeds show (a log ratio if `is_log`), or nan
     is_tested: bool  # there is a spread to test with
     words: str
+    is_log: bool = False
+    is_on_bound: bool = False  # no number of seeds decides it
+    obstacle: str = ""  # NO_ROOM or NOT_LEARNT: the comparison cannot show the printed effect
 
     @property
     def p(self) -> float | None:
@@ -216,7 +271,6 @@ def _item(part: Part, contrast: Contrast) -> Item:
         decider = max(places, key=lambda i: sign * single[i].inside)
     elif evidence.outside < 1:
         decider = min(places, key=lambda i: sign * single[i].outside)
-    wanted = [seeds_to_decide(estimates[i], *region) for i in places if single[i].p >= LEVEL]
     is_tested = any(isfinite(each.error) for each in estimates)
     names, shown = [contrast.subject, contrast.label], value
     if len(estimates) > 1 and is_tested:
@@ -232,9 +286,12 @@ def _item(part: Part, contrast: Contrast) -> Item:
         evidence,
         low,
         high,
-        _most(wanted),
+        reach(estimates[decider]),
         is_tested,
         _words(names, shown, low, high),
+        contrast.is_log,
+        _is_on_bound(estimates[decider], region),
+        contrast.obstacle(decider, region),
     )
 
 
@@ -242,10 +299,12 @@ def _spread_item(contrast: Contrast) -> Item:
     """Compare standard deviations: the first has to be the smaller one if the direction is -1."""
     pairs = [(second.summary, first.summary)[:: contrast.direction] for first, second in contrast.pairs]
     evidence = contrast.combine([smaller_spread(small, large) for small, large in pairs])
-    seeds = _most([seeds_to_decide_spread(small.std, large.std) for small, large in pairs])
     holds, words = contrast.direction * contrast.value > ROUNDING, [contrast.subject, contrast.label]
-    shown = _words(words, contrast.value, nan, nan)
-    return Item(contrast.label, contrast.value, holds, evidence, nan, nan, seeds, evidence != NOTHING, shown)
+    is_equal = all(abs(small.std - large.std) <= ON_BOUND * large.std for small, large in pairs)
+    return Item(
+        contrast.label, contrast.value, holds, evidence, nan, nan, nan, evidence != NOTHING,
+        _words(words, contrast.value, nan, nan), is_on_bound=is_equal,
+    )  # fmt: skip
 
 
 def _mean_item(part: Part, known: Sequence[Contrast]) -> Item:
@@ -264,18 +323,23 @@ def _mean_item(part: Part, known: Sequence[Contrast]) -> Item:
     if known[0].is_log:
         value, low, high = exp(value), exp(low), exp(high)
     evidence, holds = against(found, *part.region), _is_in(found.value, part.region, False)
-    seeds, words = seeds_to_decide(found, *part.region), _words(names, value, low, high)
-    return Item(names[1], value, holds, evidence, low, high, seeds, isfinite(found.error), words)
+    words, is_tested = _words(names, value, low, high), isfinite(found.error)
+    obstacles = Counter(each.obstacle(0, each.region(part)) for each in known)
+    is_on_bound, obstacle = _is_on_bound(found, part.region), obstacles.most_common(1)[0][0]
+    least = reach(found)
+    return Item(
+        names[1], value, holds, evidence, low, high, least, is_tested, words, known[0].is_log, is_on_bound, obstacle
+    )
+
+
+def _is_on_bound(found: Estimate, region: tuple[float, float]) -> bool:
+    distances = [abs(found.value - bound) for bound in region if isfinite(bound)]
+    return isfinite(found.error) and min(distances, default=inf) <= ON_BOUND * found.error
 
 
 def _is_in(value: float, region: tuple[float, float], is_closed: bool) -> bool:
     slack = ROUNDING if is_closed else -ROUNDING
     return region[0] - slack <= value <= region[1] + slack
-
-
-def _most(seeds: Sequence[int | None]) -> int | None:
-    known = [each for each in seeds if each is not None]
-    return None if len(known) < len(seeds) else max(known, default=0)
 
 
 def _words(names: Sequence[str], value: float, low: float, high: float) -> str:

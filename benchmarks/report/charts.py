@@ -49,6 +49,7 @@ def pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
     else:
         found["Measurements"] = measured(results)
     if manifest.kind == "study":
+        found["Against the base"] = list(against_base(results).values())
         found["Over all columns"] = compared(results, [group.columns for group in groups_of(results)])
     found |= training_pictures(results, runs)
     return {name: shown for name, shown in found.items() if shown}
@@ -77,6 +78,33 @@ def measured(results: SuiteResults) -> list[Picture]:
     if len(results.columns) > 1 and len(results.rows) > 2:
         return _grid(results)
     return _by_column(results)
+
+
+def against_base(results: SuiteResults) -> dict[str, Picture]:
+    """Return the differences of rows from their bases with 95 % intervals, by what is measured.
+
+    Columns called "TASK: MEASUREMENT" share a picture for each measurement, in which tasks are told apart.
+    """
+    parts: dict[str, list[tuple[str, ColumnEntry]]] = {}
+    for column in results.manifest.columns:
+        task, _, measurement = column.name.rpartition(": ")
+        parts.setdefault(measurement, []).append((task, column))
+    found = {}
+    for measurement, columns in parts.items():
+        rows = []
+        for row in results.rows:
+            for task, column in columns:
+                cell = results.cell(row.label, column.name)
+                test = cell.against_base if cell else None
+                if test is not None and isfinite(test.low):
+                    rows.append(Estimate(row.label, test.difference, test.low, test.high, source=task))
+        unit = columns[0][1].unit.replace("%", "points")
+        label = f"difference from the base, {measurement} ({unit})".replace(" ()", "")
+        title = f"{results.manifest.title}, {measurement}"
+        caption = f"{measurement}: difference of each row from its base on the same seeds. {INTERVAL.capitalize()}."
+        for picture in pictured(interval_chart(title, label, rows), caption):
+            found[measurement] = picture
+    return found
 
 
 def _beside_printed(results: SuiteResults) -> list[Picture]:

@@ -12,7 +12,9 @@ from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, 
 
 KINDS = (
     "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/background/benchmarks.md). A claim "
-    "agrees if all its parts are shown to be true, differs if one is shown to be false, and is undecided otherwise. "
+    "agrees if all its parts are shown to be true, differs if one is shown to be false, and is undecided otherwise. It "
+    "has no room if the printed effect does not fit between our base and the bound of the metric, and is not learnt if "
+    "our base is not above the untrained level. "
     "p is two-sided. Holm's correction is over the claims of the suite."
 )
 

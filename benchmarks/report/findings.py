@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, stdev
 
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
@@ -130,12 +130,23 @@ def _against_base(results: SuiteResults) -> list[str]:
     count, largest = f"None of the {len(among)} differences from {base} is significant", ". The largest"
     if len(among) == 1:
         count, largest = f"The difference from {base} is not significant", ""
-    if _lead(best) <= 0:
-        return [f"{count}. No row leads {own_base}."]
-    said = f"{count}{largest}: {_leads(best, several)}"
-    if best.seeds_needed:
-        said += f", {best.seeds_needed} seeds would show it"
-    return [f"{said}."]
+    said = [f"{count}. No row leads {own_base}."]
+    if _lead(best) > 0:
+        said = [f"{count}{largest}: {_leads(best, several)}."]
+    return [*said, *_reach(results)]
+
+
+def _reach(results: SuiteResults) -> list[str]:
+    """Return the smallest differences that the seeds of a suite can show."""
+    reach = {column.name: results.detectable(column.name) for column in results.manifest.columns}
+    shown = [
+        f"{number(reach[column.name])} {column.unit.replace('%', 'points')}".strip() + f" ({column.name})"
+        for column in results.manifest.columns
+        if isfinite(reach[column.name])
+    ]
+    if not shown:
+        return []
+    return [f"With these seeds, smaller differences than these would be missed: {first_of(shown, NAMED)}."]
 
 
 def _over_columns(results: SuiteResults) -> list[str]:
@@ -196,6 +207,7 @@ def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequenc
     if not all(each.is_paper_protocol for each in found):
         protocol = f" ({NOT_COMPARED} than its own)"
     verdicts = f"{counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, {counts[UNDECIDED]} undecided"
+    verdicts += "".join(f", {counts[each]} {each}" for each in OBSTACLES if counts[each])
     summary = f"Of the paper's {claims} on it{protocol}: {verdicts}"
     if named := [
         f"{c.ours.claim.id} {c.verdict_alone}, {c.why}" for c in found if c.verdict_alone in (AGREES, DIFFERS)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.results import Claimed, SuiteResults
@@ -28,17 +28,22 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
         done = sum(record.status == "done" for record in suite.records.values())
         name = Cell(suite.manifest.title, link=suite.manifest.name)
         runs = Cell(f"{done} of {len(suite.jobs)}", done / max(1, len(suite.jobs)))
-        significant, counts = EMPTY, [EMPTY] * len(VERDICTS)
+        significant, counts = EMPTY, [EMPTY] * (len(VERDICTS) + 1)
         if tested:
             significant = Cell(f"{len(decided)} of {len(tested)}", len(decided))
         if verdicts:
             counts = [count_cell(verdicts[each]) for each in VERDICTS]
+            counts.append(count_cell(sum(verdicts[each] for each in OBSTACLES)))
         rows.append((name, runs, significant, Cell(" ".join(findings.of_differences(suite))), *counts))
     note = (
         "Significant differences from the suite's base (Holm over all tests of the suite), and verdicts of our numbers "
-        "on the paper's claims."
+        "on the paper's claims. A claim is without room if its printed effect does not fit between our base and the "
+        "bound of the metric, or if our base is not above the untrained level."
     )
-    head = ("suite", "runs", "significant differences", "finding", "claims agree", "claims differ", "claims undecided")
+    head = (
+        "suite", "runs", "significant differences", "finding", "claims agree", "claims differ", "claims undecided",
+        "claims without room",
+    )  # fmt: skip
     return ReportTable("overview", "Every suite", head, rows, note)
 
 
@@ -83,6 +88,7 @@ def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     if verdicts:
         said += (
             f". Of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} agree, "
-            f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided"
+            f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided. For "
+            f"{sum(verdicts[each] for each in OBSTACLES)} our numbers leave no room"
         )
     return f"{said}."

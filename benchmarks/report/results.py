@@ -14,7 +14,7 @@ from dipole.benchmarks.claims.printed import Comparison, among, compare, protoco
 from dipole.benchmarks.claims.verdicts import NOT_COMPARED
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
-from dipole.benchmarks.statistics import PairedTest, Summary, difference, holm, seeds_needed, summarize
+from dipole.benchmarks.statistics import PairedTest, Summary, detectable, difference, holm, summarize
 from dipole.core.record import RunRecord
 from dipole.core.utils.errors import nearest
 
@@ -67,13 +67,15 @@ class CellResult:
     family: int = 1
 
     @property
-    def seeds_needed(self) -> int | None:
-        """Seeds of each side that would show this difference with 80 % power, at the first step of Holm's test."""
+    def detectable(self) -> float:
+        """Smallest difference from the base that its seeds show with 80 % power, at the first step of Holm's test.
+
+        It is nan without a test or a spread.
+        """
         test = self.against_base
         if test is None or not test.spread > 0:
-            return None
-        is_paired = test.method != "Welch"
-        return seeds_needed(test.difference, test.spread, alpha=LEVEL / self.family, is_paired=is_paired)
+            return nan
+        return detectable(test.spread, test.n, alpha=LEVEL / self.family, is_paired=test.method != "Welch")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Claimed:
 
     @property
     def why(self) -> str:
-        """The reason for the verdict, or what would decide it."""
+        """The reason for the verdict, or what its seeds can show."""
         return self.ours.why(self.verdict_alone)
 
 
@@ -169,16 +171,31 @@ class SuiteResults:
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
         """Return values by seed, or None if nothing was run.
 
-        A "drop" is the loss against the balanced column or group of the same seed. Of "std" there are none.
+        A "drop" is the loss against the balanced column or group of the same seed. "untrained" is the number before
+        training, if the runs measured it. Of "std" there are none.
         """
         if kind == "std":
             return None
         label = self.find(row) or ""
+        if kind == "untrained":
+            return self._untrained(label, column)
         found = self._samples.get((label, column))
         if found is None or kind == "mean":
             return found
         balanced = self._samples.get(_balanced(label, column), {})
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
+
+    def _untrained(self, row: str, column: str) -> Samples | None:
+        entry, cells = self._by_column.get(column), self._cells.get((row, column))
+        of = next((each for each in self.rows if each.label == row), None)
+        if entry is None or cells is None or of is None:
+            return None
+        metric, found = f"untrained/{entry.metric_of(of)}", {}
+        for seed, name in cells.items():
+            value = measure(self.records[name], metric) if name in self.records else None
+            if value is not None:
+                found[seed] = value * entry.factor
+        return found or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
         """Return the finished runs of a cell, by seed, or [] without one."""
@@ -227,6 +244,11 @@ class SuiteResults:
     def cell(self, row: str, column: str) -> CellResult | None:
         """Return a cell, or None if it does not exist."""
         return self._index.get((row, column))
+
+    def detectable(self, column: str) -> float:
+        """Return the smallest difference that every test of a column can show (`CellResult.detectable`), or nan."""
+        known = [cell.detectable for cell in self.cells_of(column) if isfinite(cell.detectable)]
+        return max(known, default=nan)
 
     def cells_of(self, column: str) -> list[CellResult]:
         """Return the cells of a column."""

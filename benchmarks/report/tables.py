@@ -26,14 +26,19 @@ NOTHING = Summary(0, nan, nan, nan, nan)
 CELL_HEAD = (
     "method", "measurement", "n", "mean", "std", "low", "high",
     "printed", "printed std", "printed n", "difference", "diff. low", "diff. high", "verdict",
-    "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "seeds for 80 %",
+    "base", "gain", "gain low", "gain high", "p (t)", "p (Holm)", "p (Wilcoxon)", "effect", "detectable",
 )  # fmt: skip
 CELL_NOTE = (
     "Intervals are 95 %. Gain, t-test and Wilcoxon test compare a row with the base row: on common seeds, or with all "
     "seeds as two samples (Welch, rank sum) if that is the more powerful test. Holm's correction is over all tests of "
-    "the suite. The effect is Cohen's d of the pairs. The last column is the number of seeds per side that would show "
-    "a gain of this size among as many tests. Verdicts on printed numbers are corrected over all of them (Holm), their "
+    "the suite. The effect is Cohen's d of the pairs. The last column is the smallest gain that these seeds show with "
+    "80 % power, among as many tests. Verdicts on printed numbers are corrected over all of them (Holm), their "
     "intervals are not."
+)
+DETECTABLE = "detectable difference"
+DETECTABLE_NOTE = (
+    f"The last row, {DETECTABLE}, is the smallest difference from the base that the seeds show with 80 % power. It is "
+    "that of the row with most spread, among all tests of the suite (Holm). Smaller differences are not excluded."
 )
 DIAGNOSTICS = (
     "mean_distance", "margin_occupancy", "min_max_ratio", "rank", "effective_rank", "alignment", "uniformity",
@@ -67,11 +72,22 @@ def results_table(results: SuiteResults) -> ReportTable:
             cells.append(_result(found, row.label in best[column]) if found else EMPTY)
         rows.append(tuple(cells))
     note = "Mean and standard deviation over n seeds. The best mean of a column is bold."
+    if reach := _detectable_row(results, len(head)):
+        rows.append(reach)
+        note += f" {DETECTABLE_NOTE}"
     if results.table is not None:
         note += " The printed number is below ours."
     note += of_parts(results.records.values())
     labels = (*head, *(column.label for column in results.manifest.columns))
     return ReportTable(f"{results.manifest.name}-results", "Results", labels, rows, note, frozenset({"objective"}))
+
+
+def _detectable_row(results: SuiteResults, names: int) -> tuple[Cell, ...]:
+    """Return the smallest detectable difference of each column, or () if no column has a test."""
+    found = [results.detectable(column) for column in results.columns]
+    if not any(map(isfinite, found)):
+        return ()
+    return (Cell(DETECTABLE), *[EMPTY] * (names - 1), *map(number_cell, found))
 
 
 def of_parts(records: Iterable[RunRecord]) -> str:
@@ -102,7 +118,7 @@ def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
         *(*_fields(printed, "mean", "std"), trials),
         *(*_fields(c, "difference", "low", "high"), verdict),
         *(Cell(cell.row.base or ""), *_fields(t, "difference", "low", "high", "p_t")),
-        *(number_cell(cell.p_holm), *_fields(t, "p_wilcoxon", "effect"), count_cell(cell.seeds_needed)),
+        *(number_cell(cell.p_holm), *_fields(t, "p_wilcoxon", "effect"), number_cell(cell.detectable)),
     )
 
 
@@ -121,6 +137,9 @@ def beside_table(results: SuiteResults) -> ReportTable:
         names = Cell(cell.row.label), Cell(cell.column.name)
         rows.append((*names, ours, printed, difference, Cell(interval), Cell(verdict)))
     head = ("method", "measurement", "ours", "printed", "difference", "95 % interval", "verdict")
+    for column in results.manifest.columns:
+        if isfinite(reach := results.detectable(column.name)):
+            rows.append((Cell(DETECTABLE), Cell(column.name), number_cell(reach), *[EMPTY] * 4))
     return ReportTable(f"{results.manifest.name}-beside", results.manifest.title, head, rows)
 
 

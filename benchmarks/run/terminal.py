@@ -49,12 +49,14 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
         say(console, f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reference.basis()}")
     print_cells(console, sized)
     say(console, "\nSeeds per arm for 80 % power (two-sided t-test at 0.05)\n")
-    rows = [("column", "spread from", "difference", "spread", "seeds", "planned")]
+    rows = [("column", "spread from", "difference", "spread", "seeds", "planned", "detectable")]
     for line in plan.seeds:
-        spread, seeds = "-", str(line.seeds or "-")
+        spread, seeds, least = "-", str(line.seeds or "-"), "-"
         if line.std is not None:
             spread = f"{line.std:.3g}"
-        rows.append((line.column, line.source, f"{line.difference:.3g}", spread, seeds, str(len(sized.seeds))))
+        if line.detectable is not None:
+            least = f"{line.detectable:.3g}"
+        rows.append((line.column, line.source, f"{line.difference:.3g}", spread, seeds, str(len(sized.seeds)), least))
     say(console, text_table(rows, words=(0, 1)))
 
 

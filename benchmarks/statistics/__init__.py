@@ -25,7 +25,7 @@ from dipole.benchmarks.statistics.differences import (
     welch,
     wilcoxon,
 )
-from dipole.benchmarks.statistics.power import pooled_std, power, seeds_needed
+from dipole.benchmarks.statistics.power import detectable, pooled_std, power, seeds_needed
 
 __all__ = [
     "CONFIDENCE",
@@ -34,6 +34,7 @@ __all__ = [
     "Summary",
     "WelchTest",
     "against_single_value",
+    "detectable",
     "difference",
     "holm",
     "iqm",

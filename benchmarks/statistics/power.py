@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 
 import numpy as np
 from scipy import special, stats
@@ -34,6 +34,10 @@ def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired:
     size = n if is_paired else n / 2
     shift = abs(difference) / std * sqrt(size)
     smallest, share = _smallest_significant(n, alpha, is_paired)
+    return _power(shift, smallest, share)
+
+
+def _power(shift: float, smallest: Array, share: Array) -> float:
     return float(share @ (special.ndtr(shift - smallest) + special.ndtr(-shift - smallest)))
 
 
@@ -57,13 +61,55 @@ def _smallest_significant(n: int, alpha: float, is_paired: bool) -> tuple[Array,
     return spread * special.stdtrit(df, 1 - alpha / 2), share
 
 
-def _spreads(df: int, nodes: int) -> tuple[Array, Array]:
+def _spreads(df: float, nodes: int) -> tuple[Array, Array]:
     law = stats.chi(df, scale=1 / sqrt(df))
     low, high = law.ppf(1e-13), law.isf(1e-13)
     places, weights = np.polynomial.legendre.leggauss(nodes)
     spread = low + (high - low) * (places + 1) / 2
     share = weights * law.pdf(spread)
     return spread, share / share.sum()
+
+
+def detectable(std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_paired: bool = False) -> float:
+    """Return the smallest difference that n seeds of each arm show with probability `target`, or nan below two seeds.
+
+    Args:
+        std: as of `power`.
+        n: as of `power`.
+        target: probability of showing it, in (alpha, 1).
+        alpha: as of `power`.
+        is_paired: as of `power`.
+    """
+    if n < 2 or not isfinite(std):
+        return nan
+    size = n if is_paired else n / 2
+    return std / sqrt(size) * _least_shift(*_smallest_significant(n, alpha, is_paired), target)
+
+
+@lru_cache(maxsize=1024)
+def least_shift(df: float, target: float = 0.8, alpha: float = 0.05) -> float:
+    """Return how many standard errors a quantity has to be from 0 for a two-sided t-test of this power.
+
+    Args:
+        df: degrees of freedom of the standard error, > 0.
+        target: power, in (alpha, 1).
+        alpha: level of the test, in (0, 1).
+    """
+    spread, share = _spreads(df, NODES)
+    return _least_shift(spread * special.stdtrit(df, 1 - alpha / 2), share, target)
+
+
+def _least_shift(smallest: Array, share: Array, target: float) -> float:
+    low, high = 0.0, 1.0
+    while _power(high, smallest, share) < target:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if _power(middle, smallest, share) < target:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def seeds_needed(

@@ -20,7 +20,7 @@ from dipole.benchmarks.report.curve_charts import (
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.row_charts import Estimate, HeatMap, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.run_files import RunFiles
-from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
+from dipole.benchmarks.report.table import Cell, ReportTable, number, to_latex
 from dipole.benchmarks.report.write import write_report
 
 altair = pytest.importorskip("altair")
@@ -206,8 +206,8 @@ def test_the_first_lines_say_what_was_found_and_where(runs_folder):
     (cell,) = results.cells[1:]
     assert cell.against_base.difference == pytest.approx(0.5)
     assert study == (
-        "Study: The difference from infonce is not significant: hcl leads by 0.500 points (a), "
-        f"{cell.seeds_needed} seeds would show it."
+        "Study: The difference from infonce is not significant: hcl leads by 0.500 points (a). With these seeds, "
+        f"smaller differences than these would be missed: {number(cell.detectable)} points (a)."
     )
     assert machines == "Measured on Test processor (Linux x86_64), with dipole 0.1.0."
 

@@ -15,7 +15,7 @@ from dipole.benchmarks.claims.claim_specs import Part
 from dipole.benchmarks.claims.equivalence import Evidence
 from dipole.benchmarks.claims.evaluate import evaluate
 from dipole.benchmarks.claims.printed import compare
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_ROOM, NOT_LEARNT, UNDECIDED
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import read_manifests
 from dipole.benchmarks.report.results import SuiteResults
@@ -94,8 +94,11 @@ def test_a_part_without_its_parameters_is_refused(given, said):
         Part(**given)
 
 
-def with_gaps(id_, gaps, seeds=6, noise=0.05):
-    """A claim's tables, every row at 60 but row a of its first test, which is off by these gaps, column by column."""
+def with_gaps(id_, gaps, seeds=6, noise=0.05, level=60.0, untrained=None):
+    """A claim's tables, every row at one level but row a of its first test, which is off by these gaps, by column.
+
+    untrained: level of every row before training.
+    """
     claim, _, tables = RAW[id_]
     test = claim["tests"][0]
     generator = np.random.default_rng(3)
@@ -105,7 +108,9 @@ def with_gaps(id_, gaps, seeds=6, noise=0.05):
         rows = Grid(table, {}).rows
         cells = {}
         for row, column in product([row.label for row in rows], table["columns"]):
-            cells[row, column, "mean"] = 60 + noise * generator.normal(size=seeds)
+            cells[row, column, "mean"] = level + noise * generator.normal(size=seeds)
+            if untrained is not None:
+                cells[row, column, "untrained"] = untrained + noise * generator.normal(size=seeds)
         found[name] = cells
     first = test["a"] if isinstance(test["a"], str) else f"{test['a']['method']} / {test['a']['group']}"
     for column, gap in gaps.items():
@@ -136,6 +141,42 @@ ARORA = ("avg-2", "avg-5", "top-5", "top-1")
 )
 def test_gaps_are_compared_with_the_bound(id_, gaps, noise, verdict):
     assert evaluate(CLAIMS[id_], with_gaps(id_, gaps, noise=noise)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("id_", "gaps", "level", "verdict"),
+    [
+        ("cacr-c28", {"ImageNet-100": 0.4, "ImageNet-1K": 0.4}, 99.0, NO_ROOM),  # prints 1.86 and 0.9
+        ("cacr-c28", {"ImageNet-100": -4.0, "ImageNet-1K": -4.0}, 99.0, NO_ROOM),  # a ceiling shows no loss either
+        ("cacr-c28", {"ImageNet-100": 0.4, "ImageNet-1K": 0.4}, 96.0, DIFFERS),
+        ("arora-c04", dict.fromkeys(ARORA, 0.1), 99.5, NO_ROOM),  # within two, at the ceiling anything is
+        ("arora-c04", dict.fromkeys(ARORA, 0.1), 95.0, AGREES),
+        ("cacr-c32", dict.fromkeys(CIFAR, 0.1), 99.5, NO_ROOM),
+        ("lmcl-c10", {}, 995.0, NO_ROOM),  # scores end at 1000
+        ("lmcl-c10", {}, 900.0, UNDECIDED),
+    ],
+)
+def test_a_printed_effect_beyond_the_bound_of_the_metric_has_no_room(id_, gaps, level, verdict):
+    outcome = evaluate(CLAIMS[id_], with_gaps(id_, gaps, level=level))
+    assert outcome.verdict == verdict
+    assert ("does not fit between our base and the bound" in outcome.why(verdict)) == (verdict == NO_ROOM)
+
+
+@pytest.mark.parametrize("id_", ["cacr-c28", "cacr-c16"])
+@pytest.mark.parametrize(("untrained", "is_learnt"), [(60.0, False), (63.0, False), (40.0, True)])
+def test_a_base_at_the_untrained_level_is_not_learnt(id_, untrained, is_learnt):
+    gaps = dict.fromkeys((*CIFAR, "ImageNet-100", "ImageNet-1K"), 8.0)
+    gaps = {column: gap for column, gap in gaps.items() if column in with_gaps(id_, {})[_table(id_)].columns}
+    verdict = evaluate(CLAIMS[id_], with_gaps(id_, gaps, untrained=untrained)).verdict
+    assert verdict == (AGREES if is_learnt else NOT_LEARNT)
+
+
+def _table(id_):
+    return CLAIMS[id_].tests[0]["table"]
+
+
+def test_a_ratio_of_times_always_has_room():
+    assert times({"CACR (K=4)": 299, "CACR (K=10)": 299}).verdict == DIFFERS
 
 
 def times(factors, id_="cacr-c22"):
@@ -280,18 +321,14 @@ def test_spreads_are_compared_by_f():
     assert equivalence.smaller_spread(Summary(3, 1, 0, 0, 0), Summary(3, 2, 0, 0, 0)) == equivalence.NOTHING
 
 
-def test_seeds_of_two_spreads_have_the_power_they_name():
-    n = equivalence.seeds_to_decide_spread(1.0, 3.0)
+@pytest.mark.parametrize("df", [1, 4, 19])
+def test_the_distance_that_is_named_is_shown_in_80_percent(df):
+    distance = equivalence.reach(equivalence.Estimate(0.0, 2.0, df, 1.0))
     generator = np.random.default_rng(0)
-
-    def power(n):
-        a, b = generator.normal(size=(4000, n)), 3 * generator.normal(size=(4000, n))
-        f = a.var(axis=1, ddof=1) / b.var(axis=1, ddof=1)
-        return np.mean(f < stats.f.ppf(0.025, n - 1, n - 1))
-
-    assert power(n) > 0.77
-    assert power(n - 1) < 0.83
-    assert equivalence.seeds_to_decide_spread(2.0, 2.0) is None
+    values = distance + 2.0 * generator.normal(size=40_000)
+    errors = 2.0 * np.sqrt(generator.chisquare(df, size=40_000) / df)
+    assert np.mean(np.abs(values / errors) > stats.t.ppf(0.975, df)) == pytest.approx(0.8, abs=0.01)
+    assert np.isnan(equivalence.reach(equivalence.Estimate(1.0)))
 
 
 def test_false_alarms_of_a_count_stay_below_their_level():

@@ -26,6 +26,7 @@ from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_records import is_done, read_records
+from dipole.benchmarks.statistics import power
 from dipole.core.cli import main
 from dipole.core.record import read_record
 from dipole.core.utils.errors import ConfigError
@@ -143,7 +144,9 @@ def test_cells_hold_our_sample_and_the_test_against_the_base(results):
     assert cell.summary.mean == pytest.approx(248.5 / 3)
     assert cell.against_base.difference == pytest.approx((2 + 1.5 + 2) / 3)
     assert cell.against_base.n == 3
-    assert cell.seeds_needed >= 2
+    spread, alpha = np.std([2, 1.5, 2], ddof=1), 0.05 / 2  # two tests
+    assert power(cell.detectable, spread, 3, alpha, is_paired=True) == pytest.approx(0.8)
+    assert np.isnan(results.cell("base", "A").detectable)
     assert results.cell("other", "B").against_base.n == 2
     assert results.cell("base", "A").against_base is None
     adjusted = sorted(c.p_holm for c in results.cells if c.row.label == "other")
@@ -156,6 +159,9 @@ def test_missing_seeds_are_shown_not_hidden(results):
     b = sheet.head.index("B (%)")
     other = next(row for row in sheet.rows if row[0].text == "other")
     assert other[b].sub == "n = 2"
+    reach = sheet.rows[-1]
+    assert reach[0].text == "detectable difference"
+    assert [cell.text for cell in reach[-2:]] == [number(results.detectable(column)) for column in "AB"]
     assert tables.results_table(results).rows[1][b - 1].mark == "best"
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 
 from dipole.benchmarks.statistics import (
     against_single_value,
+    detectable,
     difference,
     holm,
     iqm,
@@ -178,6 +179,25 @@ def test_seeds_needed_is_the_smallest_such_number():
     assert [seeds_needed(d, 1.0) for d in (0.0, float("nan"), 1e-6)] == [None] * 3
     assert seeds_needed(1.0, 0.0) == 2
     assert power(1.0, 1.0, 1) == 0.0
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+@pytest.mark.parametrize("alpha", [0.05, 0.05 / 100])
+@pytest.mark.parametrize("n", [2, 3, 20, 64, 1000])
+def test_the_detectable_difference_is_the_smallest_that_has_the_power(n, alpha, is_paired):
+    least = detectable(3.0, n, alpha=alpha, is_paired=is_paired)
+    assert power(least, 3.0, n, alpha, is_paired) == pytest.approx(0.8, abs=1e-6)
+    assert seeds_needed(1.0001 * least, 3.0, alpha=alpha, is_paired=is_paired) == n
+    assert detectable(3.0, n, 0.9, alpha, is_paired) > least
+
+
+def test_detectable_differences_are_those_of_the_textbook():
+    """Cohen 1988: 26 / 64 / 394 per arm for d = 0.8 / 0.5 / 0.2; 34 pairs for 0.5."""
+    for d, n in ((0.8, 26), (0.5, 64), (0.2, 394)):
+        assert detectable(1.0, n) <= d < detectable(1.0, n - 1)
+    assert detectable(1.0, 34, is_paired=True) <= 0.5 < detectable(1.0, 33, is_paired=True)
+    assert np.isnan(detectable(1.0, 1))
+    assert detectable(0.0, 5) == 0
 
 
 @pytest.mark.parametrize(

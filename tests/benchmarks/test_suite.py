@@ -17,6 +17,7 @@ from dipole.benchmarks.run.reference import START
 from dipole.benchmarks.run.terminal import print_plan, print_results, reporter
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.run_records import read_records
+from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.record import Histogram, read_record
@@ -194,6 +195,9 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     assert linear.difference == 1.0
     narrow, wide = (make_plan(sized, jobs, records, 2, effect).seeds[0].seeds for effect in (2.0, 8.0))
     assert wide < narrow < linear.seeds
+    # Two seeds are planned, whatever difference is asked for.
+    assert power(linear.detectable, linear.std, 2) == pytest.approx(0.8)
+    assert make_plan(sized, jobs, records, 2, 8.0).seeds[0].detectable == linear.detectable
 
 
 @pytest.mark.parametrize(("metric", "spread"), [("diag/rank", 3.0), ("cost/wall_seconds", 5.0)])
