@@ -135,7 +135,8 @@ plt.show()
 # ## The verdict
 #
 # A claim agrees, differs, or is undecided with this number of seeds. If it is
-# undecided, the verdict says how many seeds it needs.
+# undecided, the verdict says which distance from the bound these seeds can show. If
+# the printed effect does not fit below 100 %, the verdict is *no room*.
 
 # %%
 for claimed in results.claims():
@@ -163,8 +164,8 @@ assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 #
 # Every table of the papers with comparable numbers is a suite (`dipole list`,
 # [papers](../background/papers.md)). All runs of LMCL's Table 1 come with dipole, so
-# you only read them. The claim is undecided, and the verdict names the number of seeds
-# that it needs:
+# you only read them. The claim is undecided, and the verdict names the distance from
+# its bound that the seeds can show:
 
 # %%
 shipped = gather([SHIPPED])

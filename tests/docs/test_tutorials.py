@@ -53,7 +53,7 @@ SAYS = {
         r"^Report: dipole report runs shipped -o report\.html$",
         r"^arora-c06: differs \(other protocol\)$",
         r"^lmcl-c01: cannot be decided at this n \(other protocol\)$",
-        r"[.] \d+ seeds would decide it$",
+        r"[.] These seeds show a distance of \d+\.\d+ from the bound or more$",
     ),
     "5-geometry": (
         r"^too much +uniformity -0\.\d\d +directions +\d\.\d of 64 +inside the margin 0\.0\d$",
