@@ -83,7 +83,8 @@ def measured(results: SuiteResults) -> list[Picture]:
 def against_base(results: SuiteResults) -> dict[str, Picture]:
     """Return the differences of rows from their bases with 95 % intervals, by what is measured.
 
-    Columns called "TASK: MEASUREMENT" share a picture for each measurement, in which tasks are told apart.
+    Columns called "TASK: MEASUREMENT" share a picture for each measurement, with a marker for each task. Untrained rows
+    are left out.
     """
     parts: dict[str, list[tuple[str, ColumnEntry]]] = {}
     for column in results.manifest.columns:
@@ -96,13 +97,18 @@ def against_base(results: SuiteResults) -> dict[str, Picture]:
             for task, column in columns:
                 cell = results.cell(row.label, column.name)
                 test = cell.against_base if cell else None
-                if test is not None and isfinite(test.low):
+                if test is not None and isfinite(test.low) and row.objective != "none":
                     rows.append(Estimate(row.label, test.difference, test.low, test.high, source=task))
+        largest: dict[str, float] = {}
+        for each in rows:
+            largest[each.label] = max(each.value, largest.get(each.label, each.value), key=abs)
+        shown, note = ends(list(largest), largest.__getitem__, "rows")
+        rows = [each for each in rows if each.label in shown]
         unit = columns[0][1].unit.replace("%", "points")
         label = f"difference from the base, {measurement} ({unit})".replace(" ()", "")
         title = f"{results.manifest.title}, {measurement}"
         caption = f"{measurement}: difference of each row from its base on the same seeds. {INTERVAL.capitalize()}."
-        for picture in pictured(interval_chart(title, label, rows), caption):
+        for picture in pictured(interval_chart(title, label, rows), caption, note):
             found[measurement] = picture
     return found
 

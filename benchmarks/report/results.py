@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite, nan
-from statistics import fmean
+from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.evaluate import NO_DATA, NO_TEST, Outcome, evaluate
@@ -246,9 +246,9 @@ class SuiteResults:
         return self._index.get((row, column))
 
     def detectable(self, column: str) -> float:
-        """Return the smallest difference that every test of a column can show (`CellResult.detectable`), or nan."""
+        """Return the smallest difference that half of the tests of a column can show, or nan without a test."""
         known = [cell.detectable for cell in self.cells_of(column) if isfinite(cell.detectable)]
-        return max(known, default=nan)
+        return median(known) if known else nan
 
     def cells_of(self, column: str) -> list[CellResult]:
         """Return the cells of a column."""

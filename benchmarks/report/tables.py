@@ -37,8 +37,8 @@ CELL_NOTE = (
 )
 DETECTABLE = "detectable difference"
 DETECTABLE_NOTE = (
-    f"The last row, {DETECTABLE}, is the smallest difference from the base that the seeds show with 80 % power. It is "
-    "that of the row with most spread, among all tests of the suite (Holm). Smaller differences are not excluded."
+    f"The last row, {DETECTABLE}, is the smallest difference from the base that the seeds show with 80 % power, among "
+    "all tests of the suite (Holm): the median over the rows. Smaller differences are not excluded."
 )
 DIAGNOSTICS = (
     "mean_distance", "margin_occupancy", "min_max_ratio", "rank", "effective_rank", "alignment", "uniformity",

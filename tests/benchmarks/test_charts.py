@@ -4,7 +4,9 @@ import json
 import re
 from math import nan
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from dipole.benchmarks.report import charts, drawing, picture
 from dipole.benchmarks.report.chart import NARROW, short
@@ -235,6 +237,24 @@ def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
 
 def test_values_are_rounded_to_what_a_picture_shows():
     assert [short(value) for value in (81.234567891, nan, None, 0.0, 1234567)] == [81.2346, None, None, 0.0, 1234567]
+
+
+def test_studies_draw_differences_from_the_base_with_their_intervals(runs_folder):
+    rows = [("base", "infonce", None), ("other", "dcl", "base"), ("start", "none", "base")]
+    columns = [(f"{task}: {probe}", "vision") for probe in ("linear", "kNN") for task in ("even", "uneven")]
+    gain = {"even: linear": [1, 2, 4], "uneven: linear": [5, 3, 3], "even: kNN": [0, -1, 1], "uneven: kNN": [9, 8, 6]}
+    results = runs_folder.results(
+        "s", rows, [name for name, _ in columns],
+        lambda r, c, s: 0.5 + s / 10 + (r == "other") * gain[c][s] / 100, seeds=(0, 1, 2), kind="study",
+    )  # fmt: skip
+    drawn = charts.against_base(results)
+    assert list(drawn) == ["linear", "kNN"]
+    found = drawn["linear"].chart.rows
+    assert [(row["label"], row["series"]) for row in found] == [("other", "even"), ("other", "uneven")]
+    for row in found:
+        gains = gain[f"{row['series']}: linear"]
+        low, high = stats.ttest_1samp(gains, 0).confidence_interval()
+        assert [row["x"], row["low"], row["high"]] == pytest.approx([np.mean(gains), low, high], rel=1e-4)
 
 
 def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folder, tmp_path):
