@@ -8,6 +8,7 @@ A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence 
     SUITE: ROW @ COLUMN             difference from the row's baseline, 95 % interval, p (Holm, over the suite)
     SUITE: ROW - OTHER @ COLUMN     difference of two rows, p of this test alone
     SUITE: mean ROW @ COLUMN        mean over seeds
+    SUITE: detectable COLUMN        smallest difference that its seeds show with 80 % power (Holm, over the suite)
     SUITE: diagnostic NAME ROW      mean of a diagnostic over the runs of a row
     SUITE: gain ROW                 gain over all columns in units of the baseline's mean, p of this test alone
     SUITE: decided                  how many of its comparisons are significant (Holm)
@@ -40,7 +41,8 @@ import committed
 import evidence
 import install
 
-from dipole.benchmarks.report import findings
+from dipole.benchmarks.report import charts, findings
+from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.tables import results_table
@@ -52,6 +54,8 @@ TEMPLATES = ROOT / "docs" / "templates"
 README_LINES = re.compile(r"(<!-- install: (.+?) -->\n).*?(\n<!-- installed -->)", re.DOTALL)
 PLACE = re.compile(r"\{\{ (.+?) \}\}", re.DOTALL)
 UNITS = {"%": " points"}
+PICTURES = {"controlled.svg": ("controlled", "linear, tuned")}
+"""Pictures of committed results in docs/pictures: suite, and what is measured (`charts.against_base`)."""
 
 
 def filled(text: str) -> str:
@@ -86,6 +90,9 @@ def value_of(place: str) -> str:
     if what == "p":
         found = [cell.p_holm for cell in findings.tested(suite) if isfinite(cell.p_holm)]
         return f"p {_p(min(found))} to {_p(max(found))}"
+    if what.startswith("detectable "):
+        column = what.removeprefix("detectable ")
+        return number(suite.detectable(column)) + _unit(suite, column)
     if what.startswith("diagnostic "):
         name, _, row = what.removeprefix("diagnostic ").partition(" ")
         return number(fmean(suite.records[run].diagnostics[name] for run in suite.runs_by_row[row]))
@@ -102,8 +109,7 @@ def value_of(place: str) -> str:
     if row.startswith("mean "):
         return number(_cell(suite, row.removeprefix("mean "), column))
     one, minus, other = row.partition(" - ")
-    unit = next(c.unit for c in suite.manifest.columns if c.name == column)
-    unit = UNITS.get(unit, f" {unit}" if unit else "")
+    unit = _unit(suite, column)
     if minus:
         values, base = suite.samples(one, column), suite.samples(other, column)
         if values is None or base is None:
@@ -114,6 +120,13 @@ def value_of(place: str) -> str:
     if cell is None or cell.against_base is None:
         raise LookupError(f"{place}: no such row or column, or no base")
     return _shown(cell.against_base, f"p = {_p(cell.p_holm)}", unit)
+
+
+def _unit(suite: SuiteResults, column: str) -> str:
+    unit = next((c.unit for c in suite.manifest.columns if c.name == column), None)
+    if unit is None:
+        raise LookupError(f"{suite.manifest.suite}: no column {column}")
+    return UNITS.get(unit, f" {unit}" if unit else "")
 
 
 def _suite(name: str) -> SuiteResults:
@@ -192,8 +205,14 @@ def pages() -> dict[str, str]:
     return found
 
 
+def picture(name: str) -> str:
+    """Return a picture of committed results as SVG."""
+    suite, measurement = PICTURES[name]
+    return str(to_files(charts.against_base(_suite(suite))[measurement].chart)[".svg"])
+
+
 def main(arguments: list[str]) -> int:
-    """Write the pages, or check them."""
+    """Write the pages and pictures, or check the pages."""
     stale = {}
     for name, text in pages().items():
         page = ROOT / name
@@ -203,6 +222,10 @@ def main(arguments: list[str]) -> int:
         for page, text in stale.items():
             page.parent.mkdir(exist_ok=True)
             page.write_text(text, encoding="utf-8")
+        for name in PICTURES:
+            path = ROOT / "docs" / "pictures" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(picture(name), encoding="utf-8")
     elif stale:
         names = ", ".join(page.relative_to(ROOT).as_posix() for page in stale)
         print(f"{names}: differ from docs/templates or the install lines. Run `make pages`.")

@@ -8,6 +8,8 @@ import pytest
 import render
 from scipy import stats
 
+from dipole.benchmarks.statistics import power
+
 KEPT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "suites"
 
 
@@ -69,7 +71,14 @@ def test_the_gain_of_polarization_is_a_paired_t_test() -> None:
 
 
 @pytest.mark.parametrize(
-    "of", ["nowhere: decided", "cross-domain: x @ y", "cross-domain: claim z", "cross-domain: a - b @ c"]
+    "of",
+    [
+        "nowhere: decided",
+        "cross-domain: x @ y",
+        "cross-domain: claim z",
+        "cross-domain: a - b @ c",
+        "cross-domain: detectable x",
+    ],
 )
 def test_what_there_is_not_is_no_number(of: str) -> None:
     with pytest.raises((LookupError, StopIteration)):
@@ -82,6 +91,17 @@ def test_places_are_filled_and_the_rest_stays() -> None:
     assert render.filled("{{ table: agents }}").startswith("| objective beside SAC")
     with pytest.raises(KeyError):
         render.filled("{{ table: nowhere }}")
+
+
+def test_the_detectable_difference_has_the_unit_of_its_column() -> None:
+    suite = render._suite("cross-domain")
+    (cell,) = [each for each in suite.cells_of("dot: return") if each.row.label == "dcl"]
+    test = cell.against_base
+    assert test is not None
+    assert power(cell.detectable, test.spread, test.n, 0.05 / cell.family, test.method != "Welch") == pytest.approx(0.8)
+    rows = [each.detectable for each in suite.cells_of("dot: return") if each.against_base is not None]
+    least = float(render.value_of("cross-domain: detectable dot: return").removesuffix(" return"))
+    assert sum(each <= least + 0.005 for each in rows) == len(rows) / 2
 
 
 def test_p_beside_the_level_says_on_which_side() -> None:
