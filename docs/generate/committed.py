@@ -9,12 +9,10 @@ from functools import cache
 
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import RowEntry
-from dipole.benchmarks.report import charts
 from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.document import Report, Section, make_report
 from dipole.benchmarks.report.drawing import light, to_svg, with_colours
 from dipole.benchmarks.report.html import to_html
-from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, plain, to_markdown
@@ -33,8 +31,6 @@ MOST = 6
 """Columns of a table on a page. Wider tables become several, each with the first column."""
 DRAWN = 2
 """Pictures of a suite on its page."""
-HOME = ("controlled-small", "cross-domain-small")
-"""Suites for the figure of the home page. The first with results is shown."""
 
 
 def ranking(suite: str) -> str:
@@ -118,29 +114,6 @@ def suite_files(section: Section) -> Iterator[tuple[str, str | bytes]]:
             parts += [f"## {plain(table.title)}", plain(table.note), *narrow(table)]
     parts.append(f"[The report](../../{PAGE}#{section.id}) has every run, chart and command of this suite.")
     yield f"{section.id}.md", "\n\n".join(part for part in parts if part) + "\n"
-
-
-def home() -> tuple[SuiteResults, Picture]:
-    """Return the suite of the home page, and its figure: the gain of each method over the baseline, with intervals."""
-    of = {each.manifest.name: each for each in suites()}
-    found = next(of[name] for name in HOME if name in of)
-    *_, gains = charts.ranking(found.manifest.title, found.ranks(), found.base or "")
-    return found, gains
-
-
-def home_sentence() -> str:
-    """Return what the figure of the home page means."""
-    found, _ = home()
-    ranks = [rank for rank in found.ranks() if rank.label != found.base and rank.gain is not None]
-    better, worse = sum(rank.better for rank in ranks), sum(rank.worse for rank in ranks)
-    tasks, count = len(found.columns), len(ranks) * len(found.columns)
-    result = f"No method beats `{found.base}`"
-    if better:
-        result = f"{counted(better, 'gain')} over `{found.base}`"
-    return (
-        f"{result}: of {count} comparisons with it ({counted(len(ranks), 'method')} on {counted(tasks, 'task')}), "
-        f"{better} are significantly better and {worse} significantly worse."
-    )
 
 
 def svg(chart: Chart) -> bytes:

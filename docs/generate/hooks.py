@@ -66,7 +66,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     add("pictures/whole.svg", drawing.whole())
     add(committed.PAGE, committed.page())
-    add("pictures/home.svg", committed.svg(committed.home()[1].chart))
     for section in committed.pages():
         for name, content in committed.suite_files(section):
             add(f"results/suites/{name}", content)

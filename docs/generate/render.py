@@ -15,7 +15,6 @@ A template contains places such as `{{ cross-domain: hcl @ pydoc: next sentence 
     SUITE: p                        range of p (Holm) of its comparisons
     SUITE: claim ID                 verdict on a claim of the paper, the comparison behind it, p (Holm, over its claims)
     SUITE: table                    its results: means, standard deviations, and the printed numbers
-    home: sentence                  what the figure of the home page means
     all: decided                    the same count over all committed results
     polarization DOMAIN: KEY        gain of a setting over InfoNCE, p (Holm, over the domain's settings)
     polarization DOMAIN: KEY - KEY  difference of two settings' gains, p of this test alone
@@ -42,7 +41,6 @@ import evidence
 import install
 
 from dipole.benchmarks.report import charts, findings
-from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.tables import results_table
@@ -77,8 +75,6 @@ def value_of(place: str) -> str:
         return install.extras() if what == "extras" else install.block(*extras)
     if where == "all":
         return committed.in_short()
-    if where == "home":
-        return committed.home_sentence()
     if where.startswith("polarization "):
         return _polarization(where.removeprefix("polarization "), what)
     suite = _suite(where)
@@ -205,10 +201,10 @@ def pages() -> dict[str, str]:
     return found
 
 
-def picture(name: str) -> str:
+def picture(name: str) -> bytes:
     """Return a picture of committed results as SVG."""
     suite, measurement = PICTURES[name]
-    return str(to_files(charts.against_base(_suite(suite))[measurement].chart)[".svg"])
+    return committed.svg(charts.against_base(_suite(suite))[measurement].chart)
 
 
 def main(arguments: list[str]) -> int:
@@ -225,7 +221,7 @@ def main(arguments: list[str]) -> int:
         for name in PICTURES:
             path = ROOT / "docs" / "pictures" / name
             path.parent.mkdir(exist_ok=True)
-            path.write_text(picture(name), encoding="utf-8")
+            path.write_bytes(picture(name))
     elif stale:
         names = ", ".join(page.relative_to(ROOT).as_posix() for page in stale)
         print(f"{names}: differ from docs/templates or the install lines. Run `make pages`.")
