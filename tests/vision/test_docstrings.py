@@ -16,5 +16,5 @@ def test_the_example_runs(name):
     examples = doctest.DocTestParser().get_doctest(value.__doc__, known, name, None, 0)
     assert examples.examples, f"{name} has no example"
     said: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(examples, out=said.append)
+    doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(examples, out=said.append)
     assert not said, "".join(said)
