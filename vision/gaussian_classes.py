@@ -119,7 +119,8 @@ class GaussianClasses:
         rows = {name: self.module(view) for name, view in zip(names, views, strict=True)}
 
         def relate(rows: dict[str, Tensor]) -> Pairs:
-            return Pairs.from_views([rows[name] for name in names], labels=rows["labels"], index=rows["index"])
+            each = [rows[name] for name in names]
+            return Pairs.from_views(each, rows["labels"], rows["index"], self.config.negatives)
 
         return EncodedBatch({**rows, "labels": labels, "index": index}, relate)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dipole.core.evaluation.probes import kmeans_accuracy
 from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.pair_views import ViewNegatives
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
@@ -54,7 +55,7 @@ SETS: dict[str, Callable[[int, np.random.Generator], tuple[Tensor, Tensor]]] = {
     "nested-moons": nested_moons,
 }
 OF_PLANES = ("noise", "starts", "scale", "inits")
-OF_CLASSES = ("views", "classes", "separation", "imbalance", "label_noise", "test_points")
+OF_CLASSES = ("views", "negatives", "classes", "separation", "imbalance", "label_noise", "test_points")
 
 
 def _centred(points: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -72,6 +73,9 @@ class ToyConfig(Settings):
     scale: float = Field(0.1, gt=0, description="planes: deviation of their entries")
     inits: int = Field(10, ge=1, description="planes: starts of k-means; the best by inertia counts")
     views: int = Field(2, ge=2, description="gaussian-classes: views of a point, K + 1")
+    negatives: ViewNegatives = Field(
+        "all", description="gaussian-classes: negatives of an anchor, as vision.simclr.negatives"
+    )
     classes: int = Field(10, ge=2, description="gaussian-classes: number of classes")
     separation: float = Field(
         1.0, gt=0, description="gaussian-classes: deviation of the class means, where that within a class is 1"
@@ -201,7 +205,7 @@ class ToyAdapter(Adapter):
     def sketch(cls, config: Any, batch_size: int, world_size: int = 1) -> Sketch:
         if config.data in SETS:
             return Sketch(Plane.width, _example, (batch_size,))
-        return Sketch(GaussianClasses.width, _example_views, (config.views, min(batch_size, EXAMPLE)))
+        return Sketch(GaussianClasses.width, _example_views, (config.views, min(batch_size, EXAMPLE), config.negatives))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
         order = torch.randperm(self.config.points, generator=self.seed.torch("data", "order", epoch))
@@ -249,6 +253,6 @@ def _example(objective: Any, dim: int, count: int) -> Pairs:
     return Pairs.cross(torch.randn(count, dim), torch.randn(count, dim))
 
 
-def _example_views(objective: Any, dim: int, views: int, count: int) -> Pairs:
+def _example_views(objective: Any, dim: int, views: int, count: int, negatives: ViewNegatives) -> Pairs:
     labels = torch.arange(count) % 2
-    return Pairs.from_views([torch.randn(count, dim) for _ in range(views)], labels=labels)
+    return Pairs.from_views([torch.randn(count, dim) for _ in range(views)], labels, negatives=negatives)

@@ -1,11 +1,11 @@
 """How many seeds show a difference: exact, by integrating over the spreads that samples may have."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isfinite, nan, sqrt
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from dipole.core.evaluation.intervals import Array
 
@@ -62,12 +62,18 @@ def _smallest_significant(n: int, alpha: float, is_paired: bool) -> tuple[Array,
 
 
 def _spreads(df: float, nodes: int) -> tuple[Array, Array]:
-    law = stats.chi(df, scale=1 / sqrt(df))
-    low, high = law.ppf(1e-13), law.isf(1e-13)
-    places, weights = np.polynomial.legendre.leggauss(nodes)
+    """Return spreads s of samples and their probabilities. s sqrt(df) has a chi distribution."""
+    low, high = (sqrt(special.chdtri(df, tail) / df) for tail in (1 - 1e-13, 1e-13))
+    places, weights = _legendre(nodes)
     spread = low + (high - low) * (places + 1) / 2
-    share = weights * law.pdf(spread)
+    log_density = (df - 1) * np.log(spread) - df * spread**2 / 2
+    share = weights * np.exp(log_density - log_density.max())
     return spread, share / share.sum()
+
+
+@cache
+def _legendre(nodes: int) -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(nodes)
 
 
 def detectable(std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_paired: bool = False) -> float:
@@ -132,16 +138,23 @@ def seeds_needed(
     """
     if not (isfinite(difference) and isfinite(std)) or std < 0 or difference == 0:
         return None
-    return fewest(lambda n: power(difference, std, n, alpha, is_paired) >= target, limit)
+    of_normal = (special.ndtri(1 - alpha / 2) + special.ndtri(target)) * std / difference
+    near = min(of_normal**2 * (1 if is_paired else 2) + 2, float(limit))
+    return fewest(lambda n: power(difference, std, n, alpha, is_paired) >= target, limit, int(near))
 
 
-def fewest(is_enough: Callable[[int], bool], limit: int) -> int | None:
-    """Return the smallest n >= 2 that is enough, by doubling and halving. None beyond `limit`."""
-    low, high = 1, 2
-    while not is_enough(high):
-        if high >= limit:
-            return None
-        low, high = high, min(2 * high, limit)
+def fewest(is_enough: Callable[[int], bool], limit: int, near: int = 2) -> int | None:
+    """Return the smallest n >= 2 that is enough, or None beyond `limit`. The search starts at `near`."""
+    low, high, step = 1, min(max(near, 2), limit), 1
+    if is_enough(high):
+        while (lower := max(high - step, 1)) > 1 and is_enough(lower):
+            high, step = lower, 2 * step
+        low = lower
+    else:
+        while not is_enough(high):
+            if high >= limit:
+                return None
+            low, high, step = high, min(high + step, limit), 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         if is_enough(middle):

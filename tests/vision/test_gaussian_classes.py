@@ -56,6 +56,18 @@ def test_a_class_is_a_gaussian_around_its_mean(separation):
     torch.testing.assert_close(shared.std(0), torch.ones(CLASS + INSTANCE), atol=0.05, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("negatives", "anchors", "of_each"),
+    [("all", 3 * 8, 3 * 7), ("queries", 8, 7), ("view_pairs", 3 * 8, 7)],  # V = 3 views, B = 8: 3 pairs of views
+)
+def test_anchors_and_negatives_are_those_of_the_layout(negatives, anchors, of_each):
+    data = of(points=100, views=3, negatives=negatives)
+    encoded = data.embed(data.batch(torch.arange(8), torch.Generator().manual_seed(0)))
+    pairs = encoded.relate(encoded.rows)
+    assert len(pairs.anchors) == anchors
+    assert pairs.negative_mask.sum(1).tolist() == [of_each] * anchors
+
+
 def test_each_seed_is_another_world_and_imbalance_is_not():
     one, other, uneven = of(0, points=100), of(1, points=100), of(0, points=100, imbalance=20.0)
     assert not torch.equal(one.world.mixing, other.world.mixing)
@@ -106,7 +118,9 @@ def test_settings_of_the_planes_are_refused(name):
         load("gaussian-classes", [f"toy.{name}"])
 
 
-@pytest.mark.parametrize("name", ["views=3", "classes=4", "imbalance=2.0", "label_noise=0.1", "test_points=10"])
+@pytest.mark.parametrize(
+    "name", ["views=3", "negatives=queries", "classes=4", "imbalance=2.0", "label_noise=0.1", "test_points=10"]
+)
 def test_settings_of_the_classes_are_refused_for_planes(name):
     with pytest.raises(ConfigError, match=f"{name.partition('=')[0]}: no effect"):
         load("lmcl-toy", [f"toy.{name}"])
