@@ -18,6 +18,7 @@ from dipole.benchmarks.results_file import (
     strangers,
 )
 from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import is_file, is_folder
@@ -100,7 +101,7 @@ def gather(places: Iterable[Path]) -> Gathered:
                 damaged += [Problem(path, said) for said in conflicts]
             suites[name] = suite
     collection = Collection(places[0], records, problems)
-    manifests = [suites[name].manifest for name in sorted(suites)]
+    manifests = [marked(suites[name].manifest) for name in sorted(suites)]
     done = collection.done
     for manifest in manifests:
         of_suite = [done[job.hash] for job in manifest.jobs if job.hash in done]

@@ -135,6 +135,7 @@ class Manifest(Part):
         rows: in order.
         columns: in order.
         jobs: all runs.
+        not_decidable: why its scale cannot decide anything, or "".
     """
 
     schema_version: Literal[1] = 1
@@ -151,6 +152,7 @@ class Manifest(Part):
     rows: list[RowEntry]
     columns: list[ColumnEntry]
     jobs: list[JobEntry]
+    not_decidable: str = ""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":

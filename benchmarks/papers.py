@@ -13,6 +13,7 @@ from pathlib import Path
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.evaluate import evaluate
 from dipole.benchmarks.claims.protocol import Item, Paper, papers
+from dipole.benchmarks.report import findings
 from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
 from dipole.core.utils.files import atomic_write
@@ -36,7 +37,8 @@ files and run `make pages`.
 
 The column "what differs" compares scale `paper` with the paper. `dipole bench SUITE` runs scale `small`. Its
 differences are in the suite (`dipole show SUITE`). Numbers of a suite with differences get no verdict against
-printed numbers. An empty field means that no difference is known.
+printed numbers. An empty field means that no difference is known. Where scale `small` cannot decide anything on
+this hardware, the last column says why. Its results are shown and counted nowhere.
 
 The claims of each paper follow its table, with the kind of test and the bound ([benchmarks.md](benchmarks.md)
 explains the kinds). "In each of 6" counts the comparisons that a sentence names."""
@@ -141,6 +143,8 @@ def _of_suite(paper: Paper, suite: Suite, label: str, what: str) -> Item:
     why = "<br>".join(dict.fromkeys(f"{key}: {reason}" for key in said if (reason := paper.why(key))))
     options = {"small": "", "paper": " --scale paper"}
     run = " or ".join(f"`dipole bench {suite.name}{options[name]}`" for name in suite.scale)
+    if "small" in suite.scale and (mark := suite.at("small").not_decidable):
+        run += f"<br>{findings.of_mark(mark)}"
     return Item(name=label, what=what, where=where, differs=differs, why=why, run=run)
 
 

@@ -245,7 +245,8 @@ def _lines(suite: StoredSuite) -> Iterator[dict[str, Any]]:
         if (kept := suite.runs.get(job.hash)) is not None:
             line |= _line(kept, shared)
         runs.append(line)
-    yield {"dipole": "results", "schema_version": VERSION, "suite": manifest.model_dump(mode="json", exclude={"jobs"})}
+    left_out = {"jobs"} if manifest.not_decidable else {"jobs", "not_decidable"}
+    yield {"dipole": "results", "schema_version": VERSION, "suite": manifest.model_dump(mode="json", exclude=left_out)}
     yield from ({"part": name, "value": shared[name]} for name in sorted(shared))
     yield from sorted(runs, key=lambda line: line["cells"])
 
@@ -292,7 +293,7 @@ def merged(one: StoredSuite, other: StoredSuite, replaces: bool = False) -> tupl
     """
     conflicts, runs = [], dict(one.runs)
     mine, theirs = one.manifest, other.manifest
-    fields = [name for name in Manifest.model_fields if name != "jobs"]
+    fields = [name for name in Manifest.model_fields if name not in ("jobs", "not_decidable")]
     if changed := [name for name in fields if getattr(mine, name) != getattr(theirs, name)]:
         conflicts.append(f"the suite {mine.name} differs between the two: {', '.join(changed)}")
         if not replaces:

@@ -109,6 +109,9 @@ class Scale(Settings):
     protocol: dict[str, str | int | float] = Field(
         default_factory=dict, description="what is done otherwise than in the paper; empty means the paper's protocol"
     )
+    not_decidable: str = Field(
+        "", description="why this scale cannot decide anything; its results are shown and counted nowhere"
+    )
 
 
 class Suite(Settings):
@@ -252,6 +255,13 @@ class Sized:
             return differences
         return {**self.unmet, **differences}
 
+    @property
+    def not_decidable(self) -> str:
+        """Why this scale cannot decide anything, or "". Settings changed by --set make another scale of it."""
+        if CHANGED in self.protocol:
+            return ""
+        return self.scale.not_decidable.strip()
+
     @cached_property
     def unmet(self) -> Mapping[str, str]:
         """Differences from the paper's statements, by the key of the fact in published/PAPER.toml."""
@@ -341,6 +351,7 @@ class Sized:
             suite=suite.name,
             scale=self.name,
             protocol=dict(self.protocol),
+            not_decidable=self.not_decidable,
             show=list(suite.show),
             rows=[RowEntry(label=r.label, objective=r.objective, base=self.base_of(r), fill=r.fill) for r in self.rows],
             columns=[ColumnEntry.model_validate(column, from_attributes=True) for column in self.columns],
@@ -376,6 +387,25 @@ def read_suite(name: str | Path) -> Suite:
     except ValidationError as error:
         lines = [f"  - {line.replace('the recipe: ', '', 1)}" for line in describe(error, Suite)]
         raise ConfigError(f"{path} is not a suite:\n" + "\n".join(lines)) from error
+
+
+def marked(manifest: Manifest) -> Manifest:
+    """Return a manifest with the mark `not_decidable` of the shipped suite of its name, if there is one.
+
+    Results that were recorded before the mark follow it, too.
+    """
+    if manifest.not_decidable or manifest.suite not in suites() or CHANGED in manifest.protocol:
+        return manifest
+    return manifest.model_copy(update={"not_decidable": _shipped_mark(manifest.suite, manifest.scale)})
+
+
+@cache
+def _shipped_mark(name: str, scale: ScaleName) -> str:
+    try:
+        found = read_suite(name).scale.get(scale)
+    except ConfigError:  # the suite of another package is broken: `dipole list suites` says so
+        return ""
+    return found.not_decidable.strip() if found else ""
 
 
 def _deviations(sized: Sized) -> dict[str, str | int | float]:

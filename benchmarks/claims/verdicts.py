@@ -31,7 +31,7 @@ from dipole.benchmarks.report.table import number
 from dipole.benchmarks.statistics import Summary
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
-NO_ROOM, NOT_LEARNT = "no room", "not learnt"
+NO_ROOM, NOT_LEARNT, NOT_DECIDABLE = "no room", "not learnt", "not decidable on this hardware"
 ON_BOUND = 1e-3
 """An estimate is on its bound if it is nearer than this share of its standard error."""
 OBSTACLES = (NO_ROOM, NOT_LEARNT)

@@ -19,6 +19,8 @@ ENOUGH = 5
 
 def compared(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> list[Picture]:
     """Profile and critical difference of the rows that have every column. `groups` are columns of the same runs."""
+    if results.not_decidable:
+        return []
     complete = [row.label for row in results.rows if all(results.samples(row.label, c) for c in results.columns)]
     if len(complete) < 2 or not results.columns:
         return []

@@ -98,7 +98,7 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
         tables.diagnostics_table(results),
         tables.runs_table(results),
     ]
-    if manifest.kind == "study":
+    if manifest.kind == "study" and not results.not_decidable:
         ranks = results.ranks()
         shown.insert(0, tables.ranking_table(manifest.name, ranks))
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}

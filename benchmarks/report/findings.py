@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, stdev
 
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, OBSTACLES, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
@@ -24,16 +24,27 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     said, asked = [], len(results.jobs)
     if missing := asked - sum(r.status == "done" for r in results.records.values()):
         said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing.")
+    if results.not_decidable:
+        return [*said, of_mark(results.not_decidable)]
     return [*said, *of_differences(results), *_with_printed(results), *_of_claims(results, others)]
 
 
 def of_differences(results: SuiteResults) -> list[str]:
     """Return sentences on the differences from the base and on a study's gains over all columns."""
+    if results.not_decidable:
+        return [of_mark(results.not_decidable)]
     return [*_against_base(results), *_over_columns(results)]
 
 
+def of_mark(reason: str) -> str:
+    """Return the sentence on a suite that cannot decide anything."""
+    return f"{NOT_DECIDABLE.capitalize()}: {reason.rstrip('.')}."
+
+
 def tested(results: SuiteResults) -> list[CellResult]:
-    """Return the cells whose difference from the base is tested, those with two seeds or more."""
+    """Return the cells whose difference from the base is tested: two seeds or more, of a suite that can decide."""
+    if results.not_decidable:
+        return []
     return [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, OBSTACLES, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.results import Claimed, SuiteResults
@@ -24,7 +24,7 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
     rows = []
     for suite in suites:
         tested, decided = findings.tested(suite), findings.decided(suite)
-        verdicts = Counter(each.verdict_alone for each in suite.claims(suites) if each.ours.items)
+        verdicts = Counter(each.verdict_alone for each in _counted_claims(suite, suites))
         done = sum(record.status == "done" for record in suite.records.values())
         name = Cell(suite.manifest.title, link=suite.manifest.name)
         runs = Cell(f"{done} of {len(suite.jobs)}", done / max(1, len(suite.jobs)))
@@ -38,7 +38,8 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
     note = (
         "Significant differences from the suite's base (Holm over all tests of the suite), and verdicts of our numbers "
         "on the paper's claims. A claim is without room if its printed effect does not fit between our base and the "
-        "bound of the metric, or if our base is not above the untrained level."
+        "bound of the metric, or if our base is not above the untrained level. Suites that are not decidable on this "
+        "hardware are listed with the reason, and counted nowhere."
     )
     head = (
         "suite", "runs", "significant differences", "finding", "claims agree", "claims differ", "claims undecided",
@@ -72,11 +73,18 @@ def _claims(suites: Sequence[SuiteResults]) -> list[tuple[Claimed, SuiteResults]
     """Return each claim once, with the suite in which its p (Holm) is smallest."""
     found: dict[str, tuple[Claimed, SuiteResults]] = {}
     for suite in suites:
-        for each in suite.claims(suites):
+        for each in _counted_claims(suite, suites):
             name = each.ours.claim.id
-            if each.ours.items and (name not in found or not found[name][0].p_holm <= each.p_holm):
+            if name not in found or not found[name][0].p_holm <= each.p_holm:
                 found[name] = each, suite
     return list(found.values())
+
+
+def _counted_claims(suite: SuiteResults, suites: Sequence[SuiteResults]) -> list[Claimed]:
+    """Return the claims with numbers of ours, none of a suite that cannot decide anything."""
+    if suite.not_decidable:
+        return []
+    return [each for each in suite.claims(suites) if each.ours.items]
 
 
 def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
@@ -84,11 +92,14 @@ def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
     verdicts = Counter(claimed.verdict_alone for claimed, _ in _claims(suites))
     differences = counted(tested, "comparison")
-    said = f"{len(suites)} suites: {decided} of {differences} with the baseline {are(decided)} significant"
+    unfit = sum(bool(suite.not_decidable) for suite in suites)
+    said = f"{len(suites) - unfit} suites: {decided} of {differences} with the baseline {are(decided)} significant"
     if verdicts:
         said += (
             f". Of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} agree, "
             f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided. For "
             f"{sum(verdicts[each] for each in OBSTACLES)} our numbers leave no room"
         )
+    if unfit:
+        said += f". {counted(unfit, 'further suite')} {are(unfit)} {NOT_DECIDABLE} and not counted"
     return f"{said}."

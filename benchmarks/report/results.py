@@ -11,7 +11,7 @@ from statistics import fmean, median
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.evaluate import NO_DATA, NO_TEST, Outcome, evaluate
 from dipole.benchmarks.claims.printed import Comparison, among, compare, protocol_differences
-from dipole.benchmarks.claims.verdicts import NOT_COMPARED
+from dipole.benchmarks.claims.verdicts import NOT_COMPARED, NOT_DECIDABLE
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
 from dipole.benchmarks.statistics import PairedTest, Summary, detectable, difference, holm, summarize
@@ -80,28 +80,36 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim on the printed numbers and on ours. `p_holm` is of ours among all claims that the suite can test."""
+    """A claim on the printed numbers and on ours. `p_holm` is of ours among all claims that the suite can test.
+
+    `not_decidable` says why the suite cannot decide anything. Its claims have no p-value then.
+    """
 
     printed: Outcome
     ours: Outcome
     is_paper_protocol: bool
     p_holm: float
+    not_decidable: str = ""
 
     @property
     def verdict_alone(self) -> str:
         """The verdict on our numbers, as one claim of several."""
+        if self.not_decidable and self.ours.claim.tests:
+            return NOT_DECIDABLE
         return self.ours.verdict_at(self.p_holm)
 
     @property
     def verdict(self) -> str:
         """The verdict on our numbers, and whether they are by another protocol."""
-        if self.is_paper_protocol or self.verdict_alone in (NO_DATA, NO_TEST):
+        if self.is_paper_protocol or self.verdict_alone in (NO_DATA, NO_TEST, NOT_DECIDABLE):
             return self.verdict_alone
         return f"{self.verdict_alone} ({NOT_COMPARED})"
 
     @property
     def why(self) -> str:
         """The reason for the verdict, or what its seeds can show."""
+        if self.verdict_alone == NOT_DECIDABLE:
+            return self.not_decidable
         return self.ours.why(self.verdict_alone)
 
 
@@ -138,6 +146,11 @@ class SuiteResults:
     def table(self) -> published.PrintedTable | None:
         """The printed table that the suite reproduces, or None."""
         return published.tables().get(self.manifest.published or "")
+
+    @property
+    def not_decidable(self) -> str:
+        """Why the suite cannot decide anything at this scale, or "". Its numbers are shown, and counted nowhere."""
+        return self.manifest.not_decidable
 
     @property
     def rows(self) -> Sequence[RowEntry]:
@@ -220,6 +233,9 @@ class SuiteResults:
         p_values = [getattr(cell.against_base, "p_t", nan) for cell in found]
         family = max(1, sum(map(isfinite, p_values)))
         beside = among([cell.comparison for cell in found])
+        if self.not_decidable:
+            p_values = [nan] * len(found)
+            beside = [replace(each, verdict=NOT_DECIDABLE, p=nan) if each else None for each in beside]
         return [
             replace(cell, p_holm=p, family=family, comparison=comparison)
             for cell, p, comparison in zip(found, holm(p_values), beside, strict=True)
@@ -263,22 +279,26 @@ class SuiteResults:
         if self.table is None:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
+        # A suite that cannot decide anything is no evidence for the claims of another.
+        same_scale = [other for other in same_scale if self.not_decidable or not other.not_decidable]
         mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
         asked = tuple(mine[name] for name in sorted({name for claim in claims for name in claim.tables} & set(mine)))
         if asked not in self._claimed:
-            self._claimed[asked] = self._judge(claims, mine)
+            self._claimed[asked] = self._judge(claims, mine, self.not_decidable)
         return list(self._claimed[asked])
 
     @staticmethod
-    def _judge(claims: Sequence[published.Claim], mine: Mapping[str, "SuiteResults"]) -> list[Claimed]:
+    def _judge(
+        claims: Sequence[published.Claim], mine: Mapping[str, "SuiteResults"], not_decidable: str
+    ) -> list[Claimed]:
         ours = [evaluate(claim, mine) for claim in claims]
         is_paper = [
             all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine) for claim in claims
         ]
         printed = [evaluate(claim, published.tables()) for claim in claims]
-        adjusted = holm([outcome.p for outcome in ours])
-        return [Claimed(*each) for each in zip(printed, ours, is_paper, adjusted, strict=True)]
+        adjusted = holm([nan if not_decidable else outcome.p for outcome in ours])
+        return [Claimed(*each, not_decidable) for each in zip(printed, ours, is_paper, adjusted, strict=True)]
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
         """Return column -> row -> values by seed."""

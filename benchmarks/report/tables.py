@@ -10,7 +10,7 @@ from statistics import fmean
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.published import PrintedCell
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.results import CellResult, SuiteResults
@@ -158,9 +158,11 @@ def coverage_table(suites: Sequence[SuiteResults]) -> ReportTable | None:
         if table.id not in by_table:
             rows.append((*about, Cell("no runs here", mark="open"), *[count_cell(0)] * 5))
         for suite in by_table.get(table.id, ()):
-            verdicts = [cell.comparison.verdict for cell in suite.cells if cell.comparison]
-            counts = [count_cell(verdicts.count(name)) for name in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
-            rows.append((*about, Cell(suite.manifest.name), count_cell(len(verdicts)), *counts))
+            verdicts, name = [cell.comparison.verdict for cell in suite.cells if cell.comparison], suite.manifest.name
+            if suite.not_decidable:
+                verdicts, name = [], f"{name} ({NOT_DECIDABLE})"
+            counts = [count_cell(verdicts.count(each)) for each in (AGREES, DIFFERS, UNDECIDED, NOT_COMPARED)]
+            rows.append((*about, Cell(name), count_cell(len(verdicts)), *counts))
     head = ("table", "paper", "printed numbers", "suite", "compared", "agree", "differ", "undecided", "other protocol")
     return ReportTable("published", "Every printed table", head, rows, "Counts of cells that have runs in this folder.")
 
@@ -306,7 +308,7 @@ def _result(cell: CellResult, is_best: bool) -> Cell:
         sub += f" of {cell.wanted}"
     if printed:
         sub += f", {printed}"
-    if cell.comparison is not None and cell.comparison.verdict != UNDECIDED:
+    if cell.comparison is not None and cell.comparison.verdict not in (UNDECIDED, NOT_DECIDABLE):
         sub += f", {cell.comparison.verdict}"
     if is_best:
         mark = "best"

@@ -13,7 +13,7 @@ from rich.progress import Task as ProgressTask
 from rich.text import Text
 
 from dipole.benchmarks.plan import Plan
-from dipole.benchmarks.report import claim_tables, tables
+from dipole.benchmarks.report import claim_tables, findings, tables
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.terminal_table import print_table
 from dipole.benchmarks.run import reference
@@ -63,6 +63,8 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
 def print_cells(console: Console, sized: Sized) -> None:
     """Print the rows and columns of a suite with the settings of each."""
     say(console, f"recipe {sized.scale.recipe or '-'}, seeds {', '.join(map(str, sized.seeds))}")
+    if sized.not_decidable:
+        say(console, findings.of_mark(sized.not_decidable))
     if sized.scale.set:
         say(console, f"  every run: {' '.join(sized.scale.set)}")
     for column in sized.columns:
@@ -80,11 +82,13 @@ def print_results(console: Console, results: SuiteResults) -> None:
             shown.append(claims)
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
-    elif results.manifest.kind == "study":
+    elif results.manifest.kind == "study" and not results.not_decidable:
         shown.insert(0, tables.ranking_table(results.manifest.name, results.ranks()))
     for found in shown:
         if found.rows:
             print_table(console, found)
+    if results.not_decidable:
+        say(console, findings.of_mark(results.not_decidable))
     for line in results.empty_columns:
         say(console, line)
 

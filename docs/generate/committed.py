@@ -9,6 +9,7 @@ from functools import cache
 
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import RowEntry
+from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.document import Report, Section, make_report
 from dipole.benchmarks.report.drawing import light, to_svg, with_colours
@@ -152,7 +153,10 @@ def of_objective(names: Collection[str]) -> str:
         (suite, cell)
         for suite, rows in of.items()
         for cell in suite.cells
-        if cell.against_base is not None and cell.row in rows and _adds(cell.row, suite, names)
+        if cell.against_base is not None
+        and cell.row in rows
+        and _adds(cell.row, suite, names)
+        and not suite.not_decidable
     ]
     decided: dict[str, list[str]] = {}  # several suites can share runs
     for suite, cell in tested:
@@ -196,5 +200,7 @@ def _folded(suite: SuiteResults, rows: list[RowEntry]) -> str:
     parts = narrow(replace(found, note="", rows=kept))
     if suite.manifest.protocol:  # columns are named as the paper names them
         parts.insert(0, f"Ours is another protocol than the paper's. {'; '.join(suite.protocol_notes)}.")
+    if suite.not_decidable:
+        parts.insert(0, findings.of_mark(suite.not_decidable))
     inside = "\n".join(f"    {line}" if line else "" for line in "\n\n".join(parts).splitlines())
     return f'??? note "{suite.manifest.title} (`{suite.manifest.suite}`)"\n\n{inside}'

@@ -52,6 +52,8 @@ TEMPLATES = ROOT / "docs" / "templates"
 README_LINES = re.compile(r"(<!-- install: (.+?) -->\n).*?(\n<!-- installed -->)", re.DOTALL)
 PLACE = re.compile(r"\{\{ (.+?) \}\}", re.DOTALL)
 UNITS = {"%": " points"}
+SHOWN = ("mean ", "diagnostic ", "table")
+"""Places for numbers of a suite that cannot decide anything."""
 PICTURES = {"controlled.svg": ("controlled", "linear, tuned")}
 """Pictures of committed results in docs/pictures: suite, and what is measured (`charts.against_base`)."""
 
@@ -78,6 +80,8 @@ def value_of(place: str) -> str:
     if where.startswith("polarization "):
         return _polarization(where.removeprefix("polarization "), what)
     suite = _suite(where)
+    if suite.not_decidable and not what.startswith(SHOWN):
+        raise LookupError(f"{place}: the suite cannot decide anything, so no page counts it. {suite.not_decidable}")
     if what == "decided":
         return f"{len(findings.decided(suite))} of {len(findings.tested(suite))}"
     if what == "table":

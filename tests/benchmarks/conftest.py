@@ -94,6 +94,7 @@ class RunsFolder:
             y_label=more.pop("y_label", ""),
             show=["curves", "histogram", "columns"],
             note=more.pop("note", ""),
+            not_decidable=more.pop("not_decidable", ""),
             rows=[RowEntry(label=label, objective=objective, base=base) for label, objective, base in rows],
             columns=[
                 ColumnEntry(name=column, metric="linear/accuracy", factor=100, higher_is_better=True, unit="%")

@@ -106,3 +106,10 @@ def test_the_detectable_difference_has_the_unit_of_its_column() -> None:
 
 def test_p_beside_the_level_says_on_which_side() -> None:
     assert (render._p(0.0505), render._p(0.0474), render._p(0.0023)) == ("0.0505", "0.0474", "0.0023")
+
+
+@pytest.mark.parametrize("what", ["decided", "p", "gain infonce", "infonce @ Easy", "infonce - none @ Easy", "claim x"])
+def test_no_page_counts_a_suite_that_cannot_decide_anything(what: str) -> None:
+    with pytest.raises(LookupError, match=r"cannot decide anything.*8,000 environment steps"):
+        render.value_of(f"six-tasks: {what}")
+    assert float(render.value_of("six-tasks: mean none @ Spin")) < 1
