@@ -124,7 +124,7 @@ def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
 
 def beside_table(results: SuiteResults) -> ReportTable:
     """Return ours, theirs, the interval of the difference, and the verdict, for the terminal."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for cell in results.cells:
         difference, interval, verdict, seeds = EMPTY, "", "", ""
         if (c := cell.comparison) is not None:
