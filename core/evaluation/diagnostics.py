@@ -1,14 +1,32 @@
 """Diagnostics of embeddings for all domains: pure functions without gradient, computed in tiles."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import check_tensor
+from dipole.core.evaluation.arrays import (
+    Array,
+    as_classes,
+    as_matrix,
+    as_tensor,
+    every_pair,
+    matched,
+    moderate,
+    row_sizes,
+    size,
+)
+from dipole.core.evaluation.histograms import (
+    Histogram,
+    PairHistogram,
+    distance_histogram,
+    pair_distances,
+    pair_histogram,
+    unit_sides,
+)
+from dipole.core.objectives import spectrum
 from dipole.core.objectives.engine import row_statistics
 from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.options import Range, in_range
@@ -16,10 +34,9 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
 from dipole.core.objectives.similarity import full_precision, normalize, paired
-from dipole.core.objectives.spectrum import effective_rank, numerical_rank
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
-from dipole.core.utils.errors import PairsError
+from dipole.core.utils.errors import OptionError, PairsError
 from dipole.core.utils.finite import finite_rows
 
 __all__ = [
@@ -31,74 +48,8 @@ __all__ = [
 Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of normalised distances D_ij over pairs i < j.
-
-    Args:
-        edges: (bins + 1,) of the bins, from 0 to 1.
-        all: (bins,) of all pairs.
-        same: (bins,) of pairs of one class. None without labels.
-        different: (bins,) of pairs of two classes. None without labels.
-    """
-
-    edges: Tensor
-    all: Tensor
-    same: Tensor | None
-    different: Tensor | None
-
-
-@dataclass(frozen=True)
-class PairHistogram:
-    """Counts of normalised distances of anchors to their positives and to their negatives.
-
-    Args:
-        edges: (bins + 1,) of the bins, from 0 to 1.
-        correct: (bins,) of positives.
-        incorrect: (bins,) of negatives.
-    """
-
-    edges: Tensor  # (bins + 1,)
-    correct: Tensor
-    incorrect: Tensor
-
-    @property
-    def error(self) -> float:
-        """Return the smallest mean error of a threshold at an edge of the bins. nan without positives or negatives."""
-        near, far = (torch.cat([x.new_zeros(1), x.cumsum(0)]) / x.sum() for x in (self.correct, self.incorrect))
-        return float(((1 - near + far) / 2).min())
-
-
-def every_pair(embeddings: Tensor | Pairs) -> Pairs:
-    """Return pairs in which every other point is a negative. Pairs are returned as they are."""
-    if isinstance(embeddings, Pairs):
-        return embeddings
-    check_tensor("embeddings", embeddings, "(n >= 2, d)")
-    if embeddings.ndim != 2 or len(embeddings) < 2:
-        raise PairsError(f"embeddings must be (n >= 2, d), got {tuple(embeddings.shape)}.")
-    return Pairs.of_points(embeddings.detach())
-
-
-def _require_pairs(pairs: Pairs) -> None:
-    if not isinstance(pairs, Pairs):
-        raise PairsError(f"this needs Pairs with positives, such as Pairs.both(a, b), got {type(pairs).__name__}.")
-
-
-def _unit(embeddings: Tensor) -> Tensor:
-    return normalize(full_precision(finite_rows(embeddings.detach(), "embeddings")))
-
-
-def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Return anchors and candidates of unit length, one tensor if they are one."""
-    _require_pairs(pairs)
-    x = _unit(pairs.anchors)
-    if pairs.anchors is pairs.candidates:
-        return x, x
-    return x, _unit(pairs.candidates)
-
-
 def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
-    x, y = _sides(pairs)
+    x, y = unit_sides(pairs)
     with torch.no_grad():
         found = row_statistics(
             x,
@@ -113,104 +64,6 @@ def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
     return tuple(found[statistic] for statistic in wanted)
 
 
-def _upper_tiles(n: int) -> Iterator[tuple[slice, slice]]:
-    for top in range(0, n, TILE):
-        for left in range(top, n, TILE):
-            yield slice(top, min(top + TILE, n)), slice(left, min(left + TILE, n))
-
-
-def pair_distances(embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield D_ij of pairs i < j with their rows and columns, flat, tile by tile."""
-    z = _unit(embeddings)
-    for rows, columns in _upper_tiles(len(z)):
-        distance = ((1 - z[rows] @ z[columns].T) / 2).clamp_(0, 1)
-        i = torch.arange(rows.start, rows.stop, device=z.device).unsqueeze(1).expand_as(distance)
-        j = torch.arange(columns.start, columns.stop, device=z.device).expand_as(distance)
-        if rows == columns:
-            keep = i < j
-            yield distance[keep], i[keep], j[keep]
-        else:
-            yield distance.flatten(), i.flatten(), j.flatten()
-
-
-@register(
-    "distance_histogram",
-    kind="diagnostic",
-    formula="histogram of D_ij = (1 - cos_ij) / 2 over pairs i < j, by same and different class",
-    source="LMCL Fig. 2, 5; CLLR Fig. 2, 3",
-)
-@in_range
-def distance_histogram(
-    embeddings: Tensor, labels: Tensor | None = None, bins: Annotated[int, Range(at_least=1), "bins"] = 50
-) -> Histogram:
-    """Return the histogram of the normalised distances of all pairs, split by class if there are labels.
-
-    Formula (LMCL Eq. 3): D_ij = (1 - cos_ij) / 2 of pairs i < j.
-
-    Args:
-        embeddings: (n >= 2, d) of a floating dtype.
-        labels: (n,) classes, or None.
-        bins: equal bins of [0, 1], >= 1.
-
-    Raises:
-        DataError: a vector is not finite.
-        PairsError: embeddings of another shape.
-        OptionError: `bins` is out of its range.
-
-    Source: LMCL Figs. 2 and 5; CLLR Figs. 2 and 3.
-    """
-    every_pair(embeddings)
-    counts = torch.zeros(2, bins, dtype=torch.long, device=embeddings.device)
-    for distance, i, j in pair_distances(embeddings):
-        place = (distance * bins).long().clamp_max_(bins - 1)
-        if labels is not None:
-            place += bins * (labels[i] == labels[j]).long().to(place.device)
-        counts += torch.bincount(place, minlength=2 * bins).view(2, bins)
-    edges = torch.linspace(0, 1, bins + 1)
-    if labels is None:
-        return Histogram(edges, counts[0], None, None)
-    return Histogram(edges, counts.sum(0), counts[1], counts[0])
-
-
-@register(
-    "pair_histogram",
-    kind="diagnostic",
-    formula="histogram of D_ip = (1 - cos_ip) / 2 over positives p (correct) and over negatives (incorrect)",
-    source="LMCL Fig. 5; CLLR Fig. 3",
-)
-@in_range
-@torch.no_grad()
-def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"] = 50) -> PairHistogram:
-    """Return the histograms of the normalised distances of anchors to positives and to negatives.
-
-    Args:
-        pairs: anchors with positives and negatives.
-        bins: equal bins of [0, 1], >= 1.
-
-    Raises:
-        DataError: a vector is not finite.
-        OptionError: `bins` is out of its range.
-
-    Source: LMCL Fig. 5 and CLLR Fig. 3. The papers call the two histograms correct and incorrect and do not define
-    them. This is our interpretation.
-    """
-
-    _require_pairs(pairs)
-
-    def counts(distance: Tensor) -> Tensor:
-        place = (distance.clamp(0, 1) * bins).long().clamp_max_(bins - 1)
-        return torch.bincount(place, minlength=bins).cpu()
-
-    x, y = _sides(pairs)
-    correct = (1 - paired(x, y, pairs.positives)) / 2
-    incorrect = torch.zeros(bins, dtype=torch.long)
-    negative = pairs.negative_mask()
-    for top in range(0, len(x), TILE):
-        rows = slice(top, top + TILE)
-        incorrect += counts(((1 - x[rows] @ y.T) / 2)[negative[rows]])
-    return PairHistogram(torch.linspace(0, 1, bins + 1), counts(correct[pairs.positives >= 0]), incorrect)
-
-
 @register(
     "margin_occupancy",
     kind="diagnostic",
@@ -218,7 +71,7 @@ def pair_histogram(pairs: Pairs, bins: Annotated[int, Range(at_least=1), "bins"]
     source="LMCL Eq. 6",
 )
 @in_range
-def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
+def margin_occupancy(pairs: Pairs | Array, delta_pos: Distance = 0.1, delta_neg: Distance = 0.5) -> float:
     """Return the share of pairs of different instances whose distance is inside the margin.
 
     Formula (LMCL Eq. 6): R0 over the number of pairs.
@@ -235,6 +88,11 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
         DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: the margin is empty.
+
+    Example:
+        >>> from dipole.evaluation import margin_occupancy
+        >>> margin_occupancy([[1, 0], [0, 1], [-1, 0], [0, -1]], delta_neg=0.6) == 4 / 6
+        True
     """
     check_margin("margin_occupancy", delta_pos, delta_neg)
     pairs = every_pair(pairs)
@@ -256,8 +114,8 @@ def margin_occupancy(pairs: Pairs | Tensor, delta_pos: Distance = 0.1, delta_neg
 )
 @in_range
 def similarity_error(
-    embeddings: Tensor,
-    labels: Tensor,
+    embeddings: Array,
+    labels: Array,
     delta_pos: Distance = 0.1,
     delta_neg: Distance = 0.5,
     mu: Annotated[float | None, Range(above=0), "slack; half the margin when none"] = None,
@@ -270,7 +128,7 @@ def similarity_error(
 
     Args:
         embeddings: (n, d).
-        labels: (n,) classes.
+        labels: (n,) integer classes.
         delta_pos: lower end of the margin, in [0, 1].
         delta_neg: upper end of the margin, in [0, 1], above delta_pos.
         mu: slack in (0, delta_neg - delta_pos); half the margin when None.
@@ -281,19 +139,28 @@ def similarity_error(
 
     Raises:
         DataError: a vector is not finite.
+        PairsError: embeddings or labels of another shape.
         OptionError: an option is out of its range, or the margin is empty.
+
+    Example:
+        >>> from dipole.evaluation import similarity_error
+        >>> error, bound = similarity_error([[1, 0], [2, 0], [0, 1]], labels=[0, 0, 1])
+        >>> error, round(bound, 1)
+        (0.0, 17.0)
     """
     check_margin("similarity_error", delta_pos, delta_neg)
     if mu is None:
         mu = (delta_neg - delta_pos) / 2
+    embeddings = as_matrix("embeddings", embeddings, rows=2)
+    classes = as_classes("labels", labels, len(embeddings)).to(embeddings.device)
     sums, counts = embeddings.new_zeros(2, dtype=torch.double), embeddings.new_zeros(2, dtype=torch.double)
     for distance, i, j in pair_distances(embeddings):
-        same = (labels[i] == labels[j]).to(distance.device)
+        same = classes[i] == classes[j]
         excess = torch.where(same, distance - delta_pos - mu, delta_neg - mu - distance).clamp_min_(0).double()
         for kind, mask in enumerate((~same, same)):
             sums[kind] += excess[mask].sum()
             counts[kind] += mask.sum()
-    outside = len(labels) - labels.unique(return_counts=True)[1]
+    outside = len(classes) - classes.unique(return_counts=True)[1]
     ratio = math.inf  # of one class
     if len(outside) > 1:
         ratio = float(outside.max() / outside.min())
@@ -308,7 +175,7 @@ def similarity_error(
     source="CACR Eq. 8, Fig. 3-5",
 )
 @in_range
-def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[float, float]:
+def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[float, float]:
     """Return the entropy of the weights of the negatives given the anchor, and its maximum.
 
     Formula (CACR Eq. 8): mean_i -sum_j pi_ij log pi_ij, pi_ij ~ e^{-t_neg d2_ij}, d2 of unit vectors.
@@ -324,6 +191,12 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
         DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: `t_neg` is out of its range.
+
+    Example:
+        >>> from dipole.evaluation import conditional_entropy
+        >>> entropy, maximum = conditional_entropy([[1, 0], [0, 1], [-1, 0], [0, -1]])
+        >>> round(entropy, 3), round(maximum, 3)
+        (0.739, 1.099)
     """
     pairs = every_pair(pairs)
     scale, some = 2 * t_neg, pairs.negative_counts > 0
@@ -342,7 +215,7 @@ def conditional_entropy(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> tuple[
     source="CACR Eq. 7",
 )
 @in_range
-def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
+def mutual_information(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> float:
     """Return the mutual information of anchor and drawn negative in nats.
 
     It is the maximum of the conditional entropy minus the conditional entropy.
@@ -356,6 +229,11 @@ def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
     Raises:
         PairsError: as there.
         OptionError: as there.
+
+    Example:
+        >>> from dipole.evaluation import mutual_information
+        >>> round(mutual_information([[1, 0], [0, 1], [-1, 0], [0, -1]]), 3)
+        0.36
     """
     entropy, maximum = conditional_entropy(pairs, t_neg)
     return maximum - entropy
@@ -367,7 +245,7 @@ def mutual_information(pairs: Pairs | Tensor, t_neg: Sharpness = 2.0) -> float:
     formula="mean_x (D_max - D_min) / D_min, D(x, x_i) = ||L Phi(x) - L Phi(x_i)||^2 / rank(L)",
     source="CLLR Thm. 1, 3",
 )
-def min_max_ratio(features: Tensor) -> float:
+def min_max_ratio(features: Array) -> float:
     """Return the contrast of distances: farthest against nearest other point, averaged over points.
 
     Formula (CLLR Thms. 1, 3): mean_x (D_max - D_min) / D_min, D the squared distance, whose divisor (H or rank L)
@@ -382,13 +260,19 @@ def min_max_ratio(features: Tensor) -> float:
     Raises:
         DataError: a vector is not finite.
         PairsError: features of another shape.
+
+    Example:
+        >>> from dipole.evaluation import min_max_ratio
+        >>> round(min_max_ratio([[0], [1], [3]]), 3)
+        4.083
     """
     return float(min_max_ratios(features).mean())
 
 
-def min_max_ratios(features: Tensor) -> Tensor:
+def min_max_ratios(features: Array) -> Tensor:
     """Return (D_max - D_min) / D_min of each point that no other point coincides with; see `min_max_ratio`."""
-    x = full_precision(finite_rows(every_pair(features).anchors, "features"))
+    x = full_precision(finite_rows(as_matrix("features", features, rows=2), "features"))
+    x = moderate(x, size(x))
     ratios = []
     for top in range(0, len(x), TILE):
         distance = torch.cdist(x[top : top + TILE], x, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -400,7 +284,7 @@ def min_max_ratios(features: Tensor) -> Tensor:
 
 
 def _positive_cosines(pairs: Pairs) -> Tensor:
-    x, y = _sides(pairs)
+    x, y = unit_sides(pairs)
     return paired(x, y, pairs.positives)
 
 
@@ -411,19 +295,31 @@ def _positive_cosines(pairs: Pairs) -> Tensor:
     source="Wang & Isola 2020, Sec. 4.1",
 )
 @in_range
-def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0) -> float:
+def alignment(
+    pairs: Pairs | Array, positives: Array | None = None, alpha: Annotated[float, Range(above=0), "exponent"] = 2.0
+) -> float:
     """Return the mean distance of positives on the unit sphere, from 0 to 2^alpha. nan without positives.
 
     Formula (Wang & Isola 2020, Sec. 4.1): mean_{i, p in P(i)} ||a_i - c_p||^alpha.
 
     Args:
-        pairs: anchors and their positives.
+        pairs: anchors and their positives, or an array of anchors (n, d).
+        positives: (n, d), row i the positive of anchor i. Only with an array.
         alpha: exponent, > 0.
 
     Raises:
         DataError: a vector is not finite.
+        PairsError: arrays of another shape, or one array alone.
         OptionError: `alpha` is out of its range.
+
+    Example:
+        >>> from dipole.evaluation import alignment
+        >>> alignment([[1, 0], [0, 2]], [[3, 0], [0, -1]])
+        2.0
     """
+    if isinstance(positives, Real):  # the second argument after Pairs has always been `alpha`
+        return alignment(pairs, alpha=float(positives))
+    pairs = matched("alignment", pairs, positives)
     return float(align(_positive_cosines(pairs), alpha)[pairs.positives >= 0].mean())
 
 
@@ -434,7 +330,7 @@ def alignment(pairs: Pairs, alpha: Annotated[float, Range(above=0), "exponent"] 
     source="Wang & Isola 2020, Sec. 4.1",
 )
 @in_range
-def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
+def uniformity(pairs: Pairs | Array, t: Annotated[float, Range(above=0), "precision"] = 2.0) -> float:
     """Return the log of the mean Gaussian potential of different instances, averaged over both encoders.
 
     Formula (Wang & Isola 2020, Sec. 4.1): log mean_{i,j} e^{-t ||z_i - z_j||^2}, z of unit length.
@@ -450,6 +346,11 @@ def uniformity(pairs: Pairs | Tensor, t: Annotated[float, Range(above=0), "preci
         DataError: a vector is not finite.
         PairsError: embeddings of another shape.
         OptionError: `t` is out of its range.
+
+    Example:
+        >>> from dipole.evaluation import uniformity
+        >>> round(uniformity([[1, 0], [-1, 0]]), 3)
+        -8.0
     """
     sides = every_pair(pairs).within_sides()
     return float(torch.tensor([_uniformity(side, t) for side in sides]).mean())
@@ -472,16 +373,23 @@ def _uniformity(pairs: Pairs, t: float) -> float:
     formula="mean of D_ij over pairs <= N / (2N - 2)",
     source="LMCL Eq. 5",
 )
-def mean_distance(embeddings: Tensor) -> float:
+def mean_distance(embeddings: Array) -> float:
     """Return the mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
 
     Args:
         embeddings: (n >= 2, d).
 
     Raises:
+        DataError: a vector is not finite.
         PairsError: embeddings of another shape.
+
+    Example:
+        >>> from dipole.evaluation import mean_distance
+        >>> round(mean_distance([[1, 0], [0, 1], [-1, 0]]), 3)
+        0.667
     """
-    z = normalize(full_precision(every_pair(embeddings).anchors).double())
+    x = finite_rows(as_matrix("embeddings", embeddings, rows=2), "embeddings").double()
+    z = normalize(moderate(x, row_sizes(x)))
     n = len(z)
     cosine = (z.sum(0).square().sum() - z.square().sum()) / (n * (n - 1))
     return float((1 - cosine) / 2)
@@ -492,13 +400,79 @@ def mean_distance_ceiling(n: int) -> float:
 
     Args:
         n: number of points, >= 2.
+
+    Raises:
+        OptionError: `n` is below 2.
+
+    Example:
+        >>> from dipole.evaluation import mean_distance_ceiling
+        >>> mean_distance_ceiling(5)
+        0.625
     """
+    if n < 2:
+        raise OptionError(f"mean_distance_ceiling: n must be at least 2, got {n}.")
     return n / (2 * n - 2)
 
 
-register(
+@register(
     "effective_rank",
     kind="diagnostic",
     formula="exp( -sum_i p_i log p_i ), p_i = sigma_i / sum_j sigma_j of the singular values",
     source="Roy & Vetterli 2007, Sec. 2",
-)(effective_rank)
+)
+@in_range
+def effective_rank(
+    matrix: Array, tolerance: Annotated[float, Range(at_least=0), "singular values not above it count as zero"] = 0.0
+) -> float:
+    """Return the number of directions in use, from 1 to min(shape). 0 if all singular values count as zero.
+
+    Formula (Roy & Vetterli 2007, Sec. 2): exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j.
+
+    Args:
+        matrix: (m, n), such as one embedding per row.
+        tolerance: absolute threshold, >= 0.
+
+    Raises:
+        DataError: a value is not finite.
+        PairsError: a matrix of another shape.
+        OptionError: `tolerance` is out of its range.
+
+    Example:
+        >>> from dipole.evaluation import effective_rank
+        >>> round(effective_rank([[1, 0], [0, 1], [0, 0]]), 3)
+        2.0
+    """
+    x = _matrix(matrix)
+    scaled = moderate(x, size(x))
+    if scaled is not x:
+        tolerance /= float(size(x))
+    return spectrum.effective_rank(scaled, tolerance)
+
+
+def numerical_rank(matrix: Array, tolerance: float | None = None) -> int:
+    """Return the number of singular values above a share of the largest.
+
+    Args:
+        matrix: (m, n), such as one embedding per row.
+        tolerance: that share, >= 0. Default: max(m, n) times the machine epsilon.
+
+    Raises:
+        DataError: a value is not finite.
+        PairsError: a matrix of another shape.
+
+    Example:
+        >>> from dipole.evaluation import numerical_rank
+        >>> numerical_rank([[1, 2], [2, 4]])
+        1
+    """
+    x = _matrix(matrix)
+    return spectrum.numerical_rank(moderate(x, size(x)), tolerance)
+
+
+def _matrix(matrix: Array) -> Tensor:
+    x = as_tensor("matrix", matrix, "(m, n)")
+    if x.ndim != 2:
+        raise PairsError(f"matrix must be of shape (m, n), got {tuple(x.shape)}.")
+    if not (x.is_floating_point() or x.is_complex()):
+        x = x.double()
+    return full_precision(finite_rows(x, "the matrix"))

@@ -1,7 +1,7 @@
 """Classifiers on frozen features, which all domains use to evaluate an encoder.
 
-Features are (n, d) of numpy or torch, of any float type. Labels are (n,) integers, and rows with a negative label
-(unlabelled images) are ignored. All probes are seeded and deterministic.
+Features (n, d) and labels (n,) are NumPy arrays, lists or tensors. Labels are integers, and rows with a negative label
+(unlabelled images) are ignored. Tensors stay on their device. All probes are seeded and deterministic.
 """
 
 import hashlib
@@ -19,10 +19,20 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from dipole.core.evaluation.arrays import Array, moderate, row_sizes, size
 from dipole.core.evaluation.descent import Descent, Rows, descend
 from dipole.core.evaluation.logistic import fit_softmax
+from dipole.core.evaluation.split import (
+    Labels,
+    Split,
+    check_features,
+    check_labels,
+    known_classes,
+    single,
+    split,
+    standardized,
+)
 from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
-from dipole.core.utils.finite import finite_rows
 from dipole.core.utils.text import counted
 
 SOLVERS = ("convex", "sgd", "adam")
@@ -44,6 +54,12 @@ class ProbeResult:
         scores: (n_test, C) of the last fit. Column j belongs to classes[j].
         ranks: (n_test x draws,) rank of the true class among the scores, from 1, with ties against it. Larger than C
             for a class that the training part lacks.
+
+    Example:
+        >>> from dipole.evaluation import knn_probe
+        >>> result = knn_probe([[0, 1], [1, 0]], [7, 3], [[0, 2], [1, 0], [1, 9]], [7, 3, 3], k=1)
+        >>> result.predictions.tolist(), result.ranks.tolist()
+        ([7, 3, 7], [1, 1, 2])
     """
 
     accuracy: float
@@ -105,94 +121,27 @@ def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch
     return torch.device("cpu") if asked == "cpu" or device.type == "mps" else device
 
 
-# --- the data every probe starts from -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Labels:
-    train_y: Tensor  # (n,) in 0..C-1
-    test_y: Tensor  # -1 for a class that the training part lacks: always wrong
-    classes: Tensor  # (C,) the labels behind 0..C-1
-
-
-@dataclass(frozen=True)
-class _Split(_Labels):
-    train_x: Tensor  # (n, d) float32
-    test_x: Tensor
-
-
-def _features(x: Any, name: str) -> Tensor:
-    tensor = torch.as_tensor(x).detach()
-    if tensor.ndim != 2:
-        raise DataError(f"{name} has shape {tuple(tensor.shape)}; a probe takes features of shape (n, d)")
-    return finite_rows(tensor.float(), name)
-
-
-def _labels(y: Any, rows: int | None, device: torch.device, name: str) -> Tensor:
-    if y is None:
-        raise DataError(f"{name} is missing: this probe needs labels; use a labelled split or switch the probe off")
-    tensor = torch.as_tensor(y).detach()
-    if tensor.is_floating_point() or tensor.ndim != 1 or rows not in (None, len(tensor)):
-        count = "" if rows is None else f"{rows} "
-        raise DataError(
-            f"{name} must be {count}integers, one per row, got {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
-    return tensor.long().to(device)
-
-
-def _split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> _Split:
-    a, b = _features(train_x, "train_x"), _features(test_x, "test_x")
-    if a.shape[1] != b.shape[1]:
-        raise DataError(f"train_x has {a.shape[1]} features and test_x {b.shape[1]}; both must come from one encoder")
-    b = b.to(a.device)
-    p, q = _labels(train_y, len(a), a.device, "train_y"), _labels(test_y, len(b), b.device, "test_y")
-    a, p = a[p >= 0], p[p >= 0]
-    b, q = b[q >= 0], q[q >= 0]
-    known = _known(p, q)
-    return _Split(known.train_y, known.test_y, known.classes, a, b)
-
-
-def _known(train_y: Tensor, test_y: Tensor) -> _Labels:
-    if not len(train_y) or not len(test_y):
-        raise DataError(
-            "a probe needs labelled points in both parts, "
-            f"got {len(train_y)} for training and {len(test_y)} for testing"
-        )
-    classes, train_y = train_y.unique(return_inverse=True)
-    if len(classes) < 2:
-        raise DataError(f"a probe needs two classes or more; every training label is {int(classes[0])}")
-    place = torch.searchsorted(classes, test_y).clamp_max(len(classes) - 1)
-    return _Labels(train_y, torch.where(classes[place] == test_y, place, -1), classes)
-
-
-def _standardize(split: _Split) -> _Split:
-    """Scale each feature to zero mean and unit variance of the training part. Constant features become 0."""
-    mean, std = split.train_x.mean(0), split.train_x.std(0, correction=0)
-    scale = torch.where(std > 1e-6 * std.max().clamp_min(1e-30), 1 / std, 0)
-    return replace(split, train_x=(split.train_x - mean) * scale, test_x=(split.test_x - mean) * scale)
-
-
-def _result(split: _Labels, scores: Tensor, **extra: Any) -> ProbeResult:
-    if not bool(scores.isfinite().all()):  # the first class would be the answer to every point
-        raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
-    top5 = None
-    if len(split.classes) > 5:
-        top5 = (scores.topk(5, 1).indices == split.test_y[:, None]).any(1).float().mean().item()
-    accuracy = (scores.argmax(1) == split.test_y).float().mean().item()
-    own = scores.gather(1, split.test_y.clamp_min(0)[:, None])
-    ranks = torch.where(split.test_y >= 0, (scores >= own).sum(1), scores.shape[1] + 1).cpu()
-    classes = split.classes.cpu()
-    return ProbeResult(accuracy, top5, classes=classes, scores=scores.float().cpu(), ranks=ranks, **extra)
-
-
 # --- linear probe ---------------------------------------------------------------------------------------------------
 
 
+def _result(data: Labels, scores: Tensor, **extra: Any) -> ProbeResult:
+    if not bool(scores.isfinite().all()):  # the first class would be the answer to every point
+        raise DataError("the probe's scores overflow: scale the features to unit length, or use a lower learning rate")
+    top5 = None
+    if len(data.classes) > 5:
+        top5 = (scores.topk(5, 1).indices == data.test_y[:, None]).any(1).float().mean().item()
+    accuracy = (scores.argmax(1) == data.test_y).float().mean().item()
+    own = scores.gather(1, data.test_y.clamp_min(0)[:, None])
+    ranks = torch.where(data.test_y >= 0, (scores >= own).sum(1), scores.shape[1] + 1).cpu()
+    classes = data.classes.cpu()
+    return ProbeResult(accuracy, top5, classes=classes, scores=scores.float().cpu(), ranks=ranks, **extra)
+
+
 def linear_probe(
-    train_x: Any,
-    train_y: Any,
-    test_x: Any,
-    test_y: Any,
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
     *,
     solver: str = "convex",
     l2: float | None = None,
@@ -212,34 +161,47 @@ def linear_probe(
     solver "adam", "sgd": the schedules of CACR App. C.1 and C.2, see `Descent`; l2 is their weight decay, 0 by default.
     standardize: features to zero mean and unit variance by the training part; None: for "convex" only, as the papers'
     schedules take features as they are.
-    Raises DataError for missing labels, a single class or features that are not finite.
+
+    Returns:
+        The accuracy in [0, 1] and the scores, see `ProbeResult`.
+
+    Raises:
+        DataError: for missing labels, a single class, features of another shape or that are not finite.
+        OptionError: an unknown solver, or a setting that does not fit it.
+
+    Example:
+        >>> from dipole.evaluation import linear_probe
+        >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
+        >>> linear_probe(train, [0, 1, 0, 1], test, [0, 1]).accuracy
+        1.0
     """
     if solver not in SOLVERS:
         raise OptionError(
             f"unknown solver {solver!r} of the linear probe.{nearest(solver, SOLVERS)} Allowed: {', '.join(SOLVERS)}."
         )
-    split = _split(train_x, train_y, test_x, test_y)
+    data = split(train_x, train_y, test_x, test_y)
     if standardize or (standardize is None and solver == "convex"):
-        split = _standardize(split)
+        data = standardized(data)
+    data = single(data)
     if solver == "convex":
-        weight, bias, converged = fit_softmax(split.train_x, split.train_y, len(split.classes), l2)
-        return _result(split, split.test_x.double() @ weight.T + bias, converged=converged)
+        weight, bias, converged = fit_softmax(data.train_x, data.train_y, len(data.classes), l2)
+        return _result(data, data.test_x.double() @ weight.T + bias, converged=converged)
     how = Descent(solver, epochs, batch_size, learning_rate, l2 or 0.0, schedule, milestones, decay)
-    x = split.train_x
+    x = data.train_x
     layer = descend(
         lambda _, batches: (x[index.to(x.device)] for index in batches),
-        split.train_y,
-        len(split.classes),
+        data.train_y,
+        len(data.classes),
         x.shape[1],
         how,
         seed,
     )
     with torch.no_grad():
-        return _result(split, layer(split.test_x))
+        return _result(data, layer(data.test_x))
 
 
 def linear_probe_on_views(
-    rows: Rows, train_y: Any, test_x: Any, test_y: Any, how: Descent, seed: int = 0
+    rows: Rows, train_y: Array, test_x: Array, test_y: Array, how: Descent, seed: int = 0
 ) -> ProbeResult:
     """Return the accuracy of a linear softmax classifier trained on features of random views, as in the vision papers.
 
@@ -254,13 +216,13 @@ def linear_probe_on_views(
     Raises:
         DataError: for missing labels, a single class or features that are not finite.
     """
-    x = _features(test_x, "test_x")
-    p, q = _labels(train_y, None, x.device, "train_y"), _labels(test_y, len(x), x.device, "test_y")
+    x = check_features(test_x, "test_x").float()
+    p, q = check_labels(train_y, None, x.device, "train_y"), check_labels(test_y, len(x), x.device, "test_y")
     asked = (p >= 0).nonzero().squeeze(1).cpu()
-    x, known = x[q >= 0], _known(p[p >= 0], q[q >= 0])
+    x, known = x[q >= 0], known_classes(p[p >= 0], q[q >= 0])
 
     def of_known(epoch: int, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        return (_features(seen, "train_x") for seen in rows(epoch, [asked[index] for index in batches]))
+        return (check_features(seen, "train_x").float() for seen in rows(epoch, [asked[index] for index in batches]))
 
     layer = descend(of_known, known.train_y, len(known.classes), x.shape[1], how, seed)
     with torch.no_grad():
@@ -271,10 +233,10 @@ def linear_probe_on_views(
 
 
 def few_shot_probe(
-    train_x: Any,
-    train_y: Any,
-    test_x: Any,
-    test_y: Any,
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
     *,
     labels_per_class: int = 5,
     draws: int = 5,
@@ -297,21 +259,27 @@ def few_shot_probe(
 
     Raises:
         DataError: labels are missing, there is one class only, or features are not finite.
+
+    Example:
+        >>> from dipole.evaluation import few_shot_probe
+        >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
+        >>> few_shot_probe(train, [0, 1, 0, 1], test, [0, 1], labels_per_class=1, draws=3).accuracy
+        1.0
     """
-    split = _standardize(_split(train_x, train_y, test_x, test_y))
+    data = single(standardized(split(train_x, train_y, test_x, test_y)))
 
     def scores(x: Tensor, y: Tensor) -> Tensor:
-        weight, bias, _ = fit_softmax(x, y, len(split.classes), l2)
-        return split.test_x.double() @ weight.T + bias
+        weight, bias, _ = fit_softmax(x, y, len(data.classes), l2)
+        return data.test_x.double() @ weight.T + bias
 
-    return _over_draws(split, labels_per_class, draws, seed, scores)
+    return _over_draws(data, labels_per_class, draws, seed, scores)
 
 
 def mean_classifier(
-    train_x: Any,
-    train_y: Any,
-    test_x: Any,
-    test_y: Any,
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
     *,
     labels_per_class: int | None = None,
     draws: int = 5,
@@ -320,31 +288,44 @@ def mean_classifier(
     """Return the accuracy of the mean classifier, argmax_c f(x)^T mu_c (Arora et al. 2019, W^mu), on raw features.
 
     labels_per_class: points per class for each mean, repeated over seeded draws (mu-5 with 5); None for all points.
+    Features so large that products overflow are divided by their largest value, and so are the scores.
+
+    Raises:
+        DataError: as `linear_probe`.
+        OptionError: `labels_per_class` or `draws` is below 1.
+
+    Example:
+        >>> from dipole.evaluation import mean_classifier
+        >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
+        >>> mean_classifier(train, [0, 1, 0, 1], test, [0, 1]).accuracy
+        1.0
     """
-    split = _split(train_x, train_y, test_x, test_y)
+    data = split(train_x, train_y, test_x, test_y)
+    largest = size(data.train_x)
+    data = single(replace(data, train_x=moderate(data.train_x, largest), test_x=moderate(data.test_x, largest)))
 
     def scores(x: Tensor, y: Tensor) -> Tensor:
-        onehot = F.one_hot(y, len(split.classes)).to(x)
-        return split.test_x @ ((onehot.T @ x) / onehot.sum(0)[:, None]).T
+        onehot = F.one_hot(y, len(data.classes)).to(x)
+        return data.test_x @ ((onehot.T @ x) / onehot.sum(0)[:, None]).T
 
     if labels_per_class is None:
-        return _result(split, scores(split.train_x, split.train_y))
-    return _over_draws(split, labels_per_class, draws, seed, scores)
+        return _result(data, scores(data.train_x, data.train_y))
+    return _over_draws(data, labels_per_class, draws, seed, scores)
 
 
 def _over_draws(
-    split: _Split, labels_per_class: int, draws: int, seed: int, fit: Callable[[Tensor, Tensor], Tensor]
+    data: Split, labels_per_class: int, draws: int, seed: int, fit: Callable[[Tensor, Tensor], Tensor]
 ) -> ProbeResult:
     if labels_per_class < 1 or draws < 1:
         raise OptionError(f"labels_per_class and draws must be at least 1, got {labels_per_class} and {draws}")
     results = []
     for draw in range(draws):
         generator = torch.Generator().manual_seed(seed * 100_003 + draw)
-        order = torch.randperm(len(split.train_y), generator=generator).to(split.train_y.device)
-        label = split.train_y[order]
-        rank = (F.one_hot(label, len(split.classes)).cumsum(0).gather(1, label[:, None]) - 1).squeeze(1)
+        order = torch.randperm(len(data.train_y), generator=generator).to(data.train_y.device)
+        label = data.train_y[order]
+        rank = (F.one_hot(label, len(data.classes)).cumsum(0).gather(1, label[:, None]) - 1).squeeze(1)
         chosen = order[rank < labels_per_class]
-        results.append(_result(split, fit(split.train_x[chosen], split.train_y[chosen])))
+        results.append(_result(data, fit(data.train_x[chosen], data.train_y[chosen])))
     accuracies = np.array([r.accuracy for r in results])
     top5 = None if results[0].top5 is None else float(np.mean([r.top5 for r in results]))
     std = float(accuracies.std(ddof=1)) if draws > 1 else None
@@ -353,30 +334,55 @@ def _over_draws(
 
 
 def knn_probe(
-    train_x: Any, train_y: Any, test_x: Any, test_y: Any, *, k: int = 20, temperature: float = 0.07, chunk: int = 1024
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    *,
+    k: int = 20,
+    temperature: float = 0.07,
+    chunk: int = 1024,
 ) -> ProbeResult:
     """Return the accuracy of the k-nearest-neighbour vote with weights e^{cos/temperature} (Wu et al. 2018, Sec. 3.4).
 
     k: neighbours, at most the number of training points. chunk: test points compared at a time.
+
+    Raises:
+        DataError: as `linear_probe`.
+        OptionError: k or chunk is below 1, or the temperature is not above 0.
+
+    Example:
+        >>> from dipole.evaluation import knn_probe
+        >>> train, test = [[0, 1], [1, 0], [0, 2], [2, 0]], [[0.1, 1], [1, 0.1]]
+        >>> knn_probe(train, [0, 1, 0, 1], test, [0, 0], k=2).accuracy
+        0.5
     """
-    if k < 1 or temperature <= 0:
-        raise OptionError(f"the kNN probe needs k >= 1 and temperature > 0, got k = {k}, temperature = {temperature}")
-    split = _split(train_x, train_y, test_x, test_y)
-    bank = F.normalize(split.train_x, dim=1)
+    if k < 1 or chunk < 1 or not temperature > 0:
+        raise OptionError(
+            f"the kNN probe needs k >= 1, temperature > 0 and chunk >= 1, "
+            f"got k = {k}, temperature = {temperature}, chunk = {chunk}"
+        )
+    data = split(train_x, train_y, test_x, test_y)
+    data = single(replace(data, train_x=_by_row(data.train_x), test_x=_by_row(data.test_x)))
+    bank = F.normalize(data.train_x, dim=1)
     votes = []
-    for part in F.normalize(split.test_x, dim=1).split(chunk):
+    for part in F.normalize(data.test_x, dim=1).split(chunk):
         similarity, index = (part @ bank.T).topk(min(k, len(bank)), 1)
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
-        votes.append(weight.new_zeros(len(part), len(split.classes)).scatter_add_(1, split.train_y[index], weight))
-    return _result(split, torch.cat(votes))
+        votes.append(weight.new_zeros(len(part), len(data.classes)).scatter_add_(1, data.train_y[index], weight))
+    return _result(data, torch.cat(votes))
+
+
+def _by_row(x: Tensor) -> Tensor:
+    return moderate(x, row_sizes(x))
 
 
 # --- clustering -----------------------------------------------------------------------------------------------------
 
 
 def kmeans_accuracy(
-    features: Any,
-    labels: Any,
+    features: Array,
+    labels: Array,
     *,
     clusters: int | None = None,
     inits: int = 10,
@@ -388,15 +394,27 @@ def kmeans_accuracy(
 
     The run of least inertia among `inits` k-means++ starts counts. clusters: None takes the number of classes.
     normalize: project features on the unit sphere first.
+
+    Raises:
+        DataError: as `linear_probe`.
+        OptionError: more clusters than points, or none.
+
+    Example:
+        >>> from dipole.evaluation import kmeans_accuracy
+        >>> kmeans_accuracy([[0, 1], [9, 0], [0, 2], [8, 0]], [0, 1, 0, 1]).accuracy
+        1.0
     """
-    x = _features(features, "features")
-    y = _labels(labels, len(x), x.device, "labels")
+    x = check_features(features, "features")
+    y = check_labels(labels, len(x), x.device, "labels")
     x, y = x[y >= 0], y[y >= 0]
     if not len(x):
         raise DataError("k-means accuracy needs labelled points; all labels are missing")
     classes, y = y.unique(return_inverse=True)
+    if len(classes) < 2:
+        raise DataError(f"k-means accuracy needs two classes or more; every label is {int(classes[0])}")
     if normalize:
-        x = F.normalize(x, dim=1)
+        x = F.normalize(_by_row(x).float(), dim=1)
+    x = moderate(x, size(x)).float()
     assignment = kmeans(x, clusters or len(classes), inits, steps, seed)
     return ProbeResult(matched_accuracy(assignment, y), classes=classes.cpu())
 

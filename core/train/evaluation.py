@@ -18,7 +18,6 @@ from dipole.core.evaluation.theory.latent import Latent, collision
 from dipole.core.evaluation.theory.report import choose
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import SHARPNESS
-from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.record import Histogram, Number, finite
 from dipole.core.utils.seeding import Seeds, isolated
 
@@ -124,7 +123,7 @@ def diagnose(
         "margin_occupancy": diagnostics.margin_occupancy(features),
         "min_max_ratio": diagnostics.min_max_ratio(features),
         "rank": diagnostics.numerical_rank(features),
-        "effective_rank": effective_rank(features),
+        "effective_rank": diagnostics.effective_rank(features),
     }
     found = diagnostics.distance_histogram(features)
     counts: dict[str, Tensor | None] = {"edges": found.edges, "all": found.all}

@@ -107,8 +107,10 @@ class Health(Callback):
         self._step = step
         if run.processes.is_main and len(pairs[0].anchors) > 1:
             anchors = pairs[0].anchors.detach()[:POINTS].float()
-            found = finite({"mean distance": mean_distance(anchors), "effective rank": effective_rank(anchors)})
-            self._geometry = [*self._geometry[:1], {name: each for name, each in found.items() if each is not None}]
+            found = {}
+            if bool(anchors.isfinite().all()):
+                found = {"mean distance": mean_distance(anchors), "effective rank": effective_rank(anchors)}
+            self._geometry = [*self._geometry[:1], found]
 
     def see_own_loop(self, run: Any, first: bool = False) -> None:
         """Measure a batch of `Adapter.diagnostic_pairs`, for a domain that does not train by `Run.train_step`.

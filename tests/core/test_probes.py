@@ -61,8 +61,8 @@ def test_schedules_of_the_papers_learn_and_repeat(solver):
 def test_top5_counts_the_class_among_five_best():
     scores = torch.tensor([[6.0, 5, 4, 3, 2, 1], [6, 5, 4, 3, 2, 1]])
     x = torch.eye(6)
-    split = probes._split(x, torch.arange(6), scores, torch.tensor([4, 5]))
-    result = probes._result(split, scores)
+    data = probes.split(x, torch.arange(6), scores, torch.tensor([4, 5]))
+    result = probes._result(data, scores)
     assert result.accuracy == 0
     assert result.top5 == 0.5
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.diagnostics import pair_distances
+from dipole.core.evaluation.histograms import pair_distances
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import polarization

@@ -1,0 +1,130 @@
+"""Plain arrays as tensors: NumPy arrays, lists and tensors, checked, and in a range that squares survive."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dipole.core.objectives.checks import check_tensor, shape_of
+from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.similarity import full_precision
+from dipole.core.utils.errors import DipoleError, PairsError
+
+Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+"""What a function of plain arrays takes: a tensor, a NumPy array, or a list of numbers, arrays or tensors."""
+
+LARGE, SMALL = 2.0**40, 2.0**-30
+"""Sizes beyond which squares may overflow, or a length may fall below the limits of normalisation."""
+
+
+def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsError) -> Tensor:
+    """Return an array as a tensor without gradient.
+
+    Args:
+        name: of the argument.
+        x: the array. Lists of floats become float64, and integers int64.
+        shape: the expected shape, for the message.
+        error: the error to raise.
+    """
+    if isinstance(x, list | tuple) and x and all(isinstance(row, Tensor) for row in x):
+        try:
+            x = torch.stack([check_tensor(name, row, "(d,)") for row in x])
+        except (RuntimeError, DipoleError) as problem:
+            raise error(
+                f"{name} must be of shape {shape}, got a list of tensors that do not stack: {problem}"
+            ) from None
+    if isinstance(x, Tensor):
+        try:
+            return check_tensor(name, x, shape).detach()
+        except PairsError as problem:
+            raise error(str(problem)) from None
+    try:
+        array = np.asarray(x)
+    except Exception as problem:  # ragged lists, and arrays of other libraries on a device
+        raise error(f"{name} must be numbers of shape {shape}: {problem}") from None
+    kinds = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_, "c": np.complex128}
+    if array.dtype.kind not in kinds:
+        raise error(
+            f"{name} must be numbers of shape {shape}, got {type(x).__name__} of {array.dtype}. Names of classes "
+            "become integers with np.unique(names, return_inverse=True)[1]."
+        )
+    kind = kinds[array.dtype.kind]
+    if array.dtype.kind == "f" and array.dtype.itemsize <= 4:
+        kind = np.float32
+    return torch.from_numpy(np.array(array, dtype=kind, order="C"))  # a copy: native, writable, no negative strides
+
+
+def as_matrix(name: str, x: Any, rows: int = 1, error: type[DipoleError] = PairsError) -> Tensor:
+    """Return real vectors (n, d) of floating dtype. Integers become float64."""
+    shape = "(n, d)"
+    if rows > 1:
+        shape = f"(n >= {rows}, d)"
+    found = as_tensor(name, x, shape, error)
+    if found.ndim != 2 or len(found) < rows or not found.shape[1] or found.is_complex():
+        raise error(f"{name} must be real vectors of shape {shape}, got {found.dtype} of shape {tuple(found.shape)}.")
+    if found.is_floating_point():
+        return found
+    return found.double()
+
+
+def as_classes(name: str, labels: Any, rows: int) -> Tensor:
+    """Return the class of each row, integers (rows,)."""
+    found = as_tensor(name, labels, f"({rows},)")
+    if found.shape != (rows,) or found.is_floating_point() or found.is_complex():
+        raise PairsError(
+            f"{name} must be integers of shape ({rows},), the class of each row, "
+            f"got {found.dtype} of shape {shape_of(found)}."
+        )
+    return found.long()
+
+
+def moderate(x: Tensor, largest: Tensor) -> Tensor:
+    """Divide by the largest size where it is so large or small that squares would leave the range of floats.
+
+    Args:
+        x: (n, d), at least in single precision.
+        largest: sizes that broadcast to x, such as `size(x)`.
+    """
+    extreme = (largest > 0) & ((largest > LARGE) | (largest < SMALL))
+    if not bool(extreme.any()):
+        return x
+    return torch.where(extreme, x / largest, x)
+
+
+def row_sizes(x: Tensor) -> Tensor:
+    """Return the largest absolute value of each row, (n, 1)."""
+    return x.abs().amax(1, keepdim=True)
+
+
+def size(x: Tensor) -> Tensor:
+    """Return the largest absolute value, 0 without values."""
+    if not x.numel():
+        return x.new_zeros(()).abs()
+    return x.abs().amax()
+
+
+def every_pair(embeddings: Array | Pairs) -> Pairs:
+    """Return pairs in which every other point is a negative. Pairs are returned as they are."""
+    if isinstance(embeddings, Pairs):
+        return embeddings
+    return Pairs.of_points(as_matrix("embeddings", embeddings, rows=2))
+
+
+def matched(name: str, pairs: Array | Pairs, positives: Array | None) -> Pairs:
+    """Return pairs as they are, or pair row i of one array with row i of the other."""
+    if isinstance(pairs, Pairs):
+        if positives is not None:
+            raise PairsError(f"{name} takes Pairs, or two arrays (n, d); got Pairs and an array.")
+        return pairs
+    if positives is None:
+        raise PairsError(
+            f"{name} needs positives: {name}(first, second) with two arrays (n, d) whose rows match, or Pairs such as "
+            f"Pairs.both(a, b). Got {type(pairs).__name__} alone."
+        )
+    first, second = (full_precision(as_matrix(each, x)) for each, x in (("first", pairs), ("second", positives)))
+    if first.shape != second.shape:
+        raise PairsError(f"{name}: the arrays must have one shape, got {tuple(first.shape)} and {tuple(second.shape)}.")
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    return Pairs.cross(first.to(dtype), second.to(first.device, dtype))
