@@ -7,12 +7,15 @@ tensor that is made on the CPU on the way, a copy between devices, and decomposi
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from dipole.core.objectives import checks
 
 META = torch.device("meta")
 
@@ -69,8 +72,11 @@ class _Operations(TorchDispatchMode):
 
 @contextmanager
 def no_reads() -> Iterator[None]:
-    """Raise `WaitError` for what would wait for the device that meta tensors stand for."""
-    with _Calls(), _Operations():
+    """Raise `WaitError` for what would wait for the device that meta tensors stand for.
+
+    Objectives refuse meta tensors, except here.
+    """
+    with patch.object(checks, "has_no_values", return_value=False), _Calls(), _Operations():
         yield
 
 

@@ -32,13 +32,18 @@ def check_tensor(name: str, x: Any, shape: str) -> Tensor:
         kind, fix = f"a tensor of layout {x.layout}", "use .to_dense()"
     elif x.is_quantized:
         kind, fix = f"a quantized tensor ({x.dtype})", "use .dequantize()"
-    elif x.is_meta and type(x) in (Tensor, Parameter):
+    elif has_no_values(x):
         kind, fix = "a tensor on the meta device, which has no values", "create it on a real device"
     elif x.dtype.itemsize == 1 and x.is_floating_point():
         kind, fix = f"a tensor of {x.dtype}", "use .to(torch.bfloat16)"
     if kind:
         raise PairsError(f"{name} must be a dense tensor of shape {shape}, got {kind}: {fix}.")
     return x
+
+
+def has_no_values(x: Tensor) -> bool:
+    """Whether a tensor is on the meta device, and not one of the fake tensors of torch.compile and torch.export."""
+    return x.is_meta and type(x) in (Tensor, Parameter)
 
 
 def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:

@@ -65,7 +65,7 @@ def test_anchors_and_negatives_are_those_of_the_layout(negatives, anchors, of_ea
     encoded = data.embed(data.batch(torch.arange(8), torch.Generator().manual_seed(0)))
     pairs = encoded.relate(encoded.rows)
     assert len(pairs.anchors) == anchors
-    assert pairs.negative_mask.sum(1).tolist() == [of_each] * anchors
+    assert pairs.negative_mask().sum(1).tolist() == [of_each] * anchors
 
 
 def test_each_seed_is_another_world_and_imbalance_is_not():

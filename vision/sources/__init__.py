@@ -48,7 +48,7 @@ def missing(source: str) -> str:
         elif reader is READERS[f"{hub.__module__}.{hub.__qualname__}"]:
             if is_offline():
                 hub(source, Decoding(), None)
-        elif source not in reader.names and not Path(source).expanduser().exists():
+        elif Path(source).suffix and not Path(source).expanduser().exists():  # other names may be a plug-in's
             named = [how_to_get(part) for part in Path(source).parts]
             raise DataError(f"no data at {source}.{''.join(named)}")
     except DataError as error:
