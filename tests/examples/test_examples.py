@@ -13,6 +13,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples"
 TESTED = {
     "byol",
     "lightning_module",
+    "metric_learning",
     "moco",
     "plain_loop",
     "sentence_transformers_trainer",
