@@ -7,13 +7,12 @@ from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from shlex import join, quote
-from textwrap import fill
 from typing import Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
 from dipole.core.cli.parser import above_zero, add_overrides, positive, resumable, whole
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, definitions
 
 NEXT = """
 Next steps:
@@ -93,7 +92,7 @@ def report(parser: argparse.ArgumentParser) -> Runner:
     add = parser.add_argument
     add("runs", type=_place, nargs="+", metavar="RUNS", help=RUNS)
     text = "NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures"
-    add("-o", "--output", type=_named, default=Path("report.html"), metavar="PATH", help=text)
+    add("-o", "--out", "--output", type=_named, default=Path("report.html"), metavar="PATH", help=text)
     text = "every chart as SVG, PDF and Vega-Lite spec, with its numbers as a LaTeX table"
     add("--figures", type=Path, metavar="FOLDER", help=text)
     _json(parser)
@@ -101,18 +100,18 @@ def report(parser: argparse.ArgumentParser) -> Runner:
 
 
 def results(parser: argparse.ArgumentParser) -> Runner:
-    """Keep finished runs in small files that can be committed, or list what such files hold."""
+    """Keep finished runs in small files, or list such files."""
     add = parser.add_argument
     add("what", choices=("add", "list"), help="add the runs of folders to results files, or list what the files hold")
     add("places", nargs="+", type=_place, metavar="PLACE", help=RUNS)
-    add("--to", type=Path, metavar="DIR", help="folder of results files, one for each suite")
+    add("-o", "--out", "--to", type=Path, metavar="DIR", help="folder of results files, one for each suite")
     text = "where DIR has other results of a run, or another suite, take the new"
     add("--replace", action="store_true", help=text)
     _json(parser)
 
     def run(arguments: argparse.Namespace) -> int:
-        if (arguments.what == "add") != (arguments.to is not None):
-            parser.error("`dipole results add PLACE --to DIR` adds, `dipole results list PLACE` lists")
+        if (arguments.what == "add") != (arguments.out is not None):
+            parser.error("`dipole results add PLACE --out DIR` adds, `dipole results list PLACE` lists")
         return _results(arguments)
 
     return run
@@ -124,9 +123,10 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
     text = "all (default): six objectives in vision, text and rl. vision: four objectives on digits"
     add("part", nargs="?", choices=("all", "vision"), default="all", help=text)
     _running(parser)
-    add("-o", "--output", type=_named, default=Path("demo.html"), metavar="PATH", help="report (default demo.html)")
+    text = "report (default demo.html)"
+    add("-o", "--out", "--output", type=_named, default=Path("demo.html"), metavar="PATH", help=text)
     _json(parser)
-    names = ("engine", "slurm", "jobs", "threads", "output")
+    names = ("engine", "slurm", "jobs", "threads", "out")
     defaults = {name: parser.get_default(name) for name in names}
 
     def run(arguments: argparse.Namespace) -> int:
@@ -167,9 +167,7 @@ def _print_suites(as_json: bool) -> int:
     if as_json:
         print(json.dumps([{"name": each.name, "scales": list(each.scale), "title": each.title} for each in found]))
         return 0
-    for each in found:
-        start = f"{each.name:<24}  {', '.join(each.scale):<12}  "
-        write(fill(each.title, 79, initial_indent=start, subsequent_indent=" " * len(start)))
+    write(definitions((each.name, f"{each.title} ({', '.join(each.scale)})") for each in found))
     return 0
 
 
@@ -203,7 +201,7 @@ def _results(arguments: argparse.Namespace) -> int:
         if a.what == "list":
             found = contents(a.places)
         else:
-            found = add(a.places, a.to, a.replace)
+            found = add(a.places, a.out, a.replace)
         answer["suites"] = [{**asdict(each), "path": str(each.path)} for each in found]
     conflicts = [text for each in found for text in each.conflicts]
     left_out = [text for each in found for text in each.left_out]
@@ -245,12 +243,12 @@ def _demo(arguments: argparse.Namespace) -> int:
             from dipole.benchmarks.report.write import check_output, write_report
             from dipole.benchmarks.run.bench import bench
 
-            check_output(a.output)
+            check_output(a.out)
             where = _named_options(a, "runs", "engine", "jobs", "threads")
             code = bench("demo", **where, slurm=dict(a.slurm), answer=answer, mentions_shipped=False)
-            write_report(a.runs, a.output)
-            answer |= {"report": str(a.output)}
-            text = f"Report: {a.output}"
+            write_report(a.runs, a.out)
+            answer |= {"report": str(a.out)}
+            text = f"Report: {a.out}"
     if not a.json:
         write(text)
     if code == 0 and not a.json:
@@ -270,15 +268,15 @@ def _report(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.report.write import named_charts, write_report
 
     with json_answer(arguments.json) as answer:
-        found = write_report(arguments.runs, arguments.output, arguments.figures)
+        found = write_report(arguments.runs, arguments.out, arguments.figures)
         facts: dict[str, int | str] = dict(found.facts)
         facts |= {name: int(value) for name, value in found.facts.items() if value.isdecimal()}
-        answer |= {"report": str(arguments.output), "facts": facts}
+        answer |= {"report": str(arguments.out), "facts": facts}
     is_unread = "problems" in found.facts and found.facts["runs"] == "0"
     if is_unread:
-        write(f"nothing could be read: `Problems` in {arguments.output} says why", sys.stderr)
+        write(f"nothing could be read: `Problems` in {arguments.out} says why", sys.stderr)
     if not arguments.json:
-        write(f"{arguments.output}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
+        write(f"{arguments.out}: " + ", ".join(f"{name}: {value}" for name, value in found.facts.items()))
     if not arguments.json and arguments.figures is not None:
         charts = counted(len(named_charts(found)), "chart")
         write(f"{arguments.figures}: {charts}, each as .svg, .pdf, .tex and .vl.json")

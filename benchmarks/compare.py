@@ -21,7 +21,7 @@ LEVEL = 0.05
 
 
 def compare(parser: argparse.ArgumentParser) -> Runner:
-    """Compare two runs: settings that differ, numbers with intervals, a verdict if there is one.
+    """Compare two runs: settings, numbers, intervals and verdicts.
 
     Other seeds of the same settings in the same folders are included. Seeds that both have are compared in pairs
     (paired t-test). With fewer than two common seeds it is Welch's test. p values are corrected for all numbers (Holm)

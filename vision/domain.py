@@ -8,6 +8,7 @@ VISION = Domain(
     adapter="dipole.vision.adapter:VisionAdapter",
     extra="vision",
     exported="dipole.vision.exported:open_folder",
+    parts="dipole.vision.frameworks:by_name",
 )
 TOY = Domain(
     name="toy",

@@ -1,5 +1,6 @@
 """The terminal output of `dipole bench`: the plan, progress with the time left, results and failures."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from dipole.benchmarks.run.engine import Result
 from dipole.benchmarks.suite import Sized
 from dipole.core.utils.console import can_draw, console
 from dipole.core.utils.progress import duration
-from dipole.core.utils.text import are, counted, printable, text_table
+from dipole.core.utils.text import are, counted, fitted, printable, text_table
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) 
 
 
 def say(console: Console, text: str) -> None:
-    """One plain line, however wide the terminal: names are neither coloured nor read as markup."""
+    """Print plain lines, wrapped on a terminal: names are neither coloured nor read as markup."""
+    if os.environ.get("COLUMNS") or console.is_terminal:
+        text = fitted(text, console.width)
     console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -17,16 +17,20 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, cast
 
 from dipole.core.cli import commands, output
 from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
-from dipole.core.cli.words import SUGGESTION_FOR
+from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.first_error import is_first
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, package, points
+from dipole.core.utils.text import definitions, fitted, screen_width
 from dipole.core.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -251,15 +255,38 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _overview() -> Parser:
-    found = listed_commands()
-    width = max(len(each["name"]) for each in found)
-    lines = [f"  {each['name']:<{width}}  {each['summary']}{by(each['package'])}" for each in found]
+    found = {each["name"]: each for each in listed_commands()}
+    width = max(map(len, found))
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {**GROUPS, "other": tuple(name for name in found if name not in grouped)}
+    parts = ["start here:\n" + definitions([*START, ("docs", where_docs())], "  ")]
+    for title, names in groups.items():
+        lines = [(f"{name:<{width}}", f"{found[name]['summary']}{by(found[name]['package'])}") for name in names]
+        if lines:
+            parts.append(f"{title}:\n{definitions(lines, '  ')}")
+    ends = "exit codes: 0 done, 1 failed, 2 wrong usage, 75 interrupted: queue it again"
+    parts.append(fitted(f"{ends}\n`dipole COMMAND --help` explains a command.", screen_width()))
+    parts.append("examples:\n  dipole train --help\n  dipole show infonce")
     return Parser(
         prog="dipole",
         usage="dipole COMMAND [...]",
-        description="Contrastive objectives that run unchanged in vision, text and reinforcement learning.",
-        epilog="commands:\n" + "\n".join(lines) + "\n\n`dipole COMMAND --help` explains one of them.\n"
-        "exit codes: 0 done, 1 failed, 2 wrong usage, 75 interrupted by a scheduler's signal: queue it again",
+        description=fitted(
+            "Contrastive objectives that run unchanged in vision, text and reinforcement learning.", screen_width()
+        ),
+        epilog="\n\n".join(parts),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
+
+
+def where_docs() -> str:
+    """Return where the documentation is: its address, else the folder of the checkout."""
+    with suppress(PackageNotFoundError):
+        urls = dict(line.split(", ", 1) for line in metadata("dipole").get_all("Project-URL") or [])
+        for title in ("Documentation", "Homepage", "Repository"):
+            if title in urls:
+                return urls[title]
+    folder = Path(commands.__file__ or "").resolve().parents[3] / "docs"
+    if folder.is_dir():
+        return f"read {folder / 'start'}, or build the site with `make docs`"
+    return "the folder docs/ of dipole's source"

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from dipole.core.utils.errors import ConfigError, DipoleError
 from dipole.core.utils.files import why
-from dipole.core.utils.text import printable
+from dipole.core.utils.text import fitted, printable, screen_width
 
 _STREAM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
@@ -81,15 +81,29 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def write(text: Any, stream: TextIO | None = None) -> None:
-    """Print text of received files on stdout, or another stream, with control characters as escapes."""
-    print(printable(str(text)), file=stream)
+def _shown(text: str, stream: TextIO) -> str:
+    """Return the text with control characters as escapes, wrapped for a terminal or to COLUMNS."""
+    text = printable(text)
+    if os.environ.get("COLUMNS") or stream.isatty():
+        text = fitted(text, screen_width())
+    return text
+
+
+def write(text: Any, stream: TextIO | None = None, wrap: bool = True) -> None:
+    """Print text of received files on stdout, or another stream, with control characters as escapes.
+
+    Args:
+        text: lines.
+        stream: where.
+        wrap: break lines that are wider than the terminal.
+    """
+    print(_shown(str(text), stream or sys.stdout) if wrap else printable(str(text)), file=stream)
 
 
 def say(text: str, stream: TextIO) -> None:
     """Print a line, as `write` does, and flush it. Ignore a stream that cannot be written."""
     try:
-        print(printable(text), file=stream, flush=True)
+        print(_shown(text, stream), file=stream, flush=True)
     except (OSError, ValueError):
         silence(stream)
 
@@ -111,7 +125,11 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 
 def print_json_error(kind: str, message: str, exit_code: int) -> None:
     """Print {"error": {"type", "message", "exit_code"}} on stdout."""
-    say(json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}}), sys.stdout)
+    text = json.dumps({"error": {"type": kind, "message": message, "exit_code": exit_code}})
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError):
+        silence(sys.stdout)
 
 
 @contextmanager

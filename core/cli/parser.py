@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from dipole.core.cli.words import EXAMPLES
 from dipole.core.utils.errors import nearest
+from dipole.core.utils.text import screen_width
 
 Runner = Callable[[argparse.Namespace], int]
 Configure = Callable[[argparse.ArgumentParser], Runner]
@@ -67,16 +68,20 @@ class Parser(argparse.ArgumentParser):
 
 def command_parser(name: str, configure: Configure) -> Parser:
     """Return the parser of a command. The docstring of `configure` is its description, `EXAMPLES` has its examples."""
-    paragraphs = inspect.cleandoc(configure.__doc__ or "").split("\n\n")
+    return Parser(prog=f"dipole {name}", **described(name, configure.__doc__ or ""))
+
+
+def described(name: str, text: str) -> dict[str, Any]:
+    """Return arguments of a parser: a description, and the examples of a command such as "data get" at the end."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
     examples = None
     if name in EXAMPLES:
         examples = "\n  ".join(["examples:", *EXAMPLES[name]])
-    return Parser(
-        prog=f"dipole {name}",
-        description="\n\n".join(textwrap.fill(each, 100) for each in paragraphs),
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return {
+        "description": "\n\n".join(textwrap.fill(each, screen_width()) for each in paragraphs),
+        "epilog": examples,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
 
 def add_overrides(parser: argparse.ArgumentParser, what: str) -> None:

@@ -215,10 +215,16 @@ class Registry:
         # Report broken plug-ins first: one of them may define this name.
         absent = [f"\nA plug-in that cannot be used: {error}\n" for error in self._broken.values()]
         absent += [f" Plug-ins are switched off ({SWITCH}=none)."] if switched_off() else []
-        known = ", ".join(sorted(self._entries))
-        raise SpecError(
-            f"unknown name {shortened(repr(name))}.{''.join(absent)}{nearest(key, self._names)} Known: {known}."
-        )
+        # Diagnostics are no terms of an objective.
+        terms = {each.name for each in self._entries.values() if each.kind != "diagnostic"}
+        near = nearest(key, (alias for alias, target in self._names.items() if target in terms))
+        known = ", ".join(sorted(terms))
+        raise SpecError(f"unknown name {shortened(repr(name))}.{''.join(absent)}{near} Known: {known}.")
+
+    def names(self) -> dict[str, Kind]:
+        """Return every name and alias with the kind of its entry."""
+        self._load()
+        return {alias: self._entries[name].kind for alias, name in self._names.items()}
 
     def name_of(self, target: Callable[..., Any]) -> str | None:
         """Return the registered name of a class or function, or None.

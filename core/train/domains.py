@@ -41,6 +41,8 @@ class Domain:
         exported: "package.module:function" that lets `dipole embed` read exported folders, or "". The
             function gets a folder, a torch.device and the name of features or None. It returns an `Embedder`, or None
             if the folder belongs to another domain.
+        parts: "package.module:function" that returns further names for `dipole show`, such as frameworks: name ->
+            class. Or "".
     """
 
     name: str
@@ -50,6 +52,7 @@ class Domain:
     probes: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
     exported: str = ""
+    parts: str = ""
 
     @property
     def install(self) -> str:

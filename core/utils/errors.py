@@ -109,5 +109,10 @@ class RecordError(DipoleError, ValueError):
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the closest allowed name, or an empty string."""
-    found = get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    found = get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean {found[0]!r}?" if found else ""
+
+
+for _name in __all__:
+    # Tracebacks then show the public name: dipole.SpecError.
+    globals()[_name].__module__ = "dipole"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 
@@ -18,18 +21,126 @@ def printable(text: str, keep: str = "\n\t") -> str:
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
-def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,)) -> str:
+def screen_width() -> int:
+    """Return the columns of the terminal, at least 40. COLUMNS overrides it; without a terminal it is 80."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Break a text at spaces into lines of at most `width` characters. Longer words are cut."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,), width: int = 0) -> str:
     """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right.
 
-    Control characters in cells are written as escapes.
+    Control characters in cells are written as escapes. Left columns are wrapped until the table fits. If numbers alone
+    are too wide, the table is cut into blocks of columns below each other, which repeat the first column.
+
+    Args:
+        rows: cells, the same number in each row.
+        words: columns of text.
+        width: of the lines (0: of the screen).
     """
     rows = [[printable(cell, keep="") for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    columns = [(str.rjust, str.ljust)[column in words] for column in range(len(widths))]
-    return "\n".join(
-        "  ".join(align(cell, width) for align, cell, width in zip(columns, row, widths, strict=True)).rstrip()
-        for row in rows
+    width = width or screen_width()
+    blocks: list[list[int]] = [[0]]
+    for column in range(1, len(rows[0])):
+        if len(blocks[-1]) > 1 and sum(_least(rows, [*blocks[-1], column], words)) > width:
+            blocks.append([0])
+        blocks[-1].append(column)
+    return "\n\n".join("\n".join(_aligned(rows, block, words, width)) for block in blocks)
+
+
+_NARROW, _WORD = 12, 36
+"""A column of text is not wrapped to less, nor to less than its longest word up to `_WORD`."""
+
+
+def _widths(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[int]:
+    """Return the width of each column with the gap of two before the next."""
+    return [2 * (column != columns[-1]) + max(len(row[column]) for row in rows) for column in columns]
+
+
+def _least(rows: Sequence[Sequence[str]], columns: Sequence[int], words: Collection[int]) -> list[int]:
+    least = _widths(rows, columns)
+    for place, column in enumerate(columns):
+        if column in words:
+            longest = max((len(word) for row in rows for word in row[column].split()), default=0)
+            least[place] = min(least[place], 2 + max(_NARROW, min(longest, _WORD)))
+    return least
+
+
+def _aligned(
+    rows: Sequence[Sequence[str]], columns: Sequence[int], words: Collection[int], width: int
+) -> Iterator[str]:
+    """Yield the lines of some columns of a table."""
+    widths, least = _widths(rows, columns), _least(rows, columns, words)
+    while sum(widths) > width and widths != least:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=widths.__getitem__)
+        widths[widest] -= 1
+    room = [each - 2 for each in widths[:-1]] + widths[-1:]
+    for row in rows:
+        cells = [folded(row[column], max(1, most)) for column, most in zip(columns, room, strict=True)]
+        for line in range(max(map(len, cells))):
+            parts = []
+            for column, cell, most in zip(columns, cells, room, strict=True):
+                part = "".join(cell[line : line + 1])
+                parts.append(part.ljust(most) if column in words else part.rjust(most))
+            yield "  ".join(parts).rstrip()
+
+
+def definitions(entries: Iterable[Sequence[str]], indent: str = "", width: int = 0) -> str:
+    """Format names and what they mean: the meaning starts in one column and is wrapped there.
+
+    Args:
+        entries: a name and its paragraphs. Control characters are written as escapes.
+        indent: before each line.
+        width: of the lines (0: of the screen).
+    """
+    shown = [[printable(part, keep="") for part in entry] for entry in entries]
+    width = (width or screen_width()) - len(indent)
+    most = max(16, width // 3)
+    column = 2 + max((len(name) for name, *_ in shown if len(name) <= most), default=min(2, most))
+    lines = []
+    for name, *paragraphs in shown:
+        text = [line for each in paragraphs if each for line in folded(each, width - column)] or [""]
+        if len(name) + 2 > column:
+            lines += folded(name, width)
+        else:
+            text[0] = name.ljust(column) + text[0]
+        first = len(name) + 2 <= column
+        lines += text[:first] + [" " * column + line for line in text[first:]]
+    return "\n".join(f"{indent}{line}".rstrip() for line in lines)
+
+
+_COMMAND = re.compile(r"`[^`\n]+`|(?<![\w./-])(?:dipole|pip install|python -m) (?:[^\s.]|\.(?=\S)|[^\S\n](?=\S))+")
+
+
+def fitted(text: str, width: int) -> str:
+    """Break the lines of a message at spaces to `width` characters.
+
+    Commands are not broken, so that they can be copied. A line with a caret below it stays.
+    """
+    lines = text.split("\n")
+    carets = {i for i, (_, below) in enumerate(pairwise(lines)) if below.strip() and not below.strip(" ^")}
+    return "\n".join("\n".join(_fitted(line, width)) if i not in carets else line for i, line in enumerate(lines))
+
+
+def _fitted(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    # Spaces inside a command are replaced while the line is broken.
+    joined = _COMMAND.sub(lambda found: found[0].replace(" ", "\0") if len(found[0]) < width else found[0], line)
+    found = textwrap.wrap(
+        joined,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
     )
+    return [each.replace("\0", " ") for each in found]
 
 
 def size(count: float) -> str:

@@ -19,7 +19,6 @@ from packaging.requirements import Requirement
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.app import broken_plugins
-from dipole.core.cli.words import EXAMPLES
 from dipole.core.record import read_record
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
@@ -204,7 +203,7 @@ def test_list_names_what_exists(blobs: Path, capsys: pytest.CaptureFixture[str])
 
 def test_show_explains_an_objective_a_table_and_a_recipe(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = dipole(capsys, "show", "dp")[1]
-    for text in ("D_ij", "LMCL Eqs. 6-10", "delta_pos", "0.5", "weight:  0.1 when none is written", "cost:"):
+    for text in ("D_ij", "LMCL Eqs. 6-10", "delta_pos", "0.5", "weight:   0.1 when none is written", "cost:"):
         assert text in out
     facts = json.loads(dipole(capsys, "show", "infonce", "--json")[1])
     assert {each["name"]: each["default"] for each in facts["options"]}["temperature"] == 0.5
@@ -396,17 +395,58 @@ def test_every_file_of_the_folder_is_a_command_with_a_summary(capsys: pytest.Cap
         assert re.search(rf"^  {name} +[A-Z].*\.$", out, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("command", cli.names())
-def test_help_ends_with_examples_that_parse(command: str) -> None:
-    assert command in EXAMPLES
-    for example in EXAMPLES[command]:
-        program, name, *arguments = shlex.split(example.partition(" > ")[0])
+@pytest.mark.parametrize("command", [*cli.names(), "data get", "data list", "data wiki3029"])
+def test_help_fits_and_ends_with_two_examples_that_parse(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = dipole(capsys, *command.split(), "--help")[1].rstrip().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-3] == "examples:"
+    for line in lines[-2:]:
+        assert line.strip().startswith(f"dipole {command} ") or line.strip() == f"dipole {command}"
+        _, name, *arguments = shlex.split(line.partition(" > ")[0])
         configure = cli._find(name)
         parser = cli.command_parser(name, configure)
         configure(parser)
-        assert (program, name) == ("dipole", command)
-        assert example in parser.format_help()
         parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "--help", "list", "show dp", "show triplet", "show rl", "show train", "show simclr", "data list",
+     "theory --list", "bench", "show simcrl", "train simcrl", "nonsense", "bench nonsense"],
+)  # fmt: skip
+@pytest.mark.parametrize("width", [80, 60])
+def test_tables_and_messages_fit_the_terminal(
+    line: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, out, err = dipole(capsys, *line.split())
+    assert max(map(len, (out + err).splitlines())) <= width
+
+
+def test_the_command_alone_shows_where_to_start_and_then_every_command_in_a_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = dipole(capsys)[2]
+    start, *groups = text.split("start here:\n")[1].split("\n\n")
+    for words in ("dipole demo", "dipole train", "dipole bench", "docs"):
+        assert words in start
+    shown = [line.split()[0] for group in groups for line in group.splitlines() if re.match(r"  [a-z]+ +[A-Z]", line)]
+    assert sorted(shown) == cli.names()
+
+
+@pytest.mark.parametrize("option", ["-o", "--out"])
+@pytest.mark.parametrize(
+    "line",
+    ["embed r x", "export r --to onnx", "report r", "demo", "results add r", "theory r", "data get imagenette"],
+)
+def test_o_and_out_name_what_is_written(option: str, line: str) -> None:
+    name, *rest = line.split()
+    parser = cli.command_parser(name, configure := cli._find(name))
+    configure(parser)
+    assert Path("place") in vars(parser.parse_args([*rest, option, "place"])).values()
 
 
 def test_a_package_can_add_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,10 @@ def test_json_is_asked_for_as_argparse_reads_it(arguments: str, asked: bool) -> 
         ("train x --epochs 5", "A setting is given by --set train.epochs=5"),
         ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
         ("train x --sed 5", "Did you mean '--seed'?"),
+        ("show simcrl", "Did you mean 'simclr'?"),
+        ("show digits-simcler", "Did you mean 'digits-simclr'?"),
+        ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
+        ("show uniformty", "Did you mean 'uniformity'?"),
     ],
 )
 def test_what_is_nearly_right_is_answered_with_what_is(

@@ -1,7 +1,9 @@
 """What plug-in authors import from `dipole`."""
 
+import pickle
 import subprocess
 import sys
+import traceback
 from importlib import import_module
 
 import pytest
@@ -55,3 +57,16 @@ def test_import_loads_no_torch():
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_errors_are_shown_by_their_public_name():
+    with pytest.raises(dipole.SpecError) as caught:
+        dipole.objective("infonce + 0.1*dp(delta_pos=0.6)")
+    assert "".join(traceback.format_exception_only(caught.value)).startswith("dipole.SpecError: dp: delta_pos")
+    assert type(pickle.loads(pickle.dumps(caught.value))) is dipole.SpecError
+
+
+def test_a_diagnostic_is_not_suggested_as_a_term():
+    with pytest.raises(dipole.SpecError, match="unknown name 'uniformty'") as caught:
+        dipole.objective("uniformty")
+    assert "'uniformity'" not in str(caught.value)

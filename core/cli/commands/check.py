@@ -10,7 +10,7 @@ from dipole.core.cli.output import stdout_to_stderr
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Check an objective: values, gradients, precision, memory, several ranks."""
+    """Check an objective: values, gradients, precision, ranks."""
     parser.add_argument(
         "target", nargs="?", metavar="TARGET", help="an objective as text, or package.module:Class of any loss(a, b)"
     )

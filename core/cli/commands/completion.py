@@ -31,11 +31,11 @@ RUN_FOLDERS = "$(cd runs 2>/dev/null && ls)"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Print a completion script for bash, zsh or tcsh (extra `completion`).
+    """Print a completion script for bash, zsh or tcsh.
 
-    It completes commands, options and files. In bash and zsh it also completes the names of recipes, suites,
-    objectives and data sets that are installed when it is printed. zsh needs it in a folder of $fpath, and tcsh needs
-    `source ~/.dipole.tcsh` in ~/.tcshrc.
+    It needs the extra `completion`. It completes commands, options and files. In bash and zsh it also completes the
+    names of recipes, suites, objectives and data sets that are installed when it is printed. zsh needs it in a folder
+    of $fpath, and tcsh needs `source ~/.dipole.tcsh` in ~/.tcshrc.
     """
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.add_argument("--json", action="store_true", help="print one JSON object")

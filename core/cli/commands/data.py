@@ -11,14 +11,14 @@ from pathlib import Path
 from shlex import join
 
 from dipole.core.cli import Runner
-from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr
-from dipole.core.cli.parser import resumable
+from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr, write
+from dipole.core.cli.parser import described, resumable
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import digest
-from dipole.core.utils.text import counted, size
+from dipole.core.utils.text import counted, definitions, size
 
 EVERY = 2.0  # seconds between two lines of progress
 
@@ -27,22 +27,24 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     """Fetch and prepare the data sets that recipes need, or build one."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | get NAME | NAME")
     listed = actions.add_parser(
-        "list", help="what can be fetched or built", description="What can be fetched or built."
+        "list", help="what can be fetched or built", **described("data list", "List what can be fetched or built.")
     )
     listed.add_argument("--json", action="store_true", help="print one JSON list")
     runners: dict[str, Runner] = {"list": _list, "get": resumable(_get, "what was fetched is kept")}
     fetched = actions.add_parser(
         "get", help="fetch and prepare one",
-        description="Show licence and size of a data set, ask, fetch it, compare its checksum and prepare it. Repeat "
-        "the command to continue after an interruption. Files that you put into FOLDER.download are used.",
+        **described("data get", "Show licence and size of a data set, ask, fetch it, compare its checksum and prepare "
+        "it. Repeat the command to continue after an interruption. Files that you put into FOLDER.download are used."),
     )  # fmt: skip
     fetched.add_argument("name", metavar="NAME", help="as in `dipole data list`")
-    fetched.add_argument("--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)")
+    fetched.add_argument(
+        "-o", "--out", "--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)"
+    )
     fetched.add_argument("--yes", action="store_true", help="do not ask")
     fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE; also ${BASE}")
     fetched.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
     for name, each in built().items():
-        inner = actions.add_parser(name, help=each.summary, description=each.summary)
+        inner = actions.add_parser(name, help=each.summary, **described(f"data {name}", each.summary))
         runners[name] = resolve(each.configure)(inner)
     return lambda arguments: runners[arguments.action](arguments)
 
@@ -57,21 +59,22 @@ def _list(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(facts, indent=2))
         return 0
-    width = max(map(len, found), default=0)
+    entries = []
     for name, each in found.items():
         if isinstance(each, Built):
-            print(f"{name:<{width}}  {each.summary} (built: `dipole data {name} --help`)")
+            entries.append((name, f"{each.summary} (built: `dipole data {name} --help`)"))
         else:
             size = "size asked when fetched"
             if not isinstance(each.files, str):
                 size = _sizes(each.files)
-            print(f"{name:<{width}}  {each.summary}\n{'':<{width}}  {size}; licence: {each.licence}")
+            entries.append((name, each.summary, f"{size}; licence: {each.licence}"))
+    print(definitions(entries))
     return 0
 
 
 def _get(arguments: argparse.Namespace) -> int:
     name, data = arguments.name, find(arguments.name)
-    folder = arguments.to or Path("data") / name
+    folder = arguments.out or Path("data") / name
     with json_answer(arguments.json) as answer:
         _fetch(arguments, name, data, folder)
         answer |= {"name": name, "folder": str(folder), "licence": data.licence, "use": data.use.format(folder=folder)}
@@ -80,7 +83,7 @@ def _get(arguments: argparse.Namespace) -> int:
 
 def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path) -> None:
     if is_prepared(name, folder):
-        print(f"{folder} exists already.\n{_use(data, folder)}")
+        write(f"{folder} exists already.\n{_use(data, folder)}")
         return
     files = data.remote()
     if arguments.url:
@@ -90,20 +93,20 @@ def _fetch(arguments: argparse.Namespace, name: str, data: DataSet, folder: Path
     unchecked = [file.path for file in files if file.checksum is None]
     asks = bool(missing) and not arguments.yes
     with stdout_to_stderr(asks):  # with the question
-        print(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
-        print(f"size     {_sizes(files)}, to {folder}")
+        write(f"{name}: {data.summary}\nlicence  {data.licence}\nsee      {data.page}")
+        write(f"size     {_sizes(files)}, to {folder}")
         for file in missing:
-            print(f"from     {address(file)}")
+            write(f"from     {address(file)}")
         if unchecked:
-            print(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare those printed at the end")
+            write(f"checked  no checksum is known of {', '.join(unchecked[:5])}: compare those printed at the end")
     _check_space(missing, folder)
     if asks:
         confirm("Fetch it?", "to fetch it under that licence", "nothing was fetched")
     get(name, data, files, folder, _lines, _waits)
     for file in files:
         if file.checksum is None:
-            print(f"sha256   {digest(downloads / file.path)}  {file.path}")
-    print(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
+            write(f"sha256   {digest(downloads / file.path)}  {file.path}")
+    write(f"{folder} is ready; {downloads} is no longer needed.\n{_use(data, folder)}")
 
 
 def _check_space(files: list[RemoteFile], folder: Path) -> None:
@@ -111,7 +114,7 @@ def _check_space(files: list[RemoteFile], folder: Path) -> None:
     if needed > free:
         raise DataError(
             f"{size(needed)} are needed, and the disk of {folder} has {size(free)} left. Free some space, or choose "
-            "another folder with --to."
+            "another folder with --out."
         )
 
 

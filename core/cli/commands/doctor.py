@@ -19,17 +19,21 @@ from packaging.requirements import Requirement
 
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
+from dipole.core.cli.output import say
 from dipole.core.train.domains import Domain, domains, resolve
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import why
 from dipole.core.utils.machine import processor_facts, processors
 from dipole.core.utils.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
-from dipole.core.utils.text import counted, printable
+from dipole.core.utils.text import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Check this machine: packages, GPU, plug-ins, data folders, disk. Show how to fix each problem."""
+    """Check packages, GPU, data folders and disk, with fixes.
+
+    It also reports plug-ins that cannot be used.
+    """
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs to look at")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     return run
@@ -40,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in examine(arguments.runs):
         findings.append(finding)
         if not arguments.json:
-            print(printable(f"{finding.state:<8} {finding.name}: {finding.detail}"), flush=True)
+            say(f"{finding.state:<8} {finding.name}: {finding.detail}", sys.stdout)
             if finding.fix:
-                print(printable(f"{'':<8}   -> {finding.fix}"), flush=True)
+                say(f"{'':<8}   -> {finding.fix}", sys.stdout)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     return 1 if any(finding.state == "broken" for finding in findings) else 0

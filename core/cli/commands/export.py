@@ -20,7 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     """Write a trained model for another library."""
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)"
+    )
     parser.add_argument(
         "--license",
         "--licence",

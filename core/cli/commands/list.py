@@ -20,7 +20,7 @@ RUNS = "runs"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """List objectives, regularizers, diagnostics, recipes, suites, domains, commands and runs."""
+    """List objectives, recipes, suites, domains, commands or runs."""
     parser.add_argument(
         "kind",
         nargs="?",
@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.cli.app import broken_plugins, by
+    from dipole.core.utils.text import definitions
 
     kinds: tuple[str, ...] = KINDS
     if arguments.kind:
@@ -45,11 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for kind, entries in found.items():
             write(f"{kind}:")
-            width = max((len(entry["name"]) for entry in entries), default=0)
-            for entry in entries:
-                write(f"  {entry['name']:<{width}}  {entry['summary']}{by(entry.get('package', ''))}")
-            if not entries:
-                write("  (none)")
+            shown = [(entry["name"], f"{entry['summary']}{by(entry.get('package', ''))}") for entry in entries]
+            write(definitions(shown, "  ") if shown else "  (none)")
     for kind in kinds:
         if kind in ("regularizers", "diagnostics") and "objectives" in kinds:
             continue  # their plug-ins are those of objectives
@@ -102,7 +100,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
         return []
     rows = [(r.status, r.run, f"seed {'-' if r.seed is None else r.seed}", f"step {r.steps}") for r in found]
     entries = []
-    for r, line in zip(found, text_table(rows, words=range(4)).split("\n"), strict=True):
+    for r, line in zip(found, text_table(rows, words=range(4), width=10_000).split("\n"), strict=True):
         summary = printable(f"{line}  {r.objective}", keep="").rstrip()
         if r.problem:
             summary = f"{r.status}: {r.problem}"

@@ -45,7 +45,7 @@ DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
-    """Start your own package with an objective and a regularizer, or a domain, tests and continuous integration."""
+    """Start your own package: objectives or a domain, with tests."""
     parser.add_argument("name", metavar="NAME", help="name of the package, such as my-objectives")
     parser.add_argument(
         "--domain", action="store_true", help="start a domain of that name, with a toy data set and a recipe"

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -14,13 +15,16 @@ from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
 from dipole.core.cli.output import write
 from dipole.core.utils.plugins import OURS, points
-from dipole.core.utils.text import text_table
+from dipole.core.utils.text import definitions, folded, screen_width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from dipole.core.objectives.registry import Entry
     from dipole.core.train.config import Settings
+
+
+USE = "Use it with: dipole train RECIPE --set {domain}.method={name}"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -59,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
         facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
         if not arguments.json:
-            write("\n".join(texts.values()))
+            write("\n".join(texts.values()), wrap=False)
         elif len(facts) == 1:
             print(json.dumps(facts[0]))
         else:
@@ -76,14 +80,45 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             entry = registry.get(name)
         except SpecError as error:
-            near = nearest(name, [*files["recipe"], *files["suite"], *domain_names()])
+            parts = _parts()
+            if name.lower() in parts:
+                _show_part(name.lower(), *parts[name.lower()], arguments.json)
+                return 0
+            # The last kind of a name is the one that is suggested.
+            kinds = {each: domain for each, (domain, _) in parts.items()} | dict.fromkeys(domain_names(), "domain")
+            kinds |= {each: kind for kind, paths in files.items() for each in paths} | registry.names()
+            near = nearest(name.lower(), kinds)
             folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
             broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in folders)
-            if near:
-                near = f" Recipes, suites and domains:{near}"
-            raise SpecError(f"{error}{near}{broken}") from None
+            said = str(error)
+            if said.startswith("unknown name"):
+                said = said.partition(" Known: ")[0].partition(" Did you mean")[0]
+                said += f"{near} `dipole list` shows what there is."
+            raise SpecError(f"{said}{broken}") from None
         _show_entry(entry, arguments.json)
     return 0
+
+
+def _parts() -> dict[str, tuple[str, type]]:
+    """Return names that a domain adds, such as frameworks: name -> domain and class."""
+    from dipole.core.train.domains import domains, resolve
+    from dipole.core.utils.errors import DipoleError
+
+    found: dict[str, tuple[str, type]] = {}
+    for domain in domains().values():
+        with suppress(DipoleError, ImportError):
+            parts = resolve(domain.parts)() if domain.parts else {}
+            found |= {each: (domain.name, part) for each, part in parts.items()}
+    return found
+
+
+def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
+    about = inspect.getdoc(part) or ""
+    if as_json:
+        print(json.dumps({"name": name, "kind": "framework", "domain": domain, "text": about}))
+        return
+    use = USE.format(name=name, domain=domain)
+    write(f"{name}  (framework of {domain})\n\n{_paragraph(about)}\n\n{use}")
 
 
 def _expanded(path: Path) -> str:
@@ -119,28 +154,37 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
         return
-    write(f"{entry.name}  ({entry.kind})\n\n{entry.summary}\n")
+    write(f"{entry.name}  ({entry.kind})\n\n{_paragraph(entry.summary)}\n")
     if entry.formula:
-        print(*(f"    {line}" for line in entry.formula.splitlines()), sep="\n", end="\n\n")
-    for label, value in (
-        ("source", entry.source),
-        ("cost", entry.cost),
-        ("engine", facts["engine"]),
-        ("package", "" if entry.package == OURS else entry.package),
-        ("aliases", ", ".join(entry.aliases)),
-        ("weight", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
-    ):
-        if value:
-            write(f"{label + ':':<9}{value}")
+        write(_paragraph("\n".join(f"    {line}" for line in entry.formula.splitlines())) + "\n")
+    facts_shown = (
+        ("source:", entry.source),
+        ("cost:", entry.cost),
+        ("engine:", facts["engine"]),
+        ("package:", "" if entry.package == OURS else entry.package),
+        ("aliases:", ", ".join(entry.aliases)),
+        ("weight:", f"{entry.weight:g} when none is written" if entry.kind == "regularizer" else ""),
+    )
+    write(definitions((f"{label:<8}", value) for label, value in facts_shown if value))
     for paper, lines in entry.deviations.items():
-        write(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}")
-        print(*(f"  - {line}" for line in lines), sep="\n", end="\n" if lines else "")
+        write(_paragraph(f"\ndeviations from {paper}:" if lines else f"\nno deviations from {paper}"))
+        if lines:
+            write(definitions((("-", line) for line in lines), "  "))
     if options:
-        rows = [("option", "type", "default", "range", "")]
+        rows = []
         for option in options:
             name, kind, required, default, bounds, about = option.values()
             rows.append((name, kind, "required" if required else _value(default), bounds, about))
-        write(f"\n{_table(rows)}")
+        write(f"\noptions:\n{_listed(rows)}")
+
+
+def _paragraph(text: str) -> str:
+    """Wrap each line of a text."""
+    lines = []
+    for each in text.splitlines():
+        indent = each[: len(each) - len(each.lstrip())]
+        lines += [indent + line for line in folded(each.strip(), screen_width() - len(indent))]
+    return "\n".join(lines)
 
 
 def _engine(entry: Entry) -> str:
@@ -163,8 +207,8 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
         keys = ("name", "type", "default", "range", "help")
         print(json.dumps({"name": name, "settings": [dict(zip(keys, row, strict=True)) for row in rows]}, indent=2))
         return
-    write(f"[{name}]  {inspect.getdoc(table) or ''}\n")
-    print(_table([("setting", "type", "default", "range", ""), *rows]))
+    write(_paragraph(f"[{name}]  {inspect.getdoc(table) or ''}") + "\n")
+    print(_listed(rows))
 
 
 def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
@@ -219,5 +263,11 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    return text_table(rows, words=range(5))
+def _listed(rows: Sequence[tuple[str, ...]]) -> str:
+    """Format name, type, default, range and help of settings."""
+    entries = []
+    for name, kind, default, bounds, about in rows:
+        if default not in ("", "required"):
+            default = f"default {default}"
+        entries.append((name, ", ".join(filter(None, (kind, bounds, default))), about))
+    return definitions(entries, "  ")

@@ -16,7 +16,7 @@ from dipole.core.evaluation.theory.choices import LOSSES, Choices
 from dipole.core.evaluation.theory.theorems import THEOREMS
 from dipole.core.objectives.options import Option, options_of
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.text import counted, number, text_table
+from dipole.core.utils.text import counted, definitions, number, text_table
 
 if TYPE_CHECKING:
     from dipole.core.evaluation.theory.report import Report
@@ -41,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--list", action="store_true", help="list every theorem, what it needs and its functions")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw a picture: .svg, .png or .pdf")
+    parser.add_argument(
+        "-o", "--out", "--picture", dest="picture", type=Path, metavar="FILE",
+        help="also draw a picture: .svg, .png or .pdf",
+    )  # fmt: skip
     parser.add_argument("--figure1", type=Path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
 
     for title, names in GROUPS.items():
@@ -176,11 +179,11 @@ def _text(report: Report) -> str:
     lines.append(text_table(table, words=range(4)))
     if assumed:
         lines += ["", "* assumptions that are not measured:"]
-        lines += [f"  {name}: {assumption}" for name, assumption in assumed.items()]
+        lines.append(definitions(assumed.items(), "  "))
     if report.missing:
         names = {each.key: f"{each.paper}, {each.name}" for each in THEOREMS}
         lines += ["", "not computed:"]
-        lines += [f"  {names.get(key, key)}: {reason}" for key, reason in report.missing.items()]
+        lines.append(definitions(((names.get(key, key), reason) for key, reason in report.missing.items()), "  "))
     return "\n".join(lines)
 
 
@@ -192,9 +195,8 @@ def _list(as_json: bool) -> int:
         kind = "holds on any features"
         if not theorem.always:
             kind = f"assumes: {theorem.assumption}"
-        write(f"{theorem.paper}, {theorem.name}\n  {theorem.statement}")
-        write(f"  needs {', '.join(theorem.needs) or 'nothing'}; {kind}")
-        if theorem.free:
-            write(f"  free: {', '.join(theorem.free)}")
-        write(f"  {', '.join(theorem.functions)}\n  {theorem.run}")
+        free = f"free: {', '.join(theorem.free)}" if theorem.free else ""
+        lines = [theorem.statement, f"needs {', '.join(theorem.needs) or 'nothing'}; {kind}", free]
+        lines += [", ".join(theorem.functions), theorem.run]
+        write(f"{theorem.paper}, {theorem.name}\n{definitions([('', *lines)])}")
     return 0
