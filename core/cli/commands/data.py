@@ -59,7 +59,7 @@ def _list(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(facts, indent=2))
         return 0
-    entries = []
+    entries: list[tuple[str, ...]] = []
     for name, each in found.items():
         if isinstance(each, Built):
             entries.append((name, f"{each.summary} (built: `dipole data {name} --help`)"))

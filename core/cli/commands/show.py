@@ -265,7 +265,7 @@ def _value(value: Any) -> str:
 
 def _listed(rows: Sequence[tuple[str, ...]]) -> str:
     """Format name, type, default, range and help of settings."""
-    entries = []
+    entries: list[tuple[str, ...]] = []
     for name, kind, default, bounds, about in rows:
         if default not in ("", "required"):
             default = f"default {default}"
