@@ -345,10 +345,17 @@ def knn_probe(
 ) -> ProbeResult:
     """Return the accuracy of the k-nearest-neighbour vote with weights e^{cos/temperature} (Wu et al. 2018, Sec. 3.4).
 
-    k: neighbours, at most the number of training points. chunk: test points compared at a time.
+    Args:
+        train_x: features, (n, d).
+        train_y: class of each, (n,) integers. Rows with a negative label are left out.
+        test_x: features to classify, (m, d).
+        test_y: class of each, (m,).
+        k: neighbours, >= 1, at most the number of training points.
+        temperature: of the weights, > 0.
+        chunk: test points compared at a time, >= 1.
 
     Raises:
-        DataError: as `linear_probe`.
+        DataError: labels are missing, there is one class only, or features are not finite or of another shape.
         OptionError: k or chunk is below 1, or the temperature is not above 0.
 
     Example:
