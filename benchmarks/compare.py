@@ -62,7 +62,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         seeds = ", ".join(str(record.seed) for record in group)
         line = f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}"
         write(printable(line, keep=""))
-    rows = [("setting", "first", "second")]
+    rows: list[tuple[str, ...]] = [("setting", "first", "second")]
     rows += [(key, shortened(_shown(a), LONGEST), shortened(_shown(b), LONGEST)) for key, (a, b) in settings.items()]
     write("\n" + (text_table(rows, words=range(3)) if settings else "Only the seed differs."))
     write("\n" + (_table(numbers) if numbers else "The runs have no result in common."))
@@ -149,7 +149,7 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
     one, other = _values(name, first), _values(name, second)
     if not one or not other:
         return None
-    found = {"p": None, "test": "one seed", "interval": None}
+    found: dict[str, Any] = {"p": None, "test": "one seed", "interval": None}
     if min(len(one), len(other)) > 1:
         test = difference(one, other)
         if test.method == "paired t":

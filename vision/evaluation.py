@@ -92,10 +92,9 @@ class Evaluation:
         augment = crops.augment(self.size)
         rows = partial(crop_features, train.images, augment, read, self.seed, self.device)
         tested = self.extract(module, read, test.images, crops.centre).to(self.device)
+        labels: Any = train.labels, test.labels
         with frozen(module):
-            return linear_probe_on_views(
-                rows, train.labels, tested, test.labels, self.config.probe.descent, self.seed.probe
-            )
+            return linear_probe_on_views(rows, labels[0], tested, labels[1], self.config.probe.descent, self.seed.probe)
 
     def extract(self, module: Method, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0) -> Tensor:
         """Return a function's features (n, d) of the centres of images, in evaluation mode.

@@ -97,7 +97,9 @@ def read_images(
         files = [path]
     where = path if path.is_dir() else path.parent
     total: int | None = len(files)
-    images = ((file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files)
+    images: Iterator[tuple[str, Callable[[], bytes] | Tensor]] = (
+        (file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files
+    )
     if not files:
         where, total, images = Path(), None, _of_source(source, path, decoded)
 

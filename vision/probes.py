@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from dipole.core.evaluation.class_tasks import class_tasks
 from dipole.core.evaluation.descent import Descent
@@ -155,7 +154,7 @@ def check_labels(config: ProbeConfig, train: ImageSet, test: ImageSet) -> None:
 
 def probe(
     config: ProbeConfig,
-    data: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+    data: tuple[Any, Any, Any, Any],
     seed: int,
     shape: BlockShape,
     on_crops: Callable[[], ProbeResult] | None = None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
     if pooling not in POOLINGS:
         raise OptionError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     if getattr(config, "is_encoder_decoder", False):
-        base = base.get_encoder()
+        base = cast(Any, base).get_encoder()
     tokenizer = tokenizer or _saved_tokenizer(model)
     if tokenizer.pad_token is None:
         raise OptionError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
