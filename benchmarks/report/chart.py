@@ -26,6 +26,8 @@ DASHES = [[1, 0], [7, 4], [2, 3], [8, 3, 2, 3]]
 LETTERS, LINES = 36, 3
 """Longest line of a label, and the most lines of it."""
 LETTER_WIDTH = 6.2
+SPARE = 0.25
+"""Share by which letters of another font may be wider than those that labels are measured with."""
 NAMED = 12
 """So many values are read out in a description."""
 
@@ -77,7 +79,23 @@ class Chart:
         drawn: dict[str, Any] = self.draw(altair()).to_dict(validate=False)
         del drawn["config"], drawn["$schema"]
         # Altair would copy the rows several times.
-        return _printable({"description": self.description, "datasets": {"rows": self.rows, **self.datasets}, **drawn})
+        about = {"description": self.description, "padding": self.padding}
+        return _printable({**about, "datasets": {"rows": self.rows, **self.datasets}, **drawn})
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """The space around the drawing. A browser without the font that labels are measured with draws them wider."""
+        left = [row.get(name) for name in ("label", "row") for row in self.rows]
+        right = [row.get(name) for name in ("series", "column") for row in self.rows]
+        title = LETTER_WIDTH * (1 + SPARE) * max(len(self.x_label), len(self.y_label))
+        over = max(0.0, title - WIDTH) / 2
+        return {"top": 5, "bottom": 5, "left": _spare(left, over), "right": _spare(right, over)}
+
+
+def _spare(labels: Iterable[Any], least: float) -> int:
+    """Return the pixels for labels that are wider than measured."""
+    widest = max((min(len(str(label)), LETTERS) for label in labels), default=0)
+    return 5 + round(max(SPARE * LETTER_WIDTH * widest, least))
 
 
 def _printable(value: Any) -> Any:

@@ -8,6 +8,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.report.chart import NAMED, first_of
 from dipole.benchmarks.report.comparisons import compared
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import Picture, ends, pictured
@@ -65,7 +66,11 @@ def ranking(title: str, ranks: Sequence[Rank], base: str) -> list[Picture]:
     gain = interval_chart(f"{title}: gain", "gain over the base (% of its mean)", gains)
     return [
         *pictured(probability, f"Against {base}. One half means no difference. Bar: 95 % interval."),
-        *pictured(gain, f"Against {base}: mean over tasks. Bar: 95 % interval, seeds with their base."),
+        *pictured(
+            gain,
+            f"Against {base}: mean over tasks. Bar: 95 % interval, seeds with their base, not corrected for several "
+            "tests: the table says which gains are significant.",
+        ),
     ]
 
 
@@ -92,13 +97,15 @@ def against_base(results: SuiteResults) -> dict[str, Picture]:
         parts.setdefault(measurement, []).append((task, column))
     found = {}
     for measurement, columns in parts.items():
-        rows = []
+        rows, open_ = [], {}
         for row in results.rows:
             for task, column in columns:
                 cell = results.cell(row.label, column.name)
                 test = cell.against_base if cell else None
-                if test is not None and isfinite(test.low) and row.objective != "none":
+                if cell is not None and test is not None and isfinite(test.low) and row.objective != "none":
                     rows.append(Estimate(row.label, test.difference, test.low, test.high, source=task))
+                    if why := cell.why_not_significant:
+                        open_[" ".join(filter(None, (row.label, task and f"({task})")))] = why
         largest: dict[str, float] = {}
         for each in rows:
             largest[each.label] = max(each.value, largest.get(each.label, each.value), key=abs)
@@ -108,6 +115,9 @@ def against_base(results: SuiteResults) -> dict[str, Picture]:
         label = f"difference from the base, {measurement} ({unit})".replace(" ()", "")
         title = f"{results.manifest.title}, {measurement}"
         caption = f"{measurement}: difference of each row from its base on the same seeds. {INTERVAL.capitalize()}."
+        if open_:
+            reason = next(iter(open_.values()))
+            caption += f" The interval excludes 0, but {reason}: {first_of(list(open_), NAMED)}."
         for picture in pictured(interval_chart(title, label, rows), caption, note):
             found[measurement] = picture
     return found

@@ -28,6 +28,7 @@ class Section:
     tables: Sequence[ReportTable]
     pictures: Mapping[str, Sequence[Picture]]
     findings: Sequence[str] = ()
+    is_suite: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Report:
         return [line for line in (self.summary, *found, self.machines) if line]
 
     @property
+    def is_split(self) -> bool:
+        """True if each suite has a page of its own: there are more than FEW."""
+        return bool(self.summary)
+
+    @property
     def tables(self) -> list[ReportTable]:
         return [table for section in self.sections for table in section.tables]
 
@@ -59,7 +65,7 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     collection, beside, problems = gathered.collection, gathered.beside, [*gathered.collection.problems]
     problems += gathered.problems
     suites = [SuiteResults(manifest, collection.records) for manifest in gathered.manifests]
-    suites.sort(key=lambda s: (s.manifest.kind != "study", s.manifest.name))
+    suites.sort(key=overview.by_paper)
     sections, summary = [_suite(suite, beside, suites) for suite in suites], ""
     if len(suites) > overview.FEW:
         summary = overview.in_a_sentence(suites)
@@ -100,14 +106,14 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
     ]
     if manifest.kind == "study" and not results.not_decidable:
         ranks = results.ranks()
-        shown.insert(0, tables.ranking_table(manifest.name, ranks))
+        shown.insert(0, tables.ranking_table(manifest.name, ranks, results.tests))
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {counted(len(results.jobs), 'run')} finished"
     filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
     drawn, said = {name: found for name, found in pictures.items() if found}, findings.of_suite(results, others)
-    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said)
+    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
 
 
 def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -135,9 +141,10 @@ def _notes(results: SuiteResults) -> Iterable[str]:
     yield from findings.of_learning(results)
     if manifest.note:
         yield manifest.note
-    if manifest.protocol:
-        what = "the paper's" if table else "the papers'"
-        yield f"Our protocol is not {what}. Do not compare levels. {'. '.join(results.protocol_notes)}."
+    if manifest.protocol and manifest.published:
+        yield f"Our protocol is not the paper's. Do not compare levels. {'. '.join(results.protocol_notes)}."
+    elif manifest.protocol:
+        yield f"At this scale: {'. '.join(f'{key}: {value}' for key, value in manifest.protocol.items())}."
     yield from results.empty_columns
     if table is not None:
         yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"

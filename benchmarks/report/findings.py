@@ -144,6 +144,11 @@ def _against_base(results: SuiteResults) -> list[str]:
     said = [f"{count}. No row leads {own_base}."]
     if _lead(best) > 0:
         said = [f"{count}{largest}: {_leads(best, several)}."]
+    if excluded := sum(bool(c.why_not_significant) for c in among):
+        said.append(
+            f"The 95 % interval of {counted(excluded, 'difference')} excludes 0. Over {counted(results.tests, 'test')} "
+            "Holm's correction leaves none of them significant."
+        )
     return [*said, *_reach(results)]
 
 
@@ -165,7 +170,7 @@ def _over_columns(results: SuiteResults) -> list[str]:
     if results.manifest.kind != "study" or len(results.columns) < 2:
         return []
     gains = [(rank.label, rank.gain) for rank in results.ranks() if rank.gain is not None and isfinite(rank.gain.p)]
-    tests = sum(isfinite(cell.p_holm) for cell in results.cells) + len(gains)
+    tests = results.tests + len(gains)
     named = []
     for label, gain in sorted(gains, key=lambda each: each[1].p):
         if tests * gain.p < LEVEL:

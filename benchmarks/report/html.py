@@ -4,16 +4,20 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from dipole.benchmarks.report import drawing
-from dipole.benchmarks.report.document import Report
+from dipole.benchmarks.report.document import Report, Section
 from dipole.benchmarks.report.picture import Picture, drawn_at_once
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.version import __version__
+
+RUNTIME = "vega.js"
+"""Vega in the folder of a report of several pages, once for all of them."""
 
 
 def to_html(report: Report) -> str:
@@ -25,16 +29,42 @@ def to_html(report: Report) -> str:
     Raises:
         ConfigError: Jinja or, if there is something to draw, Vega-Altair is not installed.
     """
+    return _page(report, report.sections, "#{}".format)
+
+
+def to_pages(report: Report, name: str) -> dict[str, str]:
+    """Return a report of many suites as several files by path: NAME.html is the index, NAME/SUITE.html a suite.
+
+    Args:
+        report: with a section for each suite.
+        name: of the index, without ".html".
+
+    Raises:
+        ConfigError: as of `to_html`.
+    """
+    suites = [section for section in report.sections if section.is_suite]
+    others = [section for section in report.sections if not section.is_suite]
+    found = {f"{name}.html": _page(report, others, f"{name}/{{}}.html".format)}
+    if any(section.pictures for section in suites):
+        found[f"{name}/{RUNTIME}"] = drawing.runtime()
+    for section in suites:
+        page = replace(report, title=section.title, sections=[section], facts={}, machines="", summary="")
+        found[f"{name}/{section.id}.html"] = _page(page, [section], "{}.html".format, f"../{name}.html")
+    return found
+
+
+def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str], index: str = "") -> str:
+    """Return one page with these sections. `link` gives the address of a suite. A suite's page has an `index`."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     except ModuleNotFoundError as error:
         raise ConfigError(f"the HTML report needs Jinja. Install it with: {install_line('report')}") from error
-    has_charts = any(section.pictures for section in report.sections)
+    has_charts = any(section.pictures for section in sections)
     style, script = _template("report.css"), _template("report.js")
     if has_charts:
         config = f"const CHART_CONFIG = {json.dumps(drawing.CONFIG)};"
-        script = "\n".join((drawing.runtime(), config, script, _template("charts.js")))
+        script = "\n".join(([] if index else [drawing.runtime()]) + [config, script, _template("charts.js")])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         loader=PackageLoader("dipole.benchmarks", "templates"),
@@ -47,6 +77,10 @@ def to_html(report: Report) -> str:
     trusted: Callable[[str], Any] = Markup
     return environment.get_template("report.html").render(
         report=report,
+        sections=sections,
+        link=link,
+        index=index,
+        runtime=RUNTIME if index and has_charts else "",
         version=__version__,
         script=trusted(script),
         script_hash=digest,

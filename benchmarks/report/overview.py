@@ -1,17 +1,35 @@
 """The overview of a report of many suites: a line for each suite, and the claims with a verdict."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from math import nan
+from statistics import median, median_high
 
+from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
-from dipole.benchmarks.report.results import Claimed, SuiteResults
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number_cell
+from dipole.benchmarks.report.ranking import LEVEL
+from dipole.benchmarks.report.results import CellResult, Claimed, SuiteResults
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number, number_cell
+from dipole.benchmarks.statistics import seeds_needed
 from dipole.core.utils.text import are, counted
 
 FEW = 5
 """Suites whose findings are read as sentences. Of more there is a table."""
+
+
+def by_paper(suite: SuiteResults) -> tuple[bool, int, int, list[int], str]:
+    """Sort studies first, then the suites of each paper: tables, figures and others, each by number."""
+    manifest = suite.manifest
+    of = manifest.published or manifest.suite
+    names = list(dict.fromkeys((*published.PAPERS, *(table.paper for table in published.tables().values()))))
+    place = next((i for i, name in enumerate(names) if of.startswith(f"{name}-")), -1)
+    kind = next((i for i, word in enumerate(("-table", "-figure")) if word in of), 2)
+    numbers = [int(part) for part in re.findall(r"\d+", of)]
+    return place >= 0 or manifest.kind != "study", place, kind, numbers, manifest.name
 
 
 def tables(suites: Sequence[SuiteResults]) -> list[ReportTable]:
@@ -20,35 +38,98 @@ def tables(suites: Sequence[SuiteResults]) -> list[ReportTable]:
 
 
 def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
-    """Return a row for each suite: finished runs, significant differences from its base, the leader, and claims."""
+    """Return a row for each suite: its question, the answer, how many more seeds are needed, and verdicts on claims."""
     rows = []
     for suite in suites:
-        tested, decided = findings.tested(suite), findings.decided(suite)
-        verdicts = Counter(each.verdict_alone for each in _counted_claims(suite, suites))
         done = sum(record.status == "done" for record in suite.records.values())
         name = Cell(suite.manifest.title, link=suite.manifest.name)
-        runs = Cell(f"{done} of {len(suite.jobs)}", done / max(1, len(suite.jobs)))
-        significant, counts = EMPTY, [EMPTY] * (len(VERDICTS) + 1)
-        if tested:
-            significant = Cell(f"{len(decided)} of {len(tested)}", len(decided))
-        if verdicts:
-            counts = [count_cell(verdicts[each]) for each in VERDICTS]
-            counts.append(count_cell(sum(verdicts[each] for each in OBSTACLES)))
-        rows.append((name, runs, significant, Cell(" ".join(findings.of_differences(suite))), *counts))
+        if done < len(suite.jobs):
+            name = replace(name, sub=f"{done} of {counted(len(suite.jobs), 'run')} finished")
+        said = findings.of_differences(suite) or findings.of_suite(suite, suites)
+        answer = Cell(" ".join(said) or "No row is tested against another.")
+        rows.append((name, Cell(question(suite)), answer, more_seeds(suite), _verdicts(suite, suites)))
     note = (
-        "Significant differences from the suite's base (Holm over all tests of the suite), and verdicts of our numbers "
-        "on the paper's claims. A claim is without room if its printed effect does not fit between our base and the "
-        "bound of the metric, or if our base is not above the untrained level. Suites that are not decidable on this "
-        "hardware are listed with the reason, and counted nowhere."
+        "More seeds needed: so many more per row, and half of the tests against the base show the named effect with "
+        "80 % power (Holm over all tests of the suite). "
     )
-    head = (
-        "suite", "runs", "significant differences", "finding", "claims agree", "claims differ", "claims undecided",
-        "claims without room",
-    )  # fmt: skip
-    return ReportTable("overview", "Every suite", head, rows, note)
+    if any(suite.table for suite in suites):
+        note += (
+            "The effect is the median difference that the paper prints, and without one a point of 100 or 50 of a "
+            "return. Claims are the paper's. A claim is without room if its printed effect does not fit between our "
+            "base and the bound of the metric, or if our base is not above the untrained level. "
+        )
+    else:
+        note += "The effect is a point of 100 or 50 of a return. "
+    if any(suite.not_decidable for suite in suites):
+        note += f"Suites that are {NOT_DECIDABLE} are listed with the reason, and counted nowhere."
+    head = ("suite", "question", "answer", "more seeds needed", "claims")
+    return ReportTable("overview", "Every suite", head, rows, note.strip()).without_empty_columns()
 
 
-VERDICTS = (AGREES, DIFFERS, UNDECIDED)
+def question(suite: SuiteResults) -> str:
+    """Return what a suite asks, in a sentence."""
+    rows = [row for row in suite.rows if row.base]
+    bases = list(dict.fromkeys(row.base for row in rows))
+    where = counted(len(suite.columns), "measurement")
+    if len(suite.rows) == 1:
+        return f"What does {suite.rows[0].label} reach on {where}?"
+    if not rows:
+        return f"How do {counted(len(suite.rows), 'method')} compare on {where}?"
+    if len(rows) == 1:
+        return f"Does {rows[0].label} differ from {bases[0]} on {where}?"
+    base = bases[0] if len(bases) == 1 else "their bases"
+    return f"Do {len(rows)} methods differ from {base} on {where}?"
+
+
+EFFECTS = {"%": (1.0, "point"), "return": (50.0, "return")}
+"""Differences that matter, by unit, where nothing is printed."""
+MOST_SEEDS = 10_000
+
+
+def more_seeds(suite: SuiteResults) -> Cell:
+    """Return how many more seeds show the paper's median effect, or a stated one, in half of a suite's tests."""
+    printed = [gap for cell in findings.tested(suite) if (gap := _printed_gap(suite, cell)) is not None]
+    needed: list[int] = []
+    stated: dict[str, None] = {}
+    for cell in findings.tested(suite):
+        test, unit = cell.against_base, cell.column.unit
+        effect, name = EFFECTS.get(unit, (nan, unit))
+        words = f"{effect:g} {name}"
+        if printed:
+            effect = median(printed)
+            words = f"the paper's median effect, {number(effect)} {unit.replace('%', 'points')}".strip()
+        if test is not None and test.spread > 0 and effect > 0:
+            paired, alpha = test.method != "Welch", LEVEL / cell.family
+            seeds = seeds_needed(effect, test.spread, alpha=alpha, is_paired=paired, limit=MOST_SEEDS)
+            needed.append(max(0, (seeds or MOST_SEEDS) - test.n))
+            stated[words] = None
+    if not needed:
+        return EMPTY
+    more = median_high(needed)
+    text = "none" if more == 0 else str(more)
+    if more >= MOST_SEEDS // 2:
+        text = "thousands"
+    return Cell(text, more, f"for {' and '.join(stated)}")
+
+
+def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
+    """Return the size of the printed difference from the base, or None if it is 0 or not printed."""
+    base = suite.cell(cell.row.base or "", cell.column.name)
+    sides = (cell.printed, base.printed if base else None)
+    means = [side.mean for side in sides if side is not None and side.mean is not None]
+    if len(means) < 2:
+        return None
+    return abs(means[0] - means[1]) or None
+
+
+def _verdicts(suite: SuiteResults, suites: Sequence[SuiteResults]) -> Cell:
+    """Return how many claims agree, differ, are undecided and have no room."""
+    verdicts = Counter(each.verdict_alone for each in _counted_claims(suite, suites))
+    if not verdicts:
+        return EMPTY
+    counts = {"agree": verdicts[AGREES], "differ": verdicts[DIFFERS], "undecided": verdicts[UNDECIDED]}
+    counts["without room"] = sum(verdicts[each] for each in OBSTACLES)
+    return Cell(", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
 
 def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:

@@ -17,6 +17,7 @@ from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectiv
 from dipole.benchmarks.statistics import PairedTest, Summary, detectable, difference, holm, summarize
 from dipole.core.record import RunRecord
 from dipole.core.utils.errors import nearest
+from dipole.core.utils.text import counted
 
 
 def measure(record: RunRecord, metric: str) -> float | None:
@@ -65,6 +66,16 @@ class CellResult:
     printed: published.PrintedCell | None
     has_failed: bool = False
     family: int = 1
+
+    @property
+    def why_not_significant(self) -> str:
+        """Why a difference is not significant although its interval excludes 0, or ""."""
+        test = self.against_base
+        if test is None or not (test.low > 0 or test.high < 0) or self.p_holm < LEVEL:
+            return ""
+        if not isfinite(self.p_holm):
+            return "not tested"
+        return f"not significant by Holm over {counted(self.family, 'test')}"
 
     @property
     def detectable(self) -> float:
@@ -256,6 +267,11 @@ class SuiteResults:
                 comparison = compare(printed, self.table.trials, summary, self.table.metric, is_same)
         test = self._against_base(row, column)
         return CellResult(row, column, samples, len(hashes), summary, test, nan, comparison, printed, failed)
+
+    @property
+    def tests(self) -> int:
+        """How many differences from a base are tested."""
+        return sum(isfinite(cell.p_holm) for cell in self.cells)
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """Return a cell, or None if it does not exist."""

@@ -1,4 +1,4 @@
-"""`dipole report`: one self-contained HTML file. Its tables as Markdown, CSV and LaTeX, its charts as SVG and PDF."""
+"""`dipole report`: HTML files. Their tables as Markdown, CSV and LaTeX, their charts as SVG and PDF."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.claim_tables import to_json
 from dipole.benchmarks.report.document import Report, make_report
 from dipole.benchmarks.report.drawing import to_files
-from dipole.benchmarks.report.html import to_html
+from dipole.benchmarks.report.html import to_html, to_pages
 from dipole.benchmarks.report.table import plain, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
 from dipole.core.utils.errors import ConfigError, RecordError
@@ -18,6 +18,7 @@ from dipole.core.utils.files import atomic_write, why
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
     """Write the report of folders of runs and results files as .html, as .md, or as a folder with all formats.
 
+    With more than FEW suites the .html is an index, and a folder of the same name beside it has a page for each suite.
     A folder holds each table as .csv and .tex, claims also as .json. Charts are in charts/ or in the folder `figures`,
     each as .svg, .pdf, Vega-Lite spec and a .tex of its numbers.
 
@@ -29,14 +30,14 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
     report = make_report(runs)
     texts: dict[Path, str | bytes] = {}
     if output.is_dir() or output.suffix == "":
-        texts = {output / "report.html": to_html(report), output / "report.md": to_markdown(report)}
+        texts = {**_html(report, output / "report.html"), output / "report.md": to_markdown(report)}
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
             if table.name.endswith(("-claims", "every-claim")):
                 texts[output / f"{table.name}.json"] = to_json(table)
         texts |= _figures(report, output / "charts")
     elif output.suffix == ".html":
-        texts = {output: to_html(report)}
+        texts |= _html(report, output)
     else:
         texts = {output: to_markdown(report)}
     if figures is not None:
@@ -53,6 +54,13 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
             option = "--figures" if figures is not None and figures in path.parents else "-o"
             raise RecordError(f"cannot write the report {path}: {why(error, option)}") from error
     return report
+
+
+def _html(report: Report, path: Path) -> dict[Path, str | bytes]:
+    """Return a report as one file, or of many suites as an index and a folder of the same name with their pages."""
+    if not report.is_split:
+        return {path: to_html(report)}
+    return {path.parent / name: text for name, text in to_pages(report, path.stem).items()}
 
 
 def check_output(output: Path) -> None:

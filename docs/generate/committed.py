@@ -13,7 +13,7 @@ from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.document import Report, Section, make_report
 from dipole.benchmarks.report.drawing import light, to_svg, with_colours
-from dipole.benchmarks.report.html import to_html
+from dipole.benchmarks.report.html import to_pages
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, plain, to_markdown
@@ -21,7 +21,7 @@ from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.results_file import SHIPPED
 from dipole.core.utils.text import counted
 
-PAGE = "report.html"
+PAGE, FOLDER = "report.html", "report"
 SHOWN = ("-ranking", "-results", "-claims")
 """Tables of a suite on the page. The others are in the report only."""
 COLUMN = re.compile(r"(?<!\\)\|")
@@ -79,9 +79,9 @@ def suites() -> list[SuiteResults]:
     return sorted(found, key=lambda each: each.manifest.name)
 
 
-def page() -> bytes:
-    """Return the report as one HTML file for the site."""
-    return to_html(report()).encode()
+def report_files() -> dict[str, bytes]:
+    """Return the report for the site by file name: an index and a page for each suite."""
+    return {name: text.encode() for name, text in to_pages(report(), PAGE.removesuffix(".html")).items()}
 
 
 def in_short() -> str:
@@ -93,7 +93,10 @@ def overview() -> str:
     """Return the verdicts on the papers' claims, one line per suite, and a link to the report as Markdown."""
     found = next(section for section in report().sections if section.id == "overview")
     shown = {section.id for section in pages()}
-    parts = [report().summary, f"[The report](../{PAGE}), with every number, chart, run and command, is one file."]
+    parts = [
+        report().summary,
+        f"[The report](../{PAGE}) has a page for each suite, with every number, chart, run and command.",
+    ]
     for each in reversed(found.tables):
         rows = [[_linked(cell, shown) for cell in row] for row in each.rows]
         lines = [f"| {' | '.join(cells)} |" for cells in (each.head, ["---"] * len(each.head), *rows)]
@@ -113,7 +116,7 @@ def suite_files(section: Section) -> Iterator[tuple[str, str | bytes]]:
     for table in section.tables:
         if table.name.endswith(SHOWN):
             parts += [f"## {plain(table.title)}", plain(table.note), *narrow(table)]
-    parts.append(f"[The report](../../{PAGE}#{section.id}) has every run, chart and command of this suite.")
+    parts.append(f"[The report](../../{FOLDER}/{section.id}.html) has every run, chart and command of this suite.")
     yield f"{section.id}.md", "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -136,7 +139,7 @@ def _linked(cell: Cell, shown: Collection[str]) -> str:
     text = f"{plain(cell.text)}<br>{plain(cell.sub)}" if cell.sub else plain(cell.text)
     if not cell.link:
         return text
-    return f"[{text}](suites/{cell.link}.md)" if cell.link in shown else f"[{text}](../{PAGE}#{cell.link})"
+    return f"[{text}](suites/{cell.link}.md)" if cell.link in shown else f"[{text}](../{FOLDER}/{cell.link}.html)"
 
 
 def of_objective(names: Collection[str]) -> str:

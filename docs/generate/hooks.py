@@ -65,7 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, content=content))
 
     add("pictures/whole.svg", drawing.whole())
-    add(committed.PAGE, committed.page())
+    for name, content in committed.report_files().items():
+        add(name, content)
     for section in committed.pages():
         for name, content in committed.suite_files(section):
             add(f"results/suites/{name}", content)

@@ -119,7 +119,8 @@ def value_of(place: str) -> str:
     cell = suite.cell(row, column)
     if cell is None or cell.against_base is None:
         raise LookupError(f"{place}: no such row or column, or no base")
-    return _shown(cell.against_base, f"p = {_p(cell.p_holm)}", unit)
+    corrected = f" by Holm over {cell.family} tests" if cell.why_not_significant else ""
+    return _shown(cell.against_base, f"p = {_p(cell.p_holm)}{corrected}", unit)
 
 
 def _unit(suite: SuiteResults, column: str) -> str:

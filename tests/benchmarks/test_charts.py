@@ -3,6 +3,7 @@
 import json
 import re
 from math import nan
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -317,3 +318,31 @@ def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_gr
     assert [row["x"] for row in chart.rows] == pytest.approx(values, rel=1e-3)
     assert chart.rows[0]["high"] - chart.rows[0]["y"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
     assert not doubles(range(1, 21))
+
+
+@pytest.mark.parametrize("letter", ["m", "e", "i", "W"])
+@pytest.mark.parametrize("kind", ["intervals", "ranks", "map"])
+def test_names_of_rows_are_not_clipped_in_a_wider_font(letter, kind):
+    """Without Liberation Sans a browser takes DejaVu Sans or the like."""
+    font_manager = pytest.importorskip("matplotlib.font_manager")
+    image_font = pytest.importorskip("PIL.ImageFont")
+    labels = [letter * 24, f"{letter * 5} {letter * 6} {letter * 5}", "short"]
+    chart = {
+        "intervals": lambda: interval_chart("t", "x", [Estimate(each, 1.0, 0.5, 1.5) for each in labels]),
+        "ranks": lambda: rank_chart("t", "x", [(each, i + 1.0) for i, each in enumerate(labels)], [(0, 1)], 1.5),
+        "map": lambda: heat_map("t", "x", "y", [Tile(each, "c", 1.0) for each in labels], "value"),
+    }[kind]()
+    font = image_font.truetype(font_manager.findfont("DejaVu Sans"), 115)  # ten times the size of labels
+    left = {}
+
+    def walk(node, x):
+        for moved in re.findall(r"translate\(([-\d.]+)", node.get("transform", "")):
+            x += float(moved)
+        if node.tag.endswith("text") and node.get("text-anchor") == "end":
+            left["".join(node.itertext())] = x - font.getlength("".join(node.itertext())) / 10
+        for child in node:
+            walk(child, x)
+
+    walk(ElementTree.fromstring(drawing.to_svg(chart.spec)), 0.0)
+    assert set(labels) <= left.keys()
+    assert min(left[each] for each in labels) >= 0

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import ColumnEntry, write_manifest
-from dipole.benchmarks.report import claim_tables, findings, tables
+from dipole.benchmarks.report import charts, claim_tables, findings, overview, tables
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
@@ -511,18 +512,87 @@ def test_many_suites_open_with_a_line_each_and_the_claims_they_decide(runs_folde
     every, decided = report.sections[0].tables
     assert report.sections[0].id == "overview"
     assert [row[0].link for row in every.rows] == [each.id for each in report.sections[1:7]]
-    assert {row[0].text: row[2].text for row in every.rows}["s3"] == "1 of 1"
-    assert {row[0].text: row[2].text for row in every.rows}["s0"] == "0 of 1"
+    answers = {row[0].text: [cell.text for cell in row] for row in every.rows}
+    assert answers["s3"][1] == "Does b differ from a on 1 measurement?"
+    assert answers["s3"][2].startswith("1 of 1 difference from a is significant")
+    assert answers["s0"][2].startswith("The difference from a is not significant")
     # Nothing is above QT, whatever the paper says: every claim that it is differs.
     verdicts = {row[0].sub: row[2].mark for row in decided.rows}
     assert set(verdicts.values()) == {"bad"}
-    counted = sum(row[5].sort or 0 for row in every.rows)
-    assert counted == len(verdicts)
+    counts = dict(reversed(each.split(" ", 1)) for each in answers["lmcl-table4"][4].split(", "))
+    assert int(counts["differ"]) == len(verdicts)
     assert f"{len(verdicts)} differ" in report.findings[0]
     write_report(runs_folder.path, runs_folder.path.parent / "out.html")
     html = (runs_folder.path.parent / "out.html").read_text()
-    assert '<a href="#s3-small">s3</a>' in html
-    assert html.count('id="s3-small"') == 1
+    assert '<a href="out/s3-small.html">s3</a>' in html
+    assert 'id="s3-small"' not in html
+    page = (runs_folder.path.parent / "out" / "s3-small.html").read_text()
+    assert 'href="../out.html"' in page
+    assert page.count('id="s3-small"') == 1
+    assert 'id="s2-small"' not in page
+    assert len(page) < 900_000 < (runs_folder.path.parent / "out" / "vega.js").stat().st_size + len(page)
+    # Every link of the index leads to a file.
+    for link in re.findall(r'href="(out/[^"]+)"', html):
+        assert (runs_folder.path.parent / link).is_file()
+
+
+def two_rows(gaps, **more):
+    """A suite of the rows a and b on columns, b above a by these gaps on the seeds."""
+
+    def value(row, column, seed):
+        return 0.5 + 0.001 * seed + (gaps[column][seed] / 100 if row == "b" else 0)
+
+    return {"rows": [("a", "infonce", None), ("b", "dcl", "a")], "columns": list(gaps), "values": value, **more}
+
+
+def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
+    gaps = {"x": [0.0, 2.0, 4.5, -1.0, 1.0]}
+    suite = runs_folder.results("s", **two_rows(gaps, seeds=range(5)))
+    cell = overview.more_seeds(suite)
+    spread = np.std(gaps["x"], ddof=1)
+    assert cell.sub == "for 1 point"
+    assert power(1.0, spread, 5 + cell.sort, is_paired=True) >= 0.8 > power(1.0, spread, 4 + cell.sort, is_paired=True)
+
+
+@pytest.mark.parametrize(("others", "is_open"), [(0, False), (3, True), (8, True)])
+def test_an_interval_without_zero_that_is_not_significant_says_why(runs_folder, others, is_open):
+    """b is above a with p of about 0.03 alone: among more tests it is not significant."""
+    noise = np.random.default_rng(0)
+    gaps = {"x": [1.0, 2.6, 1.2, 3.4, 0.2]} | {f"y{i}": list(noise.normal(size=5)) for i in range(others)}
+    suite = runs_folder.results("s", **two_rows(gaps, seeds=range(5)))
+    test = suite.cell("b", "x").against_base
+    assert test.low > 0
+    assert 0.05 / 4 < test.p_t < 0.05
+    sheet = tables.cells_table(suite)
+    (row,) = [row for row in sheet.rows if row[0].text == "b" and row[1].text == "x"]
+    said = row[sheet.head.index("p (Holm)")].sub
+    assert said == (f"not significant by Holm over {others + 1} tests" if is_open else "")
+    caption = charts.against_base(suite)["x"].caption
+    assert (said in caption) if is_open else ("excludes 0" not in caption)
+
+
+def test_suites_of_a_report_are_in_the_order_of_the_papers(runs_folder):
+    names = ["cllr-table2", "cacr-figure9", "cacr-table10", "cacr-table2", "lmcl-figure4", "arora-table1-cifar100"]
+    names += ["lmcl-table4-mine", "zebra", "apple-10", "apple-9"]
+    suites = [runs_folder.results(name, **two_rows({"x": [1.0, 2.0, 3.0]})) for name in names]
+    assert [each.manifest.suite for each in sorted(suites, key=overview.by_paper)] == [
+        "zebra", "apple-9", "apple-10", "arora-table1-cifar100", "lmcl-table4-mine", "lmcl-figure4", "cacr-table2",
+        "cacr-table10", "cacr-figure9", "cllr-table2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("protocol", [{}, {"epochs": 5, "data": "half of mine"}])
+def test_suites_of_ones_own_mention_no_paper(runs_folder, tmp_path, count, protocol):
+    for i in range(count):
+        runs_folder.suite(
+            f"s{i}", **two_rows({"x": [1.0, 2.0, 3.0]}, protocol=protocol) | {"columns": [("x", "vision")]}
+        )
+    write_report(runs_folder.path, tmp_path / "out")
+    for path in [*(tmp_path / "out").rglob("*.html"), tmp_path / "out" / "report.md"]:
+        shown = re.sub(r"<(script|style|template)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
+        assert "paper" not in shown.lower()
+        assert not protocol or "half of mine" in shown or path.name == "report.html"
 
 
 def test_runs_at_one_point_and_runs_that_gained_nothing_are_named(runs_folder):
