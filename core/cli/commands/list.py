@@ -47,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         for kind, entries in found.items():
             write(f"{kind}:")
             shown = [(entry["name"], f"{entry['summary']}{by(entry.get('package', ''))}") for entry in entries]
-            write(definitions(shown, "  ") if shown else "  (none)")
+            # A run is a line. `write` wraps it on a terminal.
+            width = 10_000 if kind == RUNS else 0
+            write(definitions(shown, "  ", width) if shown else "  (none)")
     for kind in kinds:
         if kind in ("regularizers", "diagnostics") and "objectives" in kinds:
             continue  # their plug-ins are those of objectives
