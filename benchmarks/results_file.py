@@ -333,8 +333,8 @@ def differing(one: RunRecord, other: RunRecord) -> str:
 def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dict[str, str]:
     """Return the runs of `more` on other data than `known`, or the minority of `known` alone: run -> reason.
 
-    Runs of one seed on data of one name and size have the same data. If several seeds of `known` have the same data,
-    the data do not depend on the seed.
+    Runs of one seed on data of one name, size and numbers in their domain's table (`toy.imbalance`) have the same
+    data. If several seeds of `known` have the same data, the data do not depend on the seed.
     """
     trusted, newer = list(known), list(more)
     prints: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -356,7 +356,9 @@ def strangers(known: Iterable[RunRecord], more: Iterable[RunRecord] = ()) -> dic
 
 
 def _name(record: RunRecord) -> str:
-    return json.dumps([record.domain, record.data.get("name"), record.data.get("sizes")], sort_keys=True, default=str)
+    table = record.config.get(record.domain) or {}
+    drawn = {name: value for name, value in table.items() if isinstance(value, int | float)}
+    return json.dumps([record.domain, record.data.get("name"), record.data.get("sizes"), drawn], sort_keys=True)
 
 
 def _fingerprint(record: RunRecord) -> str:

@@ -285,7 +285,7 @@ def where_docs() -> str:
         urls = dict(line.split(", ", 1) for line in metadata("dipole").get_all("Project-URL") or [])
         for title in ("Documentation", "Homepage", "Repository"):
             if title in urls:
-                return urls[title]
+                return str(urls[title])
     folder = Path(commands.__file__ or "").resolve().parents[3] / "docs"
     if folder.is_dir():
         return f"read {folder / 'start'}, or build the site with `make docs`"

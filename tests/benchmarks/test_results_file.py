@@ -346,12 +346,14 @@ def test_data_that_follow_the_seed_are_no_strangers():
 
     from dipole.benchmarks.results_file import strangers
 
-    def run(seed, print_, name="x"):
+    def run(seed, print_, name="x", imbalance=1.0):
         data = {"name": "digits", "sizes": {"test": 9}, "fingerprint": print_}
-        return SimpleNamespace(domain="vision", data=data, seed=seed, hash=f"{name}{seed}{print_}")
+        config = {"vision": {"imbalance": imbalance}}
+        return SimpleNamespace(domain="vision", data=data, seed=seed, hash=f"{name}{seed}{print_}", config=config)
 
     assert strangers([run(0, "a"), run(1, "b")], [run(2, "c")]) == {}
     assert list(strangers([run(0, "a"), run(1, "b")], [run(1, "c")])) == ["x1c"]
     assert list(strangers([run(0, "a"), run(1, "a")], [run(2, "c")])) == ["x2c"]
     assert strangers([run(0, "a")], [run(2, "c")]) == {}
     assert list(strangers([run(0, "a"), run(0, "a", "y"), run(0, "c")])) == ["x0c"]
+    assert strangers([run(0, "a"), run(0, "a", "y"), run(0, "c", imbalance=20.0)]) == {}
