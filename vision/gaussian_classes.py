@@ -1,7 +1,7 @@
 """A controlled data set: Gaussian classes whose class, instance and nuisance dimensions are known."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders.base import mlp
-
-if TYPE_CHECKING:
-    from dipole.vision.toy import ToyConfig
+from dipole.vision.toy_config import ToyConfig
 
 CLASS, INSTANCE, NUISANCE = 10, 8, 24
 """Latent dimensions: shared by the views of a point and informative on its class, shared by them, and of one view."""
@@ -98,7 +96,7 @@ class GaussianClasses:
 
     width = EMBEDDING
 
-    def __init__(self, config: "ToyConfig", seed: Seeds) -> None:
+    def __init__(self, config: ToyConfig, seed: Seeds) -> None:
         self.config, self.seed = config, seed
         self.world = World(config.classes, config.separation, seed)
         self.labels = class_labels(config.points, class_shares(config.classes, config.imbalance))
