@@ -74,7 +74,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if tests:
         count = sum(each["p"] is not None for each in numbers)
         write(
-            f"\nTests: {' and '.join(tests)}, two-sided. Verdicts are at level {LEVEL} after Holm's correction for "
+            f"\nTests: {' and '.join(tests)}, two-sided.\nVerdicts are at level {LEVEL} after Holm's correction for "
             f"{counted(count, 'number')}. Intervals are 95 %, without correction."
         )
     if not settings:

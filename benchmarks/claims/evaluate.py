@@ -221,7 +221,7 @@ def _comparisons(claim: Claim, index: int, part: Part, grids: Grids) -> Iterator
     found = printed if grids is tables else _TESTS[test["kind"]](test, grids)
     for label, contrast in found:
         if fits(label, part.only) or (contrast is None and test["table"] not in grids):
-            if contrast and test.get("field", "mean") == "mean":
+            if contrast and test["table"] in tables and test.get("field", "mean") == "mean":
                 bounds, sign = bounds_of(tables[test["table"]].metric)
                 contrast = replace(contrast, effect=effects.get(label, nan), bounds=bounds, sign=sign)
             if contrast and len(claim.tests) > 1:

@@ -176,7 +176,9 @@ class ContrastiveCallback(BaseCallback):
     def _largest_batch(self, space: spaces.Space[Any]) -> int:
         """Return the most observations of a step. Raise OptionError if they do not fit into memory."""
         model: Any = self.model
-        buffer = getattr(model, "replay_buffer", None) or model.rollout_buffer
+        buffer = getattr(model, "replay_buffer", None)
+        if buffer is None:  # an empty one has length 0
+            buffer = model.rollout_buffer
         most = max(2, min(self.batch_size, buffer.buffer_size * model.n_envs))
         some = torch.empty(0, device=model.device)
         for key in self._images:

@@ -25,7 +25,7 @@ FILES = sorted((ROOT / "results" / "suites").glob("*.jsonl"))
 
 def lines_of(path):
     head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return head["suite"], [line for line in lines if "run" in line]
+    return head["suite"], [line for line in lines if "record" in line]
 
 
 def earlier(lines):
