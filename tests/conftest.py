@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.pop("COLUMNS", None)  # of pytest-xdist: with it messages are wrapped in pipes too
 
 # How fast examples are drawn and run says how busy a machine is, not whether the code is right.
 settings.register_profile("dipole", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -313,5 +313,5 @@ def test_what_stands_elsewhere_is_sent_to_and_fields_are_a_table(hooks: Any) -> 
 def test_names_of_classes_lead_to_them(hooks: Any) -> None:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/dipole.md"))
     found = hooks.on_page_content("<code>PairsError</code> <code>pairs</code>", page, None, None)
-    place = "dipole.core.utils.errors.PairsError"
+    place = "dipole.PairsError"
     assert found == f'<autoref identifier="{place}" optional><code>PairsError</code></autoref> <code>pairs</code>'
