@@ -24,8 +24,8 @@ def compare(parser: argparse.ArgumentParser) -> Runner:
     """Compare two runs: settings, numbers, intervals and verdicts.
 
     Other seeds of the same settings in the same folders are included. Seeds that both have are compared in pairs
-    (paired t-test). With fewer than two common seeds it is Welch's test. p values are corrected for all numbers (Holm)
-    at level 0.05. A verdict needs two seeds of each.
+    (paired t-test). Where too few are common, all seeds are two samples (Welch's test). p values are corrected for all
+    numbers (Holm) at level 0.05. A verdict needs two seeds of each.
     """
     parser.add_argument("first", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("second", metavar="RUN", help="the run to compare it with")

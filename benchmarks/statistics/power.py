@@ -43,28 +43,30 @@ def _power(shift: float, smallest: Array, share: Array) -> float:
 
 @lru_cache(maxsize=1024)
 def _smallest_significant(n: int, alpha: float, is_paired: bool) -> tuple[Array, Array]:
-    """Return the smallest significant differences in true standard errors, and the probability of each.
+    """Return the smallest significant differences in true standard errors, and the probability of each."""
+    if is_paired:
+        return _of_t_test(n - 1, alpha)
+    if n > FEW:
+        return _of_t_test(2 * (n - 1), alpha)
+    spread, share = _spreads(n - 1)
+    one, other = spread[:, None] ** 2, spread[None, :] ** 2
+    df = (n - 1) * (one + other) ** 2 / (one**2 + other**2)
+    smallest = np.sqrt((one + other) / 2) * special.stdtrit(df, 1 - alpha / 2)
+    return smallest.ravel(), (share[:, None] * share).ravel()
 
-    They depend on the observed spreads s (1 is the true one), and n s^2 / (n - 1) has a chi^2 distribution: a grid of
-    Gauss-Legendre nodes of one spread, or of two.
-    """
-    spread, share = _spreads(n - 1, NODES)
-    df: Array | float = n - 1
-    if not is_paired and n <= FEW:
-        one, other = spread[:, None] ** 2, spread[None, :] ** 2
-        share = (share[:, None] * share).ravel()
-        df = ((n - 1) * (one + other) ** 2 / (one**2 + other**2)).ravel()
-        spread = np.sqrt((one + other) / 2).ravel()
-    elif not is_paired:
-        df = 2 * (n - 1)
-        spread, share = _spreads(df, NODES)
+
+def _of_t_test(df: float, alpha: float) -> tuple[Array, Array]:
+    spread, share = _spreads(df)
     return spread * special.stdtrit(df, 1 - alpha / 2), share
 
 
-def _spreads(df: float, nodes: int) -> tuple[Array, Array]:
-    """Return spreads s of samples and their probabilities. s sqrt(df) has a chi distribution."""
+def _spreads(df: float) -> tuple[Array, Array]:
+    """Return spreads s that samples may have, where 1 is the true one, and the probability of each.
+
+    s sqrt(df) has a chi distribution. The spreads are Gauss-Legendre nodes.
+    """
     low, high = (sqrt(special.chdtri(df, tail) / df) for tail in (1 - 1e-13, 1e-13))
-    places, weights = _legendre(nodes)
+    places, weights = _legendre()
     spread = low + (high - low) * (places + 1) / 2
     log_density = (df - 1) * np.log(spread) - df * spread**2 / 2
     share = weights * np.exp(log_density - log_density.max())
@@ -72,8 +74,8 @@ def _spreads(df: float, nodes: int) -> tuple[Array, Array]:
 
 
 @cache
-def _legendre(nodes: int) -> tuple[Array, Array]:
-    return np.polynomial.legendre.leggauss(nodes)
+def _legendre() -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(NODES)
 
 
 def detectable(std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_paired: bool = False) -> float:
@@ -89,7 +91,12 @@ def detectable(std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_
     if n < 2 or not isfinite(std):
         return nan
     size = n if is_paired else n / 2
-    return std / sqrt(size) * _least_shift(*_smallest_significant(n, alpha, is_paired), target)
+    return std / sqrt(size) * _least_shift_of(n, target, alpha, is_paired)
+
+
+@lru_cache(maxsize=1024)
+def _least_shift_of(n: int, target: float, alpha: float, is_paired: bool) -> float:
+    return _least_shift(*_smallest_significant(n, alpha, is_paired), target)
 
 
 @lru_cache(maxsize=1024)
@@ -101,8 +108,7 @@ def least_shift(df: float, target: float = 0.8, alpha: float = 0.05) -> float:
         target: power, in (alpha, 1).
         alpha: level of the test, in (0, 1).
     """
-    spread, share = _spreads(df, NODES)
-    return _least_shift(spread * special.stdtrit(df, 1 - alpha / 2), share, target)
+    return _least_shift(*_of_t_test(df, alpha), target)
 
 
 def _least_shift(smallest: Array, share: Array, target: float) -> float:
@@ -143,7 +149,7 @@ def seeds_needed(
     return fewest(lambda n: power(difference, std, n, alpha, is_paired) >= target, limit, int(near))
 
 
-def fewest(is_enough: Callable[[int], bool], limit: int, near: int = 2) -> int | None:
+def fewest(is_enough: Callable[[int], bool], limit: int, near: int) -> int | None:
     """Return the smallest n >= 2 that is enough, or None beyond `limit`. The search starts at `near`."""
     low, high, step = 1, min(max(near, 2), limit), 1
     if is_enough(high):
