@@ -278,8 +278,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.policy.set_training_mode(True)
         self._set_learning_rates()
         found: dict[str, list[Tensor]] = {}
+        later = self._updates_of_later_rollouts()
         for number in range(gradient_steps):
-            self._updates_left = self._planned_updates(gradient_steps - number - 1)
+            self._updates_left = None if later is None else later + gradient_steps - number - 1
             for name, value in self.update(self._sample(batch_size)).items():
                 found.setdefault(name, []).append(value)
         self._updates_left = None
@@ -289,12 +290,12 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
                 self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
-    def _planned_updates(self, of_rollout: int) -> int | None:
-        """Return the updates until the end of `learn`, with those left of this rollout. None if they are unknown."""
+    def _updates_of_later_rollouts(self) -> int | None:
+        """Return the updates of the rollouts after this one until the end of `learn`. None if they are unknown."""
         rollouts, length = rollouts_left(self), rollout_length(self)
         if rollouts is None or length is None:
             return None
-        return of_rollout + rollouts * (self.gradient_steps if self.gradient_steps >= 0 else length)
+        return rollouts * (self.gradient_steps if self.gradient_steps >= 0 else length)
 
     def _sample(self, batch_size: int, times: tuple[int, int] = (1, 1)) -> FrameBatch:
         return self.replay_buffer.sample_views(

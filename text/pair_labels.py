@@ -36,6 +36,11 @@ class PairLabel:
         """Return the column, if there is one, in a list."""
         return [name for name in (self.column,) if name is not None]
 
+    @property
+    def weighs(self) -> bool:
+        """Whether rows have weights of their own."""
+        return self.column is not None and self.use == "target"
+
     def weight(self, cell: Any, where: str) -> float | None:
         """Return the weight of a row, or None if the row is left out."""
         if cell is None or (isinstance(cell, str) and not cell.strip()):
@@ -72,7 +77,7 @@ class PairLabel:
 
     def scaled(self, weights: Iterable[float]) -> np.ndarray | None:
         """Return the weights of all rows, (n,) float32 between 0 and 1. None if all rows have one weight."""
-        if self.use == "filter" or self.column is None:
+        if not self.weighs:
             return None
         found = np.array(weights, np.float64)
         top = self.start or found.max(initial=0)

@@ -136,7 +136,8 @@ class PairWriter:
 
     def add(self, anchor: str, positives: Sequence[str], negatives: Sequence[str], weight: float = 1) -> None:
         """Add a pair for each positive, all with the same anchor, negatives and weight."""
-        self.weights.extend([weight] * len(positives))
+        if self._label.weighs:
+            self.weights.extend([weight] * len(positives))
         texts = [anchor, *positives, *negatives]
         for text in texts:
             self._digests += hashlib.sha256(text.encode()).digest()[:16]

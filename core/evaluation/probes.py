@@ -33,6 +33,7 @@ from dipole.core.evaluation.split import (
     standardized,
 )
 from dipole.core.utils.errors import DataError, OptionError, TrainingError, nearest
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.text import counted
 
 SOLVERS = ("convex", "sgd", "adam")
@@ -467,14 +468,9 @@ def frozen(module: nn.Module) -> Iterator[str]:
     Raises:
         TrainingError: a parameter or buffer changed inside the block.
     """
-    modes = {part: part.training for part in module.modules()}
     before = state_hash(module)
-    module.eval()
-    try:
+    with in_mode(False, module):
         with torch.no_grad():
             yield before
         if state_hash(module) != before:
             raise TrainingError("the encoder changed while it was evaluated: its parameters or buffers are not frozen")
-    finally:
-        for part, mode in modes.items():
-            part.training = mode

@@ -19,6 +19,7 @@ from dipole.core.evaluation.theory.report import choose
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import SHARPNESS
 from dipole.core.record import Histogram, Number, finite
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import Seeds, isolated
 
 if TYPE_CHECKING:
@@ -91,14 +92,8 @@ def evaluate(
 def in_eval_mode(adapter: Adapter, objective: Composite | None) -> Iterator[None]:
     """Put the module and the objective in eval mode inside the block."""
     modules = [module for module in (adapter.module, objective) if module is not None]
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
+    with in_mode(False, *modules):
         yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)
 
 
 def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[Tensor, Tensor | None]:

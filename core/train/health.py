@@ -21,6 +21,7 @@ from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.record import Number, finite
+from dipole.core.train.adapter import Adapter
 from dipole.core.train.callbacks import Callback, crossed
 from dipole.core.train.config import GRAPHED
 from dipole.core.train.evaluation import POINTS
@@ -122,6 +123,8 @@ class Health(Callback):
         if first and self._step >= 0:
             return
         if run.objective is None or run.pairs is not None or self._step == run.step:
+            return
+        if type(run.adapter).diagnostic_pairs is Adapter.diagnostic_pairs:  # there are none
             return
         modules = [RngAndBuffers(module, run.device) for module in (run.adapter.module, run.objective)]
         with alone(), isolated(run.seeds.probe), torch.enable_grad():

@@ -53,6 +53,14 @@ def needs_trainer(objective: Composite) -> bool:
     return any(True for _ in objective.parameters())
 
 
+def _called() -> list[Any]:
+    """Return the losses of no model that were called since the last optimizer step, and forget their calls."""
+    found = [each for each in (carrier() for carrier in _carriers) if each and getattr(each, "called", False)]
+    for each in found:
+        each.called = False
+    return found
+
+
 class ObjectiveCallback(TrainerCallback, ExportableState):
     """Runs `after_step`, clears gradients, saves and resumes the parameters of the objectives of a trainer.
 
@@ -76,9 +84,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
         ]
         for each in self._found:
             each.taken = True
-        for each in (found() for found in _carriers):
-            if each and getattr(each, "called", False):
-                each.called = False
+        _called()
         self._forget_gradients()
         if state.global_step:
             self._resume(args, state)
@@ -91,9 +97,7 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         optimizer = kwargs["optimizer"]
-        called = [each for each in (found() for found in _carriers) if each and getattr(each, "called", False)]
-        for each in called:
-            each.called = False
+        called = _called()
         if getattr(optimizer, "step_was_skipped", False):
             return
         for each in [*self._found, *called]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.pickles import UNASKED, refusal, safetensors_only
 from dipole.core.utils.text import are, counted
 
@@ -214,14 +215,8 @@ def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:
     """
     if torch.get_default_device().type == "meta":
         return False
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            one, other = run(), run()
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with in_mode(False, model), torch.no_grad():
+        one, other = run(), run()
     return bool((one - other).norm() > 1e-3 * one.norm())
 
 

@@ -4,8 +4,7 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.loss_module import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
@@ -265,7 +265,7 @@ class ContrastiveCallback(BaseCallback):
             seen = draw()
             self._few = seen is None
             if seen is not None:
-                with training(self.encoder, self.keys):
+                with in_mode(True, self.encoder, self.keys):
                     self.logger.record("train/contrast_loss", self._step(seen))
                 self._stepped = True
 
@@ -374,19 +374,6 @@ def learned_state(agent: BaseAlgorithm) -> dict[str, Any] | None:
     """Return what an agent's callback has learned, as text and tensors, or None without one."""
     learned: Learned | dict[str, Any] | None = getattr(agent, LEARNED, None)
     return learned.state() if isinstance(learned, Learned) else learned
-
-
-@contextmanager
-def training(*modules: nn.Module) -> Iterator[None]:
-    """Have modules in training mode, and put the mode of each part back."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.train()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

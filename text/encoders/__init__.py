@@ -7,7 +7,6 @@ from dipole.text.encoders.networks import (
     Channels,
     Direction,
     Part,
-    Pooling,
     Projected,
     SentenceModel,
     Transformer,
@@ -18,7 +17,7 @@ from dipole.text.encoders.networks import (
 )
 
 __all__ = [
-    "BagOfWords", "Batch", "Channels", "Chunk", "Direction", "Part", "Pooling", "Projected", "SentenceModel",
+    "BagOfWords", "Batch", "Channels", "Chunk", "Direction", "Part", "Projected", "SentenceModel",
     "Transformer", "WordGRU", "architecture", "build_transformer", "fixed_table", "from_architecture",
     "parameter_count", "small_transformer", "trained_table", "word_gru",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from dipole.core.train.finetuning import LoraTable, fine_tune
 from dipole.core.utils.backbone import Source, Weights, load
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.freezing import Freeze, fix_unused
+from dipole.core.utils.modes import in_mode
 from dipole.text.encoders.networks import Direction, Pooling, Transformer, WordGRU
 
 
@@ -86,9 +87,8 @@ def check_first_token(model: Any, source: str) -> None:
     """
     words = model.config.vocab_size
     ids = torch.tensor([[0, 1, 2], [0, 2, 1]]) % words
-    was = model.training
-    first, second = model.eval()(input_ids=ids).last_hidden_state[:, 0]
-    model.train(was)
+    with in_mode(False, model):
+        first, second = model(input_ids=ids).last_hidden_state[:, 0]
     if words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6):
         raise ConfigError(
             f"text.pooling = 'cls' takes the first token, which sees no other token in the causal model {source!r}: "

@@ -70,8 +70,9 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
     if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
         write_code(folder)
-    again = library.SentenceTransformer(str(folder), device="cpu").encode(probe_of(encoder))
-    off = float(np.abs(again - encoder.encode(probe_of(encoder))).max())
+    probe = probe_of(encoder)
+    again = library.SentenceTransformer(str(folder), device="cpu").encode(probe)
+    off = float(np.abs(again - encoder.encode(probe)).max())
     if not off < 1e-5:
         raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's")
 

@@ -72,7 +72,7 @@ class Columns(PairKind):
     def _weights(self, rows: np.ndarray) -> Tensor | None:
         if self.table.weights is None:
             return None
-        return self.setting.send(self.table.weights[rows].astype(np.float32))
+        return self.setting.send(self.table.weights[rows])
 
     def embed(self, model: encoders.SentenceModel, batch: TextBatch) -> EncodedBatch:
         partners = batch.partners

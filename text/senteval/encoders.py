@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.utils.errors import OptionError
+from dipole.core.utils.modes import in_mode
 from dipole.text.senteval.protocols import whole
 from dipole.text.senteval.rows import as_rows, same_width
 
@@ -85,15 +86,10 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
 
     @torch.inference_mode()
     def encode(sentences: list[str]) -> Tensor:
-        modes = {part: part.training for part in model.modules()}
-        model.eval()
-        try:
-            tokens = tokenizer([sentence or empty for sentence in sentences], **options)
-            tokens = tokens.to(next(model.parameters()).device)
+        tokens = tokenizer([sentence or empty for sentence in sentences], **options)
+        tokens = tokens.to(next(model.parameters()).device)
+        with in_mode(False, model):
             found = base(**tokens, return_dict=True)
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
         if pooling == "pooler":
             if getattr(found, "pooler_output", None) is None:
                 raise OptionError(f"{type(model).__name__} has no pooler: take pooling='mean' or 'cls'")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.modes import in_mode
 from dipole.vision.encoders.base import Encoder
 
 SIDES = (32, 64, 224, 8, 16, 28, 48, 84, 96, 128, 192, 256, 299, 336, 384, 448, 512)
@@ -123,23 +124,17 @@ def feature_width(backbone: nn.Module) -> int:
 
 def measured(module: nn.Module, trials: Iterable[Tensor], most: int = 1) -> list[tuple[Tensor, int]]:
     """Return up to `most` of the inputs that a module reads, each with the width of its rows."""
-    modes = {part: part.training for part in module.modules()}
     found: list[tuple[Tensor, int]] = []
-    try:
-        module.eval()
-        with torch.no_grad():
-            for trial in trials:
-                try:
-                    found.append((trial, rows_of(module(trial), module).shape[1]))
-                except ConfigError:
-                    raise
-                except Exception:  # each module has its own error for inputs of a wrong shape
-                    continue
-                if len(found) == most:
-                    break
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with in_mode(False, module), torch.no_grad():
+        for trial in trials:
+            try:
+                found.append((trial, rows_of(module(trial), module).shape[1]))
+            except ConfigError:
+                raise
+            except Exception:  # each module has its own error for inputs of a wrong shape
+                continue
+            if len(found) == most:
+                break
     return found
 
 
