@@ -20,6 +20,7 @@ from dipole.core.train.inference import check_features
 from dipole.core.utils.drawing import check_drawing
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.memory import check_fits
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import prefetched, to_device
@@ -393,11 +394,10 @@ def _build(config: VisionConfig, images: ImageSet, batch_size: int) -> tuple[int
 
 def _check_side(config: VisionConfig, encoder: Encoder, size: int, side: int) -> None:
     """Raise ConfigError if an encoder that was built for views of `size` pixels cannot read views of `side`."""
-    was_training = encoder.training
     views = torch.zeros(2, len(encoder.get_buffer("mean")), side, side)
     try:
-        with torch.no_grad():
-            encoder.eval()(views.to(encoder.get_buffer("mean").device))
+        with in_mode(False, encoder), torch.no_grad():
+            encoder(views.to(encoder.get_buffer("mean").device))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"vision.encoder.name: {config.encoder.name!r} reads images of {size} pixels alone, and views of method "
@@ -405,8 +405,6 @@ def _check_side(config: VisionConfig, encoder: Encoder, size: int, side: int) ->
             "vision.swav.small_size, vision.swav.small_views = 0), or choose an encoder for any size, such as "
             "small-conv or resnet18."
         ) from error
-    finally:
-        encoder.train(was_training)
 
 
 @cache

@@ -31,7 +31,7 @@ class ImageEmbedder(Embedder):
         channels: C, 3, or 1 for grey images.
         decoded: side to which square images are decoded (vision.data.size); None as stored.
         size: side of the views. Images that are not square are resized and cropped to it as exported image processors
-            do (`short_side`); None leaves that to `features`.
+            do (`upright_view`); None leaves that to `features`.
         batch_size: images per forward pass; default as in the run's evaluation.
     """
 

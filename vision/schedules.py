@@ -1,12 +1,8 @@
-"""Schedules of a momentum or a learning rate, as functions of the step."""
+"""The cosine schedule of a momentum or a learning rate."""
 
 from __future__ import annotations
 
-import math
-
-from dipole.core.train.optimizer import warmup_cosine as warmup_cosine
-
-__all__ = ["cosine_schedule", "warmup_cosine"]
+from dipole.core.train.schedule import SHAPES
 
 
 def cosine_schedule(step: float, total: float, start: float, end: float) -> float:
@@ -24,4 +20,4 @@ def cosine_schedule(step: float, total: float, start: float, end: float) -> floa
         start: value at step 0.
         end: value at step `total`.
     """
-    return end - (end - start) * (math.cos(math.pi * min(step / total, 1.0)) + 1) / 2
+    return SHAPES["cosine"](start, end, min(step / total, 1.0))

@@ -93,9 +93,9 @@ def moderate(x: Tensor, largest: Tensor) -> Tensor:
     return torch.where(extreme, x / largest, x)
 
 
-def row_sizes(x: Tensor) -> Tensor:
-    """Return the largest absolute value of each row, (n, 1)."""
-    return x.abs().amax(1, keepdim=True)
+def moderate_rows(x: Tensor) -> Tensor:
+    """Divide each row whose size is extreme by its largest absolute value, see `moderate`."""
+    return moderate(x, x.abs().amax(1, keepdim=True))
 
 
 def size(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from dipole.core.evaluation.arrays import (
     every_pair,
     matched,
     moderate,
-    row_sizes,
+    moderate_rows,
     size,
 )
 from dipole.core.evaluation.histograms import (
@@ -389,7 +389,7 @@ def mean_distance(embeddings: Array) -> float:
         0.667
     """
     x = finite_rows(as_matrix("embeddings", embeddings, rows=2), "embeddings").double()
-    z = normalize(moderate(x, row_sizes(x)))
+    z = normalize(moderate_rows(x))
     n = len(z)
     cosine = (z.sum(0).square().sum() - z.square().sum()) / (n * (n - 1))
     return float((1 - cosine) / 2)

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, matched, moderate, row_sizes
+from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, matched, moderate_rows
 from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
@@ -57,7 +57,7 @@ class PairHistogram:
 
 def _unit(embeddings: Tensor) -> Tensor:
     x = full_precision(finite_rows(embeddings.detach(), "embeddings"))
-    return normalize(moderate(x, row_sizes(x)))
+    return normalize(moderate_rows(x))
 
 
 def unit_sides(pairs: Pairs) -> tuple[Tensor, Tensor]:

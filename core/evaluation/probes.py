@@ -19,7 +19,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from dipole.core.evaluation.arrays import Array, moderate, row_sizes, size
+from dipole.core.evaluation.arrays import Array, moderate, moderate_rows, size
 from dipole.core.evaluation.descent import Descent, Rows, descend
 from dipole.core.evaluation.logistic import fit_softmax
 from dipole.core.evaluation.split import (
@@ -371,7 +371,7 @@ def knn_probe(
             f"got k = {k}, temperature = {temperature}, chunk = {chunk}"
         )
     data = split(train_x, train_y, test_x, test_y)
-    data = single(replace(data, train_x=_by_row(data.train_x), test_x=_by_row(data.test_x)))
+    data = single(replace(data, train_x=moderate_rows(data.train_x), test_x=moderate_rows(data.test_x)))
     bank = F.normalize(data.train_x, dim=1)
     votes = []
     for part in F.normalize(data.test_x, dim=1).split(chunk):
@@ -379,10 +379,6 @@ def knn_probe(
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
         votes.append(weight.new_zeros(len(part), len(data.classes)).scatter_add_(1, data.train_y[index], weight))
     return _result(data, torch.cat(votes))
-
-
-def _by_row(x: Tensor) -> Tensor:
-    return moderate(x, row_sizes(x))
 
 
 # --- clustering -----------------------------------------------------------------------------------------------------
@@ -421,7 +417,7 @@ def kmeans_accuracy(
     if len(classes) < 2:
         raise DataError(f"k-means accuracy needs two classes or more; every label is {int(classes[0])}")
     if normalize:
-        x = F.normalize(_by_row(x).float(), dim=1)
+        x = F.normalize(moderate_rows(x).float(), dim=1)
     x = moderate(x, size(x)).float()
     assignment = kmeans(x, clusters or len(classes), inits, steps, seed)
     return ProbeResult(matched_accuracy(assignment, y), classes=classes.cpu())

@@ -142,8 +142,7 @@ class Rows:
             return self.mean_over_all(values)
         has = mask.any(1)
         if weights is not None:
-            weights = torch.where(has, weights, 0.0)
-            return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
+            return _weighted_mean(torch.where(has, values, 0.0), torch.where(has, weights, 0.0))
         return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
 
     def mean_over_pairs(self, values: Tensor) -> Tensor:
@@ -157,9 +156,7 @@ class Rows:
         mask = self.pairs.positive_mask
         if self._weights is not None:
             weights = self._weights if self._weights.ndim == 2 else self._weights.unsqueeze(1).expand_as(values)
-            weights = self.only_positives(weights, 0.0)
-            total = all_sum((self.only_positives(values, 0.0) * weights).sum())
-            return total / or_one(all_sum(weights.sum()))
+            return _weighted_mean(self.only_positives(values, 0.0), self.only_positives(weights, 0.0))
         if mask is None:
             return self.mean_over_all(values)
         return all_sum(torch.where(mask, values, 0.0).sum()) / all_sum(mask.sum().to(values.dtype)).clamp_min(1)
@@ -172,7 +169,7 @@ class Rows:
         """
         weights = self._anchor_weights()
         if weights is not None:
-            return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
+            return _weighted_mean(values, weights)
         if world_size() == 1:
             return values.mean()
         return all_sum(values.sum()) / all_sum(values.new_full((), float(values.numel())))
@@ -318,6 +315,11 @@ class _Matrix:
         return Rows(self, values, extra_pairs, features, weighs)
 
 
+def _weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Return sum w L / sum w over all ranks, 0 if all weights are 0."""
+    return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
+
+
 def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
     prepared: dict[str, tuple[Pairs, ...]] = {}  # its own pairs and further ones, of all ranks
     local: dict[int, Pairs] = {}  # the same with this rank's anchors, shared by terms with equal pairs
@@ -331,8 +333,11 @@ def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Gl
     used: dict[str, list[_Matrix]] = {}
     asked: dict[str, dict[str, AnyStatistic]] = {}
     notes: dict[str, str] = {}
+    features: tuple[Tensor, ...] = ()
+    if any(term.on_features for _, term in terms.values()):
+        features = _features(pairs, related)
     for name, (_, term) in terms.items():
-        term.build_for(_features(pairs, related)[0] if term.on_features else pairs.anchors)
+        term.build_for(features[0] if term.on_features else pairs.anchors)
         notes[name] = _reason_for_zero(term, prepared[name][0])
         asked[name] = {} if notes[name] else term.statistics()
         used[name] = []
@@ -353,8 +358,7 @@ def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: Gl
         if note:
             value = (used[name][0].x * 0.0).sum()
         else:
-            features = _features(pairs, related) if term.on_features else ()
-            value, note = _value(term, own, used[name], asked[name], features)
+            value, note = _value(term, own, used[name], asked[name], features if term.on_features else ())
         values[name] = TermValue(value, weight, note, _left_out(term, own))
     return values
 
@@ -370,14 +374,16 @@ def _prepared(term: Term, pairs: Pairs) -> tuple[Pairs, ...]:
     Raises:
         PairsError: the term cannot use the weights of the pairs, or its own pairs have lost them.
     """
+    if pairs.weights is None:
+        return term.prepare(pairs), *term.extra_pairs(pairs)
     name = term.registered_name()
-    if pairs.weights is not None and pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
+    if pairs.weights.ndim == 2 and term.weighting not in ("pairs", "own"):
         raise PairsError(
             f"{name} cannot use weights of pairs, (A, K): its value is no mean over pairs. Try weights of rows, (A,), "
             f"or leave out the weights or {name}."
         )
     found: tuple[Pairs, ...] = (term.prepare(pairs), *term.extra_pairs(pairs))
-    if pairs.weights is not None and term.weighting != "own" and any(each.weights is None for each in found):
+    if term.weighting != "own" and any(each.weights is None for each in found):
         raise PairsError(f"{name} cannot use weights: its own pairs have none. Leave out the weights or {name}.")
     return found
 

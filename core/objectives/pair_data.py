@@ -110,7 +110,7 @@ class PairData:
             runs, positives = len(pairs.known.anchor_views), pairs.positives.shape[1] if weighs_pairs else None
             rows["weights"] = by_instance(weights, pairs.anchors, positives, runs, len(first))
             relate = _weighed(relate, runs)
-            pairs = relate(rows)
+            pairs = _with_weights(pairs, rows, runs)
         object.__setattr__(pairs, "source", EncodedBatch(rows, relate))
         return pairs
 
@@ -452,11 +452,11 @@ def _again(cls: Any, name: str, arguments: tuple[Any, ...], settings: dict[str, 
 def _weighed(relate: Relation, runs: int) -> Relation:
     """Return a relation whose pairs also get the row "weights"."""
 
-    def weighed(rows: dict[str, Tensor]) -> Any:
-        pairs = relate(rows)
-        return replace(pairs, weights=by_anchor(rows["weights"], len(pairs.anchors), runs))
+    return lambda rows: _with_weights(relate(rows), rows, runs)
 
-    return weighed
+
+def _with_weights(pairs: Any, rows: dict[str, Tensor], runs: int) -> Any:
+    return replace(pairs, weights=by_anchor(rows["weights"], len(pairs.anchors), runs))
 
 
 def _spread(values: Tensor, runs: Runs, batch: int) -> Tensor:

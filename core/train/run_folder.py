@@ -5,7 +5,6 @@ runs/<hash>/{config.toml, metrics.jsonl, record.json, checkpoints/, model/}
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
 from collections.abc import Iterable
@@ -19,13 +18,12 @@ from dipole.core.record.listing import CONFIG, RECORD, is_run
 from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError, TrainingError
-from dipole.core.utils.files import atomic_write, check_own, is_folder, remove_scratch, why
+from dipole.core.utils.files import NO_LOCKS, atomic_write, check_own, is_folder, remove_scratch, why
 from dipole.core.utils.process import LONGEST_OWNER, OWNER, describe_self, pid_in
 from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import shortened
 
 DEFAULT_RUNS = Path("runs")
-_NO_LOCKS_HERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class RunFolder:
@@ -81,7 +79,7 @@ class RunFolder:
         try:
             lock.acquire(blocking=False)
         except OSError as error:
-            if isinstance(error, Timeout) or error.errno not in _NO_LOCKS_HERE:
+            if isinstance(error, Timeout) or error.errno not in NO_LOCKS:
                 raise
             return
         self._lock = lock

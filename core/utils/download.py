@@ -20,12 +20,11 @@ from urllib.request import Request, urlopen
 from filelock import FileLock, Timeout
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.files import digest, sync_folder, why
+from dipole.core.utils.files import NO_LOCKS, digest, sync_folder, why
 
 BASE = "DIPOLE_DATA_URL"  # replaces everything in a URL before the file's name
 CHUNK = 1 << 20
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR}
-NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 PATIENCE = 60.0  # seconds without a byte
 Progress = Callable[[int, int | None], None]
 

@@ -28,6 +28,8 @@ _HINTS = {
     errno.EEXIST: "A file is in the place of a folder: remove it, or choose another folder with {option}",
 }
 
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors of file systems without locks."""
 _OF_THE_DISK = {*_HINTS, errno.EIO, errno.ENAMETOOLONG}
 
 

@@ -197,7 +197,7 @@ class _Passes:
     def embed(self) -> tuple[Tensor, ...]:
         """Return all rows of every output, without a graph."""
         chunks = []
-        with torch.no_grad(), self._autocast.replay():
+        with torch.no_grad(), self._autocast.replay(), _plain_checkpoints(self._module):
             for number, part in enumerate(self._chunks()):
                 chunks.append(self._call(number, part))
         return tuple(map(torch.cat, zip(*chunks, strict=True)))
@@ -211,7 +211,7 @@ class _Passes:
         """Return the gradients of `leaves`, given those of the outputs."""
         of_parameters: list[Tensor | None] = [None] * len(self._parameters)
         of_inputs: list[list[Tensor]] = [[] for _ in self._wanted]
-        with self._start.replay(), self._autocast.replay():
+        with self._start.replay(), self._autocast.replay(), _plain_checkpoints(self._module):
             for number, part in enumerate(self._chunks()):
                 for place in self._wanted:
                     part[place] = part[place].detach().requires_grad_()
@@ -251,8 +251,7 @@ class _Passes:
 
     def _call(self, number: int, part: list[Any]) -> tuple[Tensor, ...]:
         args, kwargs = tree_unflatten(part, self._tree)
-        with _plain_checkpoints(self._module):
-            outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
+        outputs, self._spec = tree_flatten(self._run(*args, **kwargs))
         start, stop = self._cuts[number]
         wrong = [each for each in outputs if not isinstance(each, Tensor) or not each.ndim or len(each) != stop - start]
         if wrong or not outputs:

@@ -23,6 +23,7 @@ ROWS = (*JSON, *CSV, *PARQUET)
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
 DIVIDERS = ",;\t|"
 LOOKED_AT = 1 << 16  # characters of a JSON file that are read together
+BLANKS = re.compile(r"\s*")
 LONGEST_HEADER = 1 << 16  # bytes
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 NAME = re.compile(r'"?\w[\w -]{0,39}"?')
@@ -146,8 +147,7 @@ def json_rows(file: Path) -> Iterator[Located]:
                 number += 1
                 if line.strip():
                     row = json.loads(line)
-                    if "\\ud" in line.lower():
-                        json.dumps(row, ensure_ascii=False).encode()
+                    _refuse_half_surrogates(line, row)
                     yield f"{file}, line {number}", row
     except DataError:
         raise
@@ -186,31 +186,42 @@ def _is_array(lines: IO[str]) -> bool:
 
 def _array_items(file: Path, lines: IO[str]) -> Iterator[Located]:
     """Yield the items of one JSON array without holding all of it in memory."""
-    decoder, text, number = json.JSONDecoder(), lines.read(LOOKED_AT).lstrip()[1:], 0
+    decoder, text, number = json.JSONDecoder(), lines.read(LOOKED_AT).lstrip(), 0
+    at = 1  # behind the bracket
     while True:
-        text = text.lstrip()
-        if text.startswith("]"):
-            if text[1:].strip() or lines.read(1).strip():
+        at = _behind_blanks(text, at)
+        if text.startswith("]", at):
+            if text[at + 1 :].strip() or lines.read(1).strip():
                 raise DataError(f"{file}: more text follows the array. A file is one array, or one value on each line.")
             return
         try:
-            row, end = decoder.raw_decode(text)
-            following = text[end:].lstrip()
-            if not following:
+            row, end = decoder.raw_decode(text, at)
+            following = _behind_blanks(text, end)
+            if following == len(text):
                 raise json.JSONDecodeError("the array does not end", text, end)
         except json.JSONDecodeError as error:
-            more = lines.read(max(LOOKED_AT, len(text)))
+            more = lines.read(max(LOOKED_AT, len(text) - at))
             if not more:
                 raise DataError(f"{file}, item {number + 1} of the array: not JSON ({error.msg})") from None
-            text += more
+            text, at = text[at:] + more, 0
             continue
-        if following[:1] not in (",", "]"):
+        if text[following] not in ",]":
             raise DataError(f"{file}, item {number + 1} of the array: no comma behind it")
         number += 1
-        if "\\ud" in text[:end].lower():
-            json.dumps(row, ensure_ascii=False).encode()
+        _refuse_half_surrogates(text[at:end], row)
         yield f"{file}, item {number}", row
-        text = following.removeprefix(",")
+        at = following + (text[following] == ",")
+
+
+def _behind_blanks(text: str, at: int) -> int:
+    found = BLANKS.match(text, at)
+    return found.end() if found else at
+
+
+def _refuse_half_surrogates(text: str, row: Any) -> None:
+    """Raise UnicodeEncodeError for half a surrogate pair, which only an escape can write."""
+    if "\\ud" in text.lower():
+        json.dumps(row, ensure_ascii=False).encode()
 
 
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:

@@ -18,8 +18,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 from dipole import Objective
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
+from dipole.core.utils.modes import in_mode
 from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env
-from dipole.rl.callbacks.contrastive import distinct, equal, training
+from dipole.rl.callbacks.contrastive import distinct, equal
 
 NET = {"net_arch": [8]}
 
@@ -465,7 +466,7 @@ def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm):
     assert int(callback.keys.norm.num_batches_tracked) > 0
     agent.policy.set_training_mode(False)
     callback._left = None
-    with training(callback.encoder, callback.keys):
+    with in_mode(True, callback.encoder, callback.keys):
         assert callback.encoder.norm.training
     assert not callback.encoder.norm.training
 

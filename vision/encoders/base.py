@@ -14,6 +14,7 @@ from dipole.core.train.config import Settings
 from dipole.core.train.finetuning import FREEZE_HELP, LORA_HELP, WEIGHTS_HELP, FreezeSetting, LoraTable
 from dipole.core.utils.backbone import Source, Weights
 from dipole.core.utils.errors import ConfigError, nearest
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.text import counted
 from dipole.vision.registry import Entries
 
@@ -200,10 +201,8 @@ def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
     """
     if isinstance(module, Encoder):
         return module
-    was_training = module.training
-    with torch.no_grad():
-        width = module.eval()(torch.zeros(1, channels, size, size)).flatten(1).shape[1]
-    module.train(was_training)
+    with in_mode(False, module), torch.no_grad():
+        width = module(torch.zeros(1, channels, size, size)).flatten(1).shape[1]
     return Stages(channels, {"features": module}, {"features": width})
 
 

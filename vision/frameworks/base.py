@@ -23,7 +23,7 @@ from dipole.core.utils.transfer import to_device
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.encoders import Encoder, EncoderConfig, build_encoder, build_projector
 from dipole.vision.encoders.base import Norm
-from dipole.vision.frameworks.branch import Branch, feature_width
+from dipole.vision.frameworks.branch import Branch
 from dipole.vision.frameworks.loop import AnyObjective, Batch, Trainable
 from dipole.vision.heads import Projection, projection_head
 from dipole.vision.image_set import ImageSet
@@ -244,7 +244,10 @@ def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -
     """Return a backbone with its head, by default the one that a paper names. A `Branch` is returned unchanged."""
     if isinstance(backbone, Branch):
         return backbone
-    return Branch(backbone, head or projection_head(name, feature_width(backbone)))
+    branch = Branch(backbone, head)
+    if head is None:
+        branch.projector = projection_head(name, branch.width)
+    return branch
 
 
 def in_passes(branch: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:

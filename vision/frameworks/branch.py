@@ -43,7 +43,7 @@ class Branch(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = backbone
-        self.projector = projector or nn.Identity()
+        self.projector = nn.Identity() if projector is None else projector
         self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None
         if dim is not None:
             self.dim = dim
@@ -59,8 +59,17 @@ class Branch(nn.Module):
         if linear:
             return linear[-1].out_features
         if isinstance(self.projector, nn.Identity):
-            return feature_width(self.encoder)
+            return self.width
         return feature_width(self)
+
+    @cached_property
+    def width(self) -> int:
+        """Width of the features before the projector.
+
+        Raises:
+            ConfigError: it is unknown.
+        """
+        return feature_width(self.encoder)
 
     def forward(self, images: Tensor) -> Any:
         """Return the embeddings (n, dim) after the projector. With `returns_features` also the encoder's features.

@@ -34,7 +34,7 @@ class Following(Predicting):
     def __init__(
         self,
         backbone: nn.Module,
-        objective: AnyObjective | None = None,
+        objective: AnyObjective | None = "2*regression",
         head: nn.Module | None = None,
         predictor: nn.Module | None = None,
         momentum: float = 0.996,
@@ -102,19 +102,6 @@ class BYOL(Following):
 
     table = BYOLConfig
     projector = (2, "hidden")
-    head_name = "byol"
-
-    def __init__(
-        self,
-        backbone: nn.Module,
-        objective: AnyObjective | None = "2*regression",
-        head: nn.Module | None = None,
-        predictor: nn.Module | None = None,
-        momentum: float = 0.996,
-        momentum_schedule: Schedule = "cosine",
-        steps: int | None = None,
-    ) -> None:
-        super().__init__(backbone, objective, head, predictor, momentum, momentum_schedule, steps)
 
 
 class MoCoV3Config(PredictorConfig):
@@ -150,7 +137,6 @@ class MoCoV3(Following):
     table = MoCoV3Config
     projector = (3, "all")
     head_name = "mocov3"
-    predictor_name = "mocov3"
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.utils.errors import ConfigError
-from dipole.vision.frameworks.branch import Branch, feature_width
+from dipole.vision.frameworks.branch import Branch
 
 
 class PassedFeatures:
@@ -24,7 +24,7 @@ class PassedFeatures:
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
-        widths = {feature_width(branch.encoder) for branch in branches}
+        widths = {branch.width for branch in branches}
         if len(widths) > 1:
             raise ConfigError(
                 "objective: a term acts on the encoder's features, and the encoders of this method have features of "

@@ -14,7 +14,7 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.train.compute_loss import as_composite
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.text import counted
-from dipole.vision.frameworks.branch import Branch, feature_width
+from dipole.vision.frameworks.branch import Branch
 from dipole.vision.frameworks.features import PassedFeatures
 
 AnyObjective = str | Objective | Composite
@@ -73,7 +73,7 @@ class Trainable(nn.Module):
             return
         width = None
         if self._reads_features():
-            width = feature_width(self.branches()[0].encoder)
+            width = self.branches()[0].width
         self.objective.build(self.embedding_dim, width)
 
     def _reads_features(self) -> bool:

@@ -45,7 +45,6 @@ class NNCLR(Predicting):
     table = NNCLRConfig
     projector = (3, "all")
     head_name = "nnclr"
-    predictor_name = "nnclr"
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Predicting(OneBranch):
 
     table = PredictorConfig
     without_negatives = "the other images of the batch are negatives if the objective has some"
-    predictor_name: ClassVar[Prediction] = "byol"
+    head_name: ClassVar[Prediction] = "byol"
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class Predicting(OneBranch):
         predictor: nn.Module | None = None,
     ) -> None:
         super().__init__(backbone, objective, head)
-        self.predictor = predictor or prediction_head(self.predictor_name, self.embedding_dim)
+        if predictor is None:
+            predictor = prediction_head(self.head_name, self.embedding_dim)
+        self.predictor = predictor
         self._projected: Tensor | None = None
 
     @classmethod

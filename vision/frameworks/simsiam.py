@@ -41,7 +41,6 @@ class SimSiam(Predicting):
     table = SimSiamConfig
     projector = (3, "all")
     head_name = "simsiam"
-    predictor_name = "simsiam"
 
     def __init__(
         self,

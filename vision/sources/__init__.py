@@ -39,13 +39,15 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
 
 def missing(source: str) -> str:
     """Return why a source cannot be read, "" if it is there or only the network can tell. Nothing is decoded."""
+    if Path(source).expanduser().is_dir():  # its kind is found by reading it
+        return ""
     reader = reader_of(source)
     try:
         if reader is None:
             open_source(source, Decoding())
         elif source.startswith(SHARDS):
             shards(source.removeprefix(SHARDS))
-        elif reader is READERS[f"{hub.__module__}.{hub.__qualname__}"]:
+        elif reader.open is hub:
             if is_offline():
                 hub(source, Decoding(), None)
         elif Path(source).suffix and not Path(source).expanduser().exists():  # other names may be a plug-in's

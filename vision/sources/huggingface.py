@@ -10,6 +10,7 @@ from torch import Tensor
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.hub import without_retry_messages
+from dipole.core.utils.rows import is_saved
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source
@@ -72,11 +73,7 @@ def hub(source: str, options: Decoding, wanted: Classes) -> Source:
     return Source(name, tuple(splits), read, True)
 
 
-def _is_saved(source: str, path: Path) -> bool:
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
-
-
-@register_source("a folder that save_to_disk wrote", matches=_is_saved)
+@register_source("a folder that save_to_disk wrote", matches=lambda source, path: is_saved(path))
 def saved_dataset(source: str, options: Decoding, wanted: Classes) -> Source:
     """Open a folder written by `save_to_disk`: a Dataset (split 'train') or a DatasetDict."""
     from datasets import DatasetDict, load_from_disk

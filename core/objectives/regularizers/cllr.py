@@ -169,22 +169,13 @@ class CLLR(Objective):
         self.alpha = alpha
         self.solver = solver
         self.needs_learning_rate = solver == "proximal"
+        self.on_features = variant == "released"
+        self.weighting = None if variant == "released" else "rows"  # released: a sum over all rows
         self.features = features
         self.tolerance = tolerance
         self.L = UninitializedParameter()
         if dim is not None:
             self.build(dim)
-
-    @property
-    def weighting(self) -> Literal["rows"] | None:  # type: ignore[override]
-        if self.variant == "released":
-            return None  # a sum over all rows
-        return "rows"
-
-    @property
-    def on_features(self) -> bool:  # type: ignore[override]
-        """Whether this is the released form, which acts on the encoder's features."""
-        return self.variant == "released"
 
     def build(self, dim: int) -> None:
         if self.variant == "released":
