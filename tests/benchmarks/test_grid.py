@@ -1,7 +1,5 @@
 """Grids: what they multiply out to, and what is said of one that is wrong."""
 
-import hashlib
-import json
 import textwrap
 import tomllib
 from pathlib import Path
@@ -9,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from dipole.benchmarks.grid import expand
+from dipole.benchmarks.results_file import SHIPPED, read_results_file, results_files, stored_overrides
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
-
-# Number of cells of each shipped suite and a digest of them. Change the line of a suite that is to have other cells.
-SHIPPED = json.loads(Path(__file__).with_name("shipped_cells.json").read_text())
 
 SUITE = """
 name = "mine"
@@ -53,25 +49,14 @@ def written(tmp_path, text):
     return path
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_suite_has_the_cells_it_had_when_each_was_written_out(name):
-    """Names, recipes, settings with objective and seed, metrics and bases: what a run is named by, but for recipes."""
-    suite = read_suite(name)
-    assert suite.name == name
-    cells = []
-    for scale in suite.scale:
-        sized = suite.at(scale)
-        for row, column, seed in sized.cells():
-            recipe, settings = sized.place(row, column, seed)
-            metric = column.metric_of(row)
-            place = [scale, row.label, column.name, seed, recipe, sorted(settings)]
-            cells.append([*place, metric, column.factor, column.unit, sized.base_of(row)])
-    digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:12]
-    assert [len(cells), digest] == SHIPPED[name]
-
-
-def test_every_shipped_suite_is_looked_at():
-    assert SHIPPED.keys() == {name for name, path in suites().items() if "benchmarks" in path.parts}
+@pytest.mark.parametrize("path", results_files(SHIPPED), ids=lambda path: path.name)
+def test_committed_runs_belong_to_jobs_of_their_suite_as_it_is_now(path):
+    """A changed row, setting or seed gives other run ids. Then the committed runs no longer count."""
+    kept = read_results_file(path)
+    changed = stored_overrides([path]).get((kept.manifest.suite, kept.manifest.scale), [])
+    jobs = read_suite(kept.manifest.suite).at(kept.manifest.scale, changed).jobs()
+    assert kept.runs
+    assert kept.runs.keys() <= {job.hash for job in jobs}
 
 
 def test_axes_are_multiplied_zipped_and_excluded_and_bases_follow(tmp_path):
