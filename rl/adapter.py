@@ -5,10 +5,9 @@ Lengths and periods of [train] are environment steps, as the papers count: `step
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -149,11 +148,9 @@ class RLAdapter(Adapter):
             first = False
         callback.report()
 
-    @property
+    @cached_property
     def _evaluation_env(self) -> gymnasium.Env[Any, Any]:
-        if not hasattr(self, "_evaluating"):
-            self._evaluating = guarded(make_env(self.config.task, **self.config.environment()))
-        return self._evaluating
+        return guarded(make_env(self.config.task, **self.config.environment()))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[FrameBatch]:
         buffer = self.agent.replay_buffer
@@ -170,12 +167,6 @@ class RLAdapter(Adapter):
         """Return the seed of evaluated episodes. Validation and test use different ones."""
         return self.seed.stream("probe", "validation") if part == "validation" else self.seed.probe
 
-    @property
-    def _has_new_score(self) -> bool:
-        """Return whether this evaluation reaches a step count of the papers."""
-        reached = max((each.environment_steps for each in self.history), default=0)
-        return any(reached < steps <= self.agent.environment_steps for steps in SCORES.values())
-
     def evaluate(self, objective: Any) -> dict[str, float]:
         agent = self.agent
         observations: list[Any] = []
@@ -183,13 +174,15 @@ class RLAdapter(Adapter):
         picks = self.seed.numpy("probe", "observations").permutation(len(observations))[:_KEPT]
         self._observations = [observations[index] for index in np.sort(picks)]
         self.history = [each for each in self.history if each.environment_steps < agent.environment_steps]
-        if self.part == self.reported or self._has_new_score:
+        reached = max((each.environment_steps for each in self.history), default=0)
+        is_score = any(reached < steps <= agent.environment_steps for steps in SCORES.values())
+        if self.part == self.reported or is_score:
             reported = self._play(self._played(self.reported)) if self.part != self.reported else returns
             self.history.append(Evaluation(agent.environment_steps, agent.num_timesteps, tuple(reported)))
         found = {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "iqm": interquartile_mean(returns)}
         found |= {"min": min(returns), "max": max(returns)}
-        reached = {f"score/{name}": value for name, value in scores(self.history).items()}
-        return {f"return/{name}": value for name, value in found.items()} | reached
+        of_papers = {f"score/{name}": value for name, value in scores(self.history).items()}
+        return {f"return/{name}": value for name, value in found.items()} | of_papers
 
     def _play(self, seed: int, observations: list[Any] | None = None) -> list[float]:
         config = self.config
@@ -248,10 +241,7 @@ class RLAdapter(Adapter):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        folder = self.workdir / "checkpoints" / f"agent-{self.agent.num_timesteps:09d}"
-        snapshots.save(self.agent, folder)
-        for old in snapshots.checkpoints(folder.parent)[: -snapshots.KEEP]:
-            shutil.rmtree(old, ignore_errors=True)
+        folder = snapshots.save_newest(self.agent, self.workdir / "checkpoints")
         history = [[each.environment_steps, each.agent_steps, list(each.returns)] for each in self.history]
         return {"agent": folder.name, "history": history}
 

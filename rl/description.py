@@ -19,7 +19,6 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, ReceivedError, SpecError
 from dipole.rl import settings as presets
 from dipole.rl.replay import FrameReplayBuffer
-from dipole.rl.settings import Inputs
 
 FILE = "dipole.json"  # inside the zip
 _FORMAT = 1
@@ -62,7 +61,7 @@ def add_to(path: Path, agent: Any) -> None:
         archive.writestr(FILE, json.dumps(describe(agent), indent=1))
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Any) -> dict[str, Any]:
     """Read the description in a zip. Raise CheckpointError if the file is missing, damaged, or holds none."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -87,20 +86,12 @@ def settings_of(path: Any) -> dict[str, Any]:
     if isinstance(path, str | Path) and not Path(path).exists():
         path = Path(path).with_suffix(".zip")  # as SB3 finds it
     try:
-        with zipfile.ZipFile(path) as archive:
-            told = json.loads(archive.read(FILE))
+        found = dict(read(path)["settings"])
         if hasattr(path, "seek"):
             path.seek(0)
-        found = dict(told["settings"])
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except (CheckpointError, KeyError, TypeError, ValueError):
         return {}  # loading says what is wrong
     return {name: value for name, value in found.items() if value is not None}
-
-
-def inputs_of(path: Any) -> Inputs:
-    """Return the part of its environment's observations that a saved agent sees."""
-    found: Inputs = settings_of(path).get("inputs", "auto")
-    return found
 
 
 def build(

@@ -55,7 +55,7 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
 
     Every setting is an attribute (`settings.attributes`), which SB3's own code and ours both read. A subclass names its
     base of SB3 after this class, and defines `algorithm`, `policy_aliases`, `sb3_keywords`, `policy_keywords` and
-    `_update_networks`. The arguments are those of `ContrastiveSAC`.
+    `_update_networks`.
 
     Args:
         policy: as in `ContrastiveSAC`.
@@ -278,7 +278,9 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
         self.policy.set_training_mode(True)
         self._set_learning_rates()
         found: dict[str, list[Tensor]] = {}
-        later = self._updates_of_later_rollouts()
+        later, rollouts, length = None, rollouts_left(self), rollout_length(self)  # updates of later rollouts
+        if rollouts is not None and length is not None:
+            later = rollouts * (self.gradient_steps if self.gradient_steps >= 0 else length)
         for number in range(gradient_steps):
             self._updates_left = None if later is None else later + gradient_steps - number - 1
             for name, value in self.update(self._sample(batch_size)).items():
@@ -289,13 +291,6 @@ class PixelAgent(SavedAgent, CheckedEnvironments):
             for name, value in zip(found, means, strict=True):
                 self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
-    def _updates_of_later_rollouts(self) -> int | None:
-        """Return the updates of the rollouts after this one until the end of `learn`. None if they are unknown."""
-        rollouts, length = rollouts_left(self), rollout_length(self)
-        if rollouts is None or length is None:
-            return None
-        return rollouts * (self.gradient_steps if self.gradient_steps >= 0 else length)
 
     def _sample(self, batch_size: int, times: tuple[int, int] = (1, 1)) -> FrameBatch:
         return self.replay_buffer.sample_views(

@@ -120,7 +120,8 @@ class SavedAgent(OffPolicyAlgorithm):
             ConfigError: a setting is unknown, out of range or fixed, or the objective is not that of the file.
         """
         if env is not None:
-            env = shown_to(cls.__name__, cls._wrap_env(env), description.inputs_of(path))
+            inputs = description.settings_of(path).get("inputs", "auto")
+            env = shown_to(cls.__name__, cls._wrap_env(env), inputs)
         attributes = cls._changed_attributes(path, changes)
         if objective is not None:
             attributes["_given"] = given_composite(objective)

@@ -27,7 +27,9 @@ def write(folder: Path, buffer: FrameReplayBuffer) -> list[Segment]:
     (first, last), planes = buffer._extent
     source, written = buffer.files
     kept = [each for each in written if _is_needed(each, first, planes)]
-    if not all(_is_there(source / each["file"], each) for each in kept) or (kept and kept[0]["steps"][0] > first):
+    places = [source / each["file"] for each in kept]
+    sizes = [path.stat().st_size if path.is_file() else -1 for path in places]
+    if sizes != [each["bytes"] for each in kept] or (kept and kept[0]["steps"][0] > first):
         kept = []  # a file was removed or changed: write everything again
     for each in kept:
         try:
@@ -75,7 +77,3 @@ def sizes(told: Any) -> dict[str, int]:
 def _is_needed(segment: Segment, first: int, planes: tuple[tuple[int, int], ...]) -> bool:
     newer = (last > least for (_, last), (least, _) in zip(segment["planes"], planes, strict=True))
     return segment["steps"][1] > first or any(newer)
-
-
-def _is_there(path: Path, segment: Segment) -> bool:
-    return path.is_file() and path.stat().st_size == segment["bytes"]

@@ -219,6 +219,14 @@ def checkpoints(folder: str | Path) -> list[Path]:
     return sorted(path for path in Path(folder).glob("agent-*") if path.is_dir())
 
 
+def save_newest(agent: PixelAgent, folder: Path) -> Path:
+    """Save an agent as `folder/agent-<agent steps>`, and remove all checkpoints there but the newest two."""
+    found = save(agent, folder / f"agent-{agent.num_timesteps:09d}")
+    for old in checkpoints(folder)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    return found
+
+
 class CheckpointCallback(BaseCallback):
     """Saves `folder/agent-<agent steps>` every `every` agent steps, between rollouts, and keeps the newest two.
 
@@ -246,9 +254,7 @@ class CheckpointCallback(BaseCallback):
         assert isinstance(self.model, PixelAgent)
         if self.model.num_timesteps // self.every > self._saved:
             self._saved = self.model.num_timesteps // self.every
-            save(self.model, self.folder / f"agent-{self.model.num_timesteps:09d}")
-            for old in checkpoints(self.folder)[:-KEEP]:
-                shutil.rmtree(old, ignore_errors=True)
+            save_newest(self.model, self.folder)
 
     def _on_step(self) -> bool:
         return True

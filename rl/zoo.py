@@ -10,14 +10,13 @@ from typing import Any
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import why
-from dipole.rl.sb3_names import RENAMED, policy_settings
+from dipole.rl.sb3_names import RENAMED, without_sb3_names
 
-# Keys of the zoo that say the same here, and those of [train].
-_SAME = (
+# Keys of the zoo for an agent and its environment, and those of [train].
+_AGENT = (
     "buffer_size", "learning_starts", "gamma", "tau", "train_freq", "gradient_steps", "ent_coef", "target_entropy",
-    "n_steps", "frame_stack", "exploration_fraction", "use_sde", "sde_sample_freq", "use_sde_at_warmup",
+    "n_steps", "frame_stack", "use_sde", "sde_sample_freq", "use_sde_at_warmup", "n_envs", "policy_kwargs", *RENAMED,
 )  # fmt: skip
-_RENAMED = {**RENAMED, "n_envs": "envs"}
 _TRAIN = {"batch_size": "batch_size", "n_timesteps": "steps", "learning_rate": "learning_rate"}
 # Only these values fit an agent from pixels.
 _FITTING = {
@@ -49,60 +48,57 @@ def read(path: str | Path, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     entry = found.get(task, found.get("default"))
     if entry is None:
         raise ConfigError(f"{path} has no entry {task!r} and no 'default'. Entries: {', '.join(map(str, found))}.")
-    agent: dict[str, Any] = {}
+    try:
+        return _translated(entry)
+    except ConfigError as error:
+        raise ConfigError(f"{path}, {task}: {error}") from error
+
+
+def _translated(entry: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    given: dict[str, Any] = {}
     train: dict[str, Any] = {}
     for key, value in entry.items():
-        _translate(f"{path}, {task}", str(key), value, agent, train)
-    return agent, train
+        if key in _FITTING:
+            if value not in _FITTING[key]:
+                raise ConfigError(f"{key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
+        elif key in _TRAIN:
+            number = _number(key, value)
+            train[_TRAIN[key]] = number if key == "learning_rate" else int(number)
+        elif key in _AGENT:
+            is_whole = isinstance(value, float) and value.is_integer()
+            given[key] = int(value) if is_whole else value
+        else:
+            known = ", ".join(sorted([*_AGENT, *_TRAIN, *_FITTING]))
+            cure = f"Use {_PRESET[key]} instead" if key in _PRESET else f"Known: {known}"
+            raise ConfigError(f"{key} has no meaning here. {cure}.")
+    if isinstance(given.get("policy_kwargs"), str):
+        given["policy_kwargs"] = _policy_kwargs(given["policy_kwargs"])
+    if "n_envs" in given:
+        given["envs"] = given.pop("n_envs")
+    return without_sb3_names(given), train
 
 
-def _translate(where: str, key: str, value: Any, agent: dict[str, Any], train: dict[str, Any]) -> None:
-    if key in _FITTING:
-        if value not in _FITTING[key]:
-            raise ConfigError(f"{where}: {key} must be {_FITTING[key][0]!r} for an agent from pixels, got {value!r}.")
-    elif key in _TRAIN:
-        number = _number(where, key, value)
-        train[_TRAIN[key]] = number if key == "learning_rate" else int(number)
-    elif key == "policy_kwargs":
-        agent |= _policy_settings(where, value)
-    elif key == "ent_coef" and isinstance(value, str) and value.startswith("auto_"):
-        agent["initial_temperature"] = _number(where, key, value.removeprefix("auto_"))
-    elif key in _SAME or key in _RENAMED:
-        is_whole = isinstance(value, float) and value.is_integer()
-        agent[_RENAMED.get(key, key)] = int(value) if is_whole else value
-    else:
-        known = ", ".join(sorted([*_SAME, *_RENAMED, *_TRAIN, *_FITTING, "policy_kwargs"]))
-        cure = f"Use {_PRESET[key]} instead" if key in _PRESET else f"Known: {known}"
-        raise ConfigError(f"{where}: {key} has no meaning here. {cure}.")
-
-
-def _number(where: str, key: str, value: Any) -> float:
+def _number(key: str, value: Any) -> float:
     if isinstance(value, str) and value.startswith("lin_"):
         raise ConfigError(
-            f"{where}: {key} = {value!r} is a schedule, and a recipe has a constant rate: give the number. In Python, "
+            f"{key} = {value!r} is a schedule, and a recipe has a constant rate: give the number. In Python, "
             "learning_rate takes a function of the remaining progress."
         )
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ConfigError(f"{where}: {key} must be a number, got {value!r}.") from None
+        raise ConfigError(f"{key} must be a number, got {value!r}.") from None
 
 
-def _policy_settings(where: str, value: Any) -> dict[str, Any]:
-    """The settings in `dict(net_arch=[256, 256], activation_fn=nn.ReLU)`, text or mapping. Nothing in it is run."""
-    given: Any = value
-    if isinstance(value, str):
-        try:
-            call = ast.parse(value, mode="eval").body
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "dict":
-                raise ValueError("no dict(...)")
-            given = {str(each.arg): _literal(each.value) for each in call.keywords}
-        except (SyntaxError, ValueError) as error:
-            raise ConfigError(f"{where}: policy_kwargs = {value!r} cannot be read: {error}.") from error
+def _policy_kwargs(text: str) -> dict[str, Any]:
+    """Return the keywords in `dict(net_arch=[256, 256], activation_fn=nn.ReLU)`. Nothing in it is run."""
     try:
-        return policy_settings(given)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "dict":
+            raise ValueError("no dict(...)")
+        return {str(each.arg): _literal(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"policy_kwargs = {text!r} cannot be read: {error}.") from error
 
 
 def _literal(node: ast.expr) -> Any:

@@ -14,9 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.evaluation import diagnostics
-from dipole.core.objectives.objective import SHARPNESS
-from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.evaluation import diagnose_objective
+from dipole.core.train.evaluation import diagnose_objective, diagnose_pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import check_own
 from dipole.rl.arguments import check_seed, check_whole
@@ -139,23 +137,10 @@ def diagnose(agent: PixelAgent, batch_size: int = 256) -> dict[str, float]:
     buffer.rng.bit_generator.state = state
     torch.set_rng_state(generator)
     pairs = agent.make_pairs(batch, agent.anchors(batch.observations))
-    t_neg = agent.contrast.sharpness()[1]
-    return diagnose_pairs(pairs, t_neg) | diagnose_objective(agent.contrast, pairs.anchors)
-
-
-def diagnose_pairs(pairs: Pairs, t_neg: float = SHARPNESS[1]) -> dict[str, float]:
-    """Return alignment, uniformity, distances, margin occupancy, rank and entropy of anchors and keys, by name.
-
-    `t_neg` >= 0 is the sharpness of the negatives' weights whose entropy it is (`Composite.sharpness`).
-    """
-    entropy, maximum = diagnostics.conditional_entropy(pairs, t_neg)
     return {
-        "alignment": diagnostics.alignment(pairs),
-        "uniformity": diagnostics.uniformity(pairs),
         "mean_distance": diagnostics.mean_distance(pairs.anchors),
         "margin_occupancy": diagnostics.margin_occupancy(pairs),
         "rank": float(diagnostics.numerical_rank(pairs.anchors)),
-        "conditional_entropy": float(entropy),
-        "conditional_entropy_maximum": float(maximum),
-        "conditional_entropy_t_neg": t_neg,
+        **diagnose_pairs((pairs,), agent.contrast),
+        **diagnose_objective(agent.contrast, pairs.anchors),
     }

@@ -101,9 +101,13 @@ class ControlEnv(StackedEnv):
         self._limit = self._control._step_limit if np.isfinite(self._control._step_limit) else _TIME_LIMIT
         self._rendering = rendering
         self._view = tasks.CAMERA.get(domain, 0) if camera is None else camera
-        # One camera per drawn size, made at first use. All sizes must be known before the first.
+        # One camera per drawn size, made at first use. MuJoCo reads these values with the first one.
         self._cameras: dict[int, Any] = {}
-        _make_room(self._physics, max(size, self.render_size), rendering)
+        visual, largest = self._physics.model.vis, max(size, self.render_size)
+        visual.global_.offwidth = max(largest, visual.global_.offwidth)
+        visual.global_.offheight = max(largest, visual.global_.offheight)
+        if rendering == "fast":
+            visual.quality.shadowsize = visual.quality.offsamples = 0
         if inputs != "state":
             self._camera(size)
         spec = self._control.action_spec()
@@ -225,15 +229,6 @@ class ControlEnv(StackedEnv):
         self._playing = not self._control._reset_next_step and self._steps < self._limit
         self.np_random.bit_generator.state = state["np_random"]
         self._vector = state.get("vector", self._vector)
-
-
-def _make_room(physics: Any, size: int, rendering: str) -> None:
-    """Set what MuJoCo reads when it makes the rendering context, with the first camera."""
-    physics.model.vis.global_.offwidth = max(size, physics.model.vis.global_.offwidth)
-    physics.model.vis.global_.offheight = max(size, physics.model.vis.global_.offheight)
-    if rendering == "fast":
-        physics.model.vis.quality.shadowsize = 0
-        physics.model.vis.quality.offsamples = 0
 
 
 def _camera(physics: Any, size: int, camera: int | str, rendering: str) -> Any:

@@ -37,12 +37,6 @@ def fault_message(environment: int, fault: dict[str, Any]) -> str:
     )
 
 
-def require_finite(reward: Any) -> None:
-    """Raise ValueError for a reward that is not finite as float32."""
-    if not (np.abs(np.asarray(reward, np.float64)) <= LARGEST).all():
-        raise ValueError(f"the reward is {reward}")
-
-
 class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Turns an exception in `step`, or a reward that is not finite, into a truncated episode with `info["fault"]`.
 
@@ -77,7 +71,8 @@ class Guard(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._step += 1
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
-            require_finite(reward)
+            if not (np.abs(np.asarray(reward, np.float64)) <= LARGEST).all():
+                raise ValueError(f"the reward is {reward}")
             self._look_at(observation)
         except ConfigError:
             raise

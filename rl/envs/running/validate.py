@@ -94,7 +94,8 @@ class Contract(gymnasium.Wrapper[Any, Any, Any, Any]):
                 message += _OLD
             raise ConfigError(message)
         for name, flag in (("terminated", result[2]), ("truncated", result[3])):
-            if not _is_flag(flag):
+            is_one = hasattr(flag, "dtype") and getattr(flag, "shape", None) in ((), (1,))
+            if not is_one and not isinstance(flag, Real | np.bool_):
                 raise ConfigError(
                     f"step of the environment {shown(self.env)} returned {flag!r:.60} as {name}: it must be True or "
                     "False."
@@ -112,13 +113,6 @@ def under_contract(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     if not isinstance(lowest, Contract):
         lowest.env = Contract(lowest.env)
     return env
-
-
-def _is_flag(value: Any) -> bool:
-    """Return whether a value is a boolean, a number, or an array or tensor of one."""
-    return isinstance(value, Real | np.bool_) or (
-        hasattr(value, "dtype") and getattr(value, "shape", None) in ((), (1,))
-    )
 
 
 def _told(result: Any) -> str:
