@@ -198,8 +198,17 @@ def conditional_entropy(pairs: Pairs | Array, t_neg: Sharpness = 2.0) -> tuple[f
         >>> round(entropy, 3), round(maximum, 3)
         (0.739, 1.099)
     """
-    pairs = every_pair(pairs)
-    scale, some = 2 * t_neg, pairs.negative_counts > 0
+    return entropy_of_weights(every_pair(pairs), t_neg)
+
+
+def entropy_of_weights(pairs: Pairs, sharpness: float) -> tuple[float, float]:
+    """Return what `conditional_entropy` returns. A sharpness below 0 is that of reversed weights, e^{+|t_neg| d2_ij}.
+
+    Args:
+        pairs: anchors and their negatives.
+        sharpness: any finite t_neg.
+    """
+    scale, some = 2 * sharpness, pairs.negative_counts > 0
     if not bool(some.any()):
         return 0.0, 0.0
     # pi ~ e^{scale s}, so -sum pi log pi = log sum e^{scale s} - scale sum pi s.

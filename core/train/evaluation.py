@@ -149,11 +149,12 @@ def diagnose_classes(features: Tensor, labels: Tensor) -> dict[str, float]:
 def diagnose_pairs(several: tuple[Pairs, ...], objective: Composite | None = None) -> dict[str, float]:
     """Measure one batch of positives and negatives, and average over its Pairs.
 
-    The entropy is that of the negatives' weights at the objective's own t_neg (`Composite.sharpness`).
+    The entropy is that of the negatives' weights at the objective's own t_neg (`Composite.sharpness`), below 0 for
+    reversed weights.
     """
     t_neg = SHARPNESS[1] if objective is None else objective.sharpness()[1]
     found = [
-        (*diagnostics.conditional_entropy(pairs, t_neg), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
+        (*diagnostics.entropy_of_weights(pairs, t_neg), diagnostics.alignment(pairs), diagnostics.uniformity(pairs))
         for pairs in several
     ]
     names = ("conditional_entropy", "conditional_entropy_maximum", "alignment", "uniformity")

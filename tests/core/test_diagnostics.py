@@ -295,7 +295,13 @@ def test_as_functions_they_hold_to_their_ranges(measure, said):
 
 @pytest.mark.parametrize(
     ("text", "t_neg"),
-    [("cacr(k=1, t_neg=3)", 3.0), ("infonce + 0.5*cacr(t_neg=0.9)", 0.9), ("infonce", 2.0), (None, 2.0)],
+    [
+        ("cacr(k=1, t_neg=3)", 3.0),
+        ("infonce + 0.5*cacr(t_neg=0.9)", 0.9),
+        ("infonce", 2.0),
+        (None, 2.0),
+        ("cacr(k=1, t_neg=0.9, negative_weights=reversed)", -0.9),
+    ],
 )
 def test_the_entropy_of_a_run_is_at_its_own_sharpness(text, t_neg):
     """CACR Fig. 3-5: each row weighs its negatives by its own t_neg; CACR's default where an objective has none."""
