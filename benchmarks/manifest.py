@@ -86,6 +86,7 @@ class ColumnEntry(Part):
         factor: of the number.
         higher_is_better: whether larger values are better.
         unit: of the product, such as "%".
+        base: name of the column that rows without a base are tested against.
     """
 
     name: str
@@ -93,6 +94,7 @@ class ColumnEntry(Part):
     factor: float
     higher_is_better: bool
     unit: str
+    base: str | None = None
 
     @property
     def label(self) -> str:

@@ -49,6 +49,7 @@ class Column(Settings):
     factor: float = 1.0
     higher_is_better: bool = True
     unit: str = ""
+    base: str | None = Field(None, description="name of the column that rows without a base are tested against")
     recipe: str | None = Field(None, description="in place of the scale's recipe")
     set: tuple[str, ...] = ()
     fill: dict[str, str] = Field(default_factory=dict, description="values of {name} in a row's objective")
@@ -162,6 +163,11 @@ class Suite(Settings):
             for base in dict.fromkeys((self.base, *(row.base for row in rows))):
                 if base is not None and base not in labels:
                     problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
+            for column in columns:
+                if column.base is not None and column.base not in names:
+                    problems.append(
+                        f"base {column.base!r} is no column of scale {name!r}.{nearest(column.base, names)}"
+                    )
             for row in rows:
                 for column in row.columns or ():
                     if column not in names:

@@ -112,7 +112,10 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
     done = sum(record.status == "done" for record in results.records.values())
     subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {counted(len(results.jobs), 'run')} finished"
     filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
-    drawn, said = {name: found for name, found in pictures.items() if found}, findings.of_suite(results, others)
+    drawn, said = (
+        {name: found for name, found in pictures.items() if found},
+        [*findings.of_suite(results, others), *overview.of_power(results)],
+    )
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
 
 

@@ -129,7 +129,7 @@ def _against_base(results: SuiteResults) -> list[str]:
         if any(c.against_base is not None for c in results.cells):
             return ["One seed each allows no test. Two seeds would give intervals."]
         return []
-    bases = list(dict.fromkeys(c.row.base for c in among))
+    bases = list(dict.fromkeys(c.base for c in among))
     base, own_base, several = bases[0], bases[0], len(bases) > 1
     if several:
         base, own_base = "their bases", "its base"
@@ -196,7 +196,7 @@ def _leads(cell: CellResult, names_base: bool = False) -> str:
     if _lead(cell) > 0:
         verb = "leads"
     if names_base:
-        base = str(cell.row.base)
+        base = cell.base
     unit = cell.column.unit.replace("%", "points")
     words = [cell.row.label, verb, base, "by", number(abs(cell.against_base.difference)), unit, f"({cell.column.name})"]
     return " ".join(filter(None, words))

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan
 from statistics import median, median_high
 
@@ -12,9 +12,9 @@ from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OB
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import LEVEL
-from dipole.benchmarks.report.results import CellResult, Claimed, SuiteResults
+from dipole.benchmarks.report.results import CellResult, Claimed, SuiteResults, base_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number, number_cell
-from dipole.benchmarks.statistics import seeds_needed
+from dipole.benchmarks.statistics import PairedTest, power, seeds_needed
 from dipole.core.utils.text import are, counted
 
 FEW = 5
@@ -47,10 +47,12 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
             name = replace(name, sub=f"{done} of {counted(len(suite.jobs), 'run')} finished")
         said = findings.of_differences(suite) or findings.of_suite(suite, suites)
         answer = Cell(" ".join(said) or "No row is tested against another.")
-        rows.append((name, Cell(question(suite)), answer, more_seeds(suite), _verdicts(suite, suites)))
+        rows.append(
+            (name, Cell(question(suite)), answer, power_cell(suite), more_seeds(suite), _verdicts(suite, suites))
+        )
     note = (
-        "More seeds needed: so many more per row, and half of the tests against the base show the named effect with "
-        "80 % power (Holm over all tests of the suite). "
+        "Power: how likely half of the tests against the base show the named effect, among all tests of the suite "
+        "(Holm). More seeds needed: so many more per row show it with 80 % power. "
     )
     if any(suite.table for suite in suites):
         note += (
@@ -62,7 +64,7 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
         note += "The effect is a point of 100 or 50 of a return. "
     if any(suite.not_decidable for suite in suites):
         note += f"Suites that are {NOT_DECIDABLE} are listed with the reason, and counted nowhere."
-    head = ("suite", "question", "answer", "more seeds needed", "claims")
+    head = ("suite", "question", "answer", "power", "more seeds needed", "claims")
     return ReportTable("overview", "Every suite", head, rows, note.strip()).without_empty_columns()
 
 
@@ -71,6 +73,11 @@ def question(suite: SuiteResults) -> str:
     rows = [row for row in suite.rows if row.base]
     bases = list(dict.fromkeys(row.base for row in rows))
     where = counted(len(suite.columns), "measurement")
+    if not rows and (
+        compared := [column for column in suite.manifest.columns if column.base not in (None, column.name)]
+    ):
+        who = suite.rows[0].label if len(suite.rows) == 1 else counted(len(suite.rows), "method")
+        return f"How far is {who} on {counted(len(compared), 'measurement')} from {compared[0].base}?"
     if len(suite.rows) == 1:
         return f"What does {suite.rows[0].label} reach on {where}?"
     if not rows:
@@ -86,12 +93,34 @@ EFFECTS = {"%": (1.0, "point"), "return": (50.0, "return")}
 MOST_SEEDS = 10_000
 
 
-def more_seeds(suite: SuiteResults) -> Cell:
-    """Return how many more seeds show the paper's median effect, or a stated one, in half of a suite's tests."""
-    printed = [gap for cell in findings.tested(suite) if (gap := _printed_gap(suite, cell)) is not None]
-    needed: list[int] = []
-    stated: dict[str, None] = {}
-    for cell in findings.tested(suite):
+@dataclass(frozen=True)
+class Planned:
+    """A test against the base and the effect that it should show."""
+
+    effect: float
+    words: str
+    test: PairedTest
+    alpha: float
+
+    @property
+    def power(self) -> float:
+        """Probability that the test shows the effect, at the first step of Holm's correction."""
+        return power(self.effect, self.test.spread, self.test.n, self.alpha, self.test.method != "Welch")
+
+    @property
+    def more_seeds(self) -> int:
+        """How many more seeds show the effect with 80 % power."""
+        paired = self.test.method != "Welch"
+        seeds = seeds_needed(self.effect, self.test.spread, alpha=self.alpha, is_paired=paired, limit=MOST_SEEDS)
+        return max(0, (seeds or MOST_SEEDS) - self.test.n)
+
+
+def planned(suite: SuiteResults) -> list[Planned]:
+    """Return the tests of a suite with the median effect that its paper prints, or else with a stated one."""
+    cells = findings.tested(suite)
+    printed = [gap for cell in cells if (gap := _printed_gap(suite, cell)) is not None]
+    found = []
+    for cell in cells:
         test, unit = cell.against_base, cell.column.unit
         effect, name = EFFECTS.get(unit, (nan, unit))
         words = f"{effect:g} {name}"
@@ -99,22 +128,43 @@ def more_seeds(suite: SuiteResults) -> Cell:
             effect = median(printed)
             words = f"the paper's median effect, {number(effect)} {unit.replace('%', 'points')}".strip()
         if test is not None and test.spread > 0 and effect > 0:
-            paired, alpha = test.method != "Welch", LEVEL / cell.family
-            seeds = seeds_needed(effect, test.spread, alpha=alpha, is_paired=paired, limit=MOST_SEEDS)
-            needed.append(max(0, (seeds or MOST_SEEDS) - test.n))
-            stated[words] = None
-    if not needed:
+            found.append(Planned(effect, words, test, LEVEL / cell.family))
+    return found
+
+
+def more_seeds(suite: SuiteResults) -> Cell:
+    """Return how many more seeds show the paper's median effect, or a stated one, in half of a suite's tests."""
+    tests = planned(suite)
+    if not tests:
         return EMPTY
-    more = median_high(needed)
+    more = median_high([each.more_seeds for each in tests])
     text = "none" if more == 0 else str(more)
     if more >= MOST_SEEDS // 2:
         text = "thousands"
-    return Cell(text, more, f"for {' and '.join(stated)}")
+    return Cell(text, more, f"for {' and '.join(dict.fromkeys(each.words for each in tests))}")
+
+
+def power_cell(suite: SuiteResults) -> Cell:
+    """Return the power of half of a suite's tests for the effect of `more_seeds`."""
+    tests = planned(suite)
+    if not tests:
+        return EMPTY
+    value = median([each.power for each in tests])
+    return Cell(f"{100 * value:.0f} %", value)
+
+
+def of_power(suite: SuiteResults) -> list[str]:
+    """Return a sentence on the power of a suite's tests, or [] without a stated effect."""
+    tests = planned(suite)
+    if not tests:
+        return []
+    words = " and ".join(dict.fromkeys(each.words for each in tests))
+    return [f"Half of the tests show {words} with a power of {power_cell(suite).text} or more (Holm)."]
 
 
 def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
     """Return the size of the printed difference from the base, or None if it is 0 or not printed."""
-    base = suite.cell(cell.row.base or "", cell.column.name)
+    base = suite.cell(*base_of(cell.row, cell.column))
     sides = (cell.printed, base.printed if base else None)
     means = [side.mean for side in sides if side is not None and side.mean is not None]
     if len(means) < 2:

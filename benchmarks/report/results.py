@@ -49,7 +49,7 @@ def _cost(record: RunRecord) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell of a suite: our sample, the test against the base row, and the paper's number.
+    """One cell of a suite: our sample, the test against the base, and the paper's number.
 
     Without a sample there is no summary, without a printed number no comparison. `p_holm` is the p-value of the test
     among the `family` of all tests of the suite, `wanted` the number of runs that the suite asks for.
@@ -66,6 +66,11 @@ class CellResult:
     printed: published.PrintedCell | None
     has_failed: bool = False
     family: int = 1
+
+    @property
+    def base(self) -> str:
+        """The row or column that it is tested against, or ""."""
+        return self.row.base or self.column.base or ""
 
     @property
     def why_not_significant(self) -> str:
@@ -334,7 +339,7 @@ class SuiteResults:
         tasks = {name: rows for name, rows in self.tasks().items() if rows}
         decided: dict[str, list[float]] = defaultdict(list)
         for cell in self.cells:
-            if cell.against_base is not None and cell.p_holm < LEVEL:
+            if cell.row.base and cell.against_base is not None and cell.p_holm < LEVEL:
                 decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
         return rank_objectives(tasks, self.base, decided, costs, self.run_groups)
 
@@ -374,8 +379,9 @@ class SuiteResults:
         return protocol_differences(getattr(self.table, "protocol", {}), self.manifest.protocol)
 
     def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
-        ours, base = self._samples.get((row.label, column.name)), self._samples.get((row.base or "", column.name))
-        if not ours or not base:
+        ours, place = self._samples.get((row.label, column.name)), base_of(row, column)
+        base = self._samples.get(place)
+        if not ours or not base or place == (row.label, column.name):
             return None
         return difference(base, ours, resolution=self._resolution(row, column, [*ours.values(), *base.values()]))
 
@@ -391,6 +397,13 @@ class SuiteResults:
         if column.unit == "%":
             return 0.01
         return None
+
+
+def base_of(row: RowEntry, column: ColumnEntry) -> tuple[str, str]:
+    """Return row and column of the cell that a cell is tested against: the row's base, or else the column's."""
+    if row.base:
+        return row.base, column.name
+    return row.label, column.base or ""
 
 
 def _balanced(row: str, column: str) -> tuple[str, str]:

@@ -118,7 +118,7 @@ def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
         *(count_cell(s.n), *_fields(s, "mean", "std", "low", "high")),
         *(*_fields(printed, "mean", "std"), trials),
         *(*_fields(c, "difference", "low", "high"), verdict),
-        *(Cell(cell.row.base or ""), *_fields(t, "difference", "low", "high", "p_t")),
+        *(Cell(cell.base), *_fields(t, "difference", "low", "high", "p_t")),
         *(_corrected(cell), *_fields(t, "p_wilcoxon", "effect"), number_cell(cell.detectable)),
     )
 

@@ -553,6 +553,30 @@ def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
     spread = np.std(gaps["x"], ddof=1)
     assert cell.sub == "for 1 point"
     assert power(1.0, spread, 5 + cell.sort, is_paired=True) >= 0.8 > power(1.0, spread, 4 + cell.sort, is_paired=True)
+    today = power(1.0, spread, 5, is_paired=True)
+    assert overview.power_cell(suite).sort == pytest.approx(today)
+    assert overview.of_power(suite) == [
+        f"Half of the tests show 1 point with a power of {100 * today:.0f} % or more (Holm)."
+    ]
+
+
+def test_a_row_without_a_base_is_tested_against_the_base_of_its_column(runs_folder):
+    """As in tables of one option, whose values are the columns."""
+    by_column = {"x": [0.50, 0.51, 0.52], "y": [0.53, 0.55, 0.54], "z": [0.50, 0.51, 0.53]}
+    rows, columns = [("a", "infonce", None), ("b", "dcl", "a")], [("x", "vision"), ("y", "text"), ("z", "toy")]
+    manifest = runs_folder.suite("s", rows, columns, lambda row, column, seed: by_column[column][seed])
+    bases = [column.model_copy(update={"base": "x"}) for column in manifest.columns]
+    suite = runs_folder.read(manifest.model_copy(update={"columns": bases}))
+    assert suite.cell("a", "x").against_base is None
+    assert suite.cell("a", "y").against_base.difference == pytest.approx(3.0)
+    assert suite.cell("a", "z").against_base.difference == pytest.approx(1 / 3)
+    assert suite.cell("b", "y").against_base.difference == 0
+    assert suite.tests == 2 + 3
+    assert [cell.base for cell in suite.cells] == ["x", "x", "x", "a", "a", "a"]
+    assert overview.question(suite) == "Does b differ from a on 3 measurements?"
+    one = runs_folder.suite("one", rows[:1], columns, lambda row, column, seed: by_column[column][seed])
+    alone = runs_folder.read(one.model_copy(update={"columns": bases}))
+    assert overview.question(alone) == "How far is a on 2 measurements from x?"
 
 
 @pytest.mark.parametrize(("others", "is_open"), [(0, False), (3, True), (8, True)])
