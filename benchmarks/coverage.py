@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.statistics import CONFIDENCE, estimates, holm
 from dipole.core.evaluation.intervals import Array
 
@@ -161,19 +162,14 @@ ALARMS: Mapping[str, Callable[[Array, Array], float]] = {
 
 def to_markdown(found: Study) -> str:
     """Return both tables in percent."""
-    seeds = list(found.lines[0].holds)
-    head, rule = "".join(f" {n} seeds |" for n in seeds), "---|" * len(seeds)
-    lines = [f"| interval | runs |{head}", f"|---|---|{rule}"]
+    rows, seeds = [], [f"{n} seeds" for n in found.lines[0].holds]
     for line in found.lines:
-        shares = []
-        for n in seeds:
-            shares.append(f" {100 * line.holds[n]:.1f}")
-            if line.given[n] < 0.995:
-                shares[-1] += f" ({100 * (1 - line.given[n]):.0f} none)"
-        lines.append(f"| {line.what} | {line.distribution} |{' |'.join(shares)} |")
-    lines += ["", f"| false alarm |{head}", f"|---|{rule}"]
-    lines += [f"| {name} |" + "".join(f" {100 * of[n]:.1f} |" for n in seeds) for name, of in found.alarms.items()]
-    return "\n".join(lines)
+        rows.append([line.what, line.distribution])
+        for n, share in line.holds.items():
+            none = f" ({100 * (1 - line.given[n]):.0f} none)" if line.given[n] < 0.995 else ""
+            rows[-1].append(f"{100 * share:.1f}{none}")
+    alarms = [[name, *(f"{100 * share:.1f}" for share in of.values())] for name, of in found.alarms.items()]
+    return f"{markdown(['interval', 'runs', *seeds], rows)}\n\n{markdown(['false alarm', *seeds], alarms)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,13 +32,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 class CellEntry(Part):
-    """One cell of a table.
-
-    Args:
-        row: label of its row.
-        column: name of its column.
-        seed: of the run that fills it.
-    """
+    """One cell of a table: the label of its row, the name of its column, and the seed of the run that fills it."""
 
     row: str
     column: str
@@ -46,14 +40,7 @@ class CellEntry(Part):
 
 
 class JobEntry(Part):
-    """One run of a suite.
-
-    Args:
-        hash: of the run.
-        command: that trains it, word by word.
-        processes: of the run.
-        cells: that it fills.
-    """
+    """One run of a suite: its hash, the command that trains it, its processes, and the cells that it fills."""
 
     hash: str
     command: list[str]
@@ -62,13 +49,9 @@ class JobEntry(Part):
 
 
 class RowEntry(Part):
-    """A row: one method.
+    """A row: one method, labelled "method" or "method / group", its objective, and the label of its base row.
 
-    Args:
-        label: "method" or "method / group".
-        objective: as text.
-        base: label of the row that it is tested against.
-        fill: values of placeholders in the metrics of columns, by name.
+    `fill` has values of placeholders in the metrics of columns, by name.
     """
 
     label: str
@@ -78,15 +61,10 @@ class RowEntry(Part):
 
 
 class ColumnEntry(Part):
-    """A column: one number of a record, times a factor.
+    """A column: one number of a record, times a factor, in a unit such as "%".
 
-    Args:
-        name: of the column.
-        metric: name of the number in the record, with placeholders for the row's `fill`.
-        factor: of the number.
-        higher_is_better: whether larger values are better.
-        unit: of the product, such as "%".
-        base: name of the column that rows without a base are tested against.
+    `metric` is the name of the number in the record, with placeholders for the row's `fill`, and `base` the name of the
+    column that rows without a base are tested against.
     """
 
     name: str
@@ -111,33 +89,15 @@ class ColumnEntry(Part):
         return -1
 
     def metric_of(self, row: RowEntry) -> str:
-        """Return the metric of a row.
-
-        Args:
-            row: with values for the placeholders.
-        """
+        """Return the metric of a row."""
         return filled(self.metric, row.fill)
 
 
 class Manifest(Part):
     """One suite at one scale as it was expanded. Fields are only ever added, with a default.
 
-    Args:
-        schema_version: of this format.
-        suite: its name.
-        scale: its scale.
-        title: one line.
-        kind: of table or chart.
-        published: id of the printed table that it repeats.
-        protocol: differences from the paper.
-        x_label: of its charts.
-        y_label: of its charts.
-        show: what the report draws.
-        note: for the report.
-        rows: in order.
-        columns: in order.
-        jobs: all runs.
-        not_decidable: why its scale cannot decide anything, or "".
+    `published` is the id of the printed table that it repeats, `protocol` has the differences from the paper, and
+    `not_decidable` says why its scale cannot decide anything. For the others see `suite.Suite`.
     """
 
     schema_version: Literal[1] = 1
@@ -185,11 +145,7 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
-    """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing.
-
-    Args:
-        runs: the folder.
-    """
+    """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing."""
     found, problems = [], []
     for path in sorted((runs / BENCH / "suites").glob("*.json")):
         try:

@@ -14,6 +14,7 @@ from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.evaluate import evaluate
 from dipole.benchmarks.claims.protocol import Item, Paper, papers
 from dipole.benchmarks.report import findings
+from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.suite import Suite, read_suite, suites
 from dipole.core.evaluation.theory.theorems import ARORA, CLLR, LMCL, THEOREMS, Theorem
 from dipole.core.utils.files import atomic_write
@@ -64,16 +65,7 @@ def page() -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [
-        _line(head),
-        "|---" * len(head) + "|",
-        *(_line(" ".join(cell.replace("|", "\\|").split()) for cell in row) for row in rows),
-    ]
-    return "\n".join(lines)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return markdown(head, [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows])
 
 
 def lines_of(name: str) -> Iterator[Item]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -104,6 +104,12 @@ def to_markdown(table: ReportTable) -> str:
     for row in table.rows:
         lines.append("| " + " | ".join(_marked(cell, plain, "**{}**") for cell in row) + " |")
     return "\n".join(lines) + "\n"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of cells that need no escapes."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def to_latex(table: ReportTable) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import dipole
+from dipole.benchmarks.report.table import markdown
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import Encoding
 from dipole.core.utils.machine import peak_memory
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--microbatch", type=int, default=32, help="rows at a time")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    print("| encoder | rows of a view | way | peak MB | processor seconds |\n|---|---|---|---|---|")
+    print(markdown(["encoder", "rows of a view", "way", "peak MB", "processor seconds"], []))
     for name, rows in (("resnet18", options.images), ("bert", options.sentences)):
         for way in WAYS:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:

@@ -1,12 +1,13 @@
 """Cost of reinforcement learning from pixels: updates, sampling, environment steps, memory.
 
-    python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update,parts,sampling,rendering,memory]
-                                         [--batches 128,512] [--rounds 5] [--threads 1] [--allocator kept] [--out FILE]
+    python -m dipole.benchmarks.speed.rl [--peer DIR] [--parts update parts sampling rendering memory]
+        [--batches 128 512] [--rounds 5] [--threads 1] [--allocator kept] [--device cuda] [--out FILE]
 
 One process, float32 unless the row says bf16, random frames, 84 of 100 pixels, 6 actions, MLPs of 1024. Rounds of the
 subjects alternate; processor time, the median over rounds. An update is the mean of one with and one without an actor
-step. `--peer DIR` is a checkout of MishaLaskin/curl. Its own agent and buffer run unchanged, with stand-ins for two
-packages (gym, skimage) that they import and hardly use. SB3's SAC with CnnPolicy is measured too.
+step. `--peer DIR` is a checkout of MishaLaskin/curl. Its own agent and buffer run unchanged on the processor, with
+stand-ins for two packages (gym, skimage) that they import and hardly use. SB3's SAC with CnnPolicy is measured too.
+With `--device cuda` updates are measured on the GPU, in wall time.
 
 All subjects share one allocator. With `--allocator kept`, the default, freed memory stays with the process. The
 other choice, `system`, is glibc's default: it costs the peer up to half of its time at batch 512
@@ -129,8 +130,8 @@ def peer(folder: Path, batch_size: int) -> tuple[Any, Any]:
     return agent, buffer
 
 
-def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, float]:
-    """Return the milliseconds of one update without sampling. Use bf16 only if the processor supports it."""
+def updates(batch_size: int, rounds: int, folder: Path | None, device: torch.device) -> dict[str, float]:
+    """Return the milliseconds of one update without sampling. Use bf16 only if the device supports it."""
     subjects: dict[str, Callable[[], Any]] = {}
     if folder is not None:
         agent, buffer = peer(folder, batch_size)
@@ -138,16 +139,16 @@ def updates(batch_size: int, rounds: int, folder: Path | None) -> dict[str, floa
         replayed, silent = types.SimpleNamespace(sample_cpc=lambda: batch), MagicMock()
         subjects[PEER] = lambda: [agent.update(replayed, silent, step) for step in (2, 3)]
     for name, settings in VARIANTS.items():
-        if settings.get("precision") == "bf16" and not bf16_is_native(torch.device("cpu")):
-            print(f"{name}: left out, this processor only emulates bfloat16", flush=True)
+        if settings.get("precision") == "bf16" and not bf16_is_native(device):
+            print(f"{name}: left out, this device only emulates bfloat16", flush=True)
             continue
-        mine = ours(batch_size, **settings)
+        mine = ours(batch_size, str(device), **settings)
         views = sample(mine, batch_size)
         subjects[name] = lambda mine=mine, views=views: [mine.update(views) for _ in range(2)]
-    sac = sb3(SAC, batch_size, 300, SEEN, policy_kwargs={"net_arch": [1024, 1024]})
+    sac = sb3(SAC, batch_size, 300, SEEN, policy_kwargs={"net_arch": [1024, 1024]}, device=str(device))
     sac.set_logger(Logger(None, []))
     subjects[STOCK] = lambda: sac.train(2, batch_size)
-    return {name: each / 2 for name, each in interleaved(subjects, rounds).items()}
+    return {name: each / 2 for name, each in interleaved(subjects, rounds, device).items()}
 
 
 def methods(batch_size: int, rounds: int) -> dict[str, float]:
@@ -221,28 +222,28 @@ def memory() -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, help="a checkout of MishaLaskin/curl")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
-    parser.add_argument("--batches", default="128,512")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured (default all)")
+    parser.add_argument("--batches", nargs="+", type=int, default=[128, 512])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--allocator", choices=("kept", "system"), default="kept", help="default kept; see above")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="of the updates")
     parser.add_argument("--out", type=Path, default=RESULTS / "rl.json")
     options = parser.parse_args()
-    parts = options.parts.split(",")
-    unknown = set(parts) - set(PARTS)
-    if unknown:
-        parser.error(f"--parts: there is no {', '.join(sorted(unknown))}; allowed are {', '.join(PARTS)}")
+    parts, device = options.parts, options.device
     if options.peer is not None and not (options.peer / "curl_sac.py").is_file():
         parser.error(f"--peer {options.peer} has no curl_sac.py; give a checkout of MishaLaskin/curl")
     if options.allocator == "kept" and not keep_freed_memory():
         parser.error("--allocator kept needs glibc; use --allocator system")
     torch.set_num_threads(options.threads)
     name = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()})"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     setting = {"processor": name, "torch": torch.__version__, "threads": options.threads}
     results = Results(options.out, setting | {"allocator": options.allocator, "unit": "processor milliseconds"})
-    for size in map(int, options.batches.split(",")):
+    for size in options.batches:
         if "update" in parts:
-            results.add("update", str(size), against_peer(updates(size, options.rounds, options.peer)))
+            results.add("update", str(size), against_peer(updates(size, options.rounds, options.peer, device)))
         if "parts" in parts:
             results.add("parts", str(size), methods(size, options.rounds))
         if "sampling" in parts:

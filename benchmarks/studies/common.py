@@ -1,7 +1,7 @@
-"""Result files, Markdown tables and means with intervals for all studies."""
+"""Result files and means with intervals for all studies."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,6 @@ def save(path: Path, content: Any) -> None:
     """Write a JSON file atomically, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, json.dumps(content, indent=1) + "\n")
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def grouped(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

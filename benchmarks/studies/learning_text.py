@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dipole.benchmarks.studies.common import grouped, load, markdown, mean_and_interval, run_missing
+from dipole.benchmarks.report.table import markdown
+from dipole.benchmarks.studies.common import grouped, load, mean_and_interval, run_missing
 from dipole.core.train.recipe import resolve
 from dipole.core.train.run import train
 from dipole.core.utils.seeding import Seeds, seed_everything

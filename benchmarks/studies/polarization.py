@@ -24,8 +24,9 @@ import torch
 from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.drawing import to_files
+from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.statistics import PairedTest, difference, holm, summarize
-from dipole.benchmarks.studies.common import load, markdown, save
+from dipole.benchmarks.studies.common import load, save
 from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Layout, Trial
 from dipole.core.objectives.objective import objective
 from dipole.core.record import hardware, library_versions
