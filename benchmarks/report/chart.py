@@ -1,11 +1,11 @@
-"""The base of all chart types, and what they share: style of series, long labels in lines, Altair itself.
+"""A chart, and what all chart types share: style of series, long labels in lines, Altair itself.
 
 Colours are names of the page's style sheet (`var(--c0)`), so one picture serves light, dark and print.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from textwrap import wrap
@@ -36,17 +36,20 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Chart:
-    """The base of all chart types.
+    """One chart: the data as Vega reads them, words, and the function that draws.
 
     Args:
         title: its title.
         x_label: title of the x axis.
         y_label: title of the y axis, or "" for names of rows.
-        rows: the data, as Vega reads them.
+        rows: the data.
         shown: the contents in words, for readers who cannot see the picture.
+        draw: returns the Altair chart, given the module `altair`.
         columns: the fields of `rows` in the table of numbers, with their names there.
         datasets: further data, by name.
         is_narrow: whether three of these fit in a row.
+        is_large: whether it takes the place of three in the number of pictures that a page draws at once.
+        table: the table of numbers, in place of one from `columns`.
     """
 
     title: str
@@ -54,21 +57,22 @@ class Chart:
     y_label: str
     rows: Rows
     shown: str
+    draw: Callable[[Any], Any]
     columns: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, Rows] = field(default_factory=dict)
     is_narrow: bool = False
+    is_large: bool = False
+    table: ReportTable | None = None
 
     @property
     def description(self) -> str:
         """The alternative text."""
         return f"{self.title}: {self.y_label or 'rows'} over {self.x_label}. {self.shown}"
 
-    def draw(self, alt: Any) -> Any:
-        """Return the Altair chart. `alt` is the module `altair`."""
-        raise NotImplementedError
-
     def numbers(self) -> ReportTable:
         """Return the numbers of the chart as a table."""
+        if self.table is not None:
+            return replace(self.table, title=self.title, note=self.description)
         rows = [tuple(_cell(row.get(name)) for name in self.columns) for row in self.rows]
         table = ReportTable("", self.title, tuple(self.columns.values()), rows, self.description)
         return table.without_empty_columns()

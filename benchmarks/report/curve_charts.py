@@ -45,45 +45,6 @@ class Line:
     is_reference: bool = False
 
 
-@dataclass(frozen=True)
-class LineChart(Chart):
-    """Lines with bands. Values that are not finite interrupt a line."""
-
-    references: Sequence[str] = ()
-    from_zero: bool = False
-    is_log: bool = False
-    is_log_y: bool = False
-
-    def draw(self, alt: Any) -> Any:
-        labels = values_of(self.rows, "series")
-        colour, shape, dash = series_by(labels, self.references)
-        x_axis, x_scale = alt.Axis(grid=False), alt.Scale(zero=False, nice=False)
-        if self.is_log:
-            values = sorted({row["x"] for row in self.rows})
-            x_axis = alt.Axis(grid=False, values=values, format="~g", labelOverlap=True)
-            x_scale = alt.Scale(type="log", nice=False)
-        y_scale = alt.Scale(type="log") if self.is_log_y else alt.Scale(zero=self.from_zero)
-
-        def y(field: str) -> Any:
-            return alt.Y(f"{field}:Q", title=self.y_label, scale=y_scale, axis=alt.Axis(tickCount=6))
-
-        shown, base, layers = unless_chosen(1.0, 0.12), alt.Chart(), []
-        tips = [tip("series", " "), tip("x", self.x_label, ".6~g"), tip("y", self.y_label, ".5~g")]
-        if any("low" in row for row in self.rows):
-            opacity = alt.OpacityValue(0.15)
-            if len(labels) > MOST_BANDS:
-                opacity = unless_chosen(0.15, 0.0, empty=False)
-            layers.append(base.mark_area().encode(y=y("low"), y2="high", opacity=opacity))
-            tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
-        layers.append(base.mark_line(strokeWidth=2).encode(y=y("y"), strokeDash=dash, opacity=shown))
-        marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
-        marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
-        layers.append(marker.add_params(chosen()).properties(name="series"))
-        size = NARROW if self.is_narrow else (WIDTH, HEIGHT)
-        x = alt.X("x:Q", title=self.x_label, scale=x_scale, axis=x_axis)
-        return layered(layers, *size).encode(x=x, color=colour)
-
-
 def line_chart(
     title: str,
     x_label: str,
@@ -92,8 +53,8 @@ def line_chart(
     from_zero: bool = False,
     is_log: bool | None = None,
     is_log_y: bool | None = None,
-) -> LineChart | None:
-    """Return lines, None without a finite value.
+) -> Chart | None:
+    """Return lines with bands, None without a finite value. Values that are not finite interrupt a line.
 
     Axes are logarithmic by default if x grows by factors, and if y is positive and spans WIDE_SPAN.
     """
@@ -106,13 +67,41 @@ def line_chart(
     if is_log_y is None:
         numbers = [*known, *(row["low"] for row in rows if row.get("low") is not None)]
         is_log_y = not from_zero and min(numbers) > 0 and max(numbers) > WIDE_SPAN * min(numbers)
+    is_narrow, has_bands = len(lines) == 1, any("low" in row for row in rows)
+
+    def draw(alt: Any) -> Any:
+        labels = values_of(rows, "series")
+        colour, shape, dash = series_by(labels, [line.label for line in lines if line.is_reference])
+        x_axis, x_scale = alt.Axis(grid=False), alt.Scale(zero=False, nice=False)
+        if is_log:
+            values = sorted({row["x"] for row in rows})
+            x_axis = alt.Axis(grid=False, values=values, format="~g", labelOverlap=True)
+            x_scale = alt.Scale(type="log", nice=False)
+        y_scale = alt.Scale(type="log") if is_log_y else alt.Scale(zero=from_zero)
+
+        def y(field: str) -> Any:
+            return alt.Y(f"{field}:Q", title=y_label, scale=y_scale, axis=alt.Axis(tickCount=6))
+
+        shown, base, layers = unless_chosen(1.0, 0.12), alt.Chart(), []
+        tips = [tip("series", " "), tip("x", x_label, ".6~g"), tip("y", y_label, ".5~g")]
+        if has_bands:
+            opacity = alt.OpacityValue(0.15)
+            if len(labels) > MOST_BANDS:
+                opacity = unless_chosen(0.15, 0.0, empty=False)
+            layers.append(base.mark_area().encode(y=y("low"), y2="high", opacity=opacity))
+            tips += [tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
+        layers.append(base.mark_line(strokeWidth=2).encode(y=y("y"), strokeDash=dash, opacity=shown))
+        marker = base.mark_point(filled=True, size=45, strokeWidth=0).transform_filter("datum.marker == 1")
+        marker = marker.encode(y=y("y"), shape=shape, opacity=shown, tooltip=tips)
+        layers.append(marker.add_params(chosen()).properties(name="series"))
+        size = NARROW if is_narrow else (WIDTH, HEIGHT)
+        x = alt.X("x:Q", title=x_label, scale=x_scale, axis=x_axis)
+        return layered(layers, *size).encode(x=x, color=colour)
+
     ends = {row["series"]: row["y"] for row in rows if row["y"] is not None}
     shown = ", ".join([f"{label} ends at {value:.4g}" for label, value in ends.items()][:NAMED]) + "."
     columns = {"series": "series", "x": x_label, "y": y_label, "low": "low", "high": "high"}
-    references = [line.label for line in lines if line.is_reference]
-    is_narrow = len(lines) == 1
-    scales = references, from_zero, is_log, is_log_y
-    return LineChart(title, x_label, y_label, rows, shown, columns, {}, is_narrow, *scales)
+    return Chart(title, x_label, y_label, rows, shown, draw, columns, is_narrow=is_narrow)
 
 
 def _points(line: Line) -> Rows:
@@ -129,28 +118,6 @@ def _points(line: Line) -> Rows:
     return rows
 
 
-@dataclass(frozen=True)
-class HistogramChart(Chart):
-    """Outlined densities over each other. Pictures that are compared have the same `top`."""
-
-    top: float = 1.0
-
-    def draw(self, alt: Any) -> Any:
-        colour, _, dash = series_by(values_of(self.rows, "series"))
-        edges = [row["x"] for row in self.rows]
-        x_scale = alt.Scale(domain=[min(edges), max(edges)], nice=False)
-        x = alt.X("x:Q", title=self.x_label, scale=x_scale)
-        y = alt.Y("y:Q", title=self.y_label, scale=alt.Scale(domain=[0, self.top]), stack=None)
-        filled, outline = (
-            alt.Chart().mark_area(interpolate="step-after"),
-            alt.Chart().mark_line(interpolate="step-after", strokeWidth=2),
-        )
-        filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
-        outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
-        layers = [filled, outline.add_params(chosen()).properties(name="series")]
-        return layered(layers, *NARROW).encode(x=x, y=y, color=colour)
-
-
 def histogram(
     title: str,
     x_label: str,
@@ -158,10 +125,10 @@ def histogram(
     edges: Sequence[float],
     densities: Mapping[str, Sequence[float]],
     top: float = 0.0,
-) -> HistogramChart | None:
-    """Return densities between the same edges over each other, or None if a value is missing.
+) -> Chart | None:
+    """Return outlined densities between the same edges over each other, or None if a value is missing.
 
-    The axis goes up to `top` at least.
+    The axis goes up to `top` at least: pictures that are compared have the same.
     """
     heights = [height for each in densities.values() for height in each]
     if not heights or not all(map(isfinite, [*heights, *edges])):
@@ -169,50 +136,52 @@ def histogram(
     rows: Rows = []
     for label, each in densities.items():
         rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in zip(edges, [*each, 0.0], strict=True)]
-    shown = f"Densities of {', '.join(densities)}."
-    columns = {"series": "series", "x": f"{x_label} from", "y": y_label}
-    return HistogramChart(title, x_label, y_label, rows, shown, columns, {}, True, max(top, *heights))
 
+    def draw(alt: Any) -> Any:
+        colour, _, dash = series_by(list(densities))
+        places = [row["x"] for row in rows]
+        x = alt.X("x:Q", title=x_label, scale=alt.Scale(domain=[min(places), max(places)], nice=False))
+        y = alt.Y("y:Q", title=y_label, scale=alt.Scale(domain=[0, max(top, *heights)]), stack=None)
+        filled = alt.Chart().mark_area(interpolate="step-after")
+        filled = filled.encode(opacity=unless_chosen(0.18, 0.03), tooltip=[tip("series", " ")])
+        outline = alt.Chart().mark_line(interpolate="step-after", strokeWidth=2)
+        outline = outline.encode(strokeDash=dash, opacity=unless_chosen(1.0, 0.12))
+        layers = [filled, outline.add_params(chosen()).properties(name="series")]
+        return layered(layers, *NARROW).encode(x=x, y=y, color=colour)
 
-@dataclass(frozen=True)
-class ScatterChart(Chart):
-    """Points by group. If it `is_equal`, one length is the same on both axes, so that angles are true."""
-
-    is_equal: bool = True
-
-    def draw(self, alt: Any) -> Any:
-        across = up = alt.Scale(zero=False)
-        if self.is_equal:
-            domains = equal_scales([row["x"] for row in self.rows], [row["y"] for row in self.rows])
-            across, up = (alt.Scale(zero=False, nice=False, domain=domain) for domain in domains)
-        colour, shape, _ = series_by(values_of(self.rows, "series"))
-        points = (
-            alt.Chart()
-            .mark_point(filled=True, size=18)
-            .encode(
-                x=alt.X("x:Q", title=self.x_label, scale=across),
-                y=alt.Y("y:Q", title=self.y_label, scale=up),
-                color=colour,
-                shape=shape,
-                opacity=unless_chosen(0.7, 0.06),
-                tooltip=[tip("series", " "), tip("x", number_format=".4~g"), tip("y", number_format=".4~g")],
-            )
-        )
-        return layered([points.add_params(chosen()).properties(name="series")], *NARROW)
+    shown, columns = f"Densities of {', '.join(densities)}.", {"series": "series", "x": f"{x_label} from", "y": y_label}
+    return Chart(title, x_label, y_label, rows, shown, draw, columns, is_narrow=True)
 
 
 def scatter_chart(
     title: str, x_label: str, y_label: str, groups: Mapping[str, Points], is_equal: bool = True
-) -> ScatterChart | None:
-    """Return the finite points by group, or None if there are none."""
+) -> Chart | None:
+    """Return the finite points by group, or None if there are none.
+
+    If it `is_equal`, one length is the same on both axes, so that angles are true.
+    """
     rows: Rows = []
     for label, points in groups.items():
         rows += [{"series": label, "x": short(x), "y": short(y)} for x, y in points if isfinite(x) and isfinite(y)]
     if not rows:
         return None
+
+    def draw(alt: Any) -> Any:
+        across = up = alt.Scale(zero=False)
+        if is_equal:
+            domains = equal_scales([row["x"] for row in rows], [row["y"] for row in rows])
+            across, up = (alt.Scale(zero=False, nice=False, domain=domain) for domain in domains)
+        colour, shape, _ = series_by(values_of(rows, "series"))
+        x, y = alt.X("x:Q", title=x_label, scale=across), alt.Y("y:Q", title=y_label, scale=up)
+        tips = [tip("series", " "), tip("x", number_format=".4~g"), tip("y", number_format=".4~g")]
+        drawn = alt.Chart().mark_point(filled=True, size=18)
+        drawn = drawn.encode(x=x, y=y, color=colour, shape=shape, opacity=unless_chosen(0.7, 0.06), tooltip=tips)
+        return layered([drawn.add_params(chosen()).properties(name="series")], *NARROW)
+
     shown = ", ".join(f"{counted(len(points), 'point')} of {label}" for label, points in groups.items()) + "."
-    columns = {"series": "group", "x": x_label, "y": y_label}
-    return ScatterChart(title, x_label, y_label, rows, shown, columns, {}, True, is_equal)
+    return Chart(
+        title, x_label, y_label, rows, shown, draw, {"series": "group", "x": x_label, "y": y_label}, is_narrow=True
+    )
 
 
 def doubles(x: Sequence[float]) -> bool:

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dipole.benchmarks.report.chart import Chart
-from dipole.benchmarks.report.row_charts import HeatMap
 
 # More lines than this become rows of a heat map.
 MOST_LINES = 10
 # A picture shows at most this many rows.
 MOST_ROWS = 30
-# The page draws this many pictures of a kind at once, the others on request. A map of LARGE tiles counts as three.
-DRAWN, LARGE = 12, 100
+# The page draws this many pictures of a kind at once, the others on request. A large one counts as three.
+DRAWN = 12
 
 Item = TypeVar("Item")
 
@@ -35,9 +34,8 @@ def drawn_at_once(pictures: Sequence[Picture]) -> int:
     """Return how many of the first pictures of a kind the page draws."""
     spent = 0
     for count, picture in enumerate(pictures):
-        chart = picture.chart
         spent += 1
-        if isinstance(chart, HeatMap) and len(chart.rows) > LARGE:
+        if picture.chart.is_large:
             spent += 2
         if spent > DRAWN:
             return count

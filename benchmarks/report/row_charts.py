@@ -33,6 +33,8 @@ SPAN = 20
 """Ratio of the largest to the smallest number from which an axis is logarithmic."""
 TILE = 52
 """Width of a tile with text."""
+LARGE = 100
+"""A map of more tiles is a large picture."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,31 @@ class Estimate:
     source: str = ""
 
 
-@dataclass(frozen=True)
-class IntervalChart(Chart):
-    """One row per label: a marker, its interval, a dot per run. A vertical line at `reference` if there is one."""
+def interval_chart(title: str, x_label: str, rows: Sequence[Estimate], reference: float | None = 0.0) -> Chart | None:
+    """Return estimates below each other, each with its interval and a dot per run. None without a number.
 
-    is_log: bool = False
+    A vertical line is at `reference` if there is one. The axis is logarithmic if the numbers span SPAN.
+    """
+    numbers = [v for r in rows for v in (r.value, r.low, r.high, *r.runs) if isfinite(v)]
+    if not numbers:
+        return None
+    found: Rows = []
+    datasets: dict[str, Rows] = {"dots": []}
+    for row in rows:
+        low, high = short(row.low), short(row.high)
+        if low is None or high is None:
+            low = high = None
+        name = {"label": row.label, "series": row.source}
+        found.append({**name, "x": short(row.value), "low": low, "high": high, "runs": len(row.runs) or None})
+        datasets["dots"] += [{**name, "x": short(each)} for each in row.runs if isfinite(each)]
+    if not datasets["dots"]:
+        del datasets["dots"]
+    if reference is not None:
+        datasets["reference"] = [{"x": reference}]
+    is_log = reference is None and min(numbers) > 0 and max(numbers) > SPAN * min(numbers)
 
-    def draw(self, alt: Any) -> Any:
-        labels, sources = values_of(self.rows, "label"), values_of(self.rows, "series")
+    def draw(alt: Any) -> Any:
+        labels, sources = values_of(found, "label"), values_of(found, "series")
         y = alt.Y("label:N", title=None, sort=None, axis=row_axis(labels, grid=True, gridDash=[1, 4]))
         shared = {"y": y, "color": alt.ColorValue(COLOURS[0])}
         marker, tips = {}, [tip("label", " ")]
@@ -69,90 +88,40 @@ class IntervalChart(Chart):
             shared["opacity"] = unless_chosen(1.0, 0.12)
             tips.append(tip("series", "of"))
             height["for"] = "position"
-        scale = alt.Scale(type="log") if self.is_log else alt.Scale(zero=False)
+        scale = alt.Scale(type="log") if is_log else alt.Scale(zero=False)
 
         def x(field: str = "x") -> Any:
-            return alt.X(f"{field}:Q", title=self.x_label, scale=scale)
+            return alt.X(f"{field}:Q", title=x_label, scale=scale)
 
-        tips += [tip("x", self.x_label, ".5~g"), tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
+        tips += [tip("x", x_label, ".5~g"), tip("low", number_format=".5~g"), tip("high", number_format=".5~g")]
         span = alt.Chart().mark_rule(strokeWidth=3, opacity=0.55).transform_filter("isValid(datum.low)")
         point = alt.Chart().mark_point(filled=True, size=80)
-        layers = [
-            span.encode(**shared, x=x("low"), x2="high"),
-            point.encode(**shared, x=x(), tooltip=tips, **marker),
-        ]
-        if "dots" in self.datasets:
+        layers = [span.encode(**shared, x=x("low"), x2="high"), point.encode(**shared, x=x(), tooltip=tips, **marker)]
+        if "dots" in datasets:
             style = {"size": 16, "strokeWidth": 1, "opacity": 0.6}
             dots = alt.Chart(alt.NamedData("dots")).mark_point(filled=False, **style)
             own = {name: each for name, each in shared.items() if name != "opacity"}
             own |= {"color": alt.ColorValue(TEXT), "tooltip": [tip("x", "one run", ".5~g")]}
             layers.append(dots.encode(**own, x=x()))
-        if "reference" in self.datasets:
+        if reference is not None:
             line = alt.Chart(alt.NamedData("reference"))
             layers.insert(0, line.mark_rule(color=SOFT, strokeWidth=1.5).encode(x=x()))
         if len(sources) > 1:
             layers[-1] = layers[-1].add_params(chosen()).properties(name="series")
         return layered(layers, width_beside(labels), height)
 
-
-def interval_chart(
-    title: str, x_label: str, rows: Sequence[Estimate], reference: float | None = 0.0
-) -> IntervalChart | None:
-    """Return estimates below each other, None without a number. The axis is logarithmic if they span SPAN."""
-    numbers = [v for r in rows for v in (r.value, r.low, r.high, *r.runs) if isfinite(v)]
-    if not numbers:
-        return None
-    found: Rows = []
-    dots: Rows = []
-    for row in rows:
-        low, high = short(row.low), short(row.high)
-        if low is None or high is None:
-            low = high = None
-        name = {"label": row.label, "series": row.source}
-        found.append({**name, "x": short(row.value), "low": low, "high": high, "runs": len(row.runs) or None})
-        dots += [{**name, "x": short(each)} for each in row.runs if isfinite(each)]
-    datasets = {}
-    if dots:
-        datasets["dots"] = dots
-    if reference is not None:
-        datasets["reference"] = [{"x": reference}]
     said = [f"{(row.label + ' ' + row.source).strip()} {row.value:.4g}" for row in rows if isfinite(row.value)]
     columns = {"label": "row", "series": "of", "x": x_label, "low": "low", "high": "high", "runs": "n"}
-    is_log = reference is None and min(numbers) > 0 and max(numbers) > SPAN * min(numbers)
-    return IntervalChart(title, x_label, "", found, first_of(said, NAMED) + ".", columns, datasets, False, is_log)
-
-
-@dataclass(frozen=True)
-class RankChart(Chart):
-    """Mean ranks of rows, best first. Bars join the rows without a significant difference."""
-
-    def draw(self, alt: Any) -> Any:
-        labels = values_of(self.rows, "label")
-        scale = alt.Scale(zero=False, nice=False, padding=12)
-        x = alt.X("x:Q", title=self.x_label, scale=scale, axis=alt.Axis(tickMinStep=0.5))
-        axis = row_axis(labels, grid=True, gridDash=[1, 4])
-        y = alt.Y("label:N", title=None, scale=alt.Scale(domain=labels), axis=axis)
-        point = alt.Chart().mark_point(filled=True, size=80)
-        tips = [tip("label", " "), tip("x", "mean rank", ".3~g")]
-        point = point.encode(x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=tips)
-        rule = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
-        tips = [tip("group", "not significant")]
-        rule = rule.encode(x=x, y=y, y2="end", color=alt.ColorValue(COLOURS[1]), tooltip=tips)
-        return layered([point, rule], width_beside(labels), alt.Step(row_step(labels)))
+    return Chart(title, x_label, "", found, first_of(said, NAMED) + ".", draw, columns, datasets)
 
 
 def rank_chart(
-    title: str,
-    x_label: str,
-    ranks: Sequence[tuple[str, float]],
-    groups: Sequence[tuple[int, int]],
-    difference: float,
-) -> RankChart:
+    title: str, x_label: str, ranks: Sequence[tuple[str, float]], groups: Sequence[tuple[int, int]], difference: float
+) -> Chart:
     """Return mean ranks of rows (label, rank), best first.
 
     Bars join the rows (first, last) whose ranks differ by less than `difference`.
     """
-    rows = [{"label": label, "x": short(rank)} for label, rank in ranks]
     names = [label for label, _ in ranks]
     worst = max(rank for _, rank in ranks)
     # Bars are drawn to the right of the worst rank, at equal distances.
@@ -161,10 +130,25 @@ def rank_chart(
     for i, (a, b) in enumerate(groups):
         name = f"{names[a]} to {names[b]}"
         bars.append({"x": worst + (i + 1.5) * room, "label": names[a], "end": names[b], "group": name})
+
+    def draw(alt: Any) -> Any:
+        scale = alt.Scale(zero=False, nice=False, padding=12)
+        x = alt.X("x:Q", title=x_label, scale=scale, axis=alt.Axis(tickMinStep=0.5))
+        axis = row_axis(names, grid=True, gridDash=[1, 4])
+        y = alt.Y("label:N", title=None, scale=alt.Scale(domain=names), axis=axis)
+        point = alt.Chart().mark_point(filled=True, size=80)
+        tips = [tip("label", " "), tip("x", "mean rank", ".3~g")]
+        point = point.encode(x=x, y=y, color=alt.ColorValue(COLOURS[0]), tooltip=tips)
+        rule = alt.Chart(alt.NamedData("bars")).mark_rule(strokeWidth=5, strokeCap="round")
+        tips = [tip("group", "not significant")]
+        rule = rule.encode(x=x, y=y, y2="end", color=alt.ColorValue(COLOURS[1]), tooltip=tips)
+        return layered([point, rule], width_beside(names), alt.Step(row_step(names)))
+
+    rows = [{"label": label, "x": short(rank)} for label, rank in ranks]
     said = ", ".join(f"{label} {rank:.3g}" for label, rank in ranks)
     joined = ", ".join(bar["group"] for bar in bars) or "none"
     shown = f"{said}. Critical difference {difference:.3g}. Not significant: {joined}."
-    return RankChart(title, x_label, "", rows, shown, {"label": "row", "x": x_label}, {"bars": bars})
+    return Chart(title, x_label, "", rows, shown, draw, {"label": "row", "x": x_label}, {"bars": bars})
 
 
 @dataclass(frozen=True)
@@ -177,16 +161,24 @@ class Tile:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class HeatMap(Chart):
-    """Rows by columns, the value as colour. `middle` is where two colours meet, None for one scale of colours."""
+def heat_map(
+    title: str, x_label: str, y_label: str, tiles: Sequence[Tile], value_label: str, middle: float | None = None
+) -> Chart | None:
+    """Return the finite tiles of rows by columns, the value as colour, or None if there are none.
 
-    value_label: str = ""
-    middle: float | None = None
+    `middle` is where two colours meet, None for one scale of colours.
+    """
+    rows: Rows = [
+        {"row": tile.row, "column": tile.column, "value": short(tile.value), "text": tile.text}
+        for tile in tiles
+        if isfinite(tile.value)
+    ]
+    if not rows:
+        return None
+    labels, columns = values_of(rows, "row"), values_of(rows, "column")
 
-    def draw(self, alt: Any) -> Any:
-        labels, names = values_of(self.rows, "row"), _in_order(values_of(self.rows, "column"))
-        has_text = any(row["text"] for row in self.rows)
+    def draw(alt: Any) -> Any:
+        names, has_text = _in_order(columns), any(row["text"] for row in rows)
         step = max(200, min(width_beside(labels), TILE / 2 * len(names))) / len(names)
         width = round(step * len(names))
         if has_text:
@@ -195,55 +187,34 @@ class HeatMap(Chart):
         axis = alt.Axis(labelAngle=-40, labelOverlap=False, **wrapped(names))
         if is_number(names[0]):
             axis = alt.Axis(labelAngle=0, labelOverlap=True)
-        x = alt.X("column:N", title=self.x_label or None, sort=names, axis=axis)
-        y = alt.Y("row:N", title=self.y_label or None, sort=None, axis=row_axis(labels))
-        colours, is_dark = self._colours(alt)
-        title: str | list[str] = self.value_label
-        if len(title) > 60:
-            title = broken(self.value_label)
-        legend = alt.Legend(title=title, titleLimit=0, gradientLength=180, direction="horizontal")
+        x = alt.X("column:N", title=x_label or None, sort=names, axis=axis)
+        y = alt.Y("row:N", title=y_label or None, sort=None, axis=row_axis(labels))
+        colours, is_dark = _colours(alt, [row["value"] for row in rows], middle)
+        legend_title = broken(value_label) if len(value_label) > 60 else value_label
+        legend = alt.Legend(title=legend_title, titleLimit=0, gradientLength=180, direction="horizontal")
         layers = [alt.Chart().mark_rect().encode(color=alt.Color("value:Q", scale=colours, legend=legend))]
-        value_tip = tip("value", self.value_label, ".4~g")
+        value_tip = tip("value", value_label, ".4~g")
         if has_text:
-            value_tip = tip("text", self.value_label)
+            value_tip = tip("text", value_label)
             ink = alt.ColorValue("#101418", condition={"test": is_dark, "value": "#ffffff"})
             layers.append(alt.Chart().mark_text(fontSize=11).encode(text=alt.Text("text:N"), color=ink))
-        tips = [tip("row", self.y_label or "row"), tip("column", self.x_label or "column"), value_tip]
+        tips = [tip("row", y_label or "row"), tip("column", x_label or "column"), value_tip]
         return layered(layers, width, alt.Step(row_step(labels) - 2)).encode(x=x, y=y, tooltip=tips)
 
-    def _colours(self, alt: Any) -> tuple[Any, str]:
-        """Return the scale of colours, and a test for tiles so dark that their text is white."""
-        known = [row["value"] for row in self.rows]
-        if self.middle is None:
-            return alt.Scale(scheme="viridis"), f"datum.value < {(min(known) + max(known)) / 2!r}"
-        reach = max(abs(v - self.middle) for v in known) or 1.0
-        domain = [self.middle - reach, self.middle + reach]
-        is_dark = f"abs(datum.value - {self.middle!r}) > {0.7 * reach!r}"
-        return alt.Scale(scheme="purpleorange", domain=domain, reverse=True), is_dark
-
-    def numbers(self) -> ReportTable:
-        columns = values_of(self.rows, "column")
-        by_row: dict[str, dict[str, Cell]] = {}
-        for row in self.rows:
-            cell = Cell(row["text"] or number(row["value"]), row["value"])
-            by_row.setdefault(row["row"], {})[row["column"]] = cell
-        rows = [(Cell(label), *(cells.get(name, EMPTY) for name in columns)) for label, cells in by_row.items()]
-        return ReportTable("", self.title, (self.y_label or "row", *columns), rows, self.description)
+    cells = {(row["row"], row["column"]): Cell(row["text"] or number(row["value"]), row["value"]) for row in rows}
+    lines = [(Cell(label), *(cells.get((label, name), EMPTY) for name in columns)) for label in labels]
+    table = ReportTable("", title, (y_label or "row", *columns), lines)
+    shown = f"{counted(len(labels), 'row')} by {counted(len(columns), 'column')}. Colour: {value_label}."
+    return Chart(title, x_label, y_label, rows, shown, draw, is_large=len(rows) > LARGE, table=table)
 
 
-def heat_map(
-    title: str, x_label: str, y_label: str, tiles: Sequence[Tile], value_label: str, middle: float | None = None
-) -> HeatMap | None:
-    """Return the finite tiles of rows by columns, or None if there are none."""
-    rows: Rows = [
-        {"row": tile.row, "column": tile.column, "value": short(tile.value), "text": tile.text}
-        for tile in tiles
-        if isfinite(tile.value)
-    ]
-    if not rows:
-        return None
-    size = f"{counted(len(values_of(rows, 'row')), 'row')} by {counted(len(values_of(rows, 'column')), 'column')}"
-    return HeatMap(title, x_label, y_label, rows, f"{size}. Colour: {value_label}.", {}, {}, False, value_label, middle)
+def _colours(alt: Any, values: Sequence[float], middle: float | None) -> tuple[Any, str]:
+    """Return the scale of colours, and a test for tiles so dark that their text is white."""
+    if middle is None:
+        return alt.Scale(scheme="viridis"), f"datum.value < {(min(values) + max(values)) / 2!r}"
+    reach = max(abs(value - middle) for value in values) or 1.0
+    is_dark = f"abs(datum.value - {middle!r}) > {0.7 * reach!r}"
+    return alt.Scale(scheme="purpleorange", domain=[middle - reach, middle + reach], reverse=True), is_dark
 
 
 def _in_order(names: list[str]) -> list[str]:
