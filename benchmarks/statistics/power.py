@@ -1,11 +1,12 @@
 """How many seeds show a difference: exact, by integrating over the spreads that samples may have."""
 
-from collections.abc import Callable
+from bisect import bisect_left
 from functools import cache, lru_cache
 from math import isfinite, nan, sqrt
 
 import numpy as np
 from scipy import special
+from scipy.optimize import brentq
 
 from dipole.core.evaluation.intervals import Array
 
@@ -112,16 +113,7 @@ def least_shift(df: float, target: float = 0.8, alpha: float = 0.05) -> float:
 
 
 def _least_shift(smallest: Array, share: Array, target: float) -> float:
-    low, high = 0.0, 1.0
-    while _power(high, smallest, share) < target:
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        if _power(middle, smallest, share) < target:
-            low = middle
-        else:
-            high = middle
-    return high
+    return float(brentq(lambda shift: _power(shift, smallest, share) - target, 0.0, smallest.max() + 40, rtol=1e-12))
 
 
 def seeds_needed(
@@ -144,30 +136,9 @@ def seeds_needed(
     """
     if not (isfinite(difference) and isfinite(std)) or std < 0 or difference == 0:
         return None
-    of_normal = (special.ndtri(1 - alpha / 2) + special.ndtri(target)) * std / difference
-    near = min(of_normal**2 * (1 if is_paired else 2) + 2, float(limit))
-    return fewest(lambda n: power(difference, std, n, alpha, is_paired) >= target, limit, int(near))
-
-
-def fewest(is_enough: Callable[[int], bool], limit: int, near: int) -> int | None:
-    """Return the smallest n >= 2 that is enough, or None beyond `limit`. The search starts at `near`."""
-    low, high, step = 1, min(max(near, 2), limit), 1
-    if is_enough(high):
-        while (lower := max(high - step, 1)) > 1 and is_enough(lower):
-            high, step = lower, 2 * step
-        low = lower
-    else:
-        while not is_enough(high):
-            if high >= limit:
-                return None
-            low, high, step = high, min(high + step, limit), 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    seeds = range(2, limit + 1)
+    place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= target)
+    return seeds[place] if place < len(seeds) else None
 
 
 def pooled_std(std_a: float, std_b: float) -> float:
