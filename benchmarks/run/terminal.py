@@ -16,7 +16,7 @@ from rich.text import Text
 from dipole.benchmarks.plan import Plan
 from dipole.benchmarks.report import claim_tables, findings, tables
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.terminal_table import print_table
+from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.engine import Result
 from dipole.benchmarks.suite import Sized
@@ -92,6 +92,18 @@ def print_results(console: Console, results: SuiteResults) -> None:
         say(console, findings.of_mark(results.not_decidable))
     for line in results.empty_columns:
         say(console, line)
+
+
+def print_table(console: Console, table: ReportTable) -> None:
+    """Print a table, as wide as the console. The notes of its cells are lines below them."""
+    shown = table.without_empty_columns()
+    rows = [shown.head]
+    for row in shown.rows:
+        rows.append(tuple(cell.text for cell in row))
+        if any(cell.sub for cell in row):
+            rows.append(tuple(cell.sub for cell in row))
+    words = [column for column, is_number in enumerate(shown.numeric) if not is_number]
+    say(console, f"\n{shown.title}\n\n{text_table(rows, words, console.width)}")
 
 
 def print_summary(console: Console, sized: Sized, summary: Summary, runs: Path) -> None:

@@ -34,8 +34,9 @@ def folded(text: str, width: int) -> list[str]:
 def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,), width: int = 0) -> str:
     """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right.
 
-    Control characters in cells are written as escapes. Left columns are wrapped until the table fits. If numbers alone
-    are too wide, the table is cut into blocks of columns below each other, which repeat the first column.
+    Control characters in cells are written as escapes. Left columns and names of columns are wrapped until the table
+    fits. If numbers alone are too wide, the table is cut into blocks of columns below each other, which repeat the
+    first column.
 
     Args:
         rows: cells, the same number in each row.
@@ -64,9 +65,10 @@ def _widths(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[int]:
 def _least(rows: Sequence[Sequence[str]], columns: Sequence[int], words: Collection[int]) -> list[int]:
     least = _widths(rows, columns)
     for place, column in enumerate(columns):
-        if column in words:
-            longest = max((len(word) for row in rows for word in row[column].split()), default=0)
-            least[place] = min(least[place], 2 + max(_NARROW, min(longest, _WORD)))
+        wrapped = rows if column in words else rows[:1]
+        longest = max((len(word) for row in wrapped for word in row[column].split()), default=0)
+        longest = max(_NARROW, min(longest, _WORD), *(len(row[column]) for row in rows[len(wrapped) :]))
+        least[place] = min(least[place], 2 + longest)
     return least
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dipole.benchmarks.report.table import Cell, ReportTable
-from dipole.benchmarks.report.terminal_table import print_table
+from dipole.benchmarks.run.terminal import print_table
 
 
 @pytest.mark.parametrize("width", [80, 60, 132])
