@@ -60,6 +60,13 @@ class Estimate:
         half = half_width(self.error, self.df)
         return self.value - half, self.value + half
 
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of 0. Without a spread it is 1 for 0, and nan for any other value."""
+        if isfinite(self.error):
+            return 2 * _tail(abs(self.value) / self.error, self.df)
+        return nan if self.value else 1.0
+
 
 def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
     """Return one - other on the seeds that both have, by Welch if they share fewer than two.
@@ -91,6 +98,16 @@ def of_summaries(one: Summary, other: Summary) -> Estimate:
     if error <= NOISE * max(abs(one.mean), abs(other.mean)):
         return Estimate(value)
     return Estimate(value, error, df, pooled_std(one.std, other.std), is_paired=False)
+
+
+def of_one_more_trial(sample: Summary, value: float) -> Estimate:
+    """Return the mean of a sample less a single number, which counts as one more trial of the sample's spread.
+
+    The interval is a prediction interval, +- t_{n-1} s sqrt(1 + 1/n). It is wider than that of a test against a
+    constant, because the number is itself the outcome of a random trial.
+    """
+    error, df = sample.std * sqrt(1 + 1 / sample.n), sample.n - 1
+    return Estimate(sample.mean - value, error or nan, df, sample.std)
 
 
 def against(found: Estimate, low: float, high: float) -> Evidence:

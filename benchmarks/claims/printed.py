@@ -6,11 +6,11 @@ from math import isfinite, nan
 from typing import Any
 
 from dipole.benchmarks.claims.claim_specs import LEVEL
-from dipole.benchmarks.claims.equivalence import Estimate, against
+from dipole.benchmarks.claims.equivalence import Estimate, against, of_one_more_trial, of_summaries
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, decide
 from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import Summary, WelchTest, against_single_value, holm, welch
+from dipole.benchmarks.statistics import Summary, holm
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
@@ -58,33 +58,32 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
     if cell.mean is None:
         return None
     width = margin(metric, cell.mean)
-    test, basis = _test(cell.mean, cell.std, n or 1, ours)
-    found, verdict, p = Estimate(test.difference, test.error, test.df), NOT_COMPARED, nan
+    found, basis = _difference(cell.mean, cell.std, n or 1, ours)
+    verdict, p = NOT_COMPARED, nan
     if is_same_protocol:
         evidence = against(found, -width, width)
         if isfinite(found.error):
             p = evidence.p
         verdict = decide(evidence, p)
-    return Comparison(test.difference, test.low, test.high, verdict, basis, p)
+    return Comparison(found.value, *found.interval(), verdict, basis, p)
 
 
-def _test(mean: float, std: float | None, n: int, ours: Summary) -> tuple[WelchTest, str]:
-    """Test ours - printed. Return the test, and its basis in words."""
-    nothing = WelchTest(ours.mean - mean, nan, nan, nan, nan)
+def _difference(mean: float, std: float | None, n: int, ours: Summary) -> tuple[Estimate, str]:
+    """Return ours - printed, and in words how its interval is computed."""
+    nothing, printed = Estimate(ours.mean - mean), Summary(n, mean, nan if std is None else std, nan, nan)
     if ours.n > 1 and std is not None and n > 1:
-        test, basis = welch(ours.mean, ours.std, ours.n, mean, std, n), "Welch"
+        found, basis = of_summaries(ours, printed), "Welch"
     elif ours.n > 1:
-        test = against_single_value(ours.mean, ours.std, ours.n, mean)
-        basis = "printed number taken as one trial of our spread"
+        found, basis = of_one_more_trial(ours, mean), "printed number taken as one trial of our spread"
     elif std is not None and n > 1:
-        test = against_single_value(mean, std, n, ours.mean)
-        test = replace(test, difference=-test.difference, low=-test.high, high=-test.low)
-        basis = "our run taken as one trial of the printed spread"
+        found = of_one_more_trial(printed, ours.mean)
+        found, basis = replace(found, value=-found.value), "our run taken as one trial of the printed spread"
     else:
         return nothing, "no spread on either side (two seeds of ours would give one)"
-    if not test.high - test.low > 1e-9 * abs(mean):
+    low, high = found.interval()
+    if not high - low > 1e-9 * abs(mean):
         return nothing, "every seed gave the same value"
-    return test, basis
+    return found, basis
 
 
 def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:

@@ -17,6 +17,7 @@ from dipole.benchmarks.claims.claim_specs import ClaimSpec, fits
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
 from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.schedule import flat
 from dipole.core.train.shipped import shipped
 
 
@@ -137,7 +138,7 @@ def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterat
 
 def leaves(config: RunConfig) -> dict[str, Any]:
     """Return settings by dotted path, with options and weights of the objective as objective.NAME.OPTION."""
-    found = dict(_walk("", config.model_dump(mode="json")))
+    found = dict(flat(config.model_dump(mode="json")))
     if config.objective == "none":
         return found
     for term in parse(config.objective):
@@ -147,14 +148,6 @@ def leaves(config: RunConfig) -> dict[str, Any]:
             values["weight"] = term.weight
         found |= {f"objective.{entry.name}.{option}": value for option, value in values.items()}
     return found
-
-
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield path.removeprefix("."), value
-        return
-    for key, each in value.items():
-        yield from _walk(f"{path}.{key}", each)
 
 
 def _equal(value: Any, wanted: Any) -> bool:

@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from statistics import fmean, stdev
+from statistics import fmean
 
+from dipole.benchmarks.claims.equivalence import of_summaries
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import welch
+from dipole.benchmarks.statistics import summarize
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import are, counted
 
@@ -90,15 +91,12 @@ def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
         if len(by) < 2:
             continue
         (best, top), (second, next_) = sorted(by.items(), key=lambda item: -fmean(item[1]))[:2]
-        ahead = fmean(top) - fmean(next_)
-        said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(ahead)} above {second}"
+        test = of_summaries(summarize(top), summarize(next_))
+        said = f"{task}: {best} has the largest {name}, {number(fmean(top))}, {number(test.value)} above {second}"
         if min(len(top), len(next_)) < 2:
             found.append(f"{said}. One run each allows no test.")
             continue
-        test = welch(fmean(top), stdev(top), len(top), fmean(next_), stdev(next_), len(next_))
-        verdict = "not significant"
-        if isfinite(test.p) and test.p < LEVEL and ahead > 0 and stdev([*top, *next_]) > 0:
-            verdict = "significant"
+        verdict = "significant" if test.p < LEVEL else "not significant"
         found.append(f"{said}: {verdict} (Welch, p = {test.p:.2g}, {len(top)} and {counted(len(next_), 'run')}).")
     return found
 

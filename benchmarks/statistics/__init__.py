@@ -6,7 +6,6 @@ needs. `python -m dipole.benchmarks.coverage` measures the coverage of the inter
 
 from dipole.benchmarks.statistics.aggregates import (
     Interval,
-    iqm,
     iqm_interval,
     probability_of_improvement,
     relative_gain,
@@ -15,14 +14,11 @@ from dipole.benchmarks.statistics.differences import (
     CONFIDENCE,
     PairedTest,
     Summary,
-    WelchTest,
-    against_single_value,
     difference,
     holm,
     paired,
     standard_error,
     summarize,
-    welch,
     wilcoxon,
 )
 from dipole.benchmarks.statistics.power import detectable, pooled_std, power, seeds_needed
@@ -32,12 +28,9 @@ __all__ = [
     "Interval",
     "PairedTest",
     "Summary",
-    "WelchTest",
-    "against_single_value",
     "detectable",
     "difference",
     "holm",
-    "iqm",
     "iqm_interval",
     "paired",
     "pooled_std",
@@ -47,6 +40,5 @@ __all__ = [
     "seeds_needed",
     "standard_error",
     "summarize",
-    "welch",
     "wilcoxon",
 ]

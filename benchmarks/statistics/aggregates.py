@@ -9,7 +9,7 @@ import numpy as np
 
 from dipole.benchmarks.statistics import estimates
 from dipole.benchmarks.statistics.differences import CONFIDENCE
-from dipole.core.evaluation.intervals import Array, as_sample, as_samples, interquartile_mean
+from dipole.core.evaluation.intervals import Array, as_sample
 from dipole.core.utils.errors import DataError
 
 Runs = Mapping[int, float] | Sequence[float] | Array
@@ -33,18 +33,6 @@ class Interval:
     high: float
     needs: str = ""
     p: float = nan
-
-
-def iqm(scores: Sequence[Sequence[float]] | Sequence[Array] | Array) -> float:
-    """Return the interquartile mean of all runs of all tasks: the mean of the middle half (Agarwal et al. 2021).
-
-    Args:
-        scores: of each task, (S,) values.
-
-    Raises:
-        DataError: there are no values, or one is not finite.
-    """
-    return interquartile_mean(np.concatenate(as_samples(scores)))
 
 
 def iqm_interval(

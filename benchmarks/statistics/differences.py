@@ -11,7 +11,6 @@ from dipole.benchmarks.statistics import estimates
 from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
 from dipole.benchmarks.statistics.power import pooled_std
 from dipole.core.evaluation.intervals import Array, as_sample
-from dipole.core.utils.errors import DataError
 
 CONFIDENCE = 0.95
 
@@ -60,27 +59,6 @@ class PairedTest:
     effect: float
     method: str = "paired t"
     spread: float = nan
-
-
-@dataclass(frozen=True)
-class WelchTest:
-    """Two independent samples with unequal variances.
-
-    Args:
-        difference: a - b.
-        low: lower end of its interval, or nan if there is none.
-        high: upper end.
-        df: degrees of freedom.
-        p: two-sided.
-        error: standard error of the difference, or nan without spread.
-    """
-
-    difference: float
-    low: float
-    high: float
-    df: float
-    p: float
-    error: float = nan
 
 
 def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
@@ -237,56 +215,6 @@ def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[floa
     if variance == 0:
         return 0.0, float(n_a + n_b - 2)
     return sqrt(variance), variance**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
-
-
-def welch(
-    mean_a: float, std_a: float, n_a: int, mean_b: float, std_b: float, n_b: int, confidence: float = CONFIDENCE
-) -> WelchTest:
-    """Welch's t-test from two triples of mean, standard deviation and n >= 2, as tables print them.
-
-    Without any spread there is no interval, and p is 1 for equal means and nan for others.
-
-    Args:
-        mean_a: of the one sample.
-        std_a: its standard deviation, n - 1.
-        n_a: its values, >= 2.
-        mean_b: of the other.
-        std_b: its standard deviation.
-        n_b: its values, >= 2.
-        confidence: of the interval, in (0, 1).
-
-    Raises:
-        DataError: a side has fewer than two values.
-    """
-    if min(n_a, n_b) < 2:
-        raise DataError(f"Welch's test needs at least two values on each side, got {n_a} and {n_b}")
-    return _test(mean_a - mean_b, *standard_error(std_a, n_a, std_b, n_b), confidence)
-
-
-def against_single_value(mean: float, std: float, n: int, printed: float, confidence: float = CONFIDENCE) -> WelchTest:
-    """Test our sample against one printed number without spread, taken as one more trial with our spread.
-
-    The interval is a prediction interval, +- t_{n-1} s sqrt(1 + 1/n). It is wider than that of a test against a
-    constant, because the printed number is itself the outcome of a random trial.
-
-    Args:
-        mean: of our sample.
-        std: its standard deviation, n - 1.
-        n: its values, >= 2.
-        printed: the number.
-        confidence: of the interval, in (0, 1).
-    """
-    return _test(mean - printed, std * sqrt(1 + 1 / n), float(n - 1), confidence)
-
-
-def _test(difference: float, error: float, df: float, confidence: float) -> WelchTest:
-    """Return the t-test of a difference with a standard error. If that is 0, there is no interval."""
-    if error == 0:
-        p = nan if difference else 1.0
-        return WelchTest(difference, nan, nan, df, p)
-    half = half_width(error, df, confidence)
-    p = float(2 * special.stdtr(df, -abs(difference) / error))
-    return WelchTest(difference, difference - half, difference + half, df, p, error)
 
 
 def half_width(error: float, df: float, confidence: float = CONFIDENCE) -> float:
