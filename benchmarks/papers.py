@@ -92,17 +92,6 @@ def _claim(claim: published.Claim) -> tuple[str, ...]:
     return claim.id, claim.statement, judged, reads
 
 
-def not_shown(name: str) -> list[str]:
-    """Return tables and figures of a paper without a suite or item."""
-    others = [item.name for item in papers()[name].items]
-    others += [theorem.name for theorem in THEOREMS if SHORT[theorem.paper] == name]
-    return [
-        id_
-        for id_, label, _ in _published(name)
-        if not _suites_of(id_) and not any(other.startswith(label) for other in others)
-    ]
-
-
 def _published(name: str) -> Iterator[tuple[str, str, str]]:
     """Yield id, name in the paper and content of its tables and figures."""
     for table in published.tables().values():

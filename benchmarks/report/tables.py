@@ -73,22 +73,15 @@ def results_table(results: SuiteResults) -> ReportTable:
             cells.append(_result(found, row.label in best[column]) if found else EMPTY)
         rows.append(tuple(cells))
     note = "Mean and standard deviation over n seeds. The best mean of a column is bold."
-    if reach := _detectable_row(results, len(head)):
-        rows.append(reach)
+    least = [results.detectable(column) for column in results.columns]
+    if any(map(isfinite, least)):
+        rows.append((Cell(DETECTABLE), *[EMPTY] * (len(head) - 1), *map(number_cell, least)))
         note += f" {DETECTABLE_NOTE}"
     if results.table is not None:
         note += " The printed number is below ours."
     note += of_parts(results.records.values())
     labels = (*head, *(column.label for column in results.manifest.columns))
     return ReportTable(f"{results.manifest.name}-results", "Results", labels, rows, note, frozenset({"objective"}))
-
-
-def _detectable_row(results: SuiteResults, names: int) -> tuple[Cell, ...]:
-    """Return the smallest detectable difference of each column, or () if no column has a test."""
-    found = [results.detectable(column) for column in results.columns]
-    if not any(map(isfinite, found)):
-        return ()
-    return (Cell(DETECTABLE), *[EMPTY] * (names - 1), *map(number_cell, found))
 
 
 def of_parts(records: Iterable[RunRecord]) -> str:
@@ -108,7 +101,7 @@ def cells_table(results: SuiteResults) -> ReportTable:
 
 def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
     s, c, t, printed = cell.summary or NOTHING, cell.comparison, cell.against_base, cell.printed
-    trials, verdict = EMPTY, EMPTY
+    trials, verdict, corrected = EMPTY, EMPTY, replace(number_cell(cell.p_holm), sub=cell.why_not_significant)
     if printed is not None:
         trials = count_cell(getattr(results.table, "trials", None))
     if c is not None:
@@ -119,13 +112,8 @@ def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:
         *(*_fields(printed, "mean", "std"), trials),
         *(*_fields(c, "difference", "low", "high"), verdict),
         *(Cell(cell.base), *_fields(t, "difference", "low", "high", "p_t")),
-        *(_corrected(cell), *_fields(t, "p_wilcoxon", "effect"), number_cell(cell.detectable)),
+        *(corrected, *_fields(t, "p_wilcoxon", "effect"), number_cell(cell.detectable)),
     )
-
-
-def _corrected(cell: CellResult) -> Cell:
-    """Return p (Holm), and why it is not significant if the interval excludes 0."""
-    return replace(number_cell(cell.p_holm), sub=cell.why_not_significant)
 
 
 def beside_table(results: SuiteResults) -> ReportTable:

@@ -159,19 +159,6 @@ def _signal(soak: Soak, which: signal.Signals, is_for_worker: bool) -> str:
     return f"exit code {code}"
 
 
-def kill_runner(soak: Soak) -> str:
-    return _signal(soak, signal.SIGKILL, False)
-
-
-def kill_worker(soak: Soak) -> str:
-    """Kill a process that the runner started. The runner must start it again."""
-    return _signal(soak, signal.SIGKILL, True)
-
-
-def terminate(soak: Soak) -> str:
-    return _signal(soak, signal.SIGTERM, soak.rng.random() < 0.5)
-
-
 def full_disk(soak: Soak) -> str:
     """Fill the disk for some seconds."""
     process, ballast = soak.bench(), soak.disk / "ballast"
@@ -213,12 +200,16 @@ def second_runner(soak: Soak) -> str:
     return f"exit codes {codes}"
 
 
-HARMFUL = {
-    "kill -9": kill_runner, "kill -9 of a worker": kill_worker, "SIGTERM": terminate, "full disk": full_disk,
+Fault = Callable[[Soak], str]
+HARMFUL: dict[str, Fault] = {
+    "kill -9": lambda soak: _signal(soak, signal.SIGKILL, False),
+    "kill -9 of a worker": lambda soak: _signal(soak, signal.SIGKILL, True),  # the runner must start it again
+    "SIGTERM": lambda soak: _signal(soak, signal.SIGTERM, soak.rng.random() < 0.5),
+    "full disk": full_disk,
     "little memory": little_memory,
-}  # fmt: skip
+}
 """The suite may be unfinished after these."""
-HARMLESS = {"clock jumps": jumping_clock, "second runner": second_runner}
+HARMLESS: dict[str, Fault] = {"clock jumps": jumping_clock, "second runner": second_runner}
 """The suite must be finished after these. They end a round."""
 
 
@@ -271,13 +262,9 @@ def growth(soak: Soak, domain: str, updates: int) -> tuple[float, float]:
         BrokenError: the run failed, or ended before its memory was read.
     """
     runs, (recipe, *settings) = soak.folder / domain, LONG_RUNS[domain]
-    command = ["dipole", "train", recipe, "--runs", str(runs), "--quiet", "--set", *settings, f"train.steps={updates}"]
-    command += [
-        "train.log_every=10",
-        f"train.checkpoint_every={max(updates // 4, 1)}",
-        f"train.evaluate_every={updates}",
-    ]
-    process = soak.start(command)
+    command = ["dipole", "train", recipe, "--runs", str(runs), "--quiet", "--set", *settings, "train.log_every=10"]
+    command += [f"train.steps={updates}", f"train.evaluate_every={updates}"]
+    process = soak.start([*command, f"train.checkpoint_every={max(updates // 4, 1)}"])
     found: dict[int, list[float]] = {2: [], 4: []}
     while process.poll() is None:
         time.sleep(0.2)

@@ -62,11 +62,6 @@ class Device(NamedTuple):
     cuda: int | None
 
 
-def egl_works() -> bool:
-    """Return whether EGL can be initialised on a device, as dm_control does it."""
-    return bool(egl_devices())
-
-
 def egl_devices() -> list[Device]:
     """Return the devices on which EGL can be initialised. dm_control takes the first."""
     egl = _load("libEGL.so.1", "libEGL.so")
@@ -131,7 +126,7 @@ def osmesa_works() -> bool:
     return library is not None and hasattr(library, "OSMesaCreateContextExt")
 
 
-BACKENDS: dict[str, Callable[[], bool]] = {"egl": egl_works, "osmesa": osmesa_works}
+BACKENDS: dict[str, Callable[[], bool]] = {"egl": lambda: bool(egl_devices()), "osmesa": osmesa_works}
 
 
 def choose_backend() -> str:
@@ -207,13 +202,6 @@ def _cure() -> str:
     return f"On Debian or Ubuntu install it with: {INSTALL}"
 
 
-def _install_suite() -> str:
-    """Return the command. dm_control needs labmaze, which has wheels up to Python 3.12, but its suite does not."""
-    if sys.version_info < (3, 13):
-        return install_line("rl")
-    return f"{install_line('rl')}, and then: pip install --no-deps dm-control"
-
-
 def import_suite() -> object:
     """Import dm_control.suite with a working backend.
 
@@ -240,7 +228,13 @@ def import_suite() -> object:
         from dm_control import suite
     except (ImportError, AttributeError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("dm_control"):
-            raise DipoleError(f"dm_control is not installed. Install it with: {_install_suite()}") from error
+            command = install_line("rl")
+            if sys.version_info >= (
+                3,
+                13,
+            ):  # dm_control needs labmaze, which has no wheels here. Its suite does not
+                command += ", and then: pip install --no-deps dm-control"
+            raise DipoleError(f"dm_control is not installed. Install it with: {command}") from error
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
     return suite
 
