@@ -1,25 +1,7 @@
 """Grids: rows and columns of a suite written as axes, which are multiplied out before the suite is read.
 
-    [grid]                                  # every row, at every value that it can take
-    temperature = [0.1, 0.2, 0.5]           # an option of its objective, or objective.TERM.OPTION
-    "train.batch_size" = [64, 256]          # a setting
-
-    [[columns]]                             # a grid of one row or column. {axis} is replaced in all its texts
-    name = "{data}/batch={batch}"
-    metric = "linear/accuracy"
-    set = ["train.batch_size={batch}", "train.learning_rate={rate}"]
-    [columns.grid]
-    data = [
-        { name = "CIFAR-10", set = ["vision.data.source=cifar10"] },
-        { name = "STL-10", set = ["vision.data.source=stl10"] },
-    ]
-    batch = [64, 128, 256]
-    rate = [0.03, 0.06, 0.12]
-    zip = [["batch", "rate"]]               # walk together. The other axes are multiplied, the first one slowest
-    exclude = [{ data = "STL-10", batch = 256 }]
-
-A value can be a table with a name. Its other keys go into the row or column, and its `set` comes last. `[row]` and
-`[column]` are the defaults of all rows and columns.
+docs/background/benchmarks.md explains them. A value of an axis can be a table with a name. Its other keys go into the
+row or column, and its `set` comes last. `[row]` and `[column]` are the defaults of all rows and columns.
 """
 
 import json

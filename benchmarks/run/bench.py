@@ -56,20 +56,8 @@ def bench(
 ) -> int:
     """Run what is missing of a suite and return the exit code: 1 if a job failed or, with `plan_only`, cannot be built.
 
-    Args:
-        name: a shipped suite or the path of a suite file.
-        scale: "small" (minutes to hours on two cores) or "paper" (the paper's settings).
-        runs: folder of runs. It is created.
-        engine: "local" processes, a "ray" cluster, or jobs of "slurm".
-        jobs, threads: jobs at a time and threads per job. The default depends on the machine.
-        plan_only: print the number of jobs, the estimated time, the seeds needed and what cannot be built, and stop.
-        effect: the difference that the plan's number of seeds has to show, in units of the columns.
-        overrides: settings over those of every run, such as the place of the data.
-        seeds: number of seeds in place of the scale's own.
-        slurm: options of sbatch, for the engine "slurm".
-        answer: filled with what `--json` prints.
-        known: results files, or folders of them, whose runs are not repeated.
-        mentions_shipped: whether to mention shipped results of this suite.
+    The arguments are the options of `dipole bench` (`commands.py`). `answer` is filled with what `--json` prints, and
+    `mentions_shipped` says whether to mention shipped results of this suite.
     """
     answer = {} if answer is None else answer
     console, stderr = consoles(console)
@@ -245,12 +233,8 @@ def bench_all(
     """Run what is missing of every shipped suite, the shortest first. The exit code is 1 if a job failed.
 
     It may be stopped at any time, and continues when it is started again. Runs share processes, as starting a process
-    takes longer than many of them.
-
-    Args:
-        scale, runs, jobs, threads, known: as for `bench`.
-        within: hours. A suite that takes longer by the plan is left out.
-        answer: filled with what `--json` prints.
+    takes longer than many of them. A suite that takes longer than `within` hours by the plan is left out. The other
+    arguments are those of `bench`.
     """
     answer = {} if answer is None else answer
     console, stderr = consoles(console)

@@ -57,20 +57,8 @@ def sweep(
 ) -> int:
     """Search, and train the winner. The exit code is 1 if no trial finished or a run of the winner failed.
 
-    Args:
-        recipe: a shipped recipe or the path of one.
-        space: texts such as "train.learning_rate=log(1e-4, 1e-2)" (`read_space`).
-        metric: a number of the evaluation, such as "linear/accuracy", on the validation part.
-        trials: of the whole search, those of earlier starts and other processes included.
-        minimize: whether less is better.
-        seeds: seeds 0 to N-1 of the winner, evaluated on the test part.
-        overrides: settings of every run.
-        runs: folder of runs. The search lies in its folder .sweeps.
-        engine, jobs, threads: where trials run, as for `dipole bench`.
-        name: of the search. By default the recipe's with a hash of what is searched.
-        seed: of the proposals.
-        slurm: options of sbatch, for the engine "slurm".
-        answer: filled with what `--json` prints.
+    The arguments are the options of `dipole sweep` (`commands.py`). `trials` counts those of earlier starts and other
+    processes too. The search lies in the folder .sweeps of `runs`. `answer` is filled with what `--json` prints.
     """
     answer = {} if answer is None else answer
     console, stderr = consoles(console)

@@ -33,17 +33,8 @@ def evaluate_each(
 
     The result of an episode depends only on its number, not on the environment that plays it. Actions are computed one
     observation at a time in this process, so that no bit depends on the other episodes.
-    An environment must forget what was before its `reset(seed=...)`. Wrappers with running means do not.
-
-    Args:
-        agent: any SB3 agent.
-        env: one environment, or several in workers, but not those of training.
-        episodes: how many.
-        seed: of all of them.
-        observations: collects every observation, in the order of the episodes.
-
-    Raises:
-        ConfigError: an environment does not have the agent's observations. TrainingError: five faults in a row.
+    An environment must forget what was before its `reset(seed=...)`. Wrappers with running means do not. The arguments
+    are those of `evaluate`, and `observations` are collected in the order of the episodes.
     """
     check_whole(episodes=episodes)
     seed = check_seed(seed) or 0

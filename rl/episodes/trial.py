@@ -68,15 +68,8 @@ def trial(
 ) -> Trial:
     """Play episodes with the agent of a run or an export. The same arguments play the same episodes.
 
-    Args:
-        name: a run's folder or hash, agent.zip, or a folder with it.
-        task: another one than the agent's own. It is rendered and stacked as the agent expects.
-        episodes, seed: how many, and the seed of the first one and of drawn actions.
-        deterministic: the mean action. False draws from the policy.
-        video: .gif or .mp4 of the first episode. size: its height and width, by default as the agent observes.
-        device, runs: where to, and where hashes are looked up.
-
-    Raise ConfigError for an argument out of range, or a task that does not fit, CheckpointError for a damaged agent.
+    The arguments are the options of `dipole play`. Raise ConfigError for an argument out of range, or a task that does
+    not fit, CheckpointError for a damaged agent.
     """
     check_whole(episodes=episodes)
     check_seed(seed)
