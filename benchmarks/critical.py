@@ -36,12 +36,8 @@ def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LE
     (k - 1) sum_j (sum_i d_ij)^2 / sum_ij d_ij^2 with d_ij = r_ij - (k + 1) / 2. It is compared with chi^2 of k - 1
     degrees of freedom. Nemenyi's CD = q sqrt(k (k + 1) / (6 N)), with q the studentized range of k means over sqrt(2).
 
-    Args:
-        blocks: N >= 2 mappings of the same k >= 2 methods to a value. Larger is better.
-        level: of both tests, in (0, 1).
-
-    Raises:
-        DataError: too few blocks or methods, or a method is missing from a block.
+    `blocks` are N >= 2 mappings of the same k >= 2 methods to a value, larger is better. Raise DataError for fewer, or
+    if a method is missing from a block.
     """
     if len(blocks) < 2 or len(blocks[0]) < 2 or any(set(block) != set(blocks[0]) for block in blocks):
         raise DataError("a critical difference needs two blocks or more with the same methods, two or more")
@@ -77,14 +73,9 @@ def _groups(means: Sequence[float], difference: float) -> tuple[tuple[int, int],
 def performance_profile(tasks: Sequence[Mapping[str, Sequence[float]]], places: int = 51) -> dict[str, list[float]]:
     """Return the share of runs above tau, averaged over tasks (Agarwal et al. 2021, Sec. 4.2).
 
-    tau is 0 at the worst run of a task and 1 at its best, so tasks of different units have equal weight.
-
-    Args:
-        tasks: values of the runs of each method. Larger is better. Methods without runs of a task are left out.
-        places: number of equally spaced tau from 0 to 1.
-
-    Raises:
-        DataError: no task.
+    tau is 0 at the worst run of a task and 1 at its best, in so many equally spaced `places`, so tasks of different
+    units have equal weight. `tasks` have the values of the runs of each method, larger is better. Methods without runs
+    of a task are left out. Raise DataError for no task.
     """
     if not tasks:
         raise DataError("a performance profile needs a task or more")

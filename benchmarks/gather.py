@@ -42,11 +42,7 @@ class Gathered:
 def gather(places: Iterable[Path]) -> Gathered:
     """Return the runs of folders and results files. If two places have the same run, the first counts.
 
-    Args:
-        places: folders of runs, and results files.
-
-    Raises:
-        DataError: if a place is neither, or is a single run.
+    Raise DataError if a place is neither, or is a single run.
     """
     places = list(places)
     records: dict[str, RunRecord] = {}

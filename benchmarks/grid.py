@@ -64,11 +64,7 @@ class Grid:
 
 
 def expand(suite: Entry) -> dict[str, Any]:
-    """Multiply out all grids of a suite as its file has it.
-
-    Raises:
-        ConfigError: an axis is empty or unused, or there are too many points.
-    """
+    """Multiply out all grids of a suite. Raise ConfigError if an axis is empty or unused, or points are too many."""
     found = {key: value for key, value in suite.items() if key not in ("grid", "row", "column")}
     shared = read_grid(suite.get("grid", {}), "[grid]")
     scales = found.get("scale", {})

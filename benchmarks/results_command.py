@@ -45,11 +45,8 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     """Add the finished runs of every suite to its results file in the folder `to`.
 
     If a run has other results in the file, or the suite has changed, the file stays as it is unless `replaces` is
-    true. Runs on other data and unreadable runs are left out and named.
-
-    Raises:
-        ConfigError: no suite was run in these places, or `to` is a file.
-        RecordError: a results file there is damaged, or cannot be written. No later file is changed.
+    true. Runs on other data and unreadable runs are left out and named. Raise ConfigError if no suite was run in these
+    places, or `to` is a file, RecordError if a results file there is damaged, or cannot be written.
     """
     if is_file(to):
         raise ConfigError(f"--to {to}: give a folder. Each suite gets a file there.")

@@ -109,11 +109,7 @@ class _Run(Part):
 
 
 def read_results_file(path: Path) -> StoredSuite:
-    """Read a results file.
-
-    Raises:
-        RecordError: it cannot be read, is no results file, has another version, or a line (named) is damaged.
-    """
+    """Read a results file. Raise RecordError if it is none, has another version, or a line (named) is damaged."""
     head: _Head | None = None
     shared: dict[str, dict[str, Any]] = {}
     runs: list[_Run] = []

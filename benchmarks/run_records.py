@@ -37,8 +37,7 @@ class Collection:
 def read_records(folder: Path) -> Collection:
     """Read every record of a runs folder. A corrupt, foreign or misplaced file becomes a problem.
 
-    Raises:
-        DataError: there is no such folder, or it cannot be read.
+    Raise DataError if there is no such folder, or it cannot be read.
     """
     if not folder.is_dir():
         raise DataError(f"no runs folder {folder}. Give the folder that `dipole train` or `dipole bench` wrote.")

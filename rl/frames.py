@@ -19,6 +19,7 @@ from torch import Tensor
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.files import why
 from dipole.core.utils.memory import available
+from dipole.core.utils.text import size
 from dipole.core.utils.transfer import to_device
 
 Size = int | tuple[int, int]
@@ -141,10 +142,6 @@ def available_bytes(place: torch.device | Path) -> int:
     return shutil.disk_usage(place).free if isinstance(place, Path) else available(place)
 
 
-def gigabytes(count: float) -> str:
-    return f"{count / 1e9:,.2f} GB"
-
-
 def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], place: torch.device | Path) -> None:
     """Raise TrainingError, before anything is allocated, if `needed` bytes are not free on the device or disk."""
     free = available_bytes(place)
@@ -155,6 +152,6 @@ def require_bytes(needed: int, transitions: int, frame: tuple[int, ...], place: 
         fits = int(transitions * free / needed * 0.9)
         raise TrainingError(
             f"a replay buffer of {transitions:,} transitions with frames of {'x'.join(map(str, frame))} bytes needs "
-            f"{needed:,} bytes ({gigabytes(needed)}), but {free:,} bytes ({gigabytes(free)}) are free on {place}. "
+            f"{needed:,} bytes ({size(needed)}), but {free:,} bytes ({size(free)}) are free on {place}. "
             f"Lower buffer_size (about {fits:,} would fit), render smaller frames, {cure}."
         )

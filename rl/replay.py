@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import BaseBuffer
 
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, size
 from dipole.rl.arguments import check_number, check_seed, check_whole
-from dipole.rl.frames import STORES, available_bytes, digest, gigabytes, require_bytes
+from dipole.rl.frames import STORES, available_bytes, digest, require_bytes
 from dipole.rl.sampling import FrameSampler
 from dipole.rl.seen import layout
 from dipole.rl.settings import Storage
@@ -265,8 +265,8 @@ class FrameReplayBuffer(FrameSampler):
         self._room = max(int(self._ring / rate), 1) * self.n_envs
         warnings.warn(
             f"replay holds about {self._room:,} transitions instead of {self.buffer_size * self.n_envs:,}: each brings "
-            f"{rate:.3g} new channels of its {channels}, so that all of them would need {gigabytes(needed)}, and "
-            f"{gigabytes(free)} are free. Lower buffer_size, or free memory.",
+            f"{rate:.3g} new channels of its {channels}, so that all of them would need {size(needed)}, and "
+            f"{size(free)} are free. Lower buffer_size, or free memory.",
             RuntimeWarning,
             stacklevel=5,
         )

@@ -20,9 +20,7 @@ from dipole.benchmarks.statistics.power import least_shift
 class Evidence:
     """Evidence on whether a quantity is in a region: two one-sided p-values from 0 to 1, where 1 is no evidence.
 
-    Args:
-        inside: small if the quantity is shown to be in the region.
-        outside: small if it is shown to be outside.
+    `inside` is small if the quantity is shown to be in the region, `outside` if it is shown to be outside.
     """
 
     inside: float = 1.0

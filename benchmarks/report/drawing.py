@@ -37,11 +37,7 @@ CONFIG: dict[str, Any] = {
 
 
 def to_svg(spec: Mapping[str, Any]) -> str:
-    """Return a spec as SVG, with the page's names of colours.
-
-    Raises:
-        ConfigError: vl-convert is not installed.
-    """
+    """Return a spec as SVG, with the page's names of colours. Raise ConfigError if vl-convert is not installed."""
     svg: str = _converter().vegalite_to_svg({**spec, "config": CONFIG})
     return svg
 

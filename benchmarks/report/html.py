@@ -24,24 +24,14 @@ def to_html(report: Report) -> str:
     """Return the report as one HTML file that needs no other file.
 
     The first pictures of a kind are SVG and need no script. Vega draws their specs when the pointer is over them, and
-    draws the other pictures when they are unfolded.
-
-    Raises:
-        ConfigError: Jinja or, if there is something to draw, Vega-Altair is not installed.
+    draws the other pictures when they are unfolded. Raise ConfigError if Jinja or, if there is something to draw,
+    Vega-Altair is not installed.
     """
     return _page(report, report.sections, "#{}".format)
 
 
 def to_pages(report: Report, name: str) -> dict[str, str]:
-    """Return a report of many suites as several files by path: NAME.html is the index, NAME/SUITE.html a suite.
-
-    Args:
-        report: with a section for each suite.
-        name: of the index, without ".html".
-
-    Raises:
-        ConfigError: as of `to_html`.
-    """
+    """Return a report of many suites as several files by path: NAME.html is the index, NAME/SUITE.html a suite."""
     suites = [section for section in report.sections if section.is_suite]
     others = [section for section in report.sections if not section.is_suite]
     found = {f"{name}.html": _page(report, others, f"{name}/{{}}.html".format)}

@@ -20,11 +20,8 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
 
     With more than FEW suites the .html is an index, and a folder of the same name beside it has a page for each suite.
     A folder holds each table as .csv and .tex, claims also as .json. Charts are in charts/ or in the folder `figures`,
-    each as .svg, .pdf, Vega-Lite spec and a .tex of its numbers.
-
-    Raises:
-        ConfigError: the output is no .html, .md or folder, or there is no run and the output already has a report.
-        RecordError: it cannot be written.
+    each as .svg, .pdf, Vega-Lite spec and a .tex of its numbers. Raise ConfigError if the output is no .html, .md or
+    folder, or if there is no run and the output already has a report, RecordError if it cannot be written.
     """
     check_output(output)
     report = make_report(runs)
@@ -64,11 +61,7 @@ def _html(report: Report, path: Path) -> dict[Path, str | bytes]:
 
 
 def check_output(output: Path) -> None:
-    """Check that a report can have that name.
-
-    Raises:
-        ConfigError: it says no format.
-    """
+    """Raise ConfigError if a report cannot have that name, because it says no format."""
     if not output.is_dir() and (output.suffix not in ("", ".html", ".md") or output.name in (".html", ".md")):
         raise ConfigError(f"-o {str(output)!r}: give a name ending in .html or .md, or a folder for all formats.")
 

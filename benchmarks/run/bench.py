@@ -113,11 +113,7 @@ def _print_plan(
 
 
 def check_data(jobs: Sequence[Job], console: Console) -> None:
-    """Report data that are missing before the first job.
-
-    Raises:
-        DataError: no job has its data.
-    """
+    """Report data that are missing before the first job. Raise DataError if no job has its data."""
     found = missing_data(jobs)
     cells = {cell for fault in found for cell in fault.cells}
     if found and all(cells.issuperset(job.cells) for job in jobs):
@@ -270,8 +266,7 @@ def make_engine(
 ) -> Engine:
     """Return the engine of a name. With `shared_process` a local process runs many jobs.
 
-    Raises:
-        ConfigError: options of sbatch are given for another engine.
+    Raise ConfigError if options of sbatch are given for another engine.
     """
     if slurm and engine != "slurm":
         raise ConfigError(f"--slurm {' '.join(f'{k}={v}' for k, v in slurm.items())} belongs to --engine slurm.")

@@ -62,11 +62,7 @@ def failed(task: Task, runs: Path, message: str, seconds: float = 0.0, killed: b
 
 
 class Engine(ABC):
-    """Runs tasks, at most `slots` at a time.
-
-    Args:
-        slots: attempts at a time.
-    """
+    """Runs tasks, at most `slots` at a time."""
 
     shares_processes = False
     """Whether a process runs many tasks."""

@@ -33,23 +33,14 @@ et al. 2015), and the unlabelled reviews of IMDb (Maas et al. 2011) in sentences
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a run.
+    """The work of a run."""
 
-    Args:
-        family: domain and encoder.
-        steps: optimizer steps of the whole run.
-        rows: rows of a step.
-        flops: operations of a row with all its views, forward and backward.
-        units: steps of an epoch, or 1 if the run's length is given in steps.
-        seen: rows that the evaluation encodes.
-    """
-
-    family: str
-    steps: float
-    rows: int
-    flops: float
-    units: float = 1.0
-    seen: int = 0
+    family: str  # domain and encoder
+    steps: float  # optimizer steps of the whole run
+    rows: int  # of a step
+    flops: float  # operations of a row with all its views, forward and backward
+    units: float = 1.0  # steps of an epoch, or 1 if the run's length is given in steps
+    seen: int = 0  # rows that the evaluation encodes
 
 
 def work_of(config: RunConfig) -> Work | None:

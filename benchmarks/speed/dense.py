@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +40,6 @@ def polarization(s: Tensor, negative: Tensor) -> Tensor:
     return torch.where(negative, g, 0.0).sum(1).mean()
 
 
-def sharp_infonce(views: Sequence[Tensor]) -> Tensor:
-    return infonce(views, 0.01)
-
-
 def infonce_dp(views: Sequence[Tensor]) -> Tensor:
     s, positives, negative = _matrix(views)
     log_sum = torch.where(negative, s / 0.5, -math.inf).logsumexp(1, keepdim=True)
@@ -60,10 +57,6 @@ def dcl(views: Sequence[Tensor], beta: float = 0.0, rho: float = 0.1, temperatur
     g = (e.sum(1, keepdim=True) - rho * count * p) / (1 - rho)
     g = torch.maximum(g, count * math.exp(-1 / temperature))
     return -(p / (p + g)).log().mean()
-
-
-def hcl(views: Sequence[Tensor]) -> Tensor:
-    return dcl(views, beta=1.0)
 
 
 def align_uniform(views: Sequence[Tensor]) -> Tensor:
@@ -111,10 +104,10 @@ def blocks(views: Sequence[Tensor]) -> Tensor:
 
 DENSE: dict[str, Loss] = {
     "infonce": infonce,
-    "infonce(temperature=0.01)": sharp_infonce,
+    "infonce(temperature=0.01)": partial(infonce, temperature=0.01),
     "infonce+dp(reduction=anchor_sum)": infonce_dp,
     "dcl": dcl,
-    "hcl": hcl,
+    "hcl": partial(dcl, beta=1.0),
     "align_uniform": align_uniform,
     "cacr": cacr,
     "triplet": triplet,

@@ -20,21 +20,13 @@ PML_LIMIT = 256  # pytorch-metric-learning's NT-Xent is cubic in the batch
 
 @dataclass(frozen=True)
 class Case:
-    """A loss of some views, forward and backward.
+    """A loss of some views, forward and backward."""
 
-    Args:
-        loss: text of an objective.
-        rows: embeddings of all views together.
-        width: of an embedding.
-        dtype: of the embeddings, a name of DTYPES.
-        views: number of views of each point.
-    """
-
-    loss: str
-    rows: int
-    width: int
-    dtype: str = "float32"
-    views: int = 2
+    loss: str  # text of an objective
+    rows: int  # embeddings of all views together
+    width: int  # of an embedding
+    dtype: str = "float32"  # of the embeddings, a name of DTYPES
+    views: int = 2  # of each point
 
     def embeddings(self, device: torch.device, generator: torch.Generator, by: str = "dipole") -> list[Tensor]:
         """Return fresh views that ask for a gradient, (rows / views, width) each.

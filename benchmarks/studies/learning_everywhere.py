@@ -141,12 +141,9 @@ Watch = Callable[[int, Any, list[torch.nn.Parameter]], None]
 
 
 class Trial:
-    """A layout with an untrained encoder. Every training starts from it.
+    """A layout, or its name in `LAYOUTS`, with an untrained encoder. Every training starts from it.
 
-    Args:
-        layout: a layout, or its name in `LAYOUTS`.
-        seed: of everything random.
-        folder: stores data for other trials.
+    The folder stores data for other trials.
     """
 
     def __init__(self, layout: str | Layout, seed: int, folder: Path) -> None:
@@ -159,14 +156,10 @@ class Trial:
         self.start = copy.deepcopy(self.subject.module.state_dict())
 
     def train(self, text: str, watch: Watch | None = None) -> tuple[float, float]:
-        """Return the metric before and after training an objective.
+        """Return the metric before and after training an objective. `watch` is called before each update.
 
-        Args:
-            text: the objective. `{classes}` stands for the number of classes.
-            watch: is called before each update.
-
-        Raises:
-            DipoleError: the objective cannot use such pairs, or a term's note says that it would not learn.
+        In the objective's text `{classes}` stands for the number of classes. Raise DipoleError if the objective cannot
+        use such pairs, or if a term's note says that it would not learn.
         """
         layout, subject = self.layout, self.subject
         if layout.domain == "vision":

@@ -95,8 +95,7 @@ def settings() -> Iterator[Setting]:
 def layout_of(domain: str, cifar10: Path | None = None) -> Layout:
     """Return the layout of a domain. CIFAR-10 is like the small scale of `cifar10-learning`, four epochs long.
 
-    Raises:
-        DataError: the folder of CIFAR-10 is missing.
+    Raise DataError if the folder of CIFAR-10 is missing.
     """
     if domain != "cifar10":
         return LAYOUTS[DOMAINS[domain]]

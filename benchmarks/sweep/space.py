@@ -127,15 +127,9 @@ def _written(value: Value) -> str:
 def settings(values: Mapping[str, Value], objective: str) -> list[str]:
     """Return the overrides (`--set`) for chosen values.
 
-    A key `objective.TERM.OPTION` or `objective.TERM.weight` changes the objective's text. If a term occurs twice, the
-    two are TERM.0 and TERM.1.
-
-    Args:
-        values: by key.
-        objective: the objective to change. A value for the key "objective" replaces it first.
-
-    Raises:
-        ConfigError: the objective has no such term.
+    A key `objective.TERM.OPTION` or `objective.TERM.weight` changes the objective's text, which a value for the key
+    "objective" replaces first. If a term occurs twice, the two are TERM.0 and TERM.1. Raise ConfigError if the
+    objective has no such term.
     """
     text = str(values.get(OBJECTIVE, objective))
     inside = {key: value for key, value in values.items() if key.startswith(f"{OBJECTIVE}.")}

@@ -21,15 +21,7 @@ BUSY = 120.0
 
 
 class Study:
-    """The trials of a search.
-
-    Args:
-        folder: its folder, created if missing.
-        space: the dimensions.
-        described: the description of the search. A folder with another description is refused.
-        maximize: whether larger is better.
-        seed: of the proposals.
-    """
+    """The trials of a search in its folder, which is created. A folder with another description is refused."""
 
     def __init__(
         self, folder: Path, space: Sequence[Dimension], described: dict[str, Any], maximize: bool, seed: int

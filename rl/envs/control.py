@@ -92,7 +92,7 @@ class ControlEnv(StackedEnv):
 
         suite: Any = import_suite()
         self.task = f"{domain}-{name}"
-        self.action_repeat = action_repeat or tasks.action_repeat(self.task)
+        self.action_repeat = action_repeat or tasks.ACTION_REPEAT.get(domain, tasks.DEFAULT_ACTION_REPEAT)
         try:
             self._control = suite.load(domain, name, task_kwargs={**(task_kwargs or {}), "random": seed})
         except TypeError as error:

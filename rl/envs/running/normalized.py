@@ -15,11 +15,8 @@ _FIX = "Make VecNormalize the outermost wrapper, for example VecNormalize(VecFra
 def original(normalizer: VecNormalize, seen: Any) -> Any:
     """Return observations as replay stores them: without normalisation, but as the wrappers above leave them.
 
-    SB3 stores what VecNormalize got, which has another shape if a wrapper above stacks, transposes or selects.
-
-    Args:
-        normalizer: of the environments that gave `seen`.
-        seen: observations (n_envs, ...) of the outermost wrapper, an array or a dictionary.
+    SB3 stores what VecNormalize got, which has another shape if a wrapper above stacks, transposes or selects. `seen`
+    are the observations (n_envs, ...) of the outermost wrapper, an array or a dictionary.
     """
     raw, names = parts(normalizer.get_original_obs()), _normalized(normalizer)
     found = {key: raw[key] if key in names else each for key, each in parts(seen).items()}

@@ -51,8 +51,3 @@ def split(task: str) -> tuple[str, str]:
 def names() -> list[str]:
     """All suite tasks as "domain-task"."""
     return [f"{domain}-{task}" for domain, tasks in SUITE.items() for task in tasks]
-
-
-def action_repeat(task: str) -> int:
-    """The papers' control steps per agent step."""
-    return ACTION_REPEAT.get(split(task)[0], DEFAULT_ACTION_REPEAT)
