@@ -54,10 +54,6 @@ class Column(Settings):
     set: tuple[str, ...] = ()
     fill: dict[str, str] = Field(default_factory=dict, description="values of {name} in a row's objective")
 
-    def objective_of(self, row: "MethodRow") -> str:
-        """Return the row's objective in this column, with the column's `fill`."""
-        return filled(row.objective, self.fill)
-
     def metric_of(self, row: "MethodRow") -> str:
         """Return the metric of a row."""
         return filled(self.metric, row.fill)
@@ -280,9 +276,6 @@ class Sized:
                 cells.append((row.label, column.name, leaves(config) | known))
         return deviations(self.suite.published or "", cells)
 
-    def columns_of(self, row: MethodRow) -> tuple[Column, ...]:
-        return tuple(c for c in self.columns if row.columns is None or c.name in row.columns)
-
     def base_of(self, row: MethodRow) -> str | None:
         """Return the label of the row that this one is tested against. None for the base itself."""
         base = row.base or self.suite.base
@@ -292,9 +285,9 @@ class Sized:
 
     def cells(self) -> Iterator[tuple[MethodRow, Column, int]]:
         for row in self.rows:
-            for column in self.columns_of(row):
-                for seed in self.seeds:
-                    yield row, column, seed
+            for column in self.columns:
+                if row.columns is None or column.name in row.columns:
+                    yield from ((row, column, seed) for seed in self.seeds)
 
     def configured(self, row: MethodRow, recipe: str, overrides: tuple[str, ...]) -> RunConfig:
         """Return the configuration of a place. Places that differ only in the seed are read once."""
@@ -314,7 +307,7 @@ class Sized:
         recipe = row.recipe or column.recipe or self.scale.recipe
         if recipe is None:
             raise ConfigError(f"suite {self.suite.name!r} names no recipe for {row.label!r}, {column.name!r}.")
-        own = (f"objective={column.objective_of(row)}", f"seed={seed}")
+        own = (f"objective={filled(row.objective, column.fill)}", f"seed={seed}")
         return recipe, _last_wins((*self.scale.set, *column.set, *row.set, *self.overrides, *own))
 
     def jobs(self) -> list[Job]:

@@ -262,15 +262,9 @@ class ContrastiveSAC(PixelAgent, SAC):
         temperature = self.log_ent_coef
         if temperature is None:
             temperature = self.ent_coef_tensor.log().reshape(1)
-        return {**super().parts(), "temperature": _Temperature(temperature)}
-
-
-class _Temperature(nn.Module):
-    """The entropy temperature among the weights that a run saves."""
-
-    def __init__(self, log_ent_coef: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("log_ent_coef", log_ent_coef)
+        holder = nn.Module()
+        holder.register_buffer("log_ent_coef", temperature)
+        return {**super().parts(), "temperature": holder}
 
 
 def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

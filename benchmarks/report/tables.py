@@ -225,7 +225,7 @@ def other_runs_table(records: Sequence[RunRecord], runs: RunFiles) -> ReportTabl
         results = ", ".join(f"{k} {number(v)}" for k, v in r.results.items() if v is not None)
         if r.evaluated_on != "test" and results:
             results = f"on the {r.evaluated_on} part: {results}"
-        command = repeat(["train", _printable(str(runs.place(r.hash) / "config.toml"))], r.hardware.world_size)
+        command = repeat(["train", str(runs.place(r.hash) / "config.toml")], r.hardware.world_size)
         names = Cell(r.name), Cell(r.domain), Cell(r.objective)
         rows.append((*names, *_run_cells(r.hash, r.seed, r), Cell(results), Cell(command)))
     head = ("name", "domain", "objective", *RUN_HEAD, "results", "command")
@@ -274,7 +274,7 @@ def ranking_table(name: str, ranks: Sequence[Rank], tests: int = 0) -> ReportTab
 
 def problems_table(problems: Sequence[Problem]) -> ReportTable:
     """Return the files of the runs folder that are not records."""
-    rows = [(Cell(_printable(str(p.path))), Cell(_printable(p.message))) for p in problems]
+    rows = [(Cell(str(p.path)), Cell(p.message)) for p in problems]
     note = "The report ignores these files."
     return ReportTable("problems", "Not readable as records", ("file", "problem"), rows, note)
 
@@ -352,8 +352,3 @@ def _best(results: SuiteResults, column: str) -> set[str]:
         return set()
     levels = {c.row.label: c.column.sign * level_of(c.summary.mean) for c in cells if c.summary}
     return {label for label, level in levels.items() if level == max(levels.values())}
-
-
-def _printable(text: str) -> str:
-    """Replace bytes of a file name that are no text."""
-    return text.encode("utf-8", "replace").decode()
