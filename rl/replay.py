@@ -187,25 +187,24 @@ class FrameReplayBuffer(FrameSampler):
             self.states[np.arange(self.n_envs), self._head % self.buffer_size] = vectors
         obs, next_obs = self.layout.pixels(obs), self.layout.pixels(next_obs)
         for env, info in enumerate(infos):
+            starts = self._write_both(env, np.asarray(obs[env]), np.asarray(next_obs[env]))
+            self._tail[env] = max(self._tail[env], self._head[env] - self.buffer_size + 1)
+            slot = self._head[env] % self.buffer_size
+            numbers = (reward[env], action[env], self.states[env, slot])
+            finite = all(np.isfinite(each).all() for each in numbers)
+            self.starts[env, slot] = starts
+            self.actions[env, slot], self.rewards[env, slot] = 0.0, 0.0
+            if finite:
+                self.actions[env, slot], self.rewards[env, slot] = action[env], reward[env]
             timeout = self.handle_timeout_termination and info.get("TimeLimit.truncated", False)
-            self._append(
-                env, np.asarray(obs[env]), np.asarray(next_obs[env]), action[env], float(reward[env]),
-                bool(done[env]) and not timeout, bool(done[env]), "fault" not in info,
-            )  # fmt: skip
+            self.dones[env, slot], self.ends[env, slot] = bool(done[env]) and not timeout, bool(done[env])
+            self.valid[env, slot] = "fault" not in info and finite
+            self._head[env] += 1
         self.pos = int(self._head[0] % self.buffer_size)
         self.full = bool((self._head - self._tail >= self.buffer_size).all())
 
-    def _append(
-        self,
-        env: int,
-        obs: NDArray[np.uint8],
-        following: NDArray[np.uint8],
-        action: NDArray[Any],
-        reward: float,
-        done: bool,
-        ends: bool,
-        valid: bool,
-    ) -> None:
+    def _write_both(self, env: int, obs: NDArray[np.uint8], following: NDArray[np.uint8]) -> tuple[int, int]:
+        """Store what is new in an observation and the next one. Return the serial numbers of their first planes."""
         last = self._newest[env]
         if last is not None and np.array_equal(obs, last):
             before = int(self.starts[env, (self._head[env] - 1) % self.buffer_size, 1])
@@ -213,15 +212,7 @@ class FrameReplayBuffer(FrameSampler):
             before = self._write(env, obs)
         after = self._write_next(env, obs, before, following)
         self._newest[env] = following.copy()
-        self._tail[env] = max(self._tail[env], self._head[env] - self.buffer_size + 1)
-        slot = self._head[env] % self.buffer_size
-        finite = bool(np.isfinite(reward) and np.isfinite(action).all() and np.isfinite(self.states[env, slot]).all())
-        self.starts[env, slot] = before, after
-        self.actions[env, slot], self.rewards[env, slot] = 0.0, 0.0
-        if finite:
-            self.actions[env, slot], self.rewards[env, slot] = action, reward
-        self.dones[env, slot], self.ends[env, slot], self.valid[env, slot] = done, ends, valid and finite
-        self._head[env] += 1
+        return before, after
 
     def _write_next(self, env: int, obs: NDArray[np.uint8], before: int, following: NDArray[np.uint8]) -> int:
         """Store what is new in a next observation: a grey frame, a frame, or all of it."""

@@ -71,7 +71,19 @@ def bench(
         slots = jobs or 1
         if engine == "local":
             slots = make_engine(engine, jobs, threads, slurm=slurm).slots
-        return _print_plan(sized, wanted, records, slots, effect, console, answer)
+        plan = make_plan(sized, wanted, records, slots, effect)
+        print_plan(console, sized, plan)
+        todo = [job for job in wanted if job.hash not in records]
+        found = (*faults(wanted, sized.scale.processes), *missing_data(todo))
+        cells = [
+            {"row": cell.row, "column": cell.column, "seed": cell.seed, "run": job.hash, "command": job.command}
+            for job in wanted
+            for cell in job.cells
+        ]
+        answer |= {**plan.as_dict(), "faults": [str(fault) for fault in found], "cells": cells}
+        for fault in found:
+            say(console, f"cannot run: {fault}")
+        return int(bool(found))
     chosen = make_engine(engine, jobs, threads, sized.scale.shared_process, slurm)
     missing = {job.hash for job in wanted if job.hash not in records}
     if mentions_shipped and not known and (count := len(shipped_runs(sized) & missing)):
@@ -86,30 +98,6 @@ def bench(
     print_summary(console, sized, summary, runs)
     answer |= {"runs": str(runs), **summary.as_dict()}
     return int(bool(summary.failed))
-
-
-def _print_plan(
-    sized: Sized,
-    wanted: list[Job],
-    records: dict[str, RunRecord],
-    slots: int,
-    effect: float | None,
-    console: Console,
-    answer: dict[str, Any],
-) -> int:
-    plan = make_plan(sized, wanted, records, slots, effect)
-    print_plan(console, sized, plan)
-    todo = [job for job in wanted if job.hash not in records]
-    found = (*faults(wanted, sized.scale.processes), *missing_data(todo))
-    cells = [
-        {"row": cell.row, "column": cell.column, "seed": cell.seed, "run": job.hash, "command": job.command}
-        for job in wanted
-        for cell in job.cells
-    ]
-    answer |= {**plan.as_dict(), "faults": [str(fault) for fault in found], "cells": cells}
-    for fault in found:
-        say(console, f"cannot run: {fault}")
-    return int(bool(found))
 
 
 def check_data(jobs: Sequence[Job], console: Console) -> None:
