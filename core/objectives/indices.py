@@ -17,48 +17,26 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class PairLayout:
-    """Facts about the indices of `Pairs`.
+    """Facts about the indices of `Pairs`, which its constructors know."""
 
-    Args:
-        anchor_views: runs of the anchors.
-        candidate_views: runs of the candidates.
-        first_negative: candidates before this index are positives of some anchor and never negatives.
-        among: number of anchors, the first ones, that are also candidates.
-        fewest: number of positives that every anchor has. None if unknown. At the end of a document a neighbour may be
-            missing.
-        padded: -1 may occur among positives or ignored candidates, or a candidate may be listed twice.
-        mutual: anchors are candidates, and i excludes j exactly if j excludes i.
-        shared: a candidate is a positive of at most this many anchors. None if unknown.
-        queue: number of candidates outside the batch: past embeddings or hard negatives. They follow the candidates of
-            the batch.
-        queue_of_keys: the encoder of the keys made the queue. Otherwise the anchors' encoder made it, or a copy of it.
-        sides: anchors and candidates are two views from two encoders, and an anchor's own side is ignored.
-        by_label: positives are rows of the same class.
-        of_block: number of anchors from each block, block after block. 0 without blocks.
-        draw: seed of random choices among blocks, the same on every rank.
-        view_pairs: anchors are view x of every pair of views x < y, and candidates are all views.
-        partners: view y of each run of anchors, if its negatives lie in this view alone. The other views' rows are then
-            the first ignored ones.
-        added: the values of several Pairs of a batch are added instead of averaged.
-    """
-
-    anchor_views: Runs
-    candidate_views: Runs
-    first_negative: int = 0
-    among: int = 0
-    fewest: int | None = None
-    padded: bool = False
-    mutual: bool = False
-    shared: int | None = None
-    queue: int = 0
-    queue_of_keys: bool = False
-    sides: bool = False
-    by_label: bool = False
-    of_block: int = 0
-    draw: int = 0
-    view_pairs: bool = False
+    anchor_views: Runs  # runs of the anchors
+    candidate_views: Runs  # runs of the candidates
+    first_negative: int = 0  # candidates before this index are positives of some anchor and never negatives
+    among: int = 0  # number of anchors, the first ones, that are also candidates
+    fewest: int | None = None  # number of positives that every anchor has, except at the ends of documents
+    padded: bool = False  # -1 may occur among positives or ignored, or a candidate may be listed twice
+    mutual: bool = False  # anchors are candidates, and i excludes j exactly if j excludes i
+    shared: int | None = None  # a candidate is a positive of at most this many anchors
+    queue: int = 0  # number of past embeddings or hard negatives, which follow the candidates of the batch
+    queue_of_keys: bool = False  # the encoder of the keys made the queue, and not that of the anchors or a copy of it
+    sides: bool = False  # anchors and candidates are two views from two encoders, and an anchor's own side is ignored
+    by_label: bool = False  # positives are rows of the same class
+    of_block: int = 0  # number of anchors from each block, block after block
+    draw: int = 0  # seed of random choices among blocks, the same on every rank
+    view_pairs: bool = False  # anchors are view x of every pair of views x < y, and candidates are all views
+    # View y of each run of anchors, if its negatives lie in this view alone. The other views' rows are ignored first.
     partners: tuple[int, ...] = ()
-    added: bool = False
+    added: bool = False  # the values of several Pairs of a batch are added instead of averaged
 
 
 def other_views(count: int, batch: int, device: torch.device) -> Tensor:
@@ -131,9 +109,9 @@ def relative(ignored: Tensor, batch: int, count: int) -> dict[str, Tensor]:
     }
 
 
-def absolute(rows: dict[str, Tensor], batch: int, count: int) -> Tensor:
+def absolute(number: Tensor, ahead: Tensor, count: int) -> Tensor:
     """Convert the result of `relative` to indices in the batch of all ranks."""
-    number, ahead = rows["ignored_key"], rows["ignored_ahead"]
+    batch = len(number)
     row = torch.arange(batch, device=number.device).unsqueeze(1)
     return torch.where(number < 0, -1, number * batch + torch.where(number < count, row + ahead, ahead))
 

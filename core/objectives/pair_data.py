@@ -1,8 +1,9 @@
 """The data of pairs: embeddings with indices of positives and ignored rows. `pairs.py` has the constructors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
+from inspect import signature
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -17,14 +18,35 @@ from dipole.core.objectives.checks import (
     check_row_values,
     reads_at_once,
 )
-from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.indices import NO_VIEW, PairLayout, Runs, pads_last, real_first, views_of
+from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.indices import (
+    NO_VIEW,
+    PairLayout,
+    Runs,
+    absolute,
+    pads_last,
+    real_first,
+    relative,
+    views_of,
+)
 from dipole.core.objectives.weights import by_anchor, by_instance, checked
 from dipole.core.utils.errors import PairsError
 
 Make = TypeVar("Make", bound=Callable[..., Any])
 OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
 OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
+SHARED = ("queue", "queue_labels")
+"""Arguments of constructors that are the same on every rank. All other tensors have a row for each instance."""
+
+
+@dataclass(frozen=True)
+class OfRows:
+    """What a constructor is told of the B instances of its batch."""
+
+    labels: Tensor | None = None  # (B,)
+    index: Tensor | None = None  # (B,)
+    weights: Tensor | None = None  # (B,), or (B, K) unless the positives depend on other rows
+    weighs_pairs: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +66,7 @@ class PairData:
     layout: PairLayout | None = field(default=None, repr=False)
     # The layout, or one without special properties for user-defined indices.
     known: PairLayout = field(init=False, repr=False)
-    # The constructor's input rows, to pair the rows of all ranks in the same way. A changed copy has none.
-    source: EncodedBatch | None = field(default=None, init=False, repr=False)
-    # The constructor's name and arguments, to make `source` again in another process.
+    # The constructor's name and arguments. A changed copy has none.
     call: tuple[str, tuple[Any, ...], dict[str, Any]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -77,77 +97,74 @@ class PairData:
         if square and self.candidate_index is None:
             object.__setattr__(self, "candidate_index", self.index)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    @property
+    def source(self) -> EncodedBatch | None:
+        """The rows given to the constructor, to pair the rows of all ranks in the same way. None for a changed copy."""
         if self.call is None:
-            return super().__reduce_ex__(protocol)
-        fields = {name: value for name, value in self.__dict__.items() if name != "source"}
-        return _again, (type(self), *self.call), fields
-
-    @classmethod
-    def _made(
-        cls,
-        rows: dict[str, Tensor],
-        relate: Relation,
-        labels: Tensor | None = None,
-        index: Tensor | None = None,
-        weights: Tensor | None = None,
-        *,
-        weighs_pairs: bool = True,
-    ) -> Self:
-        """Pair the rows and store them, so that the rows of all ranks can be paired later.
-
-        Args:
-            weights: as the constructors take them.
-            weighs_pairs: whether they may be weights of pairs. Not if the positives depend on other rows.
-        """
-        first = next(iter(rows.values()))
-        for name, values in (("labels", labels), ("index", index)):
-            check_row_values(values, len(first), name)
-            if values is not None:
-                rows[name] = values.to(first.device)
-        pairs: Self = relate(rows)
+            return None
+        name, arguments, settings = self.call
+        given = signature(getattr(type(self), name)).bind(*arguments, **settings).arguments
+        shared = {key: given.pop(key) for key in SHARED if key in given}
+        listed, weights, rows = given.pop("ignored", None), given.pop("weights", None), {}
+        for key, value in given.items():
+            if isinstance(value, Tensor):
+                rows[key] = value.to(self.anchors.device)
+            elif isinstance(value, tuple | list):
+                rows |= {f"{key}.{number}": each for number, each in enumerate(value)}
+            else:
+                shared[key] = value
+        batch, columns, runs = len(next(iter(rows.values()))), 0, len(self.known.anchor_views)
+        if listed is not None:
+            others = [row for key, row in list(rows.items())[1:] if key not in ("labels", "index")]
+            columns = sum(row.shape[1] if row.ndim == 3 else 1 for row in others)
+            rows |= relative(listed, batch, columns)
         if weights is not None:
-            runs, positives = len(pairs.known.anchor_views), pairs.positives.shape[1] if weighs_pairs else None
-            rows["weights"] = by_instance(weights, pairs.anchors, positives, runs, len(first))
-            relate = _weighed(relate, runs)
-            pairs = _with_weights(pairs, rows, runs)
-        object.__setattr__(pairs, "source", EncodedBatch(rows, relate))
-        return pairs
+            positives = self.positives.shape[1]
+            rows["weights"] = by_instance(cast(Tensor, self.weights), self.anchors, positives, runs, batch)
+        return EncodedBatch(rows, partial(_pair_again, type(self), name, shared, columns, runs))
 
     @classmethod
     def _of_batch(
         cls,
-        rows: dict[str, Tensor],
+        batch: int,
         layout: PairLayout,
         anchors: Tensor,
         candidates: Tensor,
         positives: Tensor,
         ignored: Tensor,
-        *,
-        views: bool = True,
+        of_rows: OfRows,
         behind: int = 0,
         labels_behind: Tensor | None = None,
+        *,
+        views: bool = True,
     ) -> Self:
-        """Return pairs whose rows have the labels and indices of the instances in `rows`.
+        """Return pairs with the labels, indices and weights of the instances of a batch.
 
-        Args:
-            behind: number of candidates after those of the batch.
-            labels_behind: (behind,) their classes. With None the candidates have no labels if there are such rows.
+        The last `behind` candidates are not in the batch. `labels_behind` are their classes, if they have any.
         """
-        batch, device = len(next(iter(rows.values()))), anchors.device
-        runs = layout.candidate_views[:-1] if behind else layout.candidate_views
-        index = rows["index"] if "index" in rows else torch.arange(batch, device=device)
-        labels, candidate_labels = rows.get("labels"), None
+        device, own, every = anchors.device, layout.anchor_views, layout.candidate_views
+        if behind:
+            every = every[:-1]
+        labels, index, weights = of_rows.labels, of_rows.index, of_rows.weights
+        check_row_values(labels, batch, "labels")
+        check_row_values(index, batch, "index")
+        candidate_labels = None
         if labels is not None:
-            labels, of_batch = _spread(labels, layout.anchor_views, batch), _spread(labels, runs, batch)
-            if not behind:
-                candidate_labels = of_batch
-            elif labels_behind is not None:
-                candidate_labels = torch.cat([of_batch, labels_behind.to(device)])
-        candidate_index = _spread(index, runs, batch)
-        index = candidate_index if runs == layout.anchor_views else _spread(index, layout.anchor_views, batch)
+            labels = labels.to(device)
+            candidate_labels = _spread(labels, every, batch)
+            if labels_behind is not None and behind:
+                candidate_labels = torch.cat([candidate_labels, labels_behind.to(device)])
+            elif behind:
+                candidate_labels = None
+            labels = _spread(labels, own, batch)
+        index = torch.arange(batch, device=device) if index is None else index.to(device)
+        candidate_index = _spread(index, every, batch)
+        index = candidate_index if every == own else _spread(index, own, batch)
         if behind:
             candidate_index = torch.cat([candidate_index, index.new_full((behind,), -1)])
+        if weights is not None:
+            most = positives.shape[1] if of_rows.weighs_pairs else None
+            weights = by_anchor(by_instance(weights, anchors, most, len(own), batch), len(anchors), len(own))
         return cls(
             anchors,
             candidates,
@@ -158,6 +175,7 @@ class PairData:
             candidate_labels,
             index,
             candidate_index,
+            weights,
             layout=layout,
         )
 
@@ -434,10 +452,12 @@ class PairData:
 
 
 def constructor(make: Make) -> Make:
-    """Remember the call of a constructor, so that its pairs can be pickled."""
+    """Remember the call of a constructor, to pickle its pairs and to pair the rows of all ranks in the same way."""
 
     @wraps(make)
     def made(cls: Any, *arguments: Any, **settings: Any) -> Any:
+        arguments = tuple([_kept(each) for each in arguments])
+        settings = {name: _kept(each) for name, each in settings.items()}
         pairs = make(cls, *arguments, **settings)
         object.__setattr__(pairs, "call", (make.__name__, arguments, settings))
         return pairs
@@ -445,18 +465,27 @@ def constructor(make: Make) -> Make:
     return cast(Make, made)
 
 
-def _again(cls: Any, name: str, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-    return getattr(cls, name)(*arguments, **settings)
+def _kept(argument: Any) -> Any:
+    """Return a list of views, which the caller may change, or an iterator over views as a tuple."""
+    return tuple(argument) if isinstance(argument, list | Iterator) else argument
 
 
-def _weighed(relate: Relation, runs: int) -> Relation:
-    """Return a relation whose pairs also get the row "weights"."""
-
-    return lambda rows: _with_weights(relate(rows), rows, runs)
-
-
-def _with_weights(pairs: Any, rows: dict[str, Tensor], runs: int) -> Any:
-    return replace(pairs, weights=by_anchor(rows["weights"], len(pairs.anchors), runs))
+def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs: int, rows: dict[str, Tensor]) -> Any:
+    """Call a constructor with the rows of all ranks, as `PairData.source` names them."""
+    given, views = dict(shared), dict[str, list[Tensor]]()
+    for key, row in rows.items():
+        name_of, _, number = key.partition(".")
+        if number:
+            given[name_of] = views.setdefault(name_of, [])
+            views[name_of].append(row)
+        else:
+            given[key] = row
+    if "ignored_key" in rows:
+        number, ahead = given.pop("ignored_key"), given.pop("ignored_ahead")
+        given["ignored"] = absolute(number, ahead, columns)
+    if "weights" in rows:
+        given["weights"] = by_anchor(rows["weights"], len(rows["weights"].flatten(0, 1)), runs)
+    return getattr(cls, name)(**given)
 
 
 def _spread(values: Tensor, runs: Runs, batch: int) -> Tensor:

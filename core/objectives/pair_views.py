@@ -19,16 +19,14 @@ from dipole.core.objectives.checks import (
 )
 from dipole.core.objectives.indices import (
     PairLayout,
-    absolute,
     joined,
     other_crops,
     other_views,
     own_side,
     partners_of_views,
-    relative,
     with_queue,
 )
-from dipole.core.objectives.pair_data import PairData, constructor
+from dipole.core.objectives.pair_data import OfRows, PairData, constructor
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
@@ -82,32 +80,21 @@ class PairsOfViews(PairData):
         if negatives == "queries":
             keys = torch.stack(list(views[1:]), 1)
             return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index, weights=weights)
-        given = {f"view{number}": view for number, view in enumerate(views)}
-
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            each = [rows[f"view{number}"] for number in range(len(views))]
-            count, batch = len(each), len(each[0])
-            z = torch.cat(each)  # (VB, d), view-major
-            runs = tuple([(number, batch) for number in range(count)])
-            if negatives == "view_pairs":
-                first, partners = zip(*combinations(range(count), 2), strict=True)
-                layout = PairLayout(
-                    tuple([(x, batch) for x in first]),
-                    runs,
-                    fewest=1,
-                    shared=count - 1,
-                    view_pairs=True,
-                    partners=partners,
-                )
-                positives, ignored = partners_of_views(count, batch, z.device)
-                return cls._of_batch(rows, layout, torch.cat([each[x] for x in first]), z, positives, ignored)
-            layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
-            own = torch.arange(count * batch, device=z.device)
-            steps = own[batch::batch]  # to the same place of each other view
-            own = own.unsqueeze(1)
-            return cls._of_batch(rows, layout, z, z, (own + steps) % len(z), own)
-
-        return cls._made(given, relate, labels, index, weights)
+        of_rows = OfRows(labels, index, weights)
+        count, batch = len(views), len(views[0])
+        z = torch.cat(views)  # (VB, d), view-major
+        runs = tuple([(number, batch) for number in range(count)])
+        if negatives == "view_pairs":
+            first, partners = zip(*combinations(range(count), 2), strict=True)
+            anchors = torch.cat([views[x] for x in first])
+            anchor_runs = tuple([(x, batch) for x in first])
+            layout = PairLayout(anchor_runs, runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
+            return cls._of_batch(batch, layout, anchors, z, *partners_of_views(count, batch, z.device), of_rows)
+        layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
+        own = torch.arange(count * batch, device=z.device)
+        steps = own[batch::batch]  # to the same place of each other view
+        own = own.unsqueeze(1)
+        return cls._of_batch(batch, layout, z, z, (own + steps) % len(z), own, of_rows)
 
     @classmethod
     @constructor
@@ -168,39 +155,26 @@ class PairsOfViews(PairData):
         if queue is None or behind:
             check_row_values(queue_labels, behind, "queue_labels")
         count = keys.shape[1]
-        rows = {"queries": queries, "keys": keys}
-        if ignored is not None:
-            check_indices("ignored", ignored, queries, count * batch + behind)
-            rows |= relative(ignored, batch, count)
-
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            q, k = rows["queries"], rows["keys"]
-            mine = k.transpose(0, 1).reshape(count * len(q), -1)
-            batch = len(q)
-            own = torch.arange(batch, device=q.device).unsqueeze(1)
-            layout = PairLayout(
-                ((0, batch),),
-                with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
-                first_negative=0 if batch_negatives else count * batch,
-                fewest=count,
-                padded=ignored is not None,
-                shared=1,
-                queue=behind,
-                queue_of_keys=behind > 0 and queue_of == "keys",
-            )
-            pairs = cls._of_batch(
-                rows,
-                layout,
-                q,
-                joined(mine, queue),
-                own + torch.arange(0, count * batch, batch, device=q.device),
-                own[:, :0] if ignored is None else absolute(rows, batch, count),
-                behind=behind,
-                labels_behind=queue_labels,
-            )
-            return pairs.with_intra_batch() if intra_batch else pairs
-
-        return cls._made(rows, relate, labels, index, weights)
+        own = torch.arange(batch, device=queries.device).unsqueeze(1)
+        listed = ignored is not None
+        if ignored is None:
+            ignored = own[:, :0]
+        check_indices("ignored", ignored, queries, count * batch + behind)
+        layout = PairLayout(
+            ((0, batch),),
+            with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
+            first_negative=0 if batch_negatives else count * batch,
+            fewest=count,
+            padded=listed,
+            shared=1,
+            queue=behind,
+            queue_of_keys=behind > 0 and queue_of == "keys",
+        )
+        candidates = joined(keys.transpose(0, 1).reshape(count * batch, -1), queue)
+        positives = own + torch.arange(0, count * batch, batch, device=own.device)
+        of_rows = OfRows(labels, index, weights)
+        pairs = cls._of_batch(batch, layout, queries, candidates, positives, ignored, of_rows, behind, queue_labels)
+        return pairs.with_intra_batch() if intra_batch else pairs
 
     @classmethod
     @constructor
@@ -237,13 +211,11 @@ class PairsOfViews(PairData):
         if len(a) != len(b):
             raise PairsError(f"a and b must have as many rows, got {len(a)} and {len(b)}.")
 
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            z, batch = torch.cat([rows["a"], rows["b"]]), len(rows["a"])
-            runs = ((0, batch), (1, batch))
-            layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
-            return cls._of_batch(rows, layout, z, z, other_views(2, batch, z.device), own_side(batch, z.device))
-
-        return cls._made({"a": a, "b": b}, relate, labels, index, weights)
+        z, batch = torch.cat([a, b]), len(a)
+        runs = ((0, batch), (1, batch))
+        layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
+        positives, ignored = other_views(2, batch, z.device), own_side(batch, z.device)
+        return cls._of_batch(batch, layout, z, z, positives, ignored, OfRows(labels, index, weights))
 
     @classmethod
     @constructor
@@ -297,43 +269,30 @@ class PairsOfViews(PairData):
             raise PairsError(f"negatives_of must be 'batch' or 'own', got {negatives_of!r}.")
         if not batch_negatives and not count:
             raise PairsError("from_columns(batch_negatives=False) needs negatives: nothing else would repel.")
-        rows = {"anchor": anchor, "positive": positive}
-        if count:
-            rows["negatives"] = hard
-        if ignored is not None:
-            check_indices("ignored", ignored, anchor, (1 + count) * batch)
-            rows |= relative(ignored, batch, 1 + count)
-
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            a, p = rows["anchor"], rows["positive"]
-            batch = len(a)
-            row = torch.arange(batch, device=a.device)
-            own = row.unsqueeze(1)
-            hard = None
-            if count:
-                hard = rows["negatives"].transpose(0, 1).reshape(count * batch, -1)
-            out = own[:, :0] if ignored is None else absolute(rows, batch, 1 + count)
-            if negatives_of == "own" and count:
-                # The other rows of each column of hard negatives, which follow its own row in cyclic order.
-                ahead = (own + row[1:]) % batch  # (B, B-1)
-                starts = batch * (1 + torch.arange(count, device=a.device)).view(1, count, 1)
-                out = torch.cat([out, (ahead.unsqueeze(1) + starts).flatten(1)], 1)
-            layout = PairLayout(
-                ((0, batch),),
-                with_queue(((1, batch),), count * batch),
-                first_negative=0 if batch_negatives else batch,
-                fewest=1,
-                padded=out.shape[1] > 0,
-                shared=1,
-                queue=count * batch,
-                queue_of_keys=count > 0,
-            )
-            unknown = row.new_full((count * batch,), -1)
-            return cls._of_batch(
-                rows, layout, a, joined(p, hard), own, out, behind=count * batch, labels_behind=unknown
-            )
-
-        return cls._made(rows, relate, labels, index, weights)
+        row = torch.arange(batch, device=anchor.device)
+        own = row.unsqueeze(1)
+        if ignored is None:
+            ignored = own[:, :0]
+        check_indices("ignored", ignored, anchor, (1 + count) * batch)
+        if negatives_of == "own" and count:
+            # The other rows of each column of hard negatives, which follow its own row in cyclic order.
+            ahead = (own + row[1:]) % batch  # (B, B-1)
+            starts = batch * (1 + torch.arange(count, device=row.device)).view(1, count, 1)
+            ignored = torch.cat([ignored, (ahead.unsqueeze(1) + starts).flatten(1)], 1)
+        behind = count * batch
+        layout = PairLayout(
+            ((0, batch),),
+            with_queue(((1, batch),), behind),
+            first_negative=0 if batch_negatives else batch,
+            fewest=1,
+            padded=ignored.shape[1] > 0,
+            shared=1,
+            queue=behind,
+            queue_of_keys=count > 0,
+        )
+        candidates = joined(positive, hard.transpose(0, 1).reshape(behind, -1))
+        of_rows, unknown = OfRows(labels, index, weights), row.new_full((behind,), -1)
+        return cls._of_batch(batch, layout, anchor, candidates, own, ignored, of_rows, behind, unknown)
 
     @classmethod
     @constructor
@@ -372,26 +331,20 @@ class PairsOfViews(PairData):
         check_alike([*large, *small], "crops")
         behind = check_queue(queue, ("crops[0]", large[0]))
         big, every = len(large), len(large) + len(small)
-        rows = {f"crop{number}": crop for number, crop in enumerate([*large, *small])}
-
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            each = [rows[f"crop{number}"] for number in range(every)]
-            batch = len(each[0])
-            z = torch.cat(each)  # (V B, d), crop-major
-            targets = z[: big * batch]
-            positives, own = other_crops(big, every, batch, z.device)
-            layout = PairLayout(
-                tuple((number, batch) for number in range(every)),
-                with_queue(tuple((number, batch) for number in range(big)), behind),
-                among=big * batch,
-                fewest=big - 1,
-                padded=True,
-                shared=every - 1,
-                queue=behind,
-            )
-            return cls._of_batch(rows, layout, z, joined(targets, queue), positives, own, behind=behind)
-
-        return cls._made(rows, relate, labels, index, weights)
+        batch = len(large[0])
+        z = torch.cat([*large, *small])  # (V B, d), crop-major
+        runs = tuple((number, batch) for number in range(every))
+        layout = PairLayout(
+            runs,
+            with_queue(runs[:big], behind),
+            among=big * batch,
+            fewest=big - 1,
+            padded=True,
+            shared=every - 1,
+            queue=behind,
+        )
+        candidates, of_rows = joined(z[: big * batch], queue), OfRows(labels, index, weights)
+        return cls._of_batch(batch, layout, z, candidates, *other_crops(big, every, batch, z.device), of_rows, behind)
 
 
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from dipole.core.objectives.indices import (
     same_label,
     with_queue,
 )
-from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, PairData, constructor
+from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, OfRows, constructor
 from dipole.core.objectives.pair_views import PairsOfViews
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
@@ -113,47 +113,33 @@ class Pairs(PairsOfViews):
         elif queue is None and queue_labels is not None:
             raise PairsError("queue_labels are of the rows of a queue, but from_labels has none: give queue=.")
 
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            each = [rows[f"view{number}"] for number in range(count)]
-            batch = len(each[0])
-            points = joined(*each)  # (VB, d), view-major
-            own = torch.arange(count * batch, device=points.device)
-            # Each instance of unknown class gets its own class.
-            told = rows["labels"].repeat(count)
-            told = torch.where(told < 0, -1 - own % batch, told)
-            others = told
-            if behind and queue_labels is not None:
-                past = queue_labels.to(points.device)
-                # A class number that no row has.
-                others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])
-            same = same_label(told, others)
-            own = own.unsqueeze(1)
-            # A row is in its own class, so removing it leaves one entry of padding.
-            positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
-            runs = tuple((number, batch) for number in range(count))
-            layout = PairLayout(
-                runs,
-                with_queue(runs, behind),
-                among=count * batch,
-                padded=True,
-                mutual=not behind,
-                queue=behind,
-                by_label=True,
-            )
-            return cls._of_batch(
-                rows,
-                layout,
-                points,
-                joined(points, queue),
-                positives,
-                own,
-                views=False,
-                behind=behind,
-                labels_behind=queue_labels,
-            )
-
-        given = {f"view{number}": view for number, view in enumerate(views)}
-        return cls._made(given, relate, labels, index, weights, weighs_pairs=False)
+        batch = len(views[0])
+        points = joined(*views)  # (VB, d), view-major
+        own = torch.arange(count * batch, device=points.device)
+        # Each instance of unknown class gets its own class.
+        told = labels.to(own.device).repeat(count)
+        told = others = torch.where(told < 0, -1 - own % batch, told)
+        if behind and queue_labels is not None:
+            past = queue_labels.to(own.device)
+            others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])  # a class that no row has
+        same = same_label(told, others)
+        own = own.unsqueeze(1)
+        # A row is in its own class, so removing it leaves one entry of padding.
+        positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
+        runs = tuple((number, batch) for number in range(count))
+        layout = PairLayout(
+            runs,
+            with_queue(runs, behind),
+            among=count * batch,
+            padded=True,
+            mutual=not behind,
+            queue=behind,
+            by_label=True,
+        )
+        candidates, of_rows = joined(points, queue), OfRows(labels, index, weights, weighs_pairs=False)
+        return cls._of_batch(
+            batch, layout, points, candidates, positives, own, of_rows, behind, queue_labels, views=False
+        )
 
     @classmethod
     @constructor
@@ -202,32 +188,13 @@ class Pairs(PairsOfViews):
         check_count("window", window, 1)
         if self_logit not in ("drop", "zero"):
             raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
-        zero = self_logit == "zero"
-
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            f, g, document = rows["f"], rows["g"], rows["document"]
-            batch = len(f)
-            layout = PairLayout(
-                ((0, batch),),
-                with_queue(((1, batch),), int(zero)),
-                fewest=2 * int(window),
-                padded=True,
-                shared=2 * int(window),
-            )
-            return cls._of_batch(
-                rows,
-                layout,
-                f,
-                joined(g, g.new_zeros(int(zero), g.shape[1])),
-                neighbours(document, int(window)),
-                torch.arange(batch, device=f.device).unsqueeze(1),
-                views=False,
-                behind=int(zero),
-                labels_behind=document.new_full((1,), -1),
-            )
-
-        given = {"f": f, "g": g, "document": document.to(f.device)}
-        return cls._made(given, relate, labels, index, weights, weighs_pairs=False)
+        zero, most = int(self_logit == "zero"), 2 * int(window)
+        document = document.to(f.device)
+        layout = PairLayout(((0, batch),), with_queue(((1, batch),), zero), fewest=most, padded=True, shared=most)
+        candidates = joined(g, g.new_zeros(zero, g.shape[1]))
+        positives, own = neighbours(document, int(window)), torch.arange(batch, device=f.device).unsqueeze(1)
+        of_rows, unknown = OfRows(labels, index, weights, weighs_pairs=False), document.new_full((1,), -1)
+        return cls._of_batch(batch, layout, f, candidates, positives, own, of_rows, zero, unknown, views=False)
 
     @classmethod
     @constructor
@@ -276,28 +243,24 @@ class Pairs(PairsOfViews):
         if candidates == "means" and anchors != "first":
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            x = rows["x"]
-            n, size, width = x.shape
-            first = ((0, n),)
-            if candidates == "means":
-                own = torch.arange(n, device=x.device).unsqueeze(1)
-                layout = PairLayout(first, ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
-                means = full_precision(x[:, 1:]).mean(1)
-                return cls._of_batch(rows, layout, full_precision(x[:, 0]), means, own, own[:, :0], views=False)
-            points = x.reshape(n * size, width)
-            own = torch.arange(n * size, device=x.device).view(n, size, 1)
-            positives = other_members(n, size, x.device)  # (n, b+1, b)
-            run = ((0, n * size),)
-            if anchors == "first":
-                layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
-                return cls._of_batch(rows, layout, x[:, 0], points, positives[:, 0], own[:, 0], views=False)
-            layout = PairLayout(
-                run, run, among=n * size, fewest=size - 1, mutual=True, shared=size - 1, of_block=size, draw=draw
-            )
-            return cls._of_batch(rows, layout, points, points, positives.flatten(0, 1), own.flatten(0, 1), views=False)
-
-        return cls._made({"x": x}, relate, labels, index, weights)
+        n, size, width = x.shape
+        first, of_rows = ((0, n),), OfRows(labels, index, weights)
+        if candidates == "means":
+            own = torch.arange(n, device=x.device).unsqueeze(1)
+            layout = PairLayout(first, ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
+            points, means = full_precision(x[:, 0]), full_precision(x[:, 1:]).mean(1)
+            return cls._of_batch(n, layout, points, means, own, own[:, :0], of_rows, views=False)
+        points = x.reshape(n * size, width)
+        own = torch.arange(n * size, device=x.device).view(n, size, 1)
+        positives = other_members(n, size, x.device)  # (n, b+1, b)
+        run = ((0, n * size),)
+        if anchors == "first":
+            layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
+            return cls._of_batch(n, layout, x[:, 0], points, positives[:, 0], own[:, 0], of_rows, views=False)
+        most = size - 1
+        layout = PairLayout(run, run, among=n * size, fewest=most, mutual=True, shared=most, of_block=size, draw=draw)
+        positives, own = positives.flatten(0, 1), own.flatten(0, 1)
+        return cls._of_batch(n, layout, points, points, positives, own, of_rows, views=False)
 
     @classmethod
     @constructor
@@ -315,14 +278,10 @@ class Pairs(PairsOfViews):
         """
         check_matrix("points", points)
 
-        def relate(rows: dict[str, Tensor]) -> PairData:
-            points = rows["points"]
-            own = torch.arange(len(points), device=points.device).unsqueeze(1)
-            run = ((0, len(points)),)
-            layout = PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0)
-            return cls._of_batch(rows, layout, points, points, own[:, :0], own)
-
-        return cls._made({"points": points}, relate, None, None)
+        own = torch.arange(len(points), device=points.device).unsqueeze(1)
+        run = ((0, len(points)),)
+        layout = PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0)
+        return cls._of_batch(len(points), layout, points, points, own[:, :0], own, OfRows())
 
     def within_sides(self) -> tuple[Self, ...]:
         """Return pairs of different instances within each side, if anchors and candidates come from two encoders.
