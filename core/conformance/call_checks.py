@@ -22,8 +22,8 @@ from dipole.core.conformance.checks import (
     Failed,
     Skipped,
     check,
+    demand_equal,
     demand_finite,
-    gradient_error,
     relative,
     value_error,
 )
@@ -186,15 +186,11 @@ def repeats_itself(subject: Subject) -> str:
 
 
 def _same(first: Result, second: Result) -> bool:
-    if not torch.equal(first.value, second.value):
-        return False
-    for name, gradient in first.gradients.items():
-        other = second.gradients[name]
-        if (gradient is None) != (other is None):
-            return False
-        if gradient is not None and other is not None and not torch.equal(gradient, other):
-            return False
-    return True
+    """Return whether values and gradients have the same bits."""
+    empty = torch.empty(0)
+    both = [(g, second.gradients[name]) for name, g in first.gradients.items()]
+    both = [(empty if a is None else a, empty if b is None else b) for a, b in [(first.value, second.value), *both]]
+    return all(torch.equal(a, b) for a, b in both)
 
 
 @check("state", "survives saving and loading")
@@ -252,11 +248,8 @@ def tiles_equal_dense(subject: Subject) -> str:
                 mock.patch.object(tiles, "CACHE_BYTES", cache),
             ):
                 tiled = subject.result(instance, layout, leaves)
-            off = max(value_error(tiled, whole), gradient_error(tiled, whole))
-            if not off <= EXACT:
-                lowered = f" at temperature {temperature}" if temperature else ""
-                raise Failed(f"off by {off:.2g} on {layout.name}{lowered}")
-            worst = max(worst, off)
+            lowered = f" at temperature {temperature}" if temperature else ""
+            worst = max(worst, demand_equal(tiled, whole, f"on {layout.name}{lowered}"))
     return f"off by at most {worst:.1g}"
 
 
@@ -265,17 +258,12 @@ def _compiled(subject: Subject, backend: str) -> str:
     instance, leaves = subject.make(), subject.views.leaves()
     eager = subject.result(instance, subject.views, leaves)
 
-    def loss(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
-        return subject.call(instance, layout, leaves)
-
     logging.disable(logging.WARNING)  # graph breaks are logged, but are not faults
     try:
-        compiled = subject.result(instance, subject.views, leaves, torch.compile(loss, backend=backend))
+        compiled = subject.result(instance, subject.views, leaves, torch.compile(subject.call, backend=backend))
     finally:
         logging.disable(logging.NOTSET)
-    off = max(value_error(compiled, eager), gradient_error(compiled, eager))
-    if not off <= EXACT:
-        raise Failed(f"off by {off:.2g} under backend {backend}")
+    off = demand_equal(compiled, eager, f"under backend {backend}")
     return f"off by {off:.1g} under backend {backend}"
 
 

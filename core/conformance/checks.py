@@ -21,12 +21,7 @@ ROWS, COLUMNS = 8, 16  # of the batches for low precision
 
 
 class Failed(AssertionError):  # noqa: N818
-    """A check found the fault that the message names.
-
-    Args:
-        message: what is wrong.
-        explains: names of checks that must fail for the same cause.
-    """
+    """A check found the fault that the message names. The checks in `explains` must fail for the same cause."""
 
     def __init__(self, message: str, explains: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -39,19 +34,12 @@ class Skipped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Check:
-    """A named check.
+    """A named check. The first line of the docstring of `run` is the full requirement."""
 
-    Args:
-        name: as `--only` takes it.
-        about: what must hold, in a few plain words.
-        run: returns the finding. The first line of its docstring is the full requirement.
-        slow: whether it takes more than a few seconds.
-    """
-
-    name: str
-    about: str
-    run: Callable[[Subject], str]
-    slow: bool = False
+    name: str  # as `--only` takes it
+    about: str  # what must hold, in a few plain words
+    run: Callable[[Subject], str]  # returns the finding
+    slow: bool = False  # it takes more than a few seconds
 
 
 CHECKS: list[Check] = []
@@ -89,6 +77,21 @@ def gradient_error(found: Result, true: Result, least: float = 1.0) -> float:
     return worst
 
 
+def demand_equal(found: Result, true: Result, where: str, limit: float = EXACT, other: str = "expected") -> float:
+    """Return the larger error of value and gradient. Raise Failed if it is above the limit."""
+    errors = {"value": value_error(found, true), "gradient": gradient_error(found, true)}
+    for what, off in errors.items():
+        if not off <= limit:
+            values = f"{found.value.item():.10g}, {other} {true.value.item():.10g}"
+            raise Failed(f"the {what} is off by {off:.2g} {where}: {values}")
+    return max(errors.values())
+
+
+def exactly(leaves: Leaves) -> Leaves:
+    """Return the same leaves in float64 on the processor."""
+    return {name: leaf.detach().cpu().double().requires_grad_() for name, leaf in leaves.items()}
+
+
 def demand_finite(result: Result, where: str) -> None:
     """Raise Failed if the value or any gradient is not finite."""
     if not result.value.isfinite():
@@ -100,7 +103,7 @@ def demand_finite(result: Result, where: str) -> None:
 
 def truth_of(subject: Subject, layout: Layout, leaves: Leaves, temperature: float) -> Result:
     """The reference in float64 if there is one, else the subject itself in float64."""
-    exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+    exact = exactly(leaves)
     instance = subject.make(layout, temperature=temperature)
     if subject.truth is not None:
         loops = partial(subject.truth, temperature=temperature)

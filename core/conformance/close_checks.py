@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, product
@@ -10,15 +9,17 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
+from dipole.core.conformance.accuracy_checks import slope_along
 from dipole.core.conformance.call_checks import ignores_order, ignores_this_order
 from dipole.core.conformance.checks import (
     EXACT,
     Failed,
     check,
+    demand_equal,
     demand_finite,
+    exactly,
     gradient_error,
     relative,
-    value_error,
 )
 from dipole.core.conformance.cost import Work
 from dipole.core.conformance.layouts import Layout, Leaves
@@ -28,18 +29,8 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import DipoleError
 
 NOISE = 0.05
-LEVELS = (
-    -0.603,
-    -0.297,
-    0.103,
-    0.297,
-    0.503,
-    0.703,
-    0.853,
-    0.917,
-    0.972,
-    0.9953,
-)  # no round numbers: margins bend there
+# No round numbers, where margins bend.
+LEVELS = (-0.603, -0.297, 0.103, 0.297, 0.503, 0.703, 0.853, 0.917, 0.972, 0.9953)
 MANY, MORE = 72, 300  # rows of a view: against the loops, and for what needs none
 FEW_BITS = 1e-5  # of float32 at many rows
 MOST_NUMBERS = 40_000_000  # of the largest tensor at MORE rows
@@ -53,9 +44,7 @@ def holds_for_close_pairs(subject: Subject) -> str:
     """With positives at noise 0.05 and cosines from -0.6 to 0.995, values, gradients and slopes are right."""
     layout = subject.batch(8)
     batches = {"positives at noise 0.05": close_views(layout), "near negatives": close_views(layout, spread=0.3)}
-    said = []
-    for where, leaves in batches.items():
-        said.append(_is_right(subject, layout, leaves, where))
+    said = [_is_right(subject, layout, leaves, where) for where, leaves in batches.items()]
     few = subject.batch(min(3, layout.width - 1))
     if len(few.leaves()["a"]) > 1:
         found = [(level, at_cosine(level, *few.shapes["a"])) for level in LEVELS]
@@ -108,17 +97,7 @@ def _is_right(subject: Subject, layout: Layout, leaves: Leaves, where: str) -> f
         _demand_slope(subject, layout, leaves, found, where)
         return 0.0
     true = subject.result(instance, layout, leaves, subject.truth)
-    if not true.finite:
-        return 0.0
-    worst = 0.0
-    for what, off in (("value", value_error(found, true)), ("gradient", gradient_error(found, true))):
-        if not off <= EXACT:
-            raise Failed(
-                f"{what} is off by {off:.2g} with {where}: {found.value.item():.10g}, reference "
-                f"{true.value.item():.10g}"
-            )
-        worst = max(worst, off)
-    return worst
+    return demand_equal(found, true, f"with {where}", other="reference") if true.finite else 0.0
 
 
 def _demand_slope(
@@ -131,11 +110,10 @@ def _demand_slope(
     names = list(leaves)
 
     def function(*values: Tensor) -> Tensor:
-        with subject.set_back(instance), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with subject.set_back(instance):
             return subject.call(instance, layout, dict(zip(names, values, strict=True))).double().sum()
 
-    inputs = [leaf.detach() for leaf in leaves.values()]
+    inputs = [leaf.detach().clone() for leaf in leaves.values()]
     gradient = _gradient(found, leaves)
     length = float(torch.stack([g.norm() for g in gradient]).norm())
     if length == 0:
@@ -148,7 +126,7 @@ def _demand_slope(
         slopes = []
         for held in (False, True) if stops else (False,):
             call = Stops().held(function, *inputs) if held else function
-            slopes.append(_slope(call, inputs, direction, step))
+            slopes.append(slope_along(call, inputs, direction, step))
             if abs(slopes[-1] - claimed) <= SLOPE * length:
                 break
         else:
@@ -162,17 +140,6 @@ def _gradient(found: Result, leaves: Leaves) -> list[Tensor]:
     """Return the gradient of each leaf, zeros where it has none."""
     gradients = [(leaf, found.gradients[name]) for name, leaf in leaves.items()]
     return [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in gradients]
-
-
-def _slope(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], direction: Sequence[Tensor], step: float
-) -> float:
-    """Return the central difference along a direction."""
-    ends = [
-        float(function(*(x + sign * step * d for x, d in zip(inputs, direction, strict=True))).detach())
-        for sign in (1, -1)
-    ]
-    return (ends[0] - ends[1]) / (2 * step)
 
 
 def _reacts_everywhere(subject: Subject, layout: Layout, batches: dict[float, Leaves]) -> None:
@@ -319,7 +286,6 @@ def _demand_single(subject: Subject, layout: Layout) -> None:
 
 def _single_error(subject: Subject, layout: Layout) -> tuple[float, float]:
     leaves = layout.leaves(torch.float32)
-    exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
     found = subject.result(subject.make(layout, torch.float32), layout, leaves)
-    true = subject.result(subject.make(layout), layout, exact)
+    true = subject.result(subject.make(layout), layout, exactly(leaves))
     return relative(found.value, true.value), gradient_error(found, true, 1e-3)

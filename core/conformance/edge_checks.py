@@ -22,7 +22,9 @@ from dipole.core.conformance.checks import (
     Failed,
     Skipped,
     check,
+    demand_equal,
     demand_finite,
+    exactly,
     gradient_error,
     relative,
     value_error,
@@ -149,10 +151,9 @@ def survives_large_norms(subject: Subject) -> str:
     plain = layout.leaves(torch.float16, seed=2)
     times = 32 * (128 / layout.width) ** 0.5
     large: Leaves = {name: (leaf.detach() * times).requires_grad_() for name, leaf in plain.items()}
-    exact = []
-    for leaves in (plain, large):
-        doubled = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
-        exact.append(subject.result(subject.make(layout, temperature=0.5), layout, doubled))
+    exact = [
+        subject.result(subject.make(layout, temperature=0.5), layout, exactly(leaves)) for leaves in (plain, large)
+    ]
     if not relative(exact[1].value, exact[0].value, 1e-3) <= 1e-6:
         raise Skipped("its value depends on the norms")
     found = subject.result(subject.make(layout, torch.float32, temperature=0.5), layout, large)
@@ -181,9 +182,7 @@ def ignores_strides(subject: Subject) -> str:
             found = subject.result(subject.make(), subject.views, arranged)
         except Exception as error:
             raise Failed(f"{way}: {type(error).__name__}: {error}".split("\n", 1)[0]) from None
-        off = max(value_error(found, result), gradient_error(found, result))
-        if not off <= EXACT:
-            raise Failed(f"{way}: off by {off:.2g}")
+        demand_equal(found, result, f"if they are arranged otherwise ({way})")
     return "same value, same gradient"
 
 
@@ -271,11 +270,6 @@ def ranks_equal_one_process(subject: Subject) -> str:
     for (number, *_), true, got in zip(cases, expected, found, strict=True):
         if isinstance(got, str):
             raise Failed(f"on {subject.layouts[number].name}: {got}")
-        for what, off in (("value", value_error(got, true)), ("gradient", gradient_error(got, true))):
-            if not off <= EXACT:
-                raise Failed(
-                    f"the {what} is off by {off:.2g} on {subject.layouts[number].name}: {got.value.item():.8g} on two "
-                    f"ranks, {true.value.item():.8g} in one process"
-                )
-            worst = max(worst, off)
+        where = f"on {subject.layouts[number].name} on two ranks"
+        worst = max(worst, demand_equal(got, true, where, other="in one process"))
     return f"off by at most {worst:.1g} on {counted(len(cases), 'layout')}"

@@ -21,7 +21,17 @@ from typing import Any
 from dipole.core.conformance import accuracy_checks, call_checks, close_checks, edge_checks  # noqa: F401, they fill the table
 from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
 from dipole.core.conformance.report import CheckResult, Report, run
-from dipole.core.conformance.subjects import Declared, Fit, Subject, foreign, native, needed, unregistered
+from dipole.core.conformance.subjects import (
+    ANY,
+    UNDECLARED,
+    Declared,
+    Fit,
+    Subject,
+    foreign,
+    native,
+    needed,
+    unregistered,
+)
 from dipole.core.objectives import engine as engines
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.options import check_whole
@@ -97,90 +107,51 @@ def check_objective(
         EngineError: there is no such engine, or it cannot run here.
     """
     with engines.using(engine):
-        subject = subject_of(
-            target,
-            options=options,
-            reference=reference,
-            detached=detached,
-            stateful=stateful,
-            flat=flat,
-            temperatures=temperatures,
-            dim=dim,
-            labels=labels,
-            scores=scores,
-        )
+        says = Declared(detached=detached, stateful=stateful, flat=flat)
+        subject = subject_of(target, options, reference, says, tuple(temperatures), Fit(dim, labels, scores))
         return run(subject, chosen(slow, only, ranks))
 
 
 def chosen(slow: bool = False, only: Iterable[str] | None = None, ranks: bool = True) -> list[Check]:
     """Return the checks of a run, in the order of the table."""
-    names = [check.name for check in CHECKS]
-    wanted = None if only is None else list(only)
-    for name in wanted or ():
+    if only is None:
+        return [c for c in CHECKS if (slow or not c.slow) and (ranks or c.name != "ranks")]
+    names, wanted = [check.name for check in CHECKS], list(only)
+    for name in wanted:
         if name not in names:
             raise SpecError(f"there is no check {name!r}.{nearest(name, names)} Checks: {', '.join(names)}.")
-    if wanted is not None:
-        return [c for c in CHECKS if c.name in wanted]
-    return [c for c in CHECKS if (slow or not c.slow) and (ranks or c.run is not edge_checks.ranks_equal_one_process)]
+    return [c for c in CHECKS if c.name in wanted]
 
 
 def subject_of(
     target: Any,
-    *,
     options: dict[str, Any] | None = None,
     reference: str | None = None,
-    detached: bool | tuple[str, ...] = False,
-    stateful: bool = False,
-    flat: bool = False,
-    temperatures: Sequence[str] = (),
-    dim: int | None = None,
-    labels: int | None = None,
-    scores: bool = False,
+    says: Declared = UNDECLARED,
+    temperatures: tuple[str, ...] = (),
+    fit: Fit = ANY,
 ) -> Subject:
     """Return the subject of the checks; see `check_objective` for the arguments."""
-    for name, number in (("dim", dim), ("labels", labels)):
+    for which, number in (("dim", fit.dim), ("labels", fit.labels)):
         if number is not None:
-            check_whole(name, number)
-    if labels is not None and scores:
+            check_whole(which, number)
+    if fit.labels is not None and fit.scores:
         raise SpecError("give labels or scores, not both.")
-    says, fit = Declared(detached, stateful, flat), Fit(dim, labels, scores)
-    subject = _subject(target, options, reference, says, tuple(temperatures), fit)
-    if subject.takes_pairs and (scores or temperatures):
-        raise SpecError(
-            f"{subject.name} is an Objective: it gets Pairs, not scores, and its options are marked as temperatures "
-            "with Annotated[float, TEMPERATURE]."
-        )
-    if subject.takes_pairs and (detached or stateful or flat):
-        raise SpecError(
-            f"{subject.name} is an Objective: `detached`, `stateful` and `flat` are attributes of its class."
-        )
-    return subject
-
-
-def _subject(
-    target: Any,
-    options: dict[str, Any] | None,
-    reference: str | None,
-    says: Declared,
-    temperatures: tuple[str, ...],
-    fit: Fit,
-) -> Subject:
     if isinstance(target, Subject):
         return target
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
-    if isinstance(target, str):
-        if ":" not in target:
-            _refuse(options, f"write them into the text: {target}({_written(options)})", name)
-            _refuse_reference(reference, name)
-            return native(target, fit)
+    text: str | None = None
+    if isinstance(target, str) and ":" in target:
         target = load(target)
-    if inspect.isclass(target) and issubclass(target, Objective):
-        _refuse_reference(reference, name)
-        return unregistered(target, name, options, fit)
-    if isinstance(target, (Composite, Objective)):
+    if isinstance(target, str):
+        _refuse(options, f"write them into the text: {target}({_written(options)})", name)
+        text = target
+    elif isinstance(target, Composite | Objective):
         _refuse(options, "an instance has its options already", name)
-        _refuse_reference(reference, name)
-        return native(str(target) if isinstance(target, Composite) else str(target.term()), fit)
+        text = str(target) if isinstance(target, Composite) else str(target.term())
+    if text is not None or (inspect.isclass(target) and issubclass(target, Objective)):
+        _refuse_of_pairs(name, reference, says, fit.scores or bool(temperatures))
+        return unregistered(target, name, options, fit) if text is None else native(text, fit)
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
     if inspect.isroutine(target) and _is_loss(target, options or {}, fit):
@@ -284,6 +255,14 @@ def _refuse(options: dict[str, Any] | None, cure: str, name: str) -> None:
         raise SpecError(f"{name} takes no separate options ({_written(options)}): {cure}.")
 
 
-def _refuse_reference(reference: str | None, name: str) -> None:
+def _refuse_of_pairs(name: str, reference: str | None, says: Declared, more: bool) -> None:
+    """Refuse what only a loss(a, b) takes."""
     if reference is not None:
         raise SpecError(f"{name} has its own reference; --reference {reference!r} is for a loss called as loss(a, b).")
+    if more:
+        raise SpecError(
+            f"{name} is an Objective: it gets Pairs, not scores, and its options are marked as temperatures "
+            "with Annotated[float, TEMPERATURE]."
+        )
+    if says != UNDECLARED:
+        raise SpecError(f"{name} is an Objective: `detached`, `stateful` and `flat` are attributes of its class.")

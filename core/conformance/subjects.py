@@ -20,7 +20,7 @@ from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
 from dipole.core.objectives.options import options_of
 from dipole.core.objectives.registry import registry
-from dipole.core.objectives.spec import format_terms, parse
+from dipole.core.objectives.spec import Term, parse
 from dipole.core.utils.errors import SpecError, nearest
 
 Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar
@@ -61,8 +61,29 @@ class Fit:
     scores: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a loss does on purpose: its attributes of these names, and the arguments of `check_objective`."""
+
+    detached: bool | tuple[str, ...] = False
+    stateful: bool = False
+    flat: bool = False
+
+    def and_of(self, *owners: Any) -> Declared:
+        """Add the attributes of losses or their classes. Names win over True."""
+        stops = (self.detached, *(getattr(each, "detached", False) for each in owners))
+        return Declared(
+            detached=next((each for each in stops if each and isinstance(each, tuple)), True in stops),
+            stateful=self.stateful or any(getattr(each, "stateful", False) is True for each in owners),
+            flat=self.flat or any(getattr(each, "flat", False) is True for each in owners),
+        )
+
+
+UNDECLARED, ANY = Declared(), Fit()
+
+
 @dataclass(frozen=True)
-class Subject:
+class Subject(Declared):
     """A loss under test.
 
     Args:
@@ -91,11 +112,8 @@ class Subject:
     takes_pairs: bool = False
     layouts: tuple[Layout, ...] = (VIEWS,)
     read: Callable[[str], Composite] | None = None
-    detached: bool | tuple[str, ...] = False
-    stateful: bool = False
-    flat: bool = False
     twin: Loss | None = None
-    fit: Fit = Fit()
+    fit: Fit = ANY
     refit: Callable[[Fit], Subject] | None = None
 
     @property
@@ -194,30 +212,6 @@ class Subject:
         return Result(value.detach().double().reshape(()), gradients)
 
 
-@dataclass(frozen=True)
-class Declared:
-    """What a loss does on purpose: its attributes of these names, and the arguments of `check_objective`.
-
-    Args:
-        detached: it stops a gradient, or the names of the inputs that get none.
-        stateful: its value depends on earlier calls.
-        flat: it ignores a range of cosines.
-    """
-
-    detached: bool | tuple[str, ...] = False
-    stateful: bool = False
-    flat: bool = False
-
-    def and_of(self, *owners: Any) -> Declared:
-        """Add the attributes of losses or their classes. Names win over True."""
-        stops = (self.detached, *(getattr(each, "detached", False) for each in owners))
-        return Declared(
-            next((each for each in stops if each and isinstance(each, tuple)), True in stops),
-            self.stateful or any(getattr(each, "stateful", False) is True for each in owners),
-            self.flat or any(getattr(each, "flat", False) is True for each in owners),
-        )
-
-
 def parameters_of(instance: Any) -> dict[str, Tensor]:
     """Return trainable parameters by name. {} for a plain callable."""
     return dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
@@ -228,14 +222,11 @@ def foreign(
     name: str,
     options: dict[str, Any] | None = None,
     reference: str | None = None,
-    says: Declared | None = None,
+    says: Declared = UNDECLARED,
     temperatures: tuple[str, ...] = (),
-    fit: Fit = Fit(),
+    fit: Fit = ANY,
 ) -> Subject:
-    """Wrap a loss called as loss(a, b) on two (n, d) tensors: an instance, or a class or function that returns one.
-
-    `says` adds to what the loss declares itself. The other arguments are as in `check_objective`.
-    """
+    """Wrap a loss called as loss(a, b): an instance, or a class or function that returns one."""
     options = options or {}
     builds = inspect.isclass(target) or inspect.isroutine(target)
 
@@ -244,21 +235,19 @@ def foreign(
 
     def call(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
         a, b = leaves["a"], leaves["b"]
-        extra = layout.scores if fit.scores else None
-        if fit.labels is not None:
-            extra = layout.labels
-        if extra is None:
-            value: Tensor = instance(a, b)
-            return value
-        extra = extra.to(a.device, a.dtype) if fit.scores else extra.to(a.device)
-        if fit.scores or needed(instance) == 3:
-            value = instance(a, b, extra)
+        value: Tensor
+        if fit.scores and layout.scores is not None:
+            value = instance(a, b, layout.scores.to(a))
+        elif fit.labels is None or layout.labels is None:
+            value = instance(a, b)
+        elif needed(instance) == 3:
+            value = instance(a, b, layout.labels.to(a.device))
         else:
-            value = instance(torch.cat([a, b]), torch.cat([extra, extra]))
+            value = instance(torch.cat([a, b]), layout.labels.to(a.device).repeat(2))
         return value
 
     owners = (target,) if builds and inspect.isclass(target) else (target, build())
-    says = (says or Declared()).and_of(*owners)
+    says = says.and_of(*owners)
     detached = says.detached
     truth = twin = None
     if reference is not None:
@@ -310,65 +299,44 @@ def _temperatures(target: Any, name: str, named: Sequence[str]) -> tuple[str, ..
     return tuple(each for each in parameters if each in marked)
 
 
-def native(text: str, fit: Fit = Fit()) -> Subject:
+def native(text: str, fit: Fit = ANY) -> Subject:
     """Wrap a registered objective, written as text. It may be a regularizer alone."""
-    adjustable = [
-        [
-            option.name
-            for option in registry.get(term.name).options
-            if option.temperature and dict(term.options).get(option.name) != "learned"
-        ]
-        for term in parse(text)
-    ]
-    written = read(text)
-    known = all(_reference(term) for _, _, term in written)
-
-    def build(**overrides: Any) -> Composite:
-        terms = parse(text)
-        if overrides:
-            terms = [
-                type(t)(
-                    t.name,
-                    tuple((dict(t.options) | {k: v for k, v in overrides.items() if k in lowered}).items()),
-                    t.weight,
-                )
-                for t, lowered in zip(terms, adjustable, strict=True)
-            ]
-        return read(format_terms(terms))
-
-    return Subject(
-        text,
-        build,
-        evaluate,
-        _truth if known else None,
-        tuple(dict.fromkeys(name for names in adjustable for name in names)),
-        takes_pairs=True,
-        layouts=tuple(each.fitted(fit.dim, fit.labels) for each in LAYOUTS),
-        fit=fit,
-        read=read,
-        **vars(Declared().and_of(*written.terms)),
-    )
+    terms = list(read(text).terms)
+    adjustable = dict.fromkeys(name for term in parse(text) for name in _adjustable(term))
+    known = all(_reference(term) for term in terms)
+    return _of_pairs(text, partial(read, text), known, tuple(adjustable), fit, terms, read)
 
 
-def unregistered(
-    target: type[Objective], name: str, options: dict[str, Any] | None = None, fit: Fit = Fit()
-) -> Subject:
+def unregistered(target: type[Objective], name: str, options: dict[str, Any] | None = None, fit: Fit = ANY) -> Subject:
     """Wrap a subclass of Objective that is not registered."""
-    options = options or {}
 
     def build(**overrides: Any) -> Composite:
-        return Composite([target(**options | overrides)], [1.0])
+        return Composite([target(**(options or {}) | overrides)], [1.0])
 
+    temperatures = tuple(option.name for option in options_of(target.__init__) if option.temperature)
+    return _of_pairs(name, build, hasattr(target, "reference"), temperatures, fit, [target])
+
+
+def _of_pairs(
+    name: str,
+    build: Callable[..., Composite],
+    known: bool,
+    temperatures: tuple[str, ...],
+    fit: Fit,
+    owners: Sequence[Any],
+    read: Callable[[str], Composite] | None = None,
+) -> Subject:
     return Subject(
         name,
         build,
         evaluate,
-        _truth if hasattr(target, "reference") else None,
-        tuple(option.name for option in options_of(target.__init__) if option.temperature),
+        by_loops if known else None,
+        temperatures,
         takes_pairs=True,
         layouts=tuple(each.fitted(fit.dim, fit.labels) for each in LAYOUTS),
+        read=read,
         fit=fit,
-        **vars(Declared().and_of(target)),
+        **vars(UNDECLARED.and_of(*owners)),
     )
 
 
@@ -378,7 +346,7 @@ def evaluate(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
     return outcome.loss
 
 
-def by_loops(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
+def by_loops(instance: Composite, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
     """Return the weighted sum of the references of a composite's terms, with their options and parameters."""
     pairs = layout.build(**leaves)
     total = torch.zeros((), dtype=torch.float64)
@@ -395,20 +363,29 @@ def by_loops(instance: Composite, layout: Layout, leaves: Leaves) -> Tensor:
     return total
 
 
-def _truth(instance: Composite, layout: Layout, leaves: Leaves, **overrides: Any) -> Tensor:
-    return by_loops(instance, layout, leaves)
-
-
 def _reference(term: Objective) -> Callable[..., Tensor] | None:
     """Return the reference of a term: the static method `reference` of its class, or dipole's own by name."""
     own: Callable[..., Tensor] | None = getattr(type(term), "reference", None)
     return own or REFERENCES.get(term.registered_name())
 
 
-def read(text: str) -> Composite:
-    """Build an objective from text. A regularizer alone gets weight 1, while `dipole.objective` refuses it."""
+def _adjustable(term: Term) -> list[str]:
+    """Return the options of a term that are temperatures, and not learned."""
+    options, given = registry.get(term.name).options, dict(term.options)
+    return [option.name for option in options if option.temperature and given.get(option.name) != "learned"]
+
+
+def read(text: str, **temperatures: float) -> Composite:
+    """Build an objective from text, with other temperatures. A regularizer alone gets weight 1."""
     terms = parse(text)
-    if any(registry.get(term.name).kind == "objective" for term in terms):
+    entries = [registry.get(term.name) for term in terms]
+    based = any(entry.kind == "objective" for entry in entries)
+    if based and not temperatures:
         return objective(text)
-    built = [registry.get(term.name).target(**dict(term.options)) for term in terms]
-    return Composite(built, [1.0 if term.weight is None else term.weight for term in terms])
+    built, weights = [], []
+    for term, entry in zip(terms, entries, strict=True):
+        lowered = {name: temperatures[name] for name in _adjustable(term) if name in temperatures}
+        built.append(entry.target(**dict(term.options) | lowered))
+        standard = entry.weight if based else 1.0
+        weights.append(standard if term.weight is None else term.weight)
+    return Composite(built, weights)
