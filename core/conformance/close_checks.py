@@ -67,12 +67,8 @@ def close_views(layout: Layout, spread: float | None = None) -> Leaves:
 
 
 def at_cosine(level: float, count: int, width: int) -> Leaves:
-    """Return unit rows whose positives have one cosine, and whose negatives are nearer than the positives.
-
-    Args:
-        level: the cosine of a row and its positive, from -0.6 to 1.
-        count: rows of a view, less than the width.
-        width: of the rows.
+    """Return unit rows whose positives have one cosine (-0.6 to 1), and whose negatives are nearer than the
+    positives.
     """
     source = torch.Generator().manual_seed(8)
     near = level + (1 - level) / 4
@@ -174,8 +170,9 @@ def _listed(levels: Sequence[float]) -> str:
 
 
 def _direction(rows: Tensor, moves: Callable[[int, int], bool]) -> Tensor | None:
-    """Return the shortest step of unit rows that raises the cosines of some pairs by 1 and leaves the others as they
-    are. None if there is none."""
+    """Return the shortest step of unit rows that raises the cosines of some pairs by 1 and leaves the others, or
+    None.
+    """
     count, width = rows.shape
     pairs = list(combinations(range(count), 2))
     equations = torch.zeros(count + len(pairs), count, width, dtype=rows.dtype)

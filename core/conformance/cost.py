@@ -14,12 +14,7 @@ _PRODUCTS = (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
 
 
 class Work(TorchDispatchMode):
-    """Count numbers written and multiplied inside the block.
-
-    Attributes:
-        total: numbers of all new tensors, and the multiplications of matrix products.
-        largest: numbers of the largest tensor.
-    """
+    """Count inside the block the numbers of new tensors and the multiplications of products, and the largest tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

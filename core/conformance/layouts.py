@@ -162,9 +162,8 @@ LAYOUTS = (
 
 
 def hard_pairs(count: int, width: int, dtype: torch.dtype) -> Leaves:
-    """Return far positives and near negatives, on which exponentials overflow at a low temperature.
-
-    All a lie around one direction and all b around another one, at cosine -0.5 to it; norms around 3.
+    """Return far positives and near negatives, on which exponentials overflow at a low temperature. Norms are around
+    3.
     """
     source = torch.Generator().manual_seed(1)
     noise = torch.randn((2, count, width), generator=source, dtype=torch.float64) * 0.3 / width**0.5

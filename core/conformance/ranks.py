@@ -111,8 +111,7 @@ def _end() -> None:
 def on_two_ranks(cases: Sequence[Case]) -> list[Found]:
     """Return loss and gradients of each case, with its batch divided unequally among two processes.
 
-    Raises:
-        RanksError: an objective cannot be sent to another process, or a process ended.
+    Raises RanksError if an objective cannot be sent to another process, or a process ended.
     """
     plain = [
         (number, classes, instance, {name: leaf.detach() for name, leaf in leaves.items()})

@@ -20,14 +20,7 @@ LARGE, SMALL = 2.0**40, 2.0**-30
 
 
 def as_tensor(name: str, x: Any, shape: str, error: type[DipoleError] = PairsError) -> Tensor:
-    """Return an array as a tensor without gradient.
-
-    Args:
-        name: of the argument.
-        x: the array. Lists of floats become float64, and integers int64.
-        shape: the expected shape, for the message.
-        error: the error to raise.
-    """
+    """Return an array as a tensor without gradient. Lists of floats become float64, and integers int64."""
     if isinstance(x, list | tuple) and x and all(isinstance(row, Tensor) for row in x):
         try:
             x = torch.stack([check_tensor(name, row, "(d,)") for row in x])
@@ -81,11 +74,8 @@ def as_classes(name: str, labels: Any, rows: int) -> Tensor:
 
 
 def moderate(x: Tensor, largest: Tensor) -> Tensor:
-    """Divide by the largest size where it is so large or small that squares would leave the range of floats.
-
-    Args:
-        x: (n, d), at least in single precision.
-        largest: sizes that broadcast to x, such as `size(x)`.
+    """Divide (n, d) by sizes that broadcast to it, where they are so extreme that squares would leave the range of
+    floats.
     """
     extreme = (largest > 0) & ((largest > LARGE) | (largest < SMALL))
     if not bool(extreme.any()):

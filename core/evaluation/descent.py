@@ -34,15 +34,9 @@ class Descent:
 
 
 def descend(rows: Rows, labels: Tensor, classes: int, width: int, how: Descent, seed: int) -> nn.Linear:
-    """Train a linear layer by mean cross-entropy. Order and initial weights are drawn from the seed on the CPU.
+    """Train a linear layer (classes, width) by mean cross-entropy on features of batches of rows with labels (n,).
 
-    Args:
-        rows: features of batches, without gradient.
-        labels: (n,) in 0..classes-1, on the device to train on.
-        classes: outputs of the layer.
-        width: d of the features.
-        how: solver and schedule.
-        seed: of order and weights.
+    Order and initial weights are drawn from the seed on the CPU. The layer is on the labels' device.
     """
     batch_size, rate, decay = CUSTOMARY[how.solver]
     layer = nn.Linear(width, classes, device=labels.device)

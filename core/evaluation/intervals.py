@@ -70,11 +70,7 @@ def percentiles(redrawn: Array, confidence: float) -> tuple[float, float]:
 
 
 def as_sample(values: ArrayLike) -> Array:
-    """One sample (n,), n >= 1, of finite numbers.
-
-    Raises:
-        DataError: it is anything else.
-    """
+    """Return one sample (n,), n >= 1, of finite numbers. Raises DataError otherwise."""
     try:
         sample = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -87,11 +83,7 @@ def as_sample(values: ArrayLike) -> Array:
 
 
 def as_samples(samples: Sequence[Any] | Array) -> list[Array]:
-    """At least one sample (n_i,).
-
-    Raises:
-        DataError: there is none, or one of them is no sample.
-    """
+    """Return at least one sample (n_i,). Raises DataError otherwise."""
     if len(samples) == 0:
         raise DataError("an average over tasks needs at least one task, got none.")
     return [as_sample(sample) for sample in samples]

@@ -160,17 +160,12 @@ def _start(solver: _Solver, masks: Tensor, c: float, solved: list[tuple[float, T
 
 
 class _Solver:
-    """Minimise many problems over the same rows.
+    """Minimise many problems over the same rows: N rows, D features (rotated, with a column of ones), P problems, K
+    logits.
 
-    Shapes: N rows, D features (rotated, with a column of ones), K columns of logits for each of P problems.
-
-    Args:
-        x: (N, d).
-        y: (N,) long, 0..classes-1.
-        classes: two of them need one column of logits if `relative`, and two columns otherwise.
-        tolerance: root mean square error of the decision values, or its share of their size if `relative`.
-        history: pairs that L-BFGS remembers.
-        dtype: to compute in.
+    Two classes need one column of logits if `relative`, and two columns otherwise. `tolerance` is the root mean
+    square error of the decision values, or its share of their size if `relative`. `history` are the pairs that L-BFGS
+    remembers.
     """
 
     def __init__(
@@ -214,14 +209,8 @@ class _Solver:
     def minimise(self, masks: Tensor, c: float, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """Iterate until every problem has converged or the steps are used up.
 
-        Args:
-            masks: (P, N) weight of each row in each problem.
-            c: inverse strength of the regularisation.
-            start: (K, P, D).
-            steps: iterations.
-
-        Returns:
-            Weights (K, P, D), and whether each problem converged (P,), on the processor.
+        `masks` (P, N) are the weights of the rows in each problem, and c is the inverse strength of the
+        regularisation. Returns weights (K, P, D), and whether each problem converged (P,), on the processor.
         """
         out, met = start.clone(), torch.zeros(len(masks), dtype=torch.bool)
         active = torch.arange(len(masks), device=masks.device)

@@ -461,8 +461,7 @@ def state_hash(module: nn.Module) -> str:
 def frozen(module: nn.Module) -> Iterator[str]:
     """Set evaluation mode without gradients, yield the module's hash, and restore the mode of every submodule.
 
-    Raises:
-        TrainingError: a parameter or buffer changed inside the block.
+    Raises TrainingError if a parameter or buffer changed inside the block.
     """
     before = state_hash(module)
     with in_mode(False, module):

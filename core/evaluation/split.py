@@ -14,17 +14,11 @@ from dipole.core.utils.finite import finite_rows
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of both parts as numbers of classes.
+    """Labels of both parts as numbers of classes."""
 
-    Args:
-        train_y: (n,) in 0..C-1.
-        test_y: (m,), -1 for a class that the training part lacks: always wrong.
-        classes: (C,) the labels behind 0..C-1.
-    """
-
-    train_y: Tensor
-    test_y: Tensor
-    classes: Tensor
+    train_y: Tensor  # (n,) in 0..C-1
+    test_y: Tensor  # (m,), -1 for a class that the training part lacks: always wrong
+    classes: Tensor  # (C,) the labels behind 0..C-1
 
 
 @dataclass(frozen=True)
@@ -58,11 +52,7 @@ def check_labels(y: Any, rows: int | None, device: torch.device, name: str) -> T
 
 
 def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Split:
-    """Return the labelled rows of both parts.
-
-    Raises:
-        DataError: features of another shape or that are not finite, labels that do not fit, or one class.
-    """
+    """Return the labelled rows of both parts. Raises DataError if features or labels do not fit."""
     a, b = check_features(train_x, "train_x"), check_features(test_x, "test_x")
     if a.shape[1] != b.shape[1]:
         raise DataError(f"train_x has {a.shape[1]} features and test_x {b.shape[1]}; both must come from one encoder")
@@ -75,11 +65,7 @@ def split(train_x: Any, train_y: Any, test_x: Any, test_y: Any) -> Split:
 
 
 def known_classes(train_y: Tensor, test_y: Tensor) -> Labels:
-    """Number the classes of the training labels.
-
-    Raises:
-        DataError: a part without labels, or a single class.
-    """
+    """Number the classes of the training labels. Raises DataError for a part without labels, or a single class."""
     if not len(train_y) or not len(test_y):
         raise DataError(
             "a probe needs labelled points in both parts, "
@@ -93,11 +79,7 @@ def known_classes(train_y: Tensor, test_y: Tensor) -> Labels:
 
 
 def single(data: Split) -> Split:
-    """Return the features in single precision.
-
-    Raises:
-        DataError: a value is too large for it.
-    """
+    """Return the features in single precision. Raises DataError if a value is too large for it."""
     a, b = data.train_x.float(), data.test_x.float()
     if not bool(a.isfinite().all() and b.isfinite().all()):
         raise DataError("the features are too large for float32: scale them, for example to unit length")

@@ -14,13 +14,7 @@ from dipole.core.utils.text import counted
 
 
 def check_tensor(name: str, x: Any, shape: str) -> Tensor:
-    """Return a tensor that arithmetic works on: dense, with values, of a standard dtype.
-
-    Args:
-        name: of the argument.
-        x: what was given.
-        shape: the expected shape, for the message.
-    """
+    """Return a tensor that arithmetic works on: dense, with values, of a standard dtype. `shape` is for the message."""
     if not isinstance(x, Tensor):
         raise PairsError(f"{name} must be a torch tensor of shape {shape}, got {type(x).__name__}.")
     kind = ""
@@ -85,13 +79,7 @@ def check_queue(queue: Tensor | None, like: tuple[str, Tensor]) -> int:
 
 
 def as_views(given: Any, problem: str, fewest: int = 2) -> list[Tensor]:
-    """Return views as a list. Raise PairsError(problem) if it is no sequence of so many.
-
-    Args:
-        given: what the user gave.
-        problem: the message.
-        fewest: number of views.
-    """
+    """Return views as a list. Raise PairsError(problem) if it is no sequence of so many."""
     if isinstance(given, (Tensor, str)) or not isinstance(given, Iterable):
         raise PairsError(f"{problem} Got {shape_of(given)}.")
     found = list(given)
@@ -116,9 +104,8 @@ def reads_at_once(x: Tensor) -> bool:
 
 
 def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable[[int, int], str]) -> None:
-    """Raise PairsError(problem(smallest, largest)) if any integer lies outside low..high.
-
-    On CUDA the check runs on the device without waiting. The device stops with the message for a value that is too low.
+    """Raise PairsError(problem(smallest, largest)) if any integer lies outside low..high. CUDA stops without
+    waiting.
     """
     if not numbers.numel():
         return

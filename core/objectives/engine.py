@@ -55,14 +55,8 @@ def similarities(
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
     """Return the similarities of the positives, (A, K), and the statistics of the rows of x y^T, (A,) each.
 
-    Args:
-        x: (A, d) mapped anchors of the pairs.
-        y: (C, d) mapped candidates, the same tensor as x if the anchors are the candidates.
-        pairs: which columns are positives of a row and which take part in it.
-        statistics: what to compute.
-        bound: upper bound of |x_i . y_j|. None if unknown.
-        embeddings: rows that x and y are multiples of, in the encoder's dtype. Kernels multiply these if they are in
-            half precision.
+    `bound` is the largest |x_i . y_j|, if it is known. x and y, one tensor if the anchors are the candidates, may be
+    multiples of `embeddings` in half precision, which kernels then multiply.
     """
     wanted = list(dict.fromkeys(statistics))
     if not wanted:
@@ -147,7 +141,7 @@ def row_statistics(
     first: int = 0,
     embeddings: tuple[Tensor, Tensor] | None = None,
 ) -> dict[AnyStatistic, Tensor]:
-    """Return all statistics of the rows of x y^T, in kernels or tiles. Other arguments as in `similarities`.
+    """Return all statistics of the rows of x y^T, (A,) each, in kernels or tiles. `Extreme` gives indices.
 
     Args:
         excluded: (A, E) columns to leave out of each row, padded with -1.
@@ -155,9 +149,6 @@ def row_statistics(
         symmetric: x is y, and j is excluded for i exactly if i is for j.
         tile: rows and columns of a tile. If it is given, kernels are not used.
         first: columns before it take part in no row.
-
-    Returns:
-        A tensor (A,) for each statistic. `Extreme` gives indices.
     """
     if first:
         y, excluded = y[first:], excluded - first
@@ -216,11 +207,7 @@ def _in_kernels(problem: Problem) -> tuple[Tensor, ...] | None:
 
 
 def requested() -> str | None:
-    """Return the engine that `using` or the environment asks for, or None to let dipole choose.
-
-    Raises:
-        EngineError: the variable names no engine.
-    """
+    """Return the engine that `using` or the environment asks for, or None to let dipole choose."""
     given = _requested[-1] if _requested else os.environ.get(VARIABLE, "")
     if not given:
         return None
@@ -238,10 +225,7 @@ def requested() -> str | None:
 def using(name: str | None) -> Iterator[None]:
     """Use this engine inside the block, whatever the environment says. None changes nothing.
 
-    Without a GPU the kernels run in Triton's interpreter.
-
-    Raises:
-        EngineError: there is no such engine, or it cannot run here.
+    Without a GPU the kernels run in Triton's interpreter. Raises EngineError for an engine that cannot run here.
     """
     if name is None:
         yield
@@ -264,8 +248,7 @@ def using(name: str | None) -> Iterator[None]:
 def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
     """Return why kernels cannot compute on tensors of this device and dtype, or an empty string.
 
-    Raises:
-        EngineError: kernels were asked for, and nothing here can run them.
+    Raises EngineError if kernels were asked for, and nothing here can run them.
     """
     name = requested()
     if name in ("eager", "dense"):

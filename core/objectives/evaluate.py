@@ -239,14 +239,7 @@ def _reads_repulsion(term: Term, pairs: Pairs) -> bool:
 def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> Outcome:
     """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
-    Pairs with `Pairs.added` are added instead.
-
-    Args:
-        terms: weight and term by name.
-        related: the pairs of all ranks.
-
-    Raises:
-        PairsError: the pairs cannot carry a term.
+    Pairs with `Pairs.added` are added instead. Raises PairsError if the pairs cannot carry a term.
     """
     # Autocast is meant for the encoder. A loss keeps the precision of its formula.
     with without_autocast(related.pairs[0].anchors.device.type):
@@ -280,25 +273,16 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 @dataclass
 class _Matrix:
-    """One similarity matrix x y^T and the statistics that all terms ask of it.
+    """One similarity matrix x y^T and the statistics that all terms ask of it."""
 
-    Args:
-        pairs: this rank's anchors.
-        x: (A, h) the anchors.
-        y: (C, h) the candidates.
-        bound: upper bound of |x_i . y_j|. None if unknown.
-        embeddings: the embeddings that x and y are multiples of. None if there are none.
-        wanted: the statistics.
-        needed: whether a term uses similarities of it.
-    """
-
-    pairs: Pairs
-    x: Tensor
-    y: Tensor
-    bound: float | None = None
+    pairs: Pairs  # this rank's anchors
+    x: Tensor  # (A, h) the anchors
+    y: Tensor  # (C, h) the candidates
+    bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
+    # The embeddings that x and y are multiples of. None if there are none.
     embeddings: tuple[Tensor, Tensor] | None = None
-    wanted: list[AnyStatistic] = field(default_factory=list)
-    needed: bool = False
+    wanted: list[AnyStatistic] = field(default_factory=list)  # the statistics
+    needed: bool = False  # whether a term uses similarities of it
 
     def compute(self) -> None:
         """Set `positive`, (A, K), and the statistics."""
@@ -369,11 +353,7 @@ def _features(pairs: Pairs, related: GlobalPairs) -> tuple[Tensor, ...]:
 
 
 def _prepared(term: Term, pairs: Pairs) -> tuple[Pairs, ...]:
-    """Return the pairs of a term, its own first.
-
-    Raises:
-        PairsError: the term cannot use the weights of the pairs, or its own pairs have lost them.
-    """
+    """Return the pairs of a term, its own first. Raises PairsError if it cannot use their weights."""
     if pairs.weights is None:
         return term.prepare(pairs), *term.extra_pairs(pairs)
     name = term.registered_name()
@@ -398,10 +378,7 @@ def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
 
 
 def _reason_for_zero(term: Term, prepared: Pairs) -> str:
-    """Return why a term is 0 on these pairs, or an empty string.
-
-    The pairs are those of all ranks, because all ranks must agree on whether to run the collectives.
-    """
+    """Return why a term is 0 on the pairs of all ranks, or an empty string. All ranks must agree on it."""
     idle: str = term.idle(prepared)
     if idle == "" and prepared.has_positives is False and term.is_base():
         return "0: no anchor has a positive"

@@ -23,29 +23,16 @@ Input = EncodedBatch | Pairs | Sequence[Pairs]
 
 @dataclass(frozen=True)
 class GlobalPairs:
-    """The pairs of the global batch and the position of this rank's rows in it.
+    """The pairs of the global batch and the position of this rank's rows in it."""
 
-    Args:
-        pairs: one or several, each over the rows of all ranks.
-        own: this rank's rows among `total`. None in a single process.
-        total: rows of the global batch.
-        features: the encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
-    """
-
-    pairs: tuple[Pairs, ...]
-    own: slice | None = None
-    total: int = 0
+    pairs: tuple[Pairs, ...]  # one or several, each over the rows of all ranks
+    own: slice | None = None  # this rank's rows among `total`. None in a single process
+    total: int = 0  # rows of the global batch
+    # The encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
     features: tuple[Tensor, ...] = ()
 
     def local(self, pairs: Pairs) -> Pairs:
-        """Return the pairs with only this rank's anchors.
-
-        Args:
-            pairs: pairs over the rows of all ranks.
-
-        Raises:
-            PairsError: the number of anchors is not a multiple of the rows of the batch.
-        """
+        """Return pairs over the rows of all ranks with only this rank's anchors."""
         if self.own is None:
             return pairs
         if len(pairs.anchors) % self.total:
@@ -66,14 +53,8 @@ def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
     """Gather the rows of all ranks and pair them. A single process only pairs its rows.
 
     Pairs from a constructor are built again from the rows of all ranks. For pairs with user-defined indices, the
-    anchors and candidates are gathered and the indices are shifted.
-
-    Args:
-        embedded: the input of this rank. Every rank must give the same kinds of rows.
-
-    Raises:
-        PairsError: the rows do not fit together, or pairs from a constructor were changed before gathering. Every rank
-            raises.
+    anchors and candidates are gathered and the indices are shifted. If rows do not fit together, or pairs from a
+    constructor were changed before gathering, every rank raises PairsError.
     """
     if isinstance(embedded, GlobalPairs):
         return embedded
@@ -92,21 +73,14 @@ def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows of this rank for one or several Pairs.
+    """The rows of this rank for one or several Pairs."""
 
-    Args:
-        rows: one row per instance.
-        relate: makes pairs from the rows.
-        apart: candidates that are not the anchors. Their number may differ from the number of instances.
-        indices: names of the rows that index `apart`, or the instances if `apart` is empty.
-        listed: names of further rows with one entry for each index of a list, padded with 0.
-    """
-
-    rows: Mapping[str, Tensor]
-    relate: Relation
+    rows: Mapping[str, Tensor]  # one row per instance
+    relate: Relation  # makes pairs from the rows
+    # Candidates that are not the anchors. Their number may differ from the number of instances.
     apart: Mapping[str, Tensor]
-    indices: tuple[str, ...] = ()
-    listed: tuple[str, ...] = ()
+    indices: tuple[str, ...] = ()  # names of the rows that index `apart`, or the instances if `apart` is empty
+    listed: tuple[str, ...] = ()  # names of further rows with one entry for each index of a list, padded with 0
 
     def is_list(self, name: str) -> bool:
         """Return whether a row's width may differ between ranks."""
@@ -148,11 +122,7 @@ QUEUE_ROWS_READ = 16
 
 
 def _check_queues(pairs: Sequence[Pairs]) -> None:
-    """Raise on every rank if the ranks hold different queues. This is a collective that compares a sample of rows.
-
-    Raises:
-        PairsError: the queues differ. The message explains how to pass hard negatives.
-    """
+    """Raise PairsError on every rank if the ranks hold different queues. A collective compares a sample of rows."""
     if not all(reads_at_once(each.anchors) for each in pairs):
         return  # an accelerator would have to wait
     marks = all_numbers([_mark(each) for each in pairs])
@@ -217,10 +187,7 @@ def _features(embedded: EncodedBatch, rows: Mapping[str, Tensor]) -> tuple[Tenso
 
 
 def _agreed(given: Input) -> tuple[list[_Part], list[int]]:
-    """Return the parts of this rank and the number of rows of each rank.
-
-    An error on one rank raises on all ranks, so that no rank waits forever.
-    """
+    """Return the parts of this rank and the number of rows of each rank. An error on one rank raises on all."""
     fault: PairsError | None = None
     parts: list[_Part] = []
     try:

@@ -159,10 +159,6 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
     """Return the indices (A, size of the largest class) of candidates with each anchor's label, padded with -1.
 
     On an accelerator the width is C if that is cheaper than waiting for the size of the largest class.
-
-    Args:
-        labels: (A,) of the anchors.
-        others: (C,) of the candidates.
     """
     order = others.argsort(stable=True)
     ordered = others[order]

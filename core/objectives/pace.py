@@ -28,11 +28,7 @@ class Pace:
 
 
 def measure() -> Pace:
-    """Time the row statistics, forward and backward, after a warm-up.
-
-    Raises:
-        EngineError: the requested engine cannot run here.
-    """
+    """Time the row statistics, forward and backward, after a warm-up."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     against = engine.reason_against(device)
     interpreted = not against and engine.interpreter()

@@ -71,10 +71,7 @@ def format_value(value: Value) -> str:
 
 
 def caret(text: str, start: int, end: int | None = None) -> str:
-    """Two lines: the text, or what is around the place, and carets under the offending characters.
-
-    Characters that control a terminal, or turn the direction of the line, are shown as "?".
-    """
+    """Return the text, or what is around the place, and below it carets. Unprintable characters are shown as "?"."""
     shown = "".join("?" if printable(each) != each else each for each in re.sub(r"\s", " ", text))
     first = 0 if len(shown) <= SHOWN else max(0, min(start - SHOWN // 2, len(shown) - SHOWN))
     last = first + SHOWN

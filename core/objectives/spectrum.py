@@ -15,11 +15,7 @@ Result = TypeVar("Result")
 
 
 def converged(decompose: Callable[[Tensor], Result], matrix: Tensor) -> Result:
-    """Run a decomposition, and repeat it in double precision if single precision does not converge.
-
-    Raises:
-        torch.linalg.LinAlgError: neither precision converges.
-    """
+    """Run a decomposition, and repeat it in double precision if single precision does not converge."""
     try:
         return decompose(matrix)
     except torch.linalg.LinAlgError:
@@ -29,10 +25,7 @@ def converged(decompose: Callable[[Tensor], Result], matrix: Tensor) -> Result:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Return singular values in descending order, at least in single precision.
-
-    A matrix with values that are not finite gets nan, because its decomposition may fail to converge.
-    """
+    """Return singular values in descending order, at least in single precision; nan if a value is not finite."""
     wide = full_precision(matrix.detach())
     if not bool(wide.isfinite().all()):
         return wide.new_full((min(wide.shape),), float("nan"))
@@ -72,13 +65,7 @@ def effective_rank(
 
 
 def distance_from_identity(matrix: Tensor) -> float:
-    """Return || L - c I || / || L || in Frobenius norms with c = tr(L) / H.
-
-    The value is 0 for a multiple of the identity and at most 1. It is nan for the zero matrix.
-
-    Args:
-        matrix: L, (H, H).
-    """
+    """Return || L - c I || / || L ||, c = tr(L) / H: 0 for a multiple of the identity, nan for the zero matrix."""
     wide = full_precision(matrix.detach()).double()
     scaled = torch.eye(len(wide), dtype=wide.dtype, device=wide.device) * wide.diagonal().mean()
     return float(torch.linalg.matrix_norm(wide - scaled) / torch.linalg.matrix_norm(wide))

@@ -34,27 +34,17 @@ CACHE_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Problem:
-    """A similarity matrix x y^T, (A, C), and the statistics to compute of its rows.
+    """A similarity matrix x y^T, (A, C), and the statistics to compute of its rows."""
 
-    Args:
-        x: (A, d).
-        y: (C, d).
-        excluded: (A, E) columns that take no part in a row. Columns outside the matrix are ignored.
-        symmetric: x is y, and j is excluded for i exactly if i is for j.
-        statistics: the statistics with a sum.
-        running: for each, whether its exponent needs a running maximum.
-        extremes: the statistics with an index.
-        embeddings: rows that x and y are multiples of. In half precision their products are exact, so kernels multiply
-            these and scale the result.
-    """
-
-    x: Tensor
-    y: Tensor
-    excluded: Tensor
-    symmetric: bool
-    statistics: tuple[Statistic, ...]
-    running: tuple[bool, ...]
-    extremes: tuple[Extreme, ...]
+    x: Tensor  # (A, d)
+    y: Tensor  # (C, d)
+    excluded: Tensor  # (A, E) columns that take no part in a row. Columns outside the matrix are ignored
+    symmetric: bool  # x is y, and j is excluded for i exactly if i is for j
+    statistics: tuple[Statistic, ...]  # the statistics with a sum
+    running: tuple[bool, ...]  # for each, whether its exponent needs a running maximum
+    extremes: tuple[Extreme, ...]  # the statistics with an index
+    # Rows that x and y are multiples of. In half precision their products are exact, so kernels multiply these and
+    # scale the result.
     embeddings: tuple[Tensor, Tensor] | None = None
 
     def with_statistics(self, wanted: Sequence[AnyStatistic], bound: float) -> "Problem":
@@ -76,12 +66,7 @@ class Problem:
 
 
 def tiled(problem: Problem, side: int | None = None) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient.
-
-    Args:
-        problem: the matrix.
-        side: rows and columns of a tile. The default is TILE on a CPU and eight times that on an accelerator.
-    """
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient. `side` is that of a tile."""
     if side is None:
         side = TILE if problem.x.device.type == "cpu" else 8 * TILE
     terms: list[_Term] = []
@@ -132,11 +117,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How a matrix is cut into tiles.
-
-    If it is symmetric, a tile (I, J) serves the rows of I and, transposed, the rows of J. Only the upper triangle is
-    formed then.
-    """
+    """How a matrix is cut into tiles. A tile (I, J) of a symmetric one serves the rows of I and of J."""
 
     excluded: Tensor
     symmetric: bool

@@ -10,14 +10,9 @@ from dipole.core.utils.errors import PairsError
 def checked(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int, ...]]) -> Tensor:
     """Return weights in at least float32 on the anchors' device.
 
-    Args:
-        weights: real numbers, finite and >= 0.
-        anchors: (A, d).
-        shapes: the allowed shapes, by the name that the message gives them.
-
-    Raises:
-        PairsError: the shape is none of these, or a weight is negative, infinite or NaN. On CUDA a wrong value stops
-            the device with the message instead, as reading it would wait.
+    `shapes` are the allowed ones, by the name for the message. Raises PairsError for another one, or for a weight
+    that is negative, infinite or NaN. On CUDA a wrong value stops the device with the message, as reading it would
+    wait.
     """
     if isinstance(weights, Tensor):
         check_tensor("weights", weights, " or ".join(shapes))
@@ -34,14 +29,10 @@ def checked(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int, ...]]
 
 
 def by_instance(weights: Tensor, anchors: Tensor, positives: int | None, runs: int, batch: int) -> Tensor:
-    """Return the weights of a batch with a row for each instance, (B, n) or (B, n, K), to be gathered over ranks.
+    """Return weights of the B instances, or of the A anchors run by run, with a row for each instance: (B, n) or (B,
+    n, K).
 
-    Args:
-        weights: of the B instances, (B,) or (B, K), or of the A anchors, (A,) or (A, K).
-        anchors: (A, d), run by run, with the same number of anchors for each instance in every run.
-        positives: K. None if it depends on other rows: weights of pairs are then refused.
-        runs: number of runs.
-        batch: B.
+    They can be gathered over ranks. `positives` is K. With None weights of pairs are refused.
     """
     count = len(anchors)
     sizes = {"A": count} if count == batch else {"B": batch, "A": count}

@@ -32,19 +32,12 @@ from dipole.core.utils.errors import OptionError
 
 @dataclass(frozen=True)
 class Unsupervised:
-    """L_un(f) and its parts.
+    """L_un(f) and its parts."""
 
-    Attributes:
-        whole: L_un.
-        different: L_un^!=, over negatives of other classes, given that there is one.
-        same: L_un^=, over negatives of the positive's class, given that there is one.
-        error: standard error of `whole` if block means were drawn, 0 if it is exact.
-    """
-
-    whole: float
-    different: float
-    same: float
-    error: float = 0.0
+    whole: float  # L_un
+    different: float  # L_un^!=, over negatives of other classes, given that there is one
+    same: float  # L_un^=, over negatives of the positive's class, given that there is one
+    error: float = 0.0  # standard error of `whole` if block means were drawn, 0 if it is exact
 
 
 def unsupervised_loss(points: Latent, loss: str = "hinge", k: int = 1) -> Unsupervised:

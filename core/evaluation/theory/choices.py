@@ -53,24 +53,13 @@ class Choices:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Settings and results of a run.
+    """Settings and results of a run."""
 
-    Args:
-        delta_pos: of its `dp` term, or that term's default.
-        delta_neg: likewise.
-        reduction: likewise.
-        dp_weight: lambda of `dp`; None without one.
-        cllr_weight: lambda of `cllr`; None without one.
-        alpha: of `cllr`; None without one.
-        negatives: n, negatives per anchor of the first batch.
-        nce: the last logged loss of its `infonce` term, in nats.
-    """
-
-    delta_pos: float = 0.1
-    delta_neg: float = 0.5
-    reduction: str = "mean"
-    dp_weight: float | None = None
-    cllr_weight: float | None = None
-    alpha: float | None = None
-    negatives: float | None = None
-    nce: float | None = None
+    delta_pos: float = 0.1  # of its `dp` term, or that term's default
+    delta_neg: float = 0.5  # likewise
+    reduction: str = "mean"  # likewise
+    dp_weight: float | None = None  # lambda of `dp`; None without one
+    cllr_weight: float | None = None  # lambda of `cllr`; None without one
+    alpha: float | None = None  # of `cllr`; None without one
+    negatives: float | None = None  # n, negatives per anchor of the first batch
+    nce: float | None = None  # the last logged loss of its `infonce` term, in nats

@@ -49,23 +49,14 @@ LOGGED = (
 
 @dataclass(frozen=True)
 class Stationarity:
-    """Gradient norms over the training (CLLR, Theorem 2).
+    """Gradient norms over the training (CLLR, Theorem 2)."""
 
-    Attributes:
-        steps: T of each logged line in updates, (n,).
-        least: running minimum of ||grad F||^2, (n,).
-        bound: delta sqrt( 2 S (F_0 - F*)/T ), (n,).
-        gradient: delta, the largest logged gradient norm.
-        descent: F_0 - F*, from the first logged loss to the smallest.
-        implied_smoothness: the smallest S for which the bound holds at every line.
-    """
-
-    steps: list[int]
-    least: list[float]
-    bound: list[float]
-    gradient: float
-    descent: float
-    implied_smoothness: float
+    steps: list[int]  # T of each logged line in updates, (n,)
+    least: list[float]  # running minimum of ||grad F||^2, (n,)
+    bound: list[float]  # delta sqrt( 2 S (F_0 - F*)/T ), (n,)
+    gradient: float  # delta, the largest logged gradient norm
+    descent: float  # F_0 - F*, from the first logged loss to the smallest
+    implied_smoothness: float  # the smallest S for which the bound holds at every line
 
 
 def stationarity(lines: Sequence[Mapping[str, Any]], smoothness: float = 1.0) -> Stationarity | None:

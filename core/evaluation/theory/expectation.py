@@ -28,16 +28,10 @@ CHUNK = 1 << 21  # entries of an (m, n, G) block
 
 
 def expected_hinge(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
-    """E[ max(0, 1 + max_i b_i - a) ] by order statistics: the largest of k draws is at most b with probability F(b)^k.
+    """E[ max(0, 1 + max_i b_i - a) ], (V, m): the largest of k draws is at most b with probability F(b)^k.
 
-    Args:
-        a: (m, p) scores of positives.
-        b: (m, n) scores of negatives.
-        mass: (V, n) probabilities of the negatives, in V ways at once; a row may sum to less than 1.
-        k: number of draws.
-
-    Returns:
-        (V, m).
+    `a` (m, p) and `b` (m, n) are scores of positives and negatives. `mass` (V, n) are probabilities of the negatives,
+    in V ways at once. A row may sum to less than 1.
     """
     values, order = b.sort(dim=1)
     below = (a - 1).contiguous()  # a draw counts above it
@@ -149,12 +143,7 @@ def no_margin(loss: str, t: Tensor) -> Tensor:
 
 
 def margin_loss(loss: str, v: Tensor) -> Tensor:
-    """l(v) over the last dimension (Arora et al., Sec. 2): max(0, 1 + max_i -v_i), or log2(1 + sum_i e^{-v_i}).
-
-    Args:
-        loss: "hinge" or "logistic".
-        v: (..., k) margins.
-    """
+    """l(v) over the last dimension (Arora et al., Sec. 2): max(0, 1 + max_i -v_i), or log2(1 + sum_i e^{-v_i})."""
     if loss == "hinge":
         return (1 + (-v).amax(-1)).clamp_min(0)
     return torch.logsumexp(torch.cat([torch.zeros_like(v[..., :1]), -v], -1), -1) / math.log(2)
@@ -184,18 +173,10 @@ def elementary_prefixes(p: Tensor, k: int) -> Tensor:
 
 
 def over_draws(p: Tensor, g: Tensor, k: int) -> Tensor:
-    """E prod of g over the distinct values among k independent draws from p.
+    """E prod of g (m, n, G) in [0, 1] over the distinct values among k independent draws from p (n,), as (m, G).
 
     It is k! [t^k] prod_c ( 1 + g_c (e^{p_c t} - 1) ), and the coefficient is Cauchy's mean over the circle |t| = k,
     where the product is at most e^k: k! e^k / k^k is about sqrt(2 pi k), so few digits cancel, for any k.
-
-    Args:
-        p: (n,) probabilities.
-        g: (m, n, G) factors in [0, 1].
-        k: draws.
-
-    Returns:
-        (m, G).
     """
     points = 2 * k + 32  # what is left out is at most prod_{j <= points} k/(k + j)
     angle = 2 * math.pi / points * torch.arange(points // 2 + 1, dtype=p.dtype)  # the other half is conjugate

@@ -27,17 +27,11 @@ def check_numbers(features: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Latent:
-    """f of the points of each latent class; D_c is uniform over the points of class c, rho is `prior`.
+    """f of the points of each latent class; D_c is uniform over the points of class c, rho is `prior`."""
 
-    Attributes:
-        features: (n, d) float64, sorted by class.
-        counts: (C,) points of each class.
-        prior: (C,) rho, sums to 1.
-    """
-
-    features: Tensor
-    counts: Tensor
-    prior: Tensor
+    features: Tensor  # (n, d) float64, sorted by class
+    counts: Tensor  # (C,) points of each class
+    prior: Tensor  # (C,) rho, sums to 1
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, prior: str | Tensor = "measured") -> Latent:

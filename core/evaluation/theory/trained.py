@@ -17,19 +17,12 @@ SMOOTHING = (1.0, 0.3, 0.1, 0.03)
 
 @dataclass(frozen=True)
 class Supervised:
-    """L_sup(f) over tasks of k + 1 classes.
+    """L_sup(f) over tasks of k + 1 classes."""
 
-    Attributes:
-        loss: the mean over all tasks.
-        error: standard error from the choice of tasks; 0 where all were fitted.
-        tasks: number of tasks that were fitted.
-        of: number of tasks there are.
-    """
-
-    loss: float
-    error: float
-    tasks: int
-    of: int
+    loss: float  # the mean over all tasks
+    error: float  # standard error from the choice of tasks; 0 where all were fitted
+    tasks: int  # number of tasks that were fitted
+    of: int  # number of tasks there are
 
 
 def trained_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks: int = 50, seed: int = 0) -> Supervised:

@@ -45,10 +45,7 @@ WHOLE = {True: 128, False: 32}
 
 
 def fused(problem: Problem) -> tuple[Tensor, ...]:
-    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of rows in float32, with gradient.
-
-    Each statistic needs kernel functions.
-    """
+    """Return (sums (N, A), shifts (S, A), indices (A,) ...) of rows in float32, with gradient, by kernel functions."""
     lists = problem.excluded.sort(1).values.to(torch.int32)
     rows = _rows_of(problem.x, problem.y, problem.embeddings)
     matrix = Matrix(*rows, lists, problem.symmetric, problem.statistics, problem.running, problem.extremes)
@@ -77,15 +74,10 @@ class _Fused(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Rows:
-    """One side of the matrix as the kernels read it: s_ij = x_scale_i y_scale_j (x_i . y_j).
+    """One side of the matrix as the kernels read it: s_ij = x_scale_i y_scale_j (x_i . y_j)."""
 
-    Args:
-        values: (n, d), contiguous. In half precision the encoder's output, not its normalised rows.
-        scale: (n,) in float32, or None for 1.
-    """
-
-    values: Tensor
-    scale: Tensor | None = None
+    values: Tensor  # (n, d), contiguous. In half precision the encoder's output, not its normalised rows
+    scale: Tensor | None = None  # (n,) in float32, or None for 1
 
 
 def _rows_of(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Rows, Rows]:
@@ -112,10 +104,7 @@ def numbers_of(statistic: Statistic) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A similarity matrix and the statistics to compute, as in `Problem`.
-
-    `lists` are the excluded columns in int32, ascending in each row.
-    """
+    """A similarity matrix and the statistics to compute, as in `Problem`."""
 
     x: Rows
     y: Rows

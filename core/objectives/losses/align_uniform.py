@@ -27,12 +27,8 @@ def log_mean_kernel(
 ) -> Tensor:
     """Return log mean e^{-t ||z_i - z_j||^2} over pairs of different instances.
 
-    Args:
-        potential: (A,) log of the summed e^{2t s} over negatives.
-        count: (A,) number of negatives.
-        positive: (A, K) cosines of positives. mask (A, K) marks the real ones, None means all.
-        views: False if positives are other instances, which makes them pairs like the negatives.
-        t: precision of the kernel.
+    `potential` (A,) is the log of the summed e^{2t s} over the `count` (A,) negatives. `positive` (A, K) are cosines,
+    real where the mask is. They are pairs like the negatives, unless they are views.
     """
     if not views and positive.shape[1]:
         near = 2 * t * positive if mask is None else torch.where(mask, 2 * t * positive, -torch.inf)

@@ -22,11 +22,7 @@ _SIGN: dict[str, float] = {"contrastive": 1.0, "uniform": 0.0, "reversed": -1.0}
 def attraction(squared: Tensor, cost: Tensor, sharpness: float, detach: bool, mask: Tensor | None) -> Tensor:
     """Return sum_p softmax_p( sharpness * d2_ip ) c_ip, (A,), from squared distances and costs (A, K) of positives.
 
-    Args:
-        squared, cost: of the positives.
-        sharpness: t_pos with its sign.
-        detach: no gradient through the weights.
-        mask: (A, K) True at the real positives. None if all are real.
+    With `detach` the weights have no gradient. `mask` (A, K) is True at the real positives. None means all.
     """
     logits = sharpness * squared
     if mask is not None:

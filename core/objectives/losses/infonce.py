@@ -32,11 +32,7 @@ Init = Annotated[
 def learnable(
     owner: str, name: str, value: float | str, init: float | None, default: float, init_name: str = "init"
 ) -> float | None:
-    """Return the start value of a learned number, or None if the number is fixed.
-
-    Raises:
-        OptionError: a start value is given for a fixed number.
-    """
+    """Return the start value of a learned number. None if it is fixed, and then it takes no start value."""
     if value == "learned":
         return default if init is None else init
     if init is not None:
