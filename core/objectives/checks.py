@@ -1,4 +1,4 @@
-"""Check the shape, dtype and range of embeddings, indices and labels before pairing."""
+"""Check the shape, dtype and range of embeddings, indices, labels and weights before pairing."""
 
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
@@ -174,3 +174,50 @@ def shape_of(x: object) -> str:
 
 def _dtype_and_shape(x: object) -> str:
     return f"{x.dtype} of shape {shape_of(x)}" if isinstance(x, Tensor) else shape_of(x)
+
+
+def check_weights(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+    """Return weights in at least float32 on the anchors' device.
+
+    `shapes` are the allowed ones, by the name for the message. Raises PairsError for another one, or for a weight
+    that is negative, infinite or NaN. On CUDA a wrong value stops the device with the message, as reading it would
+    wait.
+    """
+    if isinstance(weights, Tensor):
+        check_tensor("weights", weights, " or ".join(shapes))
+    if not isinstance(weights, Tensor) or weights.is_complex() or tuple(weights.shape) not in shapes.values():
+        allowed = " or ".join(f"{name} = {shape}" for name, shape in shapes.items())
+        raise PairsError(f"weights must be a tensor of shape {allowed}, got {shape_of(weights)}.")
+    weights = weights.to(anchors.device, torch.promote_types(anchors.dtype, torch.float32))
+    fine = (weights >= 0) & weights.isfinite()
+    if weights.device.type in ("cuda", "meta"):
+        torch._assert_async(fine.all(), "weights must be finite and >= 0.")
+    elif not bool(fine.all()):
+        raise PairsError(f"weights must be finite and >= 0, got {weights[~fine][0].item():g}.")
+    return weights
+
+
+def by_instance(weights: Tensor, anchors: Tensor, positives: int | None, runs: int, batch: int) -> Tensor:
+    """Return weights of the B instances, or of the A anchors run by run, with a row for each instance: (B, n) or (B,
+    n, K).
+
+    They can be gathered over ranks. `positives` is K. With None weights of pairs are refused.
+    """
+    count = len(anchors)
+    sizes = {"A": count} if count == batch else {"B": batch, "A": count}
+    shapes: dict[str, tuple[int, ...]] = {f"({name},)": (size,) for name, size in sizes.items()}
+    if positives is not None:
+        shapes |= {f"({name}, K)": (size, positives) for name, size in sizes.items()}
+    weights = check_weights(weights, anchors, shapes)
+    if len(weights) == batch:
+        return weights.unsqueeze(1)
+    found: Tensor = weights.unflatten(0, (runs, batch, -1)).transpose(0, 1).flatten(1, 2)
+    return found
+
+
+def by_anchor(rows: Tensor, count: int, runs: int) -> Tensor:
+    """Return the weights of the `count` anchors, (A,) or (A, K), from those of `by_instance`."""
+    batch = len(rows)
+    each = rows.expand(batch, count // batch, *rows.shape[2:])
+    found: Tensor = each.unflatten(1, (runs, -1)).transpose(0, 1).flatten(0, 2)
+    return found

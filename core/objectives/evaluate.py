@@ -15,7 +15,6 @@ from dipole.core.objectives.gather import GlobalPairs
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
-from dipole.core.objectives.weights import or_one, weighted_mean
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
 
@@ -38,8 +37,8 @@ class Rows:
             the embeddings unless `EncodedBatch.features` names others. Every rank has the same.
 
     Args:
-        matrix: the similarities.
-        values: (A,) each, by name.
+        matrix: the similarities and their statistics.
+        asked: the declared statistics, by name.
         extra_pairs: rows of other pairs.
         features: as the attribute.
         weighs: whether means apply `pairs.weights`. Not for a term that reads them itself (`Objective.weighting`).
@@ -51,7 +50,7 @@ class Rows:
     def __init__(
         self,
         matrix: _Matrix,
-        values: dict[str, Tensor],
+        asked: Mapping[str, AnyStatistic],
         extra_pairs: tuple[Rows, ...] = (),
         features: tuple[Tensor, ...] = (),
         weighs: bool = True,
@@ -61,7 +60,7 @@ class Rows:
         self.extra_pairs = extra_pairs
         self.features = features
         self.notes: list[str] = []
-        self._values = values
+        self._values = {name: matrix.found[statistic] for name, statistic in asked.items()}
 
     def __getattr__(self, name: str) -> Tensor:
         try:
@@ -279,24 +278,39 @@ class _Matrix:
     x: Tensor  # (A, h) the anchors
     y: Tensor  # (C, h) the candidates
     bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
-    # The embeddings that x and y are multiples of. None if there are none.
-    embeddings: tuple[Tensor, Tensor] | None = None
-    wanted: list[AnyStatistic] = field(default_factory=list)  # the statistics
-    needed: bool = False  # whether a term uses similarities of it
+    embeddings: tuple[Tensor, Tensor] | None = None  # x and y are multiples of these
+    wanted: list[AnyStatistic] | None = None  # None if no term uses similarities
+    found: dict[AnyStatistic, Tensor] = field(default_factory=dict)
+    positive: Tensor | None = None  # (A, K)
 
     def compute(self) -> None:
-        """Set `positive`, (A, K), and the statistics."""
-        self.positive, self._found = similarities(self.x, self.y, self.pairs, self.wanted, self.bound, self.embeddings)
+        """Compute the similarities of the positives, and the statistics."""
+        if self.wanted is not None:
+            given = self.x, self.y, self.pairs, self.wanted, self.bound, self.embeddings
+            self.positive, self.found = similarities(*given)
 
-    def rows(
-        self,
-        asked: Mapping[str, AnyStatistic],
-        extra_pairs: tuple[Rows, ...] = (),
-        features: tuple[Tensor, ...] = (),
-        weighs: bool = True,
-    ) -> Rows:
-        values = {name: self._found[statistic] for name, statistic in asked.items()}
-        return Rows(self, values, extra_pairs, features, weighs)
+
+@dataclass
+class _Use:
+    """One term on the pairs of a batch."""
+
+    term: Term
+    weight: float
+    pairs: Pairs  # of all ranks
+    note: str  # why the value is 0, if that is known before the pass
+    asked: dict[str, AnyStatistic]
+    features: tuple[Tensor, ...]
+    matrices: list[_Matrix]  # of its own pairs, and of further ones
+
+
+def weighted_mean(values: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Return sum w v / sum w along a dimension, and 0 where all weights are 0."""
+    return (values * weights).sum(dim) / or_one(weights.sum(dim))
+
+
+def or_one(total: Tensor) -> Tensor:
+    """Return a sum of weights >= 0 to divide by: 1 where it is 0."""
+    return torch.where(total > 0, total, 1)
 
 
 def _weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
@@ -305,46 +319,32 @@ def _weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
-    prepared: dict[str, tuple[Pairs, ...]] = {}  # its own pairs and further ones, of all ranks
-    local: dict[int, Pairs] = {}  # the same with this rank's anchors, shared by terms with equal pairs
-    for name, (_, term) in terms.items():
-        several = prepared[name] = _prepared(term, pairs)
-        for each in several[1:]:
-            local.setdefault(id(each), _share(related, each))
-    for several in prepared.values():
-        local[id(several[0])] = several[0] if related.own is None else related.local(several[0])
+    local: dict[int, Pairs] = {}  # with this rank's anchors, shared by terms with equal pairs
     matrices: dict[tuple[int, object], _Matrix] = {}
-    used: dict[str, list[_Matrix]] = {}
-    asked: dict[str, dict[str, AnyStatistic]] = {}
-    notes: dict[str, str] = {}
-    features: tuple[Tensor, ...] = ()
-    if any(term.on_features for _, term in terms.values()):
-        features = _features(pairs, related)
-    for name, (_, term) in terms.items():
-        term.build_for(features[0] if term.on_features else pairs.anchors)
-        notes[name] = _reason_for_zero(term, prepared[name][0])
-        asked[name] = {} if notes[name] else term.statistics()
-        used[name] = []
-        for each in prepared[name][:1] if notes[name] else prepared[name]:
+    uses: dict[str, _Use] = {}
+    kept = []  # so that no two have one id
+    for name, (weight, term) in terms.items():
+        features = _features(pairs, related) if term.on_features else ()
+        own, *further = prepared = _prepared(term, pairs)
+        kept.append(prepared)
+        if id(own) not in local:
+            local[id(own)] = own if related.own is None else related.local(own)
+        for each in further:
+            local.setdefault(id(each), _share(related, each))
+        term.build_for(features[0] if features else pairs.anchors)
+        note = _reason_for_zero(term, own)
+        use = uses[name] = _Use(term, weight, own, note, {} if note else term.statistics(), features, [])
+        for each in [own] if note else prepared:
             key = id(each), term.projection()
             if key not in matrices:
                 matrices[key] = _matrix_of(term, local[id(each)])
-            if not notes[name] and term.similarity is not None:
-                matrices[key].needed = True
-                matrices[key].wanted += asked[name].values()
-            used[name].append(matrices[key])
+            matrix = matrices[key]
+            if not note and term.similarity is not None:
+                matrix.wanted = [*(matrix.wanted or ()), *use.asked.values()]
+            use.matrices.append(matrix)
     for matrix in matrices.values():
-        if matrix.needed:
-            matrix.compute()
-    values = {}
-    for name, (weight, term) in terms.items():
-        own, note = prepared[name][0], notes[name]
-        if note:
-            value = (used[name][0].x * 0.0).sum()
-        else:
-            value, note = _value(term, own, used[name], asked[name], features if term.on_features else ())
-        values[name] = TermValue(value, weight, note, _left_out(term, own))
-    return values
+        matrix.compute()
+    return {name: _value(use) for name, use in uses.items()}
 
 
 def _features(pairs: Pairs, related: GlobalPairs) -> tuple[Tensor, ...]:
@@ -395,43 +395,40 @@ def _share(related: GlobalPairs, pairs: Pairs) -> Pairs:
     return related.local(pairs)
 
 
-def _value(
-    term: Term,
-    prepared: Pairs,
-    matrices: list[_Matrix],
-    asked: Mapping[str, AnyStatistic],
-    features: tuple[Tensor, ...],
-) -> tuple[Tensor, str]:
+def _value(use: _Use) -> TermValue:
     """Return the value of a term, and why it is 0 without being learned."""
-    matrix, weighs = matrices[0], term.weighting != "own"
-    if term.similarity is None:
-        rows, positive = Rows(matrix, {}, features=features, weighs=weighs), matrix.x
-    else:
-        others = tuple([other.rows(asked, weighs=weighs) for other in matrices[1:]])
-        rows = matrix.rows(asked, others, features, weighs)
-        positive = matrix.positive
-    value = term.loss(positive, rows)
-    if not value.ndim and matrix.pairs.weights is not None and term.weighting is None:
-        name = term.registered_name()
-        raise PairsError(
-            f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
-            "your own can set `weighting` (docs/how-to/own-losses.md)."
-        )
+    term, matrix = use.term, use.matrices[0]
+    if use.note:
+        return _zero(use, use.note)
+    weighs = term.weighting != "own"
+    others = tuple([Rows(other, use.asked, weighs=weighs) for other in use.matrices[1:]])
+    rows = Rows(matrix, use.asked, others, use.features, weighs)
+    value = term.loss(matrix.x if matrix.positive is None else matrix.positive, rows)
     if value.ndim:
         if term.needs_negatives and matrix.pairs.known.padded:
             # Some anchors may have no negative. Without padding, all have one or none has.
             value = value.masked_fill(matrix.pairs.negative_counts == 0, 0.0)
         value = rows.mean(value)
-    elif term.needs_negatives and has_repulsion(term, prepared) is None and not _reads_repulsion(term, prepared):
+    elif matrix.pairs.weights is not None and term.weighting is None:
+        name = term.registered_name()
+        raise PairsError(
+            f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
+            "your own can set `weighting` (docs/how-to/own-losses.md)."
+        )
+    elif term.needs_negatives and has_repulsion(term, use.pairs) is None and not _reads_repulsion(term, use.pairs):
         # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
-        return (matrix.x * 0.0).sum(), NO_NEGATIVES
-    return value, "; ".join(rows.notes)
+        return _zero(use, NO_NEGATIVES)
+    return TermValue(value, use.weight, "; ".join(rows.notes), _left_out(use))
 
 
-def _left_out(term: Term, prepared: Pairs) -> Tensor | None:
+def _zero(use: _Use, note: str) -> TermValue:
+    return TermValue((use.matrices[0].x * 0.0).sum(), use.weight, note, _left_out(use))
+
+
+def _left_out(use: _Use) -> Tensor | None:
     """Return how many anchors of all ranks have no positive, if the term averages over those that have one."""
-    mask = prepared.positive_mask
-    if mask is None or not term.is_base():
+    mask = use.pairs.positive_mask
+    if mask is None or not use.term.is_base():
         return None
     return len(mask) - mask.any(1).sum()
 

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import (
+    by_anchor,
+    by_instance,
     check_count,
     check_index_shape,
     check_indices,
     check_matrix,
     check_numbers,
     check_row_values,
+    check_weights,
     reads_at_once,
 )
 from dipole.core.objectives.encoded_batch import EncodedBatch
@@ -29,7 +32,6 @@ from dipole.core.objectives.indices import (
     relative,
     views_of,
 )
-from dipole.core.objectives.weights import by_anchor, by_instance, checked
 from dipole.core.utils.errors import PairsError
 
 Make = TypeVar("Make", bound=Callable[..., Any])
@@ -84,7 +86,7 @@ class PairData:
                 check_row_values(getattr(self, name), candidates, name, "candidate")
             if self.weights is not None:
                 shapes = {"(A,)": (anchors,), "(A, K)": tuple(self.positives.shape)}
-                weights = checked(self.weights, self.anchors, shapes)
+                weights = check_weights(self.weights, self.anchors, shapes)
                 if weights.ndim == 2:
                     weights = weights.gather(1, real_first(self.positives))
                 object.__setattr__(self, "weights", weights)
