@@ -193,7 +193,9 @@ def survives_low_temperature(subject: Subject) -> str:
 
 
 def _untuned(subject: Subject) -> str:
-    return "" if subject.temperature else " (as built: it has no temperature to lower)"
+    if subject.temperature:
+        return ""
+    return " (as built: it has no temperature to lower)"
 
 
 def _half(subject: Subject, dtype: torch.dtype) -> str:
@@ -227,7 +229,7 @@ def kernels_match(subject: Subject) -> str:
         raise Skipped("tiles serve; the engine triton runs its kernels")
     if not subject.takes_pairs:
         raise Skipped("a loss of its own does not ask for row statistics")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = engine.usual_device()
     asked = [each for _, _, term in subject.make() for each in term.statistics().values()]
     if all(engine.unsupported_reason(each) for each in asked):
         raise Skipped(f"served by {engine.outlook(asked)}")

@@ -85,7 +85,9 @@ def _way_out(subject: Subject) -> str:
 
 
 def _buffers(instance: Any) -> list[Tensor]:
-    return list(instance.buffers()) if isinstance(instance, nn.Module) else []
+    if isinstance(instance, nn.Module):
+        return list(instance.buffers())
+    return []
 
 
 @check("identical points", "finite if all points are equal")
@@ -187,10 +189,8 @@ def repeats_itself(subject: Subject) -> str:
 
 def _same(first: Result, second: Result) -> bool:
     """Return whether values and gradients have the same bits."""
-    empty = torch.empty(0)
-    both = [(g, second.gradients[name]) for name, g in first.gradients.items()]
-    both = [(empty if a is None else a, empty if b is None else b) for a, b in [(first.value, second.value), *both]]
-    return all(torch.equal(a, b) for a, b in both)
+    both = [(first.value, second.value), *((g, second.gradients[name]) for name, g in first.gradients.items())]
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in both)
 
 
 @check("state", "survives saving and loading")

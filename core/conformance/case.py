@@ -85,16 +85,16 @@ class Case:
             candidates=list(pairs.candidates.unbind()),
             positives=[[j for j in row if j >= 0] for row in pairs.positives.tolist()],
             ignored=[[j for j in row if j >= 0] for row in pairs.ignored.tolist()],
-            labels=None if pairs.labels is None else pairs.labels.tolist(),
-            candidate_labels=None if pairs.candidate_labels is None else pairs.candidate_labels.tolist(),
+            labels=_plain(pairs.labels),
+            candidate_labels=_plain(pairs.candidate_labels),
             views=pairs.views,
             among=pairs.known.among,
             first_negative=pairs.first_negative,
             of_block=pairs.known.of_block,
             draw=pairs.known.draw,
-            instances=list(range(len(pairs.anchors))) if pairs.index is None else pairs.index.tolist(),
+            instances=_plain(pairs.index) or list(range(len(pairs.anchors))),
             others=[] if pairs.known.view_pairs else [j for j, view in enumerate(views) if view not in of_anchors],
-            candidate_instances=None if pairs.candidate_index is None else pairs.candidate_index.tolist(),
+            candidate_instances=_plain(pairs.candidate_index),
             anchor_views=pairs.view.tolist(),
             anchor_runs=[number for number, (_, length) in enumerate(pairs.known.anchor_views) for _ in range(length)],
             candidate_views=views,
@@ -130,6 +130,18 @@ class Case:
         return [i for i in range(len(self.anchors)) if self.positives[i]]
 
 
+def _plain(numbers: Tensor | None) -> list[int] | None:
+    if numbers is None:
+        return None
+    found: list[int] = numbers.tolist()
+    return found
+
+
+def ramp(x: Number) -> Number:
+    """Return max(x, 0)."""
+    return x * (x > 0)
+
+
 def dot(x: Vector, y: Vector) -> Number:
     return (x * y).sum()
 
@@ -140,7 +152,9 @@ def norm(x: Vector) -> Number:
 
 def unit(x: Vector) -> Vector:
     """Return x at length 1. The zero vector stays zero."""
-    return x / norm(x) if x.any() else x
+    if x.any():
+        return x / norm(x)
+    return x
 
 
 def cosine(x: Vector, y: Vector) -> Number:
@@ -171,7 +185,7 @@ def mean(values: Sequence[Number]) -> Number:
     Args:
         values: numbers, () each.
     """
-    return total(values) / len(values) if values else total(values)
+    return total(values) / max(1, len(values))
 
 
 def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
@@ -198,7 +212,9 @@ Temperature = float | str
 
 
 def tau_of(case: Case, temperature: Temperature) -> float | Number:
-    return 1 / case.parameters["logit_scale"][0].exp() if isinstance(temperature, str) else temperature
+    if isinstance(temperature, str):
+        return 1 / case.parameters["logit_scale"][0].exp()
+    return temperature
 
 
 def log_softmax(scores: Sequence[Number], temperature: float | Number) -> list[Number]:

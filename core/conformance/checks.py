@@ -69,11 +69,13 @@ def gradient_error(found: Result, true: Result, least: float = 1.0) -> float:
     worst = 0.0
     for name, expected in true.gradients.items():
         got = found.gradients[name]
-        if got is None and expected is None:
-            continue
-        one = next(g for g in (got, expected) if g is not None)
-        zero = torch.zeros_like(one)
-        worst = max(worst, relative(zero if got is None else got, zero if expected is None else expected, least))
+        if got is None:
+            if expected is None:
+                continue
+            got = torch.zeros_like(expected)
+        elif expected is None:
+            expected = torch.zeros_like(got)
+        worst = max(worst, relative(got, expected, least))
     return worst
 
 

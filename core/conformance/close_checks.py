@@ -93,7 +93,9 @@ def _is_right(subject: Subject, layout: Layout, leaves: Leaves, where: str) -> f
         _demand_slope(subject, layout, leaves, found, where)
         return 0.0
     true = subject.result(instance, layout, leaves, subject.truth)
-    return demand_equal(found, true, f"with {where}", other="reference") if true.finite else 0.0
+    if true.finite:
+        return demand_equal(found, true, f"with {where}", other="reference")
+    return 0.0
 
 
 def _demand_slope(
@@ -183,7 +185,9 @@ def _direction(rows: Tensor, moves: Callable[[int, int], bool]) -> Tensor | None
     wanted = torch.tensor([0.0] * count + [float(moves(i, j)) for i, j in pairs], dtype=rows.dtype)
     matrix = equations.flatten(1)
     step = torch.linalg.pinv(matrix) @ wanted
-    return step.view_as(rows) if torch.allclose(matrix @ step, wanted, atol=1e-7) else None
+    if torch.allclose(matrix @ step, wanted, atol=1e-7):
+        return step.view_as(rows)
+    return None
 
 
 def _sparse(count: int, width: int) -> Layout:
@@ -269,7 +273,9 @@ def _affordable(subject: Subject) -> int:
         with Work() as work, torch.no_grad():
             subject.result(subject.make(layout), layout, layout.leaves())
         largest.append(work.largest)
-    return MORE if largest[1] * largest[1] / max(largest[0], 1) <= MOST_NUMBERS else MORE // 2
+    if largest[1] * largest[1] / max(largest[0], 1) <= MOST_NUMBERS:
+        return MORE
+    return MORE // 2
 
 
 def _demand_single(subject: Subject, layout: Layout) -> None:

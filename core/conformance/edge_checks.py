@@ -117,7 +117,9 @@ def keeps_no_graph(subject: Subject) -> str:
         raise Failed(f"after {STEPS} steps the graphs of {alive} are alive: detach what is kept")
     if sizes[-1] - sizes[1] >= subject.views.leaves(torch.float32)["a"].nbytes:
         raise Failed(f"what it keeps grows: {sizes[1]:,} bytes after step 2, {sizes[-1]:,} after step {STEPS}")
-    return "the graph of the last step lives until the next" if alive else "no graph stays"
+    if alive:
+        return "the graph of the last step lives until the next"
+    return "no graph stays"
 
 
 def _passed(token: _Token, gradient: Tensor) -> None:

@@ -151,7 +151,9 @@ def subject_of(
         text = str(target) if isinstance(target, Composite) else str(target.term())
     if text is not None or (inspect.isclass(target) and issubclass(target, Objective)):
         _refuse_of_pairs(name, reference, says, fit.scores or bool(temperatures))
-        return unregistered(target, name, options, fit) if text is None else native(text, fit)
+        if text is None:
+            return unregistered(target, name, options, fit)
+        return native(text, fit)
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
     if inspect.isroutine(target) and _is_loss(target, options or {}, fit):

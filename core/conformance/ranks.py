@@ -155,7 +155,9 @@ def _joined(parts: Sequence[Found]) -> Found:
 def share(length: int, rank: int) -> slice:
     """Return the rows of a rank, in unequal parts."""
     first = length - max(1, length // 3)
-    return slice(0, first) if rank == 0 else slice(first, length)
+    if rank == 0:
+        return slice(0, first)
+    return slice(first, length)
 
 
 def evaluate(case: Case, rank: int) -> Found:

@@ -21,6 +21,7 @@ from dipole.core.conformance.case import (
     log_softmax,
     mean,
     norm,
+    ramp,
     similarity_of,
     squared_distance,
     tau_of,
@@ -258,7 +259,9 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
 
     def owner(j: int) -> int | None:
         """The anchor whose instance a candidate is."""
-        return None if of is None or of[j] not in case.instances else case.instances.index(of[j])
+        if of is None or of[j] not in case.instances:
+            return None
+        return case.instances.index(of[j])
 
     queries, keys = [], []
     of_queries, of_keys = ([], case.queue) if case.queue_of_keys else (case.queue, [])
@@ -273,7 +276,9 @@ def _within_sides(case: Case) -> list[list[tuple[Vector, Vector]]]:
             (c[j], c[m]) for m in case.others if m != j and (mine is None or owner(m) != mine) and m not in doubles
         ]
         keys += [(c[j], c[m]) for m in of_keys if m not in doubles]
-    return [queries] if of_queries else [queries, keys]
+    if of_queries:
+        return [queries]
+    return [queries, keys]
 
 
 def _conditional(distances: Sequence[Number], temperature: float, kind: str, contrastive_sign: float) -> list[Number]:
@@ -304,7 +309,9 @@ def cacr(
     """
 
     def point_cost(d: Number) -> Number:
-        return -((-rbf_t * d).exp()) if cost == "rbf" else d
+        if cost == "rbf":
+            return -((-rbf_t * d).exp())
+        return d
 
     attraction, repulsion = [], []
     attracted = [(case.anchors[i], case.positives[i]) for i in case.counted()]
@@ -359,7 +366,7 @@ def triplet(case: Case, *, margin: float, mode: str) -> Number:
             losses.append(total([]))
             continue
         gap = max(pos) - min(neg) + margin if mode == "hardest" else mean(pos) - mean(neg) + margin
-        losses.append(gap if gap > 0 else 0.0 * gap)
+        losses.append(ramp(gap))
     return mean(losses)
 
 
@@ -403,8 +410,7 @@ def blocks(
         elif loss == "logistic":
             losses.append((1 + total((-x).exp() for x in v)).log() / torch.tensor(2.0, dtype=torch.float64).log())
         else:
-            worst = max(1 - x for x in v)
-            losses.append(worst if worst > 0 else 0.0 * worst)
+            losses.append(ramp(max(1 - x for x in v)))
     return mean(losses)
 
 

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from dipole.core.conformance.case import Case, Number, Vector, dot, log_softmax, mean, squared_distance, total, unit
+from dipole.core.conformance.case import (
+    Case,
+    Number,
+    Vector,
+    dot,
+    log_softmax,
+    mean,
+    ramp,
+    squared_distance,
+    total,
+    unit,
+)
 
 
 def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int) -> list[list[float]]:
@@ -82,8 +93,7 @@ def vicreg(
         columns = [_deviations([z[j] for z in members]) for j in range(width)]
         cov = [[total(x * y for x, y in zip(a, b, strict=True)) / max(1, len(members) - 1) for b in columns]
                for a in columns]  # fmt: skip
-        below = [gamma - (cov[j][j] + epsilon).sqrt() for j in range(width)]
-        hinges.append(mean([gap if gap > 0 else 0.0 * gap for gap in below]))
+        hinges.append(mean([ramp(gamma - (cov[j][j] + epsilon).sqrt()) for j in range(width)]))
         squares.append(total(cov[j][k] ** 2 for j in range(width) for k in range(width) if j != k) / width)
     return (
         invariance * mean(near)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, total, unit
+from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, ramp, total, unit
 
 
 def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "mean") -> Number:
@@ -18,12 +18,13 @@ def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, red
         penalties = []
         for j in others:
             d = (1 - cosine(case.anchors[i], case.candidates[j])) / 2
-            product = (d - delta_pos) * (d - delta_neg)
-            penalties.append(-product if product < 0 else 0.0 * product)
+            penalties.append(ramp((d - delta_pos) * (delta_neg - d)))
         sums.append(total(penalties))
     if reduction == "mean":
         return total(sums) / max(pairs, 1)
-    return total(sums) if reduction == "sum" else mean(sums)
+    if reduction == "sum":
+        return total(sums)
+    return mean(sums)
 
 
 def singular_values(columns: Sequence[Vector], sweeps: int = 12) -> list[Number]:

@@ -79,7 +79,7 @@ class Report:
             else f"FAILS {len(self.failures)} of {counted(applied, 'check')}"
         )
         if len(self.causes) < len(self.failures):
-            verdict += f", for {len(self.causes)} cause{'s' if len(self.causes) > 1 else ''}"
+            verdict += f", for {counted(len(self.causes), 'cause')}"
         return "\n".join([f"{self.subject}: {verdict}", *lines])
 
     def as_dict(self) -> dict[str, object]:
@@ -99,7 +99,9 @@ class Report:
 
 
 def _told(row: CheckResult) -> str:
-    return f"as {row.cause!r}" if row.cause not in ("", row.check) else row.detail
+    if row.cause not in ("", row.check):
+        return f"as {row.cause!r}"
+    return row.detail
 
 
 def run(subject: Subject, checks: Sequence[Check]) -> Report:

@@ -176,7 +176,9 @@ class Subject(Declared):
                 with torch.no_grad():
                     for parameter in instance.parameters():
                         parameter.add_(torch.randn_like(parameter), alpha=0.2)
-        return instance.to(dtype) if isinstance(instance, nn.Module) else instance
+        if isinstance(instance, nn.Module):
+            return instance.to(dtype)
+        return instance
 
     def set_back(self, instance: Any) -> AbstractContextManager[None]:
         """Return a context that restores the state of a stateful instance.
@@ -184,7 +186,9 @@ class Subject(Declared):
         Args:
             instance: what `make` gave.
         """
-        return set_back(instance) if self.stateful else nullcontext()
+        if self.stateful:
+            return set_back(instance)
+        return nullcontext()
 
     def result(self, instance: Any, layout: Layout, leaves: Leaves, loss: Loss | None = None) -> Result:
         """Return value and gradients of the loss for leaves and all parameters.
@@ -214,7 +218,9 @@ class Subject(Declared):
 
 def parameters_of(instance: Any) -> dict[str, Tensor]:
     """Return trainable parameters by name. {} for a plain callable."""
-    return dict(instance.named_parameters()) if isinstance(instance, nn.Module) else {}
+    if isinstance(instance, nn.Module):
+        return dict(instance.named_parameters())
+    return {}
 
 
 def foreign(
@@ -231,7 +237,9 @@ def foreign(
     builds = inspect.isclass(target) or inspect.isroutine(target)
 
     def build(**overrides: Any) -> Any:
-        return target(**options | overrides) if builds else copy.deepcopy(target)
+        if builds:
+            return target(**options | overrides)
+        return copy.deepcopy(target)
 
     def call(instance: Any, layout: Layout, leaves: Leaves) -> Tensor:
         a, b = leaves["a"], leaves["b"]
@@ -386,6 +394,7 @@ def read(text: str, **temperatures: float) -> Composite:
     for term, entry in zip(terms, entries, strict=True):
         lowered = {name: temperatures[name] for name in _adjustable(term) if name in temperatures}
         built.append(entry.target(**dict(term.options) | lowered))
-        standard = entry.weight if based else 1.0
-        weights.append(standard if term.weight is None else term.weight)
+        weights.append(term.weight)
+        if term.weight is None:
+            weights[-1] = entry.weight if based else 1.0
     return Composite(built, weights)

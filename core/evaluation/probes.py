@@ -119,7 +119,9 @@ def measuring_device(device: torch.device, asked: ProbeDevice = "auto") -> torch
 
     Probes need double precision, which Apple's GPUs lack, so their features go to the CPU.
     """
-    return torch.device("cpu") if asked == "cpu" or device.type == "mps" else device
+    if asked == "cpu" or device.type == "mps":
+        return torch.device("cpu")
+    return device
 
 
 # --- linear probe ---------------------------------------------------------------------------------------------------

@@ -87,7 +87,9 @@ class Cached(nn.Module):
                 "lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
             )
         found = self.objective(*embeddings)
-        return found.loss if isinstance(found, Outcome) else found
+        if isinstance(found, Outcome):
+            return found.loss
+        return found
 
 
 def cached(

@@ -169,11 +169,15 @@ def shape_of(x: object) -> str:
         return type(x).__name__
     if is_lazy(x):
         return "an uninitialized parameter"
-    return "a nested tensor" if x.is_nested else str(tuple(x.shape))
+    if x.is_nested:
+        return "a nested tensor"
+    return str(tuple(x.shape))
 
 
 def _dtype_and_shape(x: object) -> str:
-    return f"{x.dtype} of shape {shape_of(x)}" if isinstance(x, Tensor) else shape_of(x)
+    if isinstance(x, Tensor):
+        return f"{x.dtype} of shape {shape_of(x)}"
+    return shape_of(x)
 
 
 def check_weights(weights: Tensor, anchors: Tensor, shapes: dict[str, tuple[int, ...]]) -> Tensor:

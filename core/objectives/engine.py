@@ -237,12 +237,19 @@ def using(name: str | None) -> Iterator[None]:
         alone = requested() == "triton" and not torch.cuda.is_available() and "triton" not in sys.modules
         if alone:  # Triton reads it once, when it is imported
             os.environ[INTERPRET] = "1"
-        reason_against(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        reason_against(usual_device())
         yield
     finally:
         _requested.pop()
         if alone and before is None:
             del os.environ[INTERPRET]
+
+
+def usual_device() -> torch.device:
+    """Return the device on which kernels would run: the GPU if there is one."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("cpu")
 
 
 def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
@@ -252,7 +259,9 @@ def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> 
     """
     name = requested()
     if name in ("eager", "dense"):
-        return f"{name} was asked for" if _requested else f"{VARIABLE}={name}"
+        if _requested:
+            return f"{name} was asked for"
+        return f"{VARIABLE}={name}"
     if device.type == "cuda":
         if find_spec("triton") is None:
             if name == "triton":

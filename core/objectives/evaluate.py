@@ -109,7 +109,9 @@ class Rows:
         if self._weights is not None and self._weights.ndim == 2:
             return weighted_mean(self.only_positives(values, 0.0), self.only_positives(self._weights, 0.0), 1)
         if mask is None:
-            return values.squeeze(1) if values.shape[1] == 1 else values.mean(1)
+            if values.shape[1] == 1:
+                return values.squeeze(1)
+            return values.mean(1)
         return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
 
     def only_positives(self, values: Tensor, fill: float) -> Tensor:
@@ -120,7 +122,9 @@ class Rows:
             fill: value at padding, such as inf before a minimum.
         """
         mask = self.pairs.positive_mask
-        return values if mask is None else torch.where(mask, values, fill)
+        if mask is None:
+            return values
+        return torch.where(mask, values, fill)
 
     def _anchor_weights(self) -> Tensor | None:
         """Return the weights of the anchors, (A,): w, or the sum of w over the positives of an anchor."""

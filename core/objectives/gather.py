@@ -96,7 +96,8 @@ class _Part:
         """Return the rows of all ranks."""
         lists = [name for name in self.rows if self.is_list(name)]
         counted = [self.rows[name].shape[1] for name in lists]
-        counted += [len(next(iter(self.apart.values())))] if self.apart else []
+        if self.apart:
+            counted.append(len(next(iter(self.apart.values()))))
         # Index lists are padded to one width. The other rows keep the number that each rank has.
         of_ranks = list(zip(*all_numbers(counted), strict=True)) if counted else []
         widest = dict(zip(lists, map(max, of_ranks), strict=False))
@@ -254,5 +255,5 @@ def _by_hand(pairs: Pairs) -> _Part:
     def relate(rows: dict[str, Tensor]) -> Pairs:
         return Pairs(**{"candidates": rows["anchors"], **rows}, views=pairs.views)  # type: ignore[arg-type]
 
-    of_pairs = pairs.weights is not None and pairs.weights.ndim == 2
-    return _Part(rows, relate, apart, ("positives", "ignored"), ("weights",) if of_pairs else ())
+    listed = [name for name in ("weights",) if name in rows and rows[name].ndim == 2]
+    return _Part(rows, relate, apart, ("positives", "ignored"), tuple(listed))

@@ -284,7 +284,9 @@ class Objective(LazyModule):
 
         Cosine and dot products are shared by all terms. Each bilinear W and each custom projection has its own key.
         """
-        return self.similarity if self.keeps_directions else id(self)
+        if self.keeps_directions:
+            return self.similarity
+        return id(self)
 
     @property
     def keeps_directions(self) -> bool:
@@ -494,4 +496,6 @@ def objective(text: str, dim: int | None = None) -> Composite:
             raise SpecError(f"{said}\n{caret(text, term.start, name_start)}")
         weights.append(weight)
     composite = Composite(terms, weights)
-    return composite.build(dim) if dim is not None else composite
+    if dim is not None:
+        return composite.build(dim)
+    return composite

@@ -29,7 +29,7 @@ class Pace:
 
 def measure() -> Pace:
     """Time the row statistics, forward and backward, after a warm-up."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = engine.usual_device()
     against = engine.reason_against(device)
     interpreted = not against and engine.interpreter()
     rows = 1024 if device.type == "cpu" else 16384

@@ -376,7 +376,7 @@ class PairData:
             return self.known.fewest
         counts = (self.positives >= 0).sum(1)
         some = counts[counts > 0]
-        return int(some.min()) if len(some) else 0
+        return min(some.tolist(), default=0)
 
     def check_positives(self, count: int, problem: Callable[[int], str]) -> None:
         """Raise if an anchor with positives has fewer than `count` of them.
@@ -406,7 +406,9 @@ class PairData:
     @cached_property
     def positive_mask(self) -> Tensor | None:
         """(A, K) True where `positives` is not padding. None if nothing is padded."""
-        return self.positives >= 0 if self.known.padded else None
+        if self.known.padded:
+            return self.positives >= 0
+        return None
 
     @property
     def _free(self) -> tuple[int, int]:
@@ -434,7 +436,9 @@ class PairData:
         free, listed = self._free
         if not self.known.padded or free == 0 or free > listed:
             return free > listed
-        return bool((self.negative_counts > 0).any()) if reads_at_once(self.anchors) else None
+        if reads_at_once(self.anchors):
+            return bool((self.negative_counts > 0).any())
+        return None
 
     @cached_property
     def has_positives(self) -> bool | None:
@@ -442,7 +446,9 @@ class PairData:
         mask = self.positive_mask
         if mask is None or not mask.shape[1]:
             return self.positives.shape[1] > 0
-        return bool(mask.any()) if reads_at_once(mask) else None
+        if reads_at_once(mask):
+            return bool(mask.any())
+        return None
 
     def negative_mask(self) -> Tensor:
         """Return the full (A, C) mask, True at the negatives of each anchor."""
@@ -469,7 +475,9 @@ def constructor(make: Make) -> Make:
 
 def _kept(argument: Any) -> Any:
     """Return a list of views, which the caller may change, or an iterator over views as a tuple."""
-    return tuple(argument) if isinstance(argument, list | Iterator) else argument
+    if isinstance(argument, list | Iterator):
+        return tuple(argument)
+    return argument
 
 
 def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs: int, rows: dict[str, Tensor]) -> Any:
@@ -493,4 +501,6 @@ def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs:
 def _spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
     """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
     share = runs[0][1] // batch
-    return values.repeat_interleave(share).repeat(len(runs)) if share > 1 else values.repeat(len(runs))
+    if share > 1:
+        return values.repeat_interleave(share).repeat(len(runs))
+    return values.repeat(len(runs))

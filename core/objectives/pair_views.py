@@ -174,7 +174,9 @@ class PairsOfViews(PairData):
         positives = own + torch.arange(0, count * batch, batch, device=own.device)
         of_rows = OfRows(labels, index, weights)
         pairs = cls._of_batch(batch, layout, queries, candidates, positives, ignored, of_rows, behind, queue_labels)
-        return pairs.with_intra_batch() if intra_batch else pairs
+        if intra_batch:
+            return pairs.with_intra_batch()
+        return pairs
 
     @classmethod
     @constructor
@@ -360,4 +362,6 @@ def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Ten
         check_matrix(f"negatives[{number}]", each, ("anchor", anchor))
         if len(each) != batch:
             raise PairsError(f"negatives[{number}] must have {counted(batch, 'row')} like anchor, got {len(each)}.")
-    return torch.stack(found, 1) if found else anchor.new_empty(batch, 0, width)
+    if found:
+        return torch.stack(found, 1)
+    return anchor.new_empty(batch, 0, width)

@@ -349,7 +349,9 @@ class Pairs(PairsOfViews):
                 queue=behind,
             ),
         )
-        return (queries,) if side.has_negatives is False else (queries, side)
+        if side.has_negatives is False:
+            return (queries,)
+        return (queries, side)
 
     @property
     def split_by_view(self) -> bool:

@@ -32,7 +32,9 @@ def full_precision(x: Tensor) -> Tensor:
     Returns:
         (...), the same tensor if nothing changes.
     """
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return x.float()
+    return x
 
 
 def normalize(x: Tensor) -> Tensor:
@@ -117,8 +119,7 @@ def dense(
     results: dict[AnyStatistic, Tensor] = {}
     for wanted in statistics:
         if isinstance(wanted, Extreme):
-            sign = 1 if wanted.largest else -1
-            results[wanted] = _place(replace_excluded(sign * matrix.detach(), -torch.inf), first)
+            results[wanted] = _place(replace_excluded(wanted.sign * matrix.detach(), -torch.inf), first)
             continue
         statistic = wanted.exact
         e: Tensor | None = None

@@ -54,7 +54,9 @@ class Term:
     def __str__(self) -> str:
         inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.options)
         body = f"{self.name}({inner})" if inner else self.name
-        return body if self.weight is None else f"{format_value(self.weight)}*{body}"
+        if self.weight is None:
+            return body
+        return f"{format_value(self.weight)}*{body}"
 
 
 def format_value(value: Value) -> str:
@@ -62,7 +64,9 @@ def format_value(value: Value) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
-        return f"{value:.1f}" if value else "0.0"
+        if value:
+            return f"{value:.1f}"
+        return "0.0"
     if isinstance(value, (int, float)):
         return repr(value)
     if re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) and value not in _WORDS:
@@ -75,7 +79,7 @@ def caret(text: str, start: int, end: int | None = None) -> str:
     shown = "".join("?" if printable(each) != each else each for each in re.sub(r"\s", " ", text))
     first = 0 if len(shown) <= SHOWN else max(0, min(start - SHOWN // 2, len(shown) - SHOWN))
     last = first + SHOWN
-    before, after = "..." if first else "", "..." if last < len(shown) else ""
+    before, after = "..." * (first > 0), "..." * (last < len(shown))
     marks = "^" * max(1, min(end or start + 1, last) - start)
     return f"  {before}{shown[first:last]}{after}\n  {' ' * (len(before) + start - first)}{marks}"
 
@@ -162,7 +166,9 @@ class _Reader:
             raise self.error("expected a value: a number, true, false, none, a name or a quoted string", start, end)
         self.at += 1
         if kind == "number":
-            return int(text) if re.fullmatch(r"-?\d+", text) else self.number(text, start, end)
+            if re.fullmatch(r"-?\d+", text):
+                return int(text)
+            return self.number(text, start, end)
         if kind == "name":
             return _WORDS.get(text, text)
         return re.sub(r"\\(.)", r"\1", text[1:-1])

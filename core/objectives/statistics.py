@@ -372,6 +372,11 @@ class Extreme:
 
     largest: bool = True
 
+    @property
+    def sign(self) -> int:
+        """Return 1 for the largest similarity and -1 for the smallest."""
+        return 2 * self.largest - 1
+
 
 AnyStatistic = Statistic | Extreme
 """What `Objective.statistics` may return."""

@@ -108,11 +108,15 @@ class _Tile:
 
     def replace_excluded(self, values: Tensor, fill: float) -> Tensor:
         """Return the values (R, T) with a number at the excluded entries."""
-        return values if self.excluded is None else values.masked_fill(self.excluded, fill)
+        if self.excluded is None:
+            return values
+        return values.masked_fill(self.excluded, fill)
 
     def replace_excluded_(self, values: Tensor, fill: float) -> Tensor:
         """Write the number into the values, which saves a copy."""
-        return values if self.excluded is None else values.masked_fill_(self.excluded, fill)
+        if self.excluded is None:
+            return values
+        return values.masked_fill_(self.excluded, fill)
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,7 @@ def _slope_of(tile: _Tile, terms: Sequence[_Term], grad: Tensor, shifts: Tensor,
 
 def _add_extreme(extreme: Extreme, tile: _Tile, best: Tensor, where: Tensor) -> None:
     """Update the best value (A,) and its column (A,) of the rows that a tile serves."""
-    values = tile.replace_excluded(tile.s if extreme.largest else -tile.s, -math.inf)
+    values = tile.replace_excluded(extreme.sign * tile.s, -math.inf)
     for side in tile.sides:
         top, place = values.max(side.axis)
         first = (tile.columns if side.axis else tile.rows).start

@@ -139,7 +139,9 @@ def expected(loss: str, a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tenso
 
 def no_margin(loss: str, t: Tensor) -> Tensor:
     """l(0, .., 0) of t margins: 1 for hinge, log2(1 + t) for logistic."""
-    return torch.ones_like(t) if loss == "hinge" else torch.log2(1 + t)
+    if loss == "hinge":
+        return torch.ones_like(t)
+    return torch.log2(1 + t)
 
 
 def margin_loss(loss: str, v: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class Matrix:
             best=best.unbind(),
             where=where.unbind(),
             VALUES=tuple(functions_of(each)[0] for each in self.statistics),
-            SIGNS=tuple(1.0 if each.largest else -1.0 for each in self.extremes),
+            SIGNS=tuple(float(each.sign) for each in self.extremes),
         )
         return _merge(sums[..., :anchors], shifts[..., :anchors], best[..., :anchors], where[..., :anchors], counts)
 
@@ -185,7 +185,9 @@ class Matrix:
 
     @property
     def blocks(self) -> Blocks:
-        return INTERPRETED if interpreted() else COMPILED[self.half]
+        if interpreted():
+            return INTERPRETED
+        return COMPILED[self.half]
 
     def _splits(self) -> tuple[int, int]:
         """Return the number of column runs and the columns of each. More runs help to occupy the device."""
@@ -200,10 +202,12 @@ class Matrix:
         width, listed = self.x.values.shape[1], self.lists.shape[1]
         exponents = []
         for statistic, running in zip(self.statistics, self.running, strict=True):
-            if statistic.scale is None:
-                exponents.append(template.NO_EXP.value)
-            else:
-                exponents.append(template.RUNNING_EXP.value if running else template.PLAIN_EXP.value)
+            kind = template.NO_EXP
+            if running:
+                kind = template.RUNNING_EXP
+            elif statistic.scale is not None:
+                kind = template.PLAIN_EXP
+            exponents.append(kind.value)
         piece = blocks.width
         if not interpreted() and width <= WHOLE[self.half]:
             piece = max(16, triton.next_power_of_2(width))
@@ -240,7 +244,9 @@ def _aligned(rows: int) -> int:
 
 def _nested(rows: Tensor, counts: Sequence[int]) -> tuple[tuple[Tensor, ...], ...]:
     """Return the rows of a tensor (N, ...), grouped by statistic."""
-    return tuple(group.unbind() for group in rows.split(list(counts))) if counts else ()
+    if counts:
+        return tuple(group.unbind() for group in rows.split(list(counts)))
+    return ()
 
 
 def _merge(

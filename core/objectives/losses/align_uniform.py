@@ -102,7 +102,9 @@ class AlignUniform(Objective):
         return pairs.within_sides()[0]
 
     def extra_pairs(self, pairs: Pairs) -> tuple[Pairs, ...]:
-        return pairs.within_views() if self.uniform_over == "views" else pairs.within_sides()[1:]
+        if self.uniform_over == "views":
+            return pairs.within_views()
+        return pairs.within_sides()[1:]
 
     def statistics(self) -> dict[str, AnyStatistic]:
         return {"potential": LogSumExp(2 * self.t)}

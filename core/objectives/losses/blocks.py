@@ -143,13 +143,17 @@ class Blocks(Objective):
     def statistics(self) -> dict[str, AnyStatistic]:
         if self.k is not None:
             return {}
-        return {"negatives": LogSumExp(1.0)} if self.kind == "logistic" else {"nearest": Extreme()}
+        if self.kind == "logistic":
+            return {"negatives": LogSumExp(1.0)}
+        return {"nearest": Extreme()}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         own = positive[:, 0]
         if self.k is not None:
             near = rows.similarity(self.negatives(rows.pairs, self.k))  # (A, k)
-            return logistic(torch.logsumexp(near, 1) - own) if self.kind == "logistic" else hinge(near.amax(1) - own)
+            if self.kind == "logistic":
+                return logistic(torch.logsumexp(near, 1) - own)
+            return hinge(near.amax(1) - own)
         if self.kind == "logistic":
             return logistic(rows.negatives - own)
         return hinge(rows.similarity(rows.nearest.unsqueeze(1)).squeeze(1) - own)

@@ -114,7 +114,9 @@ class CACR(Objective):
                 raise PairsError(self._too_few(len(pairs.known.candidate_views) - 1))
             if self.k < pairs.positives.shape[1]:
                 pairs = pairs.first_positives(self.k)
-        return pairs.with_intra_batch() if self.intra_batch else pairs
+        if self.intra_batch:
+            return pairs.with_intra_batch()
+        return pairs
 
     def _too_few(self, found: int) -> str:
         return (
@@ -137,7 +139,9 @@ class CACR(Objective):
     def statistics(self) -> dict[str, AnyStatistic]:
         if self.cost == "rbf":
             return {"weights": LogSumExp(self._scale), "weighted": LogSumExp(self._scale + 2 * self.rbf_t)}
-        return {"near": SoftmaxMean(self._scale)} if self._scale else {"total": Sum()}
+        if self._scale:
+            return {"near": SoftmaxMean(self._scale)}
+        return {"total": Sum()}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         view_pairs, mask = rows.pairs.known.view_pairs, rows.pairs.positive_mask

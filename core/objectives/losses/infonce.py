@@ -34,7 +34,9 @@ def learnable(
 ) -> float | None:
     """Return the start value of a learned number. None if it is fixed, and then it takes no start value."""
     if value == "learned":
-        return default if init is None else init
+        if init is None:
+            return default
+        return init
     if init is not None:
         raise OptionError(
             f"{owner}: {init_name}={init:g} is where a learned {name} starts, but {name} is {value:g}; write "
@@ -72,7 +74,9 @@ class Tempered(Objective):
     @property
     def temperature(self) -> float | Tensor:
         """Temperature tau. A learned temperature is a tensor, (), with gradient."""
-        return self._temperature if self.logit_scale is None else (-self.logit_scale).exp()
+        if self.logit_scale is None:
+            return self._temperature
+        return (-self.logit_scale).exp()
 
     @temperature.setter
     def temperature(self, value: float) -> None:
@@ -93,8 +97,10 @@ class Tempered(Objective):
                 self.logit_scale.clamp_(max=math.log(self.largest_scale))
 
     def summary(self) -> dict[str, float]:
-        tau = self.temperature
-        return super().summary() | ({"temperature": float(tau.detach())} if isinstance(tau, Tensor) else {})
+        found, tau = super().summary(), self.temperature
+        if isinstance(tau, Tensor):
+            found["temperature"] = float(tau.detach())
+        return found
 
 
 def undecayed(value: float) -> nn.Parameter:

@@ -77,5 +77,7 @@ class SigLIP(Tempered):
         return pair_losses(positive / self.temperature + self.bias, rows.pushes, rows)
 
     def summary(self) -> dict[str, float]:
-        learned = {"bias": float(self.bias.detach())} if isinstance(self.bias, Tensor) else {}
-        return super().summary() | learned
+        found = super().summary()
+        if isinstance(self.bias, Tensor):
+            found["bias"] = float(self.bias.detach())
+        return found

@@ -95,7 +95,9 @@ class SupCon(Tempered):
         mask = pairs.positive_mask
         told = mask is not None and reads_at_once(mask)
         alone = pairs.positives.shape[1] == 1 or (told and mask is not None and bool((mask.sum(1) <= 1).all()))
-        return NO_NEGATIVES if alone and pairs.has_negatives is False else super().idle(pairs)
+        if alone and pairs.has_negatives is False:
+            return NO_NEGATIVES
+        return super().idle(pairs)
 
     def statistics(self) -> dict[str, AnyStatistic]:
         return {"negatives": log_sum_exp(1 / self.temperature)}

@@ -44,7 +44,9 @@ class Triplet(Objective):
         self.mode = mode
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        return {"nearest": Extreme()} if self.mode == "hardest" else {"total": Sum()}
+        if self.mode == "hardest":
+            return {"nearest": Extreme()}
+        return {"total": Sum()}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         if self.mode == "hardest":

@@ -186,7 +186,9 @@ class CLLR(Objective):
     def reconstructed(self, embeddings: Tensor) -> Tensor:
         """Return what L^T L has to reconstruct, (A, H): Phi, or Phi / |Phi|."""
         wide = full_precision(embeddings)
-        return normalize(wide) if self.features == "unit" else wide
+        if self.features == "unit":
+            return normalize(wide)
+        return wide
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         if self.variant == "released":
@@ -201,7 +203,9 @@ class CLLR(Objective):
 
     def size(self, L: Tensor) -> Tensor:
         """Return norm(L) of the formula."""
-        return l21(L) if self.norm == "l21" else nuclear(L)
+        if self.norm == "l21":
+            return l21(L)
+        return nuclear(L)
 
     @torch.no_grad()
     def after_step(
