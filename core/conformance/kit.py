@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dipole.core.conformance import accuracy_checks, call_checks, close_checks, edge_checks  # noqa: F401, they fill the table
-from dipole.core.conformance.checks import CHECKS, Check, Failed, Skipped
-from dipole.core.conformance.report import CheckResult, Report, run
+from dipole.core.conformance.checks import CHECKS as CHECKS
+from dipole.core.conformance.checks import Check, Skipped
+from dipole.core.conformance.report import Report, run
 from dipole.core.conformance.subjects import (
     ANY,
     UNDECLARED,
@@ -37,20 +38,6 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.options import check_whole
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import OptionError, SpecError, nearest
-
-__all__ = [
-    "CHECKS",
-    "Check",
-    "CheckResult",
-    "Failed",
-    "Report",
-    "Skipped",
-    "Subject",
-    "all_subjects",
-    "check_objective",
-    "parametrize_with_checks",
-    "subject_of",
-]
 
 
 def check_objective(

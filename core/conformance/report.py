@@ -84,17 +84,7 @@ class Report:
 
     def as_dict(self) -> dict[str, object]:
         """Return `subject`, `ok` and `checks`, as `dipole check --json` prints them."""
-        rows = [
-            {
-                "check": r.check,
-                "about": r.about,
-                "outcome": r.outcome,
-                "detail": r.detail,
-                "seconds": r.seconds,
-                "cause": r.cause,
-            }
-            for r in self.rows
-        ]
+        rows = [{name: value for name, value in vars(row).items() if name != "subject"} for row in self.rows]
         return {"subject": self.subject, "ok": self.ok, "checks": rows}
 
 

@@ -27,7 +27,7 @@ from dipole.core.evaluation.histograms import (
     unit_sides,
 )
 from dipole.core.objectives import spectrum
-from dipole.core.objectives.engine import row_statistics
+from dipole.core.objectives.engine import statistics_of
 from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
 from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.pairs import Pairs
@@ -48,19 +48,9 @@ __all__ = [
 Sharpness = Annotated[float, Range(at_least=0), "sharpness t_neg of the negatives' weights"]
 
 
+@torch.no_grad()
 def _statistics(pairs: Pairs, *wanted: AnyStatistic) -> tuple[Tensor, ...]:
-    x, y = unit_sides(pairs)
-    with torch.no_grad():
-        found = row_statistics(
-            x,
-            y,
-            pairs.excluded,
-            wanted,
-            counts=pairs.negative_counts,
-            bound=1.0,
-            symmetric=pairs.mutual and x is y,
-            first=pairs.first_negative,
-        )
+    found = statistics_of(pairs, *unit_sides(pairs), wanted, 1.0)
     return tuple(found[statistic] for statistic in wanted)
 
 
@@ -475,7 +465,10 @@ def numerical_rank(matrix: Array, tolerance: float | None = None) -> int:
         1
     """
     x = _matrix(matrix)
-    return spectrum.numerical_rank(moderate(x, size(x)), tolerance)
+    values = spectrum.converged(torch.linalg.svdvals, moderate(x, size(x))).to(x.real.dtype)
+    if tolerance is None:
+        tolerance = max(x.shape) * torch.finfo(values.dtype).eps
+    return int((values > tolerance * max(values.tolist(), default=0.0)).sum())
 
 
 def _matrix(matrix: Array) -> Tensor:

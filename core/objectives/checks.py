@@ -61,13 +61,6 @@ def check_matrix(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -
     return x
 
 
-def check_numeric_matrix(name: str, x: Tensor) -> None:
-    """Check a matrix (m, n) of a floating or complex dtype, which may be empty."""
-    check_tensor(name, x, "(m, n)")
-    if x.ndim != 2 or not (x.is_floating_point() or x.is_complex()):
-        raise PairsError(f"{name} must be floating-point of shape (m, n), got {x.dtype} of shape {tuple(x.shape)}.")
-
-
 def check_queue(queue: Tensor | None, like: tuple[str, Tensor]) -> int:
     """Check further candidates and return their number. An empty queue counts as None."""
     if queue is None:

@@ -77,18 +77,29 @@ def similarities(
             full=not known.padded and pairs.has_negatives is True,
             first=known.first_negative,
         )
-    found = row_statistics(
+    return paired(x, y, pairs.positives), statistics_of(pairs, x, y, wanted, bound, embeddings)
+
+
+def statistics_of(
+    pairs: Pairs,
+    x: Tensor,
+    y: Tensor,
+    statistics: Sequence[AnyStatistic],
+    bound: float | None,
+    embeddings: tuple[Tensor, Tensor] | None = None,
+) -> dict[AnyStatistic, Tensor]:
+    """Return the statistics of the rows of x y^T of some pairs in kernels or tiles, as in `similarities`."""
+    return row_statistics(
         x,
         y,
         pairs.excluded,
-        wanted,
+        statistics,
         counts=pairs.negative_counts,
         bound=bound,
-        symmetric=known.mutual and x is y,
-        first=known.first_negative,
+        symmetric=pairs.mutual and x is y,
+        first=pairs.first_negative,
         embeddings=embeddings,
     )
-    return paired(x, y, pairs.positives), found
 
 
 def _is_dense(anchors: int, candidates: int) -> bool:

@@ -49,9 +49,7 @@ def _pass(rows: int, device: torch.device) -> float:
     x = torch.nn.functional.normalize(torch.randn(rows, WIDTH, device=device), dim=1).requires_grad_()
     pairs, wanted = Pairs.of_points(x), LogSumExp(2.0)
     start = time.perf_counter()
-    found = engine.row_statistics(
-        x, x, pairs.excluded, [wanted], counts=pairs.negative_counts, bound=1.0, symmetric=True
-    )
+    found = engine.statistics_of(pairs, x, x, [wanted], 1.0)
     found[wanted].sum().backward()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

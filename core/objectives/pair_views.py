@@ -170,7 +170,7 @@ class PairsOfViews(PairData):
             queue=behind,
             queue_of_keys=behind > 0 and queue_of == "keys",
         )
-        candidates = joined(keys.transpose(0, 1).reshape(count * batch, -1), queue)
+        candidates = joined(keys.transpose(0, 1).flatten(0, 1), queue)
         positives = own + torch.arange(0, count * batch, batch, device=own.device)
         of_rows = OfRows(labels, index, weights)
         pairs = cls._of_batch(batch, layout, queries, candidates, positives, ignored, of_rows, behind, queue_labels)
@@ -292,7 +292,7 @@ class PairsOfViews(PairData):
             queue=behind,
             queue_of_keys=count > 0,
         )
-        candidates = joined(positive, hard.transpose(0, 1).reshape(behind, -1))
+        candidates = joined(positive, hard.transpose(0, 1).flatten(0, 1))
         of_rows, unknown = OfRows(labels, index, weights), row.new_full((behind,), -1)
         return cls._of_batch(batch, layout, anchor, candidates, own, ignored, of_rows, behind, unknown)
 

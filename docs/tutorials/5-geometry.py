@@ -126,8 +126,11 @@ plt.show()
 # directions in use, and the share of pairs inside the margin.
 
 # %%
-from dipole.core.evaluation.diagnostics import margin_occupancy, uniformity
-from dipole.core.objectives.spectrum import effective_rank
+from dipole.core.evaluation.diagnostics import (
+    effective_rank,
+    margin_occupancy,
+    uniformity,
+)
 
 found = {
     name: (float(uniformity(z)), float(effective_rank(z)), margin_occupancy(z))

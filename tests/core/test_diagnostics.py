@@ -13,6 +13,7 @@ from dipole.core.evaluation.diagnostics import (
     alignment,
     conditional_entropy,
     distance_histogram,
+    effective_rank,
     margin_occupancy,
     mean_distance,
     mean_distance_ceiling,
@@ -25,7 +26,6 @@ from dipole.core.evaluation.diagnostics import (
 )
 from dipole.core.objectives import tiles
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.spectrum import effective_rank
 from dipole.core.train.evaluation import diagnose_pairs
 from dipole.core.utils.errors import DataError, OptionError, PairsError
 
