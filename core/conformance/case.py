@@ -207,8 +207,7 @@ def squared_distance(x: Vector, y: Vector) -> Number:
     return 2 - 2 * cosine(x, y)
 
 
-Temperature = float | str
-"""A number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)."""
+Temperature = float | str  # a number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)
 
 
 def tau_of(case: Case, temperature: Temperature) -> float | Number:

@@ -18,25 +18,16 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError, OptionError
 
-STEPS = 400
-"""Iterations for one value of C in float32, and again in float64."""
-REFRESH = (0, 4, 10)
-"""Iterations at which the Hessian's diagonal is computed, besides every tenth one after them."""
-STALLED = 60
-"""Iterations without progress after which float32 gives up."""
-ROTATED_BELOW = 3000
-"""Features above which eigenvectors cost more than the iterations that they save."""
-IN_CACHE, ON_DEVICE = 2**18, 2**25
-"""Logits that a processor and a device work on at a time."""
-LEAD_FROM = 4
-"""Problems from which on the problem of their mean subset is solved first, as a start for the others."""
-LARGEST = 1e9
-"""Larger features leave no digits in float32 products."""
-SMALLEST_SPREAD = 0.1
-"""Smallest root mean square of the decision values that a relative tolerance refers to."""
+STEPS = 400  # iterations for one value of C in float32, and again in float64
+REFRESH = (0, 4, 10)  # iterations at which the Hessian's diagonal is computed, besides every tenth one after them
+STALLED = 60  # iterations without progress after which float32 gives up
+ROTATED_BELOW = 3000  # features above which eigenvectors cost more than the iterations that they save
+IN_CACHE, ON_DEVICE = 2**18, 2**25  # logits that a processor and a device work on at a time
+LEAD_FROM = 4  # problems from which on the problem of their mean subset is solved first, as a start for the others
+LARGEST = 1e9  # larger features leave no digits in float32 products
+SMALLEST_SPREAD = 0.1  # smallest root mean square of the decision values that a relative tolerance refers to
 
-Pair = tuple[Tensor, Tensor, Tensor]
-"""Step s (K, P, D), change y of the gradient (K, P, D) and 1 / <s, y> (P,)."""
+Pair = tuple[Tensor, Tensor, Tensor]  # step s (K, P, D), change y of the gradient (K, P, D) and 1 / <s, y> (P,)
 
 
 class NotConverged(UserWarning):

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
@@ -224,12 +223,12 @@ def requested() -> str | None:
         return None
     name = given.strip().lower()
     name = ALIASES.get(name, name)
-    if name and name not in ENGINES:
-        known = f"there are {', '.join(ENGINES)} ({', '.join(f'{a} is {b}' for a, b in ALIASES.items())})"
-        if _requested:
-            raise EngineError(f"{given!r} names no engine; {known}. Leave it out to let dipole choose.")
-        raise EngineError(f"{VARIABLE}={given!r} names no engine; {known}. Unset it to let dipole choose.")
-    return name or None
+    if name in ("", *ENGINES):
+        return name or None
+    known = f"{given!r} names no engine; there are {', '.join(ENGINES)}, and tiles is eager"
+    if _requested:
+        raise EngineError(f"{known}. Leave it out to let dipole choose.")
+    raise EngineError(f"{VARIABLE}={known}. Unset it to let dipole choose.")
 
 
 @contextmanager
@@ -287,7 +286,13 @@ def reason_against(device: torch.device, dtype: torch.dtype = torch.float32) -> 
     elif not interpreter():
         if torch.cuda.is_available():
             return "tensors on the processor run in tiles"
-        raise EngineError(fix_without_gpu())
+        unset = f"unset it, or set {VARIABLE}=eager"
+        if find_spec("triton") is None:
+            raise EngineError(f"{VARIABLE}=triton, but there is no GPU and Triton is not installed: {unset}.")
+        raise EngineError(
+            f"{VARIABLE}=triton, but torch sees no GPU: {unset}; to run the kernels slowly on a processor, set "
+            f"{INTERPRET}=1 as well before Python starts."
+        )
     if dtype != torch.float32:
         return f"kernels compute in float32, not {str(dtype).removeprefix('torch.')}"
     return ""
@@ -300,16 +305,6 @@ def interpreter() -> bool:
     from dipole.core.objectives.kernels.fused import interpreted
 
     return interpreted()
-
-
-def fix_without_gpu() -> str:
-    """Return what to do if kernels are asked for and there is no GPU."""
-    if find_spec("triton") is None:
-        return f"{VARIABLE}=triton, but there is no GPU and Triton is not installed: unset it, or {VARIABLE}=eager."
-    return (
-        f"{VARIABLE}=triton, but torch sees no GPU: unset it, or set {VARIABLE}=eager; to run the kernels slowly on a "
-        f"processor, set {INTERPRET}=1 as well before Python starts."
-    )
 
 
 def unsupported_reason(statistic: AnyStatistic) -> str:
@@ -360,11 +355,3 @@ def outlook(statistics: Iterable[AnyStatistic]) -> str:
     if len(reasons) == len(asked):
         return f"tiles everywhere: {'; '.join(reasons)}"
     return f"kernels on a GPU, tiles on a processor; tiles everywhere for {'; '.join(reasons)}"
-
-
-def triton_version() -> str:
-    """Return the version of Triton, or an empty string if it is not installed."""
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return ""

@@ -18,8 +18,7 @@ from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
 
-Term = Any
-"""An `Objective`, which imports this module."""
+Term = Any  # an `Objective`, which imports this module
 NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ignored)"
 
 
@@ -262,14 +261,9 @@ def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> O
     )
 
 
-def autocast_enabled(device: str) -> bool:
-    """Return whether autocast is enabled on this kind of device. False if it has no autocast (meta)."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Compute in the precision of the tensors inside the block."""
-    if autocast_enabled(device):
+    """Compute in the precision of the tensors inside the block. Some devices have no autocast (meta)."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 

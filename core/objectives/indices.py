@@ -8,11 +8,9 @@ from torch import Tensor
 from dipole.core.objectives.checks import reads_at_once
 from dipole.core.objectives.similarity import fits
 
-NO_VIEW = -1
-"""The view number of candidates outside the batch, such as the rows of a queue."""
+NO_VIEW = -1  # the view number of candidates outside the batch, such as the rows of a queue
 
-Runs = tuple[tuple[int, int], ...]
-"""View and length of each run of rows. Every run goes through the batch once."""
+Runs = tuple[tuple[int, int], ...]  # view and length of each run of rows. Every run goes through the batch once
 
 
 @dataclass(frozen=True)

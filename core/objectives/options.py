@@ -15,8 +15,7 @@ from dipole.core.utils.text import shortened
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LARGEST = 2**53
-"""Largest integer option. Larger integers are not exact as floats."""
+LARGEST = 2**53  # largest integer option. Larger integers are not exact as floats
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class Range:
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 
-LATER: Final = object()
-"""Mark an option that was added later. Runs that use its default keep their names."""
+LATER: Final = object()  # mark an option that was added later. Runs that use its default keep their names
 
 
 TEMPERATURE: Final = object()

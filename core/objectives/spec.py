@@ -26,10 +26,8 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.ASCII,
 )
-LONGEST, LONGEST_TOKEN = 10_000, 2000
-"""Largest number of characters of a text, and of one name, number or quoted value."""
-SHOWN = 150
-"""Number of characters that an error shows around the error position."""
+LONGEST, LONGEST_TOKEN = 10_000, 2000  # largest number of characters of a text, and of one name, number or quoted value
+SHOWN = 150  # number of characters that an error shows around the error position
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.finite import finite_rows
 
-LARGEST = 1e100
-"""Features above this are refused: sums of the products of a few of them leave float64."""
+LARGEST = 1e100  # features above this are refused: sums of the products of a few of them leave float64
 
 
 def check_numbers(features: Tensor) -> None:

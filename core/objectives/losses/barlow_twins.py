@@ -11,8 +11,7 @@ from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.distributed import all_sum
 
-EPSILON = 1e-5
-"""Added to the variance, as in the batch norm of the authors' code."""
+EPSILON = 1e-5  # added to the variance, as in the batch norm of the authors' code
 
 
 def standardized(z: Tensor, weight: Tensor, count: Tensor) -> Tensor:

@@ -17,8 +17,7 @@ from dipole.core.objectives.similarity import Similarity
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
 from dipole.core.utils.errors import OptionError
 
-LARGEST_SCALE = 100.0
-"""The upper limit of CLIP's scale 1/tau. It is a temperature of 0.01."""
+LARGEST_SCALE = 100.0  # the upper limit of CLIP's scale 1/tau. It is a temperature of 0.01
 
 SimilarityOption = Annotated[Similarity, "cosine of normalised embeddings, their plain dot product, or a^T W c"]
 Temperature = Annotated[

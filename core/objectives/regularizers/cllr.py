@@ -18,8 +18,7 @@ OF_ONE_FORM = dict.fromkeys(("norm", "alpha", "solver", "features", "tolerance")
 """Options that only one form has."""
 VANISHED = 0.1
 """L has vanished if no singular value is above this. At stationary points of R, non-zero ones are above 0.577."""
-IDENTITY = 0.05
-"""L counts as a multiple of the identity if || L - c I || / || L || is below this."""
+IDENTITY = 0.05  # L counts as a multiple of the identity if || L - c I || / || L || is below this
 
 
 def reconstruction(L: Tensor, features: Tensor) -> Tensor:
