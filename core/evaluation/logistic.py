@@ -55,13 +55,8 @@ def fit_softmax(
     """Fit a multinomial logistic regression of y (n,) on x (n, d) in double precision.
 
     Minimises mean cross-entropy + l2/2 ||W||^2 (the bias is free) until the root mean square error of the logits is
-    about 1e-5. l2 None takes 1/n, which is scikit-learn's C = 1.
-
-    Returns:
-        Weight (C, d), bias (C,), and whether the fit converged.
-
-    Raises:
-        OptionError: l2 is not above 0.
+    about 1e-5. l2 > 0, or None for 1/n, which is scikit-learn's C = 1. Returns weight (C, d), bias (C,), and whether
+    the fit converged.
     """
     n = len(x)
     if l2 is None:
@@ -100,16 +95,12 @@ def solve_subsets(
     `sklearn.linear_model.LogisticRegression(C)` (intercept free, softmax above two classes).
 
     Args:
-        features: (N, d) real and finite, at most 1e9 in size. Rows in no subset are only predicted.
+        features: (N, d) real and finite, at most 1e9 in size (else DataError). Rows in no subset are only predicted.
         labels: (N,) integers 0..K-1.
         subsets: (N, P) bool, the training rows of each problem. Equal subsets are solved once.
         grid: values of C > 0. They are solved in ascending order, each from the solution before.
-        tolerance: stop when the estimated root mean square error of the decision values is below this share of their
-            own root mean square (of 0.1 if that is smaller); > 0.
+        tolerance: largest root mean square error of the decision values, as a share of their own (>= 0.1), > 0.
         device: where to solve. It must support float64.
-
-    Raises:
-        DataError: features are too large to be multiplied.
     """
     largest = largest_value(features)
     if not largest <= LARGEST:

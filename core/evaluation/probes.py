@@ -206,7 +206,8 @@ def linear_probe(
 def linear_probe_on_views(
     rows: Rows, train_y: Array, test_x: Array, test_y: Array, how: Descent, seed: int = 0
 ) -> ProbeResult:
-    """Return the accuracy of a linear softmax classifier trained on features of random views, as in the vision papers.
+    """Return the accuracy of a linear softmax classifier trained on features of random views, as in the vision
+    papers.
 
     Args:
         rows: returns the features of numbered training points for an epoch. Unlabelled points are never requested.
@@ -215,9 +216,6 @@ def linear_probe_on_views(
         test_y: (m,) their labels.
         how: solver and schedule.
         seed: of order and first weights.
-
-    Raises:
-        DataError: for missing labels, a single class or features that are not finite.
     """
     x = check_features(test_x, "test_x").float()
     p, q = check_labels(train_y, None, x.device, "train_y"), check_labels(test_y, len(x), x.device, "test_y")

@@ -443,11 +443,7 @@ def _timed(after_step: Callable[..., None]) -> tuple[str, ...]:
 
 
 def entry_of(term: Objective) -> Entry:
-    """Return the registry entry of a term's class.
-
-    Raises:
-        SpecError: the class is not registered.
-    """
+    """Return the registry entry of a term's class. Raises SpecError if the class is not registered."""
     return registry.get(term.registered_name())
 
 

@@ -173,11 +173,7 @@ class _Reader:
 
 
 def parse(text: str) -> list[Term]:
-    """Parse an objective string.
-
-    Raises:
-        SpecError: the text is invalid. The message puts a caret under the wrong character.
-    """
+    """Parse an objective string. An invalid one raises SpecError, with a caret under the wrong character."""
     if not isinstance(text, str) or not text.strip():
         raise SpecError(f"an objective is text such as 'infonce + 0.1*dp', got {text!r}")
     return _Reader(text).spec()

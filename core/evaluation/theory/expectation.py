@@ -54,17 +54,12 @@ def _above(values: Tensor, weight: Tensor, place: Tensor, threshold: Tensor) -> 
 
 
 def expected_logistic(a: Tensor, b: Tensor, mass: Tensor, k: int = 1) -> Tensor:
-    """E[ log2(1 + sum_i e^{b_i - a}) ] by one integral per row, for any k.
+    """E[ log2(1 + sum_i e^{b_i - a}) ] as in `expected_hinge`, by one integral per row, for any k.
 
     log(1 + S) = int_0^inf e^{-u} (1 - e^{-uS}) du/u (Frullani), and with u = w e^a the expectation factors over
     independent draws: int_0^inf E_p[e^{-w e^{a_p}}] (1 - E_q[e^{-w e^{b_q}}]^k) dw/w. Over log w the integrand is
     analytic in a strip of half-width pi/2, where the trapezoidal rule converges geometrically. Scores that are spread
-    too wide for that are taken pair by pair, which k = 1 alone allows.
-
-    Args, Returns: as `expected_hinge`.
-
-    Raises:
-        OptionError: k > 1, and the scores are spread too wide.
+    too wide for that are taken pair by pair, which k = 1 alone allows (else OptionError).
     """
     if _width(a, b) > NODES * STEP:
         if k > 1:

@@ -90,10 +90,10 @@ def proof_delta_pos(embeddings: Tensor, labels: Tensor) -> float:
 def generalization(
     negatives: float, points: float, rademacher: float, confidence: float = 0.95, constant: float = 1.0
 ) -> float:
-    """constant ( Q1 Rad_H(lambda)/N + sqrt(Q2/N) ), Q1 = sqrt(1 + 1/n), Q2 = log(1/delta) log^2(n) (LMCL, Theorem 4).
+    """constant ( Q1 Rad_H(lambda)/N + sqrt(Q2/N) ), Q1 = sqrt(1 + 1/n), Q2 = log(1/delta) log^2(n) (LMCL, Theorem
+    4).
 
-    The paper gives the order alone: `constant` is what its O hides, and no formula gives `rademacher` for a network;
-    both are free.
+    `constant` is what the paper's O hides, and no formula gives `rademacher` for a network. Both are free.
     """
     q1 = math.sqrt(1 + 1 / negatives)
     q2 = -math.log1p(-confidence) * math.log(negatives) ** 2
@@ -101,9 +101,8 @@ def generalization(
 
 
 def softmax_loss(embeddings: Tensor, labels: Tensor) -> float:
-    """L_SM = inf_W of the cross-entropy of a softmax classifier, in nats (LMCL, Sec. 4.2).
-
-    The classifier is fitted to convergence with an l2 of 1e-6, and has a bias besides the paper's W.
+    """L_SM = inf_W of the cross-entropy of a softmax classifier with a bias, in nats, by an l2 of 1e-6 (LMCL, Sec.
+    4.2).
     """
     y = labels.unique(return_inverse=True)[1]
     weight, bias, _ = fit_softmax(embeddings, y, int(y.max()) + 1, l2=1e-6)

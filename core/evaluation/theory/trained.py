@@ -31,13 +31,6 @@ def trained_loss(points: Latent, loss: str = "hinge", k: int = 1, tasks: int = 5
     Use all tasks if there are at most `tasks`, else draw so many. With drawn tasks the mean classifier is the control
     variate if that lowers the error, because its loss over all tasks is known. The search starts at the mean
     classifier. So the result on each task lies between the infimum and the mean classifier's loss.
-
-    Args:
-        points: the classes.
-        loss: "hinge" or "logistic".
-        k: a task has k + 1 classes.
-        tasks: how many to fit.
-        seed: of the drawn tasks.
     """
     count = math.comb(points.classes, k + 1)
     every = count <= tasks

@@ -141,7 +141,7 @@ class Matrix:
     def gradients(
         self, x: Tensor, y: Tensor, grad: Tensor, shifts: Tensor, candidates: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient (A, d) of x and, if `candidates`, the gradient (C, d) of y from that of the sums (N, A).
+        """Return the gradient (A, d) of x and, if `candidates`, the one (C, d) of y, from that of the sums (N, A).
 
         The kernel writes dL/ds of a band of rows, and two matrix products give the gradients. If the matrix is
         symmetric, the first gradient is that of both sides.

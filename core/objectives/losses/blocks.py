@@ -193,10 +193,8 @@ def _of_means(
 
 
 def drawn_blocks(points: Tensor, count: int, of_block: int, k: int, draw: int) -> Tensor:
-    """Return numbers of negative blocks of points, (A, k), never their own block, each set equally likely.
-
-    `points` (A,) are numbers among the `count` points of all ranks, block after block. The choice depends only on them
-    and on `draw`, the step's number.
+    """Return numbers of negative blocks (A, k) of points (A,) among `count`, never their own block, by the step's
+    number.
     """
     other = distinct(points, count // of_block - 1, k, draw)
     return other + (other >= (points // of_block).unsqueeze(1))
@@ -215,8 +213,8 @@ def hinge(strongest: Tensor) -> Tensor:
 def related_blocks(excluded: Tensor, positives: Tensor, candidates: int, shared: int | None = None) -> Tensor:
     """Return the anchors, (A, n), whose block has a point that is excluded for the row's anchor. -1 pads.
 
-    `positives` (A, b) are the blocks. `shared` is the largest number of blocks of a point. To count them, with None,
-    waits for the device.
+    `positives` (A, b) are the blocks, and `shared` is the largest number of blocks of a point. None waits for the
+    device.
     """
     points = torch.where(positives < 0, candidates, positives).flatten()  # padding behind all candidates
     order = points.argsort(stable=True)

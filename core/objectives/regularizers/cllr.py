@@ -233,13 +233,9 @@ class CLLR(Objective):
     def prune(self, tolerance: float | None = None) -> Tensor:
         """Return the final projection L_hat. The released form has none: L itself is returned.
 
-        Args:
-            tolerance: columns count as zero if they are not longer, and as dependent if their pivot in a rank-revealing
-                QR is not above it. Absolute. None means the option `tolerance`.
-
-        Returns:
-            l21: (H, n) without the zero columns. nuclear: (H, H) with a maximal set of linearly independent columns,
-            and the others 0.
+        Columns count as zero if they are not longer than the tolerance, and as dependent if their pivot in a rank-
+        revealing QR is not above it. l21: (H, n) without the zero columns. nuclear: (H, H) with a maximal set of
+        linearly independent columns, and the others 0.
         """
         if self.variant == "released":
             return self.L.clone()
