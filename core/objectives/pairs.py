@@ -21,6 +21,7 @@ from dipole.core.objectives.checks import (
 from dipole.core.objectives.indices import (
     NO_VIEW,
     PairLayout,
+    Runs,
     joined,
     neighbours,
     other_members,
@@ -329,29 +330,13 @@ class Pairs(PairsOfViews):
         if listed:
             doubles = torch.where(doubles < total + behind, doubles, -1)
             ignored = torch.cat([own, doubles.repeat(total // count, 1)], 1)
-        keys = self.candidates[:total]
-        index = self.candidate_index
-        side = type(self)(
-            keys,
-            joined(keys, self.candidates[total : total + behind]),
-            positives=own[:, :0],
-            ignored=ignored,
-            index=None if index is None else index[:total],
-            weights=_of_keys(self.weights, total) if paired_rows else None,
-            candidate_index=None if index is None else index[: total + behind],
-            layout=PairLayout(
-                runs,
-                with_queue(runs, behind),
-                among=total,
-                fewest=0,
-                padded=listed,
-                mutual=not listed and not behind,
-                queue=behind,
-            ),
-        )
+        keys = self.candidates[: total + behind]
+        side = self._apart(keys[:total], keys[total:], ignored, self.candidate_index, runs, padded=listed)
+        if paired_rows and self.weights is not None and self.weights.ndim == 1:
+            side = replace(side, weights=self.weights.repeat(total // count))
         if side.has_negatives is False:
             return (queries,)
-        return (queries, side)
+        return queries, side
 
     @property
     def split_by_view(self) -> bool:
@@ -376,11 +361,30 @@ class Pairs(PairsOfViews):
         known, z = self.known, self.candidates
         if not known.view_pairs:
             return self._each_view()
-        runs, index = known.candidate_views, self.candidate_index
+        runs = known.candidate_views
         own = torch.arange(len(z), device=z.device).unsqueeze(1)
-        layout = PairLayout(runs, runs, among=len(z), fewest=0)
-        positives = other_views(len(runs), runs[0][1], z.device)
-        return type(self)(z, z, positives, own, index=index, candidate_index=index, layout=layout)._each_view()
+        same = torch.cat([own, other_views(len(runs), runs[0][1], z.device)], 1)
+        return self._apart(z, z[:0], same, self.candidate_index, runs, padded=False)._each_view()
+
+    def _apart(
+        self, z: Tensor, queue: Tensor, ignored: Tensor, index: Tensor | None, runs: Runs, *, padded: bool
+    ) -> Self:
+        """Return pairs of rows (n, d) with one another and with a queue, without positives. `index` (>= n,)."""
+        count, behind, candidate_index = len(z), len(queue), None
+        if index is not None:
+            index = index[:count]
+            candidate_index = torch.cat([index, index.new_full((behind,), -1)])
+        layout = PairLayout(
+            runs,
+            with_queue(runs, behind),
+            among=count,
+            fewest=0,
+            padded=padded,
+            mutual=not padded and not behind,
+            queue=behind,
+        )
+        y, none = joined(z, queue), ignored[:, :0]
+        return type(self)(z, y, none, ignored, index=index, candidate_index=candidate_index, layout=layout)
 
     def _each_view(self) -> tuple[Self, ...]:
         """Return the pairs of each run of anchors with itself and the queue, without positives."""
@@ -401,21 +405,8 @@ class Pairs(PairsOfViews):
                 elsewhere = torch.where(past, listed - queue.start + length, -1)
                 ignored = torch.cat([ignored, torch.where(inside, listed - start, elsewhere)], 1)
             index = None if self.index is None else self.index[mine]
-            candidate_index = None
-            if index is not None:
-                candidate_index = torch.cat([index, index.new_full((known.queue,), -1)])
-            z = self.anchors[mine]
-            layout = PairLayout(
-                runs,
-                with_queue(runs, known.queue),
-                among=length,
-                fewest=0,
-                padded=not plain,
-                mutual=plain and not known.queue,
-                queue=known.queue,
-            )
-            y, none = joined(z, self.candidates[queue]), ignored[:, :0]
-            found.append(type(self)(z, y, none, ignored, index=index, candidate_index=candidate_index, layout=layout))
+            queued = self.candidates[queue]
+            found.append(self._apart(self.anchors[mine], queued, ignored, index, runs, padded=not plain))
             start += length
         return tuple(found)
 
@@ -435,10 +426,3 @@ class Pairs(PairsOfViews):
             halves[name] = (halves[name] - batch).clamp_min(-1)
         layout = PairLayout(((0, batch),), ((1, batch),), fewest=known.fewest, padded=padded)
         return type(self)(**halves, views=self.views, layout=layout)
-
-
-def _of_keys(weights: Tensor | None, total: int) -> Tensor | None:
-    """Return the weights of keys whose queries have weights (A,). None if the queries have none, or have (A, K)."""
-    if weights is None or weights.ndim == 2:
-        return None
-    return weights.repeat(total // len(weights))
