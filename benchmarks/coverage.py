@@ -14,7 +14,7 @@ import numpy as np
 
 from dipole.benchmarks.report.table import markdown
 from dipole.benchmarks.statistics import CONFIDENCE, estimates, holm
-from dipole.core.evaluation.intervals import Array
+from dipole.core.evaluation.intervals import Array, interquartile_mean
 
 SEEDS = (2, 3, 5, 10, 20)
 REPEATS = 4000
@@ -107,17 +107,9 @@ def _gain_of_other_seeds(row: Array, base: Array) -> Bounds:
     return _gain(np.concatenate([row, absent], axis=-1), np.concatenate([absent, base], axis=-1))
 
 
-def _middle(row: Array, base: Array) -> Bounds:
-    return estimates.interquartile_means(row, (0,)).bounds(CONFIDENCE)
-
-
 def _wins(row: Array, base: Array) -> Bounds:
     found = estimates.probabilities_of_improvement(row, base, (0,) * row.shape[-2])
     return estimates.binomial_bounds(*found, CONFIDENCE)
-
-
-def _true_middle(row: Array, base: Array) -> float:
-    return float(np.sort(row)[TRUTH // 4 : -(TRUTH // 4)].mean())
 
 
 def _true_wins(row: Array, base: Array) -> float:
@@ -130,7 +122,10 @@ INTERVALS: Mapping[str, tuple[Callable[[Array, Array], Bounds], Callable[[Array,
     "difference from the base": (_difference, lambda row, base: GAIN),
     "relative gain, common seeds": (_gain, lambda row, base: GAIN / LEVEL),
     "relative gain, other seeds": (_gain_of_other_seeds, lambda row, base: GAIN / LEVEL),
-    "interquartile mean": (_middle, _true_middle),
+    "interquartile mean": (
+        lambda row, base: estimates.interquartile_means(row, (0,)).bounds(CONFIDENCE),
+        lambda row, base: interquartile_mean(row),
+    ),
     "probability of improvement": (_wins, _true_wins),
 }
 """Bounds from repeats (R, T, S) of a row and its base, and the true value."""

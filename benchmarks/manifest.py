@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dipole.benchmarks.run_records import BENCH, Problem
-from dipole.core.record import Part, read_part
+from dipole.benchmarks.run_records import BENCH, Problem, read_parts
+from dipole.core.record import Part
 from dipole.core.utils.errors import RecordError
 from dipole.core.utils.files import atomic_write, why
 
@@ -146,15 +146,9 @@ def write_manifest(runs: Path, found: Manifest) -> Path:
 
 def read_manifests(runs: Path) -> tuple[list[Manifest], list[Problem]]:
     """Return every suite that ran in a folder of runs, and a problem for each damaged file. Changes nothing."""
-    found, problems = [], []
-    for path in sorted((runs / BENCH / "suites").glob("*.json")):
-        try:
-            one = read_part(path, Manifest)
-        except RecordError as error:
-            problems.append(Problem(path, f"the description of a suite {error}"))
-            continue
-        if path.stem == one.name:
-            found.append(one)
-        else:
+    every, problems = read_parts(runs / BENCH / "suites", Manifest, "the description of a suite")
+    for path, one in list(every.items()):
+        if path.stem != one.name:
             problems.append(Problem(path, f"the description is that of {one.name}, not of this file"))
-    return found, problems
+            del every[path]
+    return list(every.values()), problems

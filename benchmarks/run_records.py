@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from dipole.core.record import RunRecord, read_record
+from dipole.core.record import Part, RunRecord, read_part, read_record
 from dipole.core.record.additions import FILE, with_additions
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.files import why
 
+Content = TypeVar("Content", bound=Part)
 BENCH = ".bench"
 """Folder inside a runs folder for the files of `dipole bench`: expanded suites, claims, logs."""
 
@@ -67,6 +69,17 @@ def read_records(folder: Path) -> Collection:
         else:
             found.records[record.hash] = record
     return found
+
+
+def read_parts(folder: Path, kind: type[Content], what: str) -> tuple[dict[Path, Content], list[Problem]]:
+    """Read the JSON files of a folder: their contents by path, and a problem for each damaged file."""
+    found, problems = {}, []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path] = read_part(path, kind)
+        except RecordError as error:
+            problems.append(Problem(path, f"{what} {error}"))
+    return found, problems
 
 
 def is_done(folder: Path) -> bool:

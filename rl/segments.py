@@ -26,7 +26,11 @@ def write(folder: Path, buffer: FrameReplayBuffer) -> list[Segment]:
     """Write a replay into a folder. Return its files, for `buffer.files` once the folder is in its place."""
     (first, last), planes = buffer._extent
     source, written = buffer.files
-    kept = [each for each in written if _is_needed(each, first, planes)]
+    kept = []
+    for each in written:
+        newer = (last > least for (_, last), (least, _) in zip(each["planes"], planes, strict=True))
+        if each["steps"][1] > first or any(newer):
+            kept.append(each)
     places = [source / each["file"] for each in kept]
     sizes = [path.stat().st_size if path.is_file() else -1 for path in places]
     if sizes != [each["bytes"] for each in kept] or (kept and kept[0]["steps"][0] > first):
@@ -72,8 +76,3 @@ def sizes(told: Any) -> dict[str, int]:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no part of a replay")
     return found
-
-
-def _is_needed(segment: Segment, first: int, planes: tuple[tuple[int, int], ...]) -> bool:
-    newer = (last > least for (_, last), (least, _) in zip(segment["planes"], planes, strict=True))
-    return segment["steps"][1] > first or any(newer)

@@ -10,7 +10,7 @@ from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import ReportTable
-from dipole.benchmarks.run_records import Collection, Problem
+from dipole.benchmarks.run_records import Collection
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.record import RunRecord, now
 from dipole.core.utils.progress import duration
@@ -78,7 +78,7 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
         searched, unreadable = read_summaries(place)
         sections += [_search(each, collection) for each in searched]
         asked |= {trial.run for each in searched for trial in each.trials}
-        problems += [Problem(path, said) for path, said in unreadable]
+        problems += unreadable
     others = [record for name, record in collection.records.items() if name not in asked]
     if others:
         listed = tables.other_runs_table(others, beside).without_empty_columns()

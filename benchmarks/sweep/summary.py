@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from dipole.core.record import Number, Part, read_part
-from dipole.core.utils.errors import DataError, RecordError
+from dipole.benchmarks.run_records import Problem, read_parts
+from dipole.core.record import Number, Part
 from dipole.core.utils.files import atomic_write
 
 SWEEPS = ".sweeps"
@@ -51,21 +51,7 @@ def path_of(runs: Path, name: str) -> Path:
     return runs / SWEEPS / f"{name}.json"
 
 
-def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[tuple[Path, str]]]:
-    """Return the searches of a runs folder, and the unreadable files with the reason."""
-    found: list[SearchSummary] = []
-    problems: list[tuple[Path, str]] = []
-    for path in sorted((runs / SWEEPS).glob("*.json")):
-        try:
-            found.append(read_summary(path))
-        except DataError as error:
-            problems.append((path, str(error)))
-    return found, problems
-
-
-def read_summary(path: Path) -> SearchSummary:
-    """Read one search. DataError if it is damaged."""
-    try:
-        return read_part(path, SearchSummary)
-    except RecordError as error:
-        raise DataError(f"the search {error}") from error
+def read_summaries(runs: Path) -> tuple[list[SearchSummary], list[Problem]]:
+    """Return the searches of a runs folder, and a problem for each unreadable file."""
+    found, problems = read_parts(runs / SWEEPS, SearchSummary, "the search")
+    return list(found.values()), problems

@@ -14,8 +14,8 @@ from dipole.benchmarks.run.worker import ask_to_stop
 from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
 from dipole.benchmarks.sweep.study import Study
-from dipole.benchmarks.sweep.summary import SWEEPS, read_summaries, read_summary
-from dipole.core.record import read_record
+from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, read_summaries
+from dipole.core.record import read_part, read_record
 from dipole.core.utils.errors import ConfigError
 
 SHORT = (
@@ -83,7 +83,7 @@ def test_values_become_overrides_and_the_objective_is_rewritten():
 def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path):
     assert quietly(runs=tmp_path, trials=2) == 0
     (path,) = (tmp_path / SWEEPS).glob("*.json")
-    found = read_summary(path)
+    found = read_part(path, SearchSummary)
     assert found.spent == {"complete": 2}
     records = [read_record(tmp_path / trial.run / "record.json") for trial in found.trials]
     for trial, record in zip(found.trials, records, strict=True):
@@ -102,10 +102,10 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path):
     assert quietly(runs=tmp_path, trials=2) == 0
     assert json.loads(path.read_text()) == json.loads(before)
     assert quietly(runs=tmp_path, trials=3) == 0
-    assert read_summary(path).spent == {"complete": 3}
-    assert read_summaries(tmp_path) == ([read_summary(path)], [])
+    assert read_part(path, SearchSummary).spent == {"complete": 3}
+    assert read_summaries(tmp_path) == ([read_part(path, SearchSummary)], [])
     # The report tells how many trials were spent and both numbers; trials are no runs of their own there.
-    found = read_summary(path)
+    found = read_part(path, SearchSummary)
     (tmp_path / SWEEPS / "damaged.json").write_text("{")
     report = make_report(tmp_path)
     (section,) = [each for each in report.sections if each.id.startswith("search-")]
@@ -195,12 +195,12 @@ def test_a_killed_search_goes_on_and_loses_no_trial(tmp_path):
     ]  # fmt: skip
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     path = tmp_path / SWEEPS / "mine.json"
-    while not path.exists() or not any(t.state == "complete" for t in read_summary(path).trials):
+    while not path.exists() or not any(t.state == "complete" for t in read_part(path, SearchSummary).trials):
         assert child.poll() is None
         time.sleep(0.2)
     child.kill()
     child.wait()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    found = read_summary(path)
+    found = read_part(path, SearchSummary)
     assert found.spent == {"complete": 6}
     assert len({trial.run for trial in found.trials}) == 6
