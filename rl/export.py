@@ -71,7 +71,9 @@ _NOTES = """`dipole play FOLDER/agent.zip --episodes 10 --seed 0` measures it. `
 the objective with what it has learned, and every setting. Optimizers and replay start anew. `{file}` holds the
 networks{also}: its deterministic actions are those of `agent.zip`, bit for bit, and `learn` goes on as plain
 {name} of stable-baselines3, on images cut to their middle, without augmentation and without contrast, with a replay of
-{replay:,} transitions (`{base}.load(path, env=..., buffer_size=...)` takes another number).
+{replay:,} transitions (`{base}.load(path, env=..., buffer_size=...)` takes another number)."""
+
+_TRUST = """
 
 Both are files of stable-baselines3: loading one runs code in it, so only load files that you trust. `dipole play` reads
 agent.zip without that. The networks' classes in `{file}` are those of Python {python}. Elsewhere take them from
@@ -92,11 +94,7 @@ action, _ = agent.predict(observation, deterministic=True)"""
 
 _HUB_NOTES = """Deterministic mean return of {episodes} episodes, the first with seed {seed}: {mean:.2f} +/- {std:.2f}
 (`results.json`). `{file}` is for stable-baselines3 alone, and `agent.zip` for `dipole play FOLDER/agent.zip` and
-`{own}.load`, and holds the objective and every setting as well.
-
-Loading a file with stable-baselines3 runs code in it, so only load files that you trust. The networks' classes in
-`{file}` are those of Python {python}. Elsewhere take them from `networks.py` and `seen.py` beside it:
-`custom_objects={{"policy_class": networks.{policy}}}`."""
+`{own}.load`, and holds the objective and every setting as well."""
 
 
 def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any]) -> None:
@@ -114,7 +112,7 @@ def export_sb3(agent: PixelAgent, folder: Path, record: Any, data: dict[str, Any
         pipeline="reinforcement-learning",
         library="stable-baselines3",
         tags=("deep-reinforcement-learning", "stable-baselines3", known["name"]),
-        notes=_NOTES.format(**words),
+        notes=(_NOTES + _TRUST).format(**words),
     )
     write_card(folder, card, record, data)
 
@@ -165,7 +163,7 @@ def export_hub(
         pipeline="reinforcement-learning",
         library="stable-baselines3",
         tags=(task, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3"),
-        notes=_HUB_NOTES.format(**words),
+        notes=(_HUB_NOTES + _TRUST).format(**words),
         measured=(("mean_reward", f"{mean:.2f} +/- {std:.2f}"),),
     )
     write_card(folder, card, record, data)
