@@ -189,22 +189,16 @@ class SuiteResults:
         return None
 
     def value(self, row: str, column: str, kind: str = "mean") -> float | None:
-        """Return the "mean", "std" (n - 1) or "drop" of a cell over its seeds, or None if nothing was run."""
-        samples = self.samples(row, column, kind.replace("std", "mean")) or {}
-        if len(samples) < (2 if kind == "std" else 1):
-            return None
-        if kind == "std":
-            return summarize(list(samples.values())).std
-        return fmean(samples.values())
+        """Return the mean over the seeds of a cell, or None if nothing was run. For the kinds see `samples`."""
+        samples = self.samples(row, column, kind)
+        return fmean(samples.values()) if samples else None
 
     def samples(self, row: str, column: str, kind: str = "mean") -> Samples | None:
         """Return values by seed, or None if nothing was run.
 
         A "drop" is the loss against the balanced column or group of the same seed. "untrained" is the number before
-        training, if the runs measured it. Of "std" there are none.
+        training, if the runs measured it.
         """
-        if kind == "std":
-            return None
         label = self.find(row) or ""
         if kind == "untrained":
             return self._untrained(label, column)
