@@ -29,7 +29,7 @@ class CriticalDifference:
     groups: tuple[tuple[int, int], ...]
 
 
-def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LEVEL) -> CriticalDifference:
+def critical_difference(blocks: Sequence[Mapping[str, float]]) -> CriticalDifference:
     """Compare methods over N blocks as Demsar (JMLR 2006, Sec. 3.2.2) does.
 
     r_ij are the ranks inside each block, with midranks for ties. Friedman's Q, corrected for ties, is
@@ -50,12 +50,12 @@ def critical_difference(blocks: Sequence[Mapping[str, float]], level: float = LE
     p = 1.0
     if off.any():
         p = float(stats.chi2.sf((k - 1) * (off.sum(axis=0) ** 2).sum() / (off**2).sum(), k - 1))
-    difference = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / sqrt(2) * sqrt(k * (k + 1) / (6 * n))
+    difference = float(stats.studentized_range.ppf(1 - LEVEL, k, np.inf)) / sqrt(2) * sqrt(k * (k + 1) / (6 * n))
     means = ranks.mean(axis=0)
     order = sorted(range(k), key=lambda j: (means[j], labels[j]))
     sorted_means = [float(means[j]) for j in order]
     groups: tuple[tuple[int, int], ...] = ((0, k - 1),)
-    if p < level:
+    if p < LEVEL:
         groups = _groups(sorted_means, difference)
     return CriticalDifference(tuple(labels[j] for j in order), tuple(sorted_means), n, p, difference, groups)
 

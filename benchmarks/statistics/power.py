@@ -101,15 +101,9 @@ def _least_shift_of(n: int, target: float, alpha: float, is_paired: bool) -> flo
 
 
 @lru_cache(maxsize=1024)
-def least_shift(df: float, target: float = 0.8, alpha: float = 0.05) -> float:
-    """Return how many standard errors a quantity has to be from 0 for a two-sided t-test of this power.
-
-    Args:
-        df: degrees of freedom of the standard error, > 0.
-        target: power, in (alpha, 1).
-        alpha: level of the test, in (0, 1).
-    """
-    return _least_shift(*_of_t_test(df, alpha), target)
+def least_shift(df: float) -> float:
+    """Return how many standard errors a quantity has to be from 0 for 80 % power of a two-sided t-test at 0.05."""
+    return _least_shift(*_of_t_test(df, 0.05), 0.8)
 
 
 def _least_shift(smallest: Array, share: Array, target: float) -> float:
