@@ -159,15 +159,11 @@ class Suite(Settings):
             for base in dict.fromkeys((self.base, *(row.base for row in rows))):
                 if base is not None and base not in labels:
                     problems.append(f"base {base!r} is no row of scale {name!r}.{nearest(base, labels)}")
-            for column in columns:
-                if column.base is not None and column.base not in names:
-                    problems.append(
-                        f"base {column.base!r} is no column of scale {name!r}.{nearest(column.base, names)}"
-                    )
+            odd = [column.base for column in columns if column.base is not None and column.base not in names]
+            problems += [f"base {base!r} is no column of scale {name!r}.{nearest(base, names)}" for base in odd]
             for row in rows:
-                for column in row.columns or ():
-                    if column not in names:
-                        problems.append(f"row {row.label!r} asks for no column {column!r}.{nearest(column, names)}")
+                odd = [column for column in row.columns or () if column not in names]
+                problems += [f"row {row.label!r} asks for no column {each!r}.{nearest(each, names)}" for each in odd]
         if (table := published.tables().get(self.published or "")) is not None:
             known = {row.label for row in table.rows}
             for scale in self.scale.values():
