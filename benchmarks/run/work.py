@@ -39,7 +39,6 @@ class Work:
     steps: float  # optimizer steps of the whole run
     rows: int  # of a step
     flops: float  # operations of a row with all its views, forward and backward
-    units: float = 1.0  # steps of an epoch, or 1 if the run's length is given in steps
     seen: int = 0  # rows that the evaluation encodes
 
 
@@ -67,7 +66,7 @@ def _vision(config: RunConfig) -> Work:
     table = settings.model_dump(mode="json", include=keys) | {"sides": sides, "images": [*images.images.shape[1:]]}
     digest = hashlib.sha256(json.dumps([__version__, table], sort_keys=True, default=str).encode()).hexdigest()
     flops = kept_json("flops", digest[:16], lambda: _counted(settings, images))
-    return Work(f"vision/{settings.encoder.name}", _steps(config, units), rows, flops, units, len(images))
+    return Work(f"vision/{settings.encoder.name}", _steps(config, units), rows, flops, len(images))
 
 
 def _counted(settings: Any, images: Any) -> float:
@@ -102,7 +101,7 @@ def _text(config: RunConfig) -> Work | None:
     units = max((1 - settings.held_out) * min(found, settings.limit or found) / rows, 1.0)
     # A product with a weight takes two operations forward and four backward.
     flops = 6.0 * WORDS * _weights(settings)
-    return Work(f"text/{settings.encoder}", _steps(config, units), rows, flops, units)
+    return Work(f"text/{settings.encoder}", _steps(config, units), rows, flops)
 
 
 def _weights(settings: Any) -> int:
