@@ -16,17 +16,17 @@ if TYPE_CHECKING:  # an alias marks an export
     from dipole.core.train.optimizer import LARS as LARS
     from dipole.core.train.optimizer import warmup_cosine as warmup_cosine
     from dipole.vision.augmentations import Augment as Augment
-    from dipole.vision.frameworks.byol import BYOL as BYOL
-    from dipole.vision.frameworks.byol import MoCoV3 as MoCoV3
     from dipole.vision.frameworks.clip import CLIP as CLIP
     from dipole.vision.frameworks.cmc import CMC as CMC
     from dipole.vision.frameworks.moco import MoCo as MoCo
-    from dipole.vision.frameworks.nnclr import NNCLR as NNCLR
+    from dipole.vision.frameworks.predictor import BYOL as BYOL
+    from dipole.vision.frameworks.predictor import NNCLR as NNCLR
+    from dipole.vision.frameworks.predictor import MoCoV3 as MoCoV3
+    from dipole.vision.frameworks.predictor import SimSiam as SimSiam
     from dipole.vision.frameworks.queue import Queue as Queue
     from dipole.vision.frameworks.queue import momentum_update as momentum_update
     from dipole.vision.frameworks.simclr import SimCLR as SimCLR
     from dipole.vision.frameworks.simclr import SupCon as SupCon
-    from dipole.vision.frameworks.simsiam import SimSiam as SimSiam
     from dipole.vision.frameworks.swav import SwAV as SwAV
     from dipole.vision.heads import prediction_head as prediction_head
     from dipole.vision.heads import projection_head as projection_head

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import prefetched, to_device
 from dipole.vision import artifacts
-from dipole.vision.augment import AugmentConfig
+from dipole.vision.augment import AugmentConfig, random_views
 from dipole.vision.captions import CaptionBranch, Tokens
 from dipole.vision.compatibility import example, explain
 from dipole.vision.config import VisionConfig
@@ -36,17 +36,13 @@ from dipole.vision.evaluation import Evaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
 from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
 from dipole.vision.frameworks.clip import CLIP
-from dipole.vision.frameworks.features import PassedFeatures
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
-from dipole.vision.image_set import ImageSet
+from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.inference import FEATURES, ImageEmbedder
-from dipole.vision.online import OnlineProbe, count_classes
-from dipole.vision.order import Order
 from dipole.vision.pairs import kind_of
 from dipole.vision.pairs.columns import PairedSet
-from dipole.vision.probes import ProbeConfig, check_labels
-from dipole.vision.views import random_views
+from dipole.vision.probes import OnlineProbe, ProbeConfig, check_labels, count_classes
 
 if TYPE_CHECKING:
     from dipole.core.train.run import Run
@@ -100,7 +96,6 @@ class VisionAdapter(Adapter):
         self._baselines: dict[str, dict[str, float]] = {}  # by part
         self._step = 0  # of the last batch, from 1
         self._online: OnlineProbe | None = None
-        self._features: PassedFeatures | None = None
         if config.probe.online is not None and self._artifacts is None:
             classes = count_classes(images, self.parts.test, config.data.pretrain is None)
             self._online = OnlineProbe(config.probe.online, self._used_encoders(), classes, self.device)
@@ -215,20 +210,11 @@ class VisionAdapter(Adapter):
 
     def embed(self, batch: Batch) -> EncodedBatch:
         self._labels = batch.labels
-        with ExitStack() as stack:
-            if self._online is not None:
-                stack.enter_context(self._online.recorded())
-            if self._features is not None:
-                stack.enter_context(self._features.recorded())
-            embedded: EncodedBatch = self.module.embed(batch)
-        return embedded if self._features is None else self._features.added(embedded, len(batch.views[0]))
+        with nullcontext() if self._online is None else self._online.recorded():
+            return self.module.embed_with_features(batch)
 
     def pass_features(self) -> int:
-        branches = self.module.branches()
-        if all(isinstance(branch.projector, nn.Identity) for branch in branches):
-            return self.embedding_dim
-        self._features = PassedFeatures(branches)
-        return self._features.width
+        return self.module.pass_features()
 
     def encoders(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if isinstance(part, Branch | CaptionBranch)]

@@ -63,16 +63,18 @@ def build(description: dict[str, Any]) -> nn.Module:
             chain.add_module(name, build(layer))
         return chain
     if kind == RESNET:
-        # transformers' ResNet with a 3x3 stem of stride 1 without pooling, for images of 32 x 32.
-        config = ResNetConfig(**told)
-        model = ResNetModel(config)
-        stem: Any = model.embedder
-        stem.embedder.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
-        stem.pooler = nn.Identity()
-        return model
+        return with_small_stem(ResNetModel(ResNetConfig(**told)))
     if kind not in LAYERS:
         raise ValueError(f"unknown layer {kind!r}; known: {', '.join(LAYERS)}")
     return getattr(nn, kind)(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
+
+
+def with_small_stem(model: Any) -> Any:
+    """Give transformers' ResNet a 3x3 stem of stride 1 without pooling, for images of 32 x 32."""
+    channels, width = model.config.num_channels, model.config.embedding_size
+    model.embedder.embedder.convolution = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    model.embedder.pooler = nn.Identity()
+    return model
 
 
 class DipoleVisionConfig(PretrainedConfig):

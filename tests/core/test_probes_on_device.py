@@ -16,7 +16,7 @@ from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from dipole.vision.config import VisionConfig
-from dipole.vision.retrieval import recall, zero_shot
+from dipole.vision.evaluation import recall, zero_shot
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from elsewhere import ELSEWHERE, Far, elsewhere, sent

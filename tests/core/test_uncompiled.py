@@ -11,7 +11,7 @@ from dipole.core.utils.uncompiled import uncompiled
 def test_a_configuration_is_read_without_the_compiler():
     code = (
         "import sys\nfrom dipole.core.train.recipe import load\nload('digits-simclr')\n"
-        "import dipole.core.objectives.tiles, dipole.vision.online, dipole.core.utils.sync_batch_norm\n"
+        "import dipole.core.objectives.tiles, dipole.vision.probes, dipole.core.utils.sync_batch_norm\n"
         "assert 'torch' in sys.modules\nassert 'torch._dynamo' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

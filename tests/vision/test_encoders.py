@@ -50,18 +50,6 @@ def test_statistics_are_part_of_the_module():
     assert "mean" in encoder.state_dict()
 
 
-@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
-def test_resnet_saves_and_loads_as_a_transformers_model(stem, tmp_path):
-    from dipole.vision.resnet import StemResNetModel, resnet_config
-
-    model = StemResNetModel(resnet_config("resnet18", stem)).eval()
-    model.save_pretrained(tmp_path)
-    loaded = StemResNetModel.from_pretrained(tmp_path).eval()
-    images = torch.rand(2, 3, 48, 48)
-    assert loaded.config.stem == stem
-    assert torch.equal(model(images).pooler_output, loaded(images).pooler_output)
-
-
 def test_projectors():
     assert build_projector(EncoderConfig(projector="none"), 7)[1] == 7
     linear, dim = build_projector(EncoderConfig(projector="linear", dim=5), 7)

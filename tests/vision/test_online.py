@@ -17,7 +17,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.frameworks.predictor import spread
-from dipole.vision.online import OnlineConfig, OnlineProbe
+from dipole.vision.probes import OnlineConfig, OnlineProbe
 from tests.ranks import leaving_together, start_ranks
 from tests.vision.made import make_adapter, random_framework, unlabelled_file
 

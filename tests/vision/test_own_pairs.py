@@ -25,9 +25,9 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.vision.adapter import VisionAdapter
+from dipole.vision.evaluation import recall, zero_shot
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairs.columns import read_pairs, split_rows
-from dipole.vision.retrieval import recall, zero_shot
 from dipole.vision.sources import Decoding
 from tests.ranks import leaving_together, start_ranks
 from tests.vision.made import configured, make_adapter

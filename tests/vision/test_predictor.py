@@ -12,8 +12,7 @@ from dipole import objective
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.frameworks.nnclr import nearest_in
-from dipole.vision.frameworks.predictor import spread
+from dipole.vision.frameworks.predictor import nearest_in, spread
 from dipole.vision.schedules import cosine_schedule
 from tests.vision.made import random_framework
 

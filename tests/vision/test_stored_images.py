@@ -16,10 +16,10 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision import augment as A
+from dipole.vision.augment import random_views
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import Encoded, decode
 from dipole.vision.sources import Decoding, open_source
-from dipole.vision.views import random_views
 from tests.vision.made import make_adapter, png
 
 PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}

@@ -15,7 +15,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 from dipole.vision.decoding import decode
-from dipole.vision.order import ShardByShard, image_order
+from dipole.vision.image_set import ShardByShard, image_order
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces

@@ -10,8 +10,7 @@ from scipy.ndimage import correlate1d
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dipole.vision.augment import Augmentation, AugmentConfig, Parameters
-from dipole.vision.views import random_views
+from dipole.vision.augment import Augmentation, AugmentConfig, Parameters, random_views
 
 META = torch.device("meta")
 ALL = AugmentConfig(size=7, blur=0.7, blur_kernel=5, solarize=0.5, grey=0.3)

@@ -93,9 +93,9 @@ def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
             "resnet18 or resnet50."
         )
     config = encoder.model.config
-    if config.stem != "imagenet" or config.num_channels != 3:
+    if encoder.stem != "imagenet" or config.num_channels != 3:
         raise ConfigError(
-            f"detectron2's ResNet has a 7x7 stem for colour images, this encoder the stem {config.stem!r} for "
+            f"detectron2's ResNet has a 7x7 stem for colour images, this encoder the stem {encoder.stem!r} for "
             f"{counted(config.num_channels, 'channel')}; export a run with vision.encoder.stem = 'imagenet' on colour "
             "images."
         )

@@ -28,7 +28,7 @@ def timm_weights(encoder: Encoder) -> dict[str, Tensor]:
     inner: Any = getattr(getattr(encoder, "model", None), "timm_model", None)
     if inner is not None:  # a model of timm that transformers wraps
         return dict(inner.state_dict())
-    if not isinstance(encoder, ResNetEncoder) or encoder.model.config.stem != "imagenet":
+    if not isinstance(encoder, ResNetEncoder) or encoder.stem != "imagenet":
         name = f"a {type(getattr(encoder, 'model', encoder)).__name__}"
         if isinstance(encoder, ResNetEncoder):
             name = "a ResNet with a 3x3 stem"

@@ -95,7 +95,7 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
 
 
 def _has_imagenet_stem(encoder: Encoder) -> bool:
-    return isinstance(encoder, ResNetEncoder) and encoder.model.config.stem == "imagenet"
+    return isinstance(encoder, ResNetEncoder) and encoder.stem == "imagenet"
 
 
 def _fields(encoder: ResNetEncoder) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from dipole.vision.encoders.base import Norm
 from dipole.vision.frameworks.branch import Branch
 from dipole.vision.frameworks.loop import AnyObjective, Batch, Trainable
 from dipole.vision.heads import Projection, projection_head
-from dipole.vision.image_set import ImageSet
-from dipole.vision.order import Order, image_order
+from dipole.vision.image_set import ImageSet, Order, image_order
 from dipole.vision.registry import Entries
 from dipole.vision.settings import PairKind, VisionSettings
 

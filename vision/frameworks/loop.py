@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +13,7 @@ from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.train.compute_loss import as_composite
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.text import counted
-from dipole.vision.frameworks.branch import Branch
-from dipole.vision.frameworks.features import PassedFeatures
+from dipole.vision.frameworks.branch import Branch, PassedFeatures
 
 AnyObjective = str | Objective | Composite
 
@@ -77,10 +75,20 @@ class Trainable(nn.Module):
         self.objective.build(self.embedding_dim, width)
 
     def _reads_features(self) -> bool:
-        """Return whether a term acts on the features before a head."""
-        assert self.objective is not None
-        has_head = not all(isinstance(branch.projector, nn.Identity) for branch in self.branches())
-        return has_head and any(term.on_features for _, _, term in self.objective)
+        return self.objective is not None and any(term.on_features for _, _, term in self.objective)
+
+    def pass_features(self) -> int:
+        """Pass the encoders' features to the objective as well, from now on.
+
+        Returns:
+            their width.
+        """
+        branches = self.branches()
+        if all(isinstance(branch.projector, nn.Identity) for branch in branches):
+            return self.embedding_dim
+        if self._features is None:
+            self._features = PassedFeatures(branches)
+        return self._features.width
 
     def branches(self) -> list[Branch]:
         """Return the branches of `embedding`, whose encoders are used after training."""
@@ -96,6 +104,18 @@ class Trainable(nn.Module):
             Rows of this rank, and how to pair the rows of all ranks.
         """
         raise NotImplementedError
+
+    def embed_with_features(self, batch: Batch) -> EncodedBatch:
+        """Embed a batch, with the encoder's features after `pass_features`.
+
+        Args:
+            batch: views of the images.
+        """
+        if self._features is None:
+            return self.embed(batch)
+        with self._features.recorded():
+            embedded = self.embed(batch)
+        return self._features.added(embedded, len(batch.views[0]))
 
     def forward(self, views: Sequence[Tensor], labels: Tensor | None = None, index: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, (), with gradient. With several ranks, each gives its own images.
@@ -127,12 +147,9 @@ class Trainable(nn.Module):
             )
         checked = self._checked(views)
         batch = Batch(checked, _moved(labels, checked[0]), _moved(index, checked[0]), self._done(), captions)
-        if self._features is None and self._reads_features():
-            self._features = PassedFeatures(self.branches())
-        with nullcontext() if self._features is None else self._features.recorded():
-            embedded = self.embed(batch)
-        if self._features is not None:
-            embedded = self._features.added(embedded, len(checked[0]))
+        if self._reads_features():
+            self.pass_features()
+        embedded = self.embed_with_features(batch)
         # Similarities are computed in full precision.
         with torch.autocast(checked[0].device.type, enabled=False):
             outcome = self.objective(embedded)

@@ -30,9 +30,8 @@ from dipole.vision.frameworks.base import (
     register_framework,
 )
 from dipole.vision.frameworks.checks import check_choice
-from dipole.vision.image_set import ImageSet
-from dipole.vision.order import Order
-from dipole.vision.pairs.labels import class_order
+from dipole.vision.image_set import ImageSet, Order
+from dipole.vision.pairs.base import class_order
 from dipole.vision.settings import VisionSettings
 
 Repel = Literal["all", "view_pairs", "queries", "in-turn"]

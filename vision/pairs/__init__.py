@@ -1,8 +1,7 @@
 """Kinds of pairs (vision.pairs): which images are positives of each other."""
 
-from dipole.vision.pairs.base import Kind
+from dipole.vision.pairs.base import Kind, Labels
 from dipole.vision.pairs.columns import Columns
-from dipole.vision.pairs.labels import Labels
 from dipole.vision.settings import VisionSettings
 
 KINDS: dict[str, Kind] = {"augmented": Kind(), "labels": Labels(), "columns": Columns()}
