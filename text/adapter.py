@@ -30,7 +30,7 @@ from dipole.text.model import Headed, build_model, clip_each, evaluated, expande
 from dipole.text.pair_table import PairTable
 from dipole.text.pairs import KINDS, PairKind, Setting, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
-from dipole.text.senteval.rows import task_names
+from dipole.text.senteval.encoders import task_names
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import written_tables
 from dipole.text.vocabulary import Tokens, load_tokens

@@ -190,6 +190,10 @@ class TextSettings(Settings):
             problems.append("expand needs vectors and trained word embeddings")
         if self.vectors is not None and self.channels == "trained" and not self.expand:
             problems.append("vectors has no effect with channels 'trained'; use channels 'fixed' or 'both', or expand")
+        if self.encoder == "gru" and self.direction != "uni" and self.hidden_size % 2:
+            problems.append(
+                f"hidden_size {self.hidden_size} cannot be halved for direction {self.direction!r}; choose an even one"
+            )
         if self.encoder == "transformer" and self.channels != "trained":
             problems.append("channels has no effect with encoder 'transformer'")
         if self.classifiers and not self.held_out:

@@ -11,7 +11,6 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
 from dipole.text.encoders import Batch, SentenceModel
 from dipole.text.encoders.batch import by_tokens, pad
-from dipole.text.scaling import halves_normalised
 from dipole.text.vocabulary import Tokens
 
 Normalize = Literal["halves", "unit", "none"]
@@ -161,3 +160,16 @@ class Combined:
         if options.get("output") == "torch":
             return torch.cat(parts, -1)
         return np.concatenate(parts, -1)
+
+
+def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
+    """Scale each of `halves` equal parts of every row (n, d) to unit length. A zero part stays zero.
+
+    Raises:
+        OptionError: `halves` does not divide d.
+    """
+    if features.shape[1] % halves:
+        raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
+    parts = features.reshape(len(features), halves, -1)
+    norms = np.linalg.norm(parts, axis=2, keepdims=True)
+    return (parts / np.where(norms > 0, norms, 1)).reshape(features.shape)

@@ -78,7 +78,7 @@ def _transformer(folder: Path, device: torch.device) -> Any:
     from dipole.core.utils.backbone import quietly
     from dipole.core.utils.errors import DataError
     from dipole.core.utils.pickles import safetensors_only
-    from dipole.text.encoders.tail import pooled
+    from dipole.text.encoders.networks import pooled
     from dipole.text.portable import DipoleSentenceModel
 
     _check_weights(folder)

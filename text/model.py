@@ -8,65 +8,60 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.backbone import Source, load
-from dipole.core.utils.errors import DataError
-from dipole.text import encoders
+from dipole.core.train.finetuning import LoraTable, fine_tune
+from dipole.core.utils.backbone import Source, Weights, load
+from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.freezing import Freeze, fix_unused
+from dipole.core.utils.modes import in_mode
 from dipole.text.config import TextSettings
-from dipole.text.encoders.batch import Chunk
-from dipole.text.encoders.build import check_first_token
-from dipole.text.encoders.networks import Part, SentenceModel
+from dipole.text.encoders import (
+    BagOfWords,
+    Batch,
+    Channels,
+    Chunk,
+    Part,
+    SentenceModel,
+    Transformer,
+    WordGRU,
+)
+from dipole.text.encoders.networks import Pooling
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.encoders.tail import Pooled
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
 
 
-def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> encoders.SentenceModel:
+def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> SentenceModel:
     """Build f and g with new weights, for `words` tokens. `fixed` are word vectors that are not learned."""
-
-    def side() -> encoders.Part:
-        if c.encoder == "transformer":
-            part = transformer()
-            if c.rows_drop and c.dropout:
-                with_dropout(part, c.dropout)
-            return part
-        tables = []
-        if fixed is not None:
-            tables.append(fixed)
-        if c.channels != "fixed":
-            tables.append(encoders.trained_table(words, c.word_size))
-        parts = [of_words(table) for table in tables]
-        if len(parts) == 1:
-            return parts[0]
-        return encoders.Channels(parts)
-
-    def of_words(table: nn.Embedding) -> encoders.Part:
-        if c.encoder == "bow":
-            return encoders.BagOfWords(table)
-        return encoders.word_gru(table, c.hidden_size, c.direction)
-
-    def transformer() -> encoders.Transformer:
-        if c.transformer is not None:
-            return encoders.build_transformer(
-                c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights
-            )
-        return encoders.small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
-
-    def headed() -> encoders.Part:
-        part: Any = with_modules(side(), c.transformer, c.pooling)
-        if c.transformer is not None and "cls" in part.pooling:
-            check_first_token(getattr(part, "part", part).model, c.transformer)
-        return with_head(part, c.head)
-
-    f, g = headed(), None
+    f, g = _side(c, words, fixed), None
+    if c.transformer is not None:
+        check_first_token(f, c.transformer)
     if c.sides == 2 and c.pairs != "blocks":  # one encoder reads all members of a block, as in Arora et al.
-        g = headed()
+        g = _side(c, words, fixed)
     dropout = c.dropout
     if c.rows_drop:  # the adapter draws a mask for each row, for the rows of all ranks
         dropout = 0.0
-    return encoders.SentenceModel(f, g, dropout=dropout)
+    return SentenceModel(f, g, dropout=dropout)
 
 
-def with_dropout(part: encoders.Transformer, rate: float) -> None:
+def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Part:
+    if c.encoder == "transformer":
+        if c.transformer is None:
+            part = small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
+        else:
+            part = build_transformer(c.transformer, c.pooling, words, freeze=c.freeze, lora=c.lora, weights=c.weights)
+        if c.rows_drop and c.dropout:
+            with_dropout(part, c.dropout)
+        return with_head(with_modules(part, c.transformer, c.pooling), c.head)
+    tables = [] if fixed is None else [fixed]
+    if c.channels != "fixed":
+        tables.append(trained_table(words, c.word_size))
+    parts: list[Part] = [BagOfWords(table) for table in tables]
+    if c.encoder == "gru":
+        parts = [WordGRU(table, c.hidden_size, c.direction) for table in tables]
+    return parts[0] if len(parts) == 1 else Channels(parts)
+
+
+def with_dropout(part: Transformer, rate: float) -> None:
     """Set one rate for all dropout of a transformer: its layers, and the numbers in its attention."""
     for module in part.model.modules():
         if isinstance(module, nn.Dropout):
@@ -82,7 +77,7 @@ def with_dropout(part: encoders.Transformer, rate: float) -> None:
 
 def limit_of(model: nn.Module) -> int | None:
     """Return the most tokens that the transformers of a model can read, or None."""
-    inner: list[Any] = [part.model for part in model.modules() if isinstance(part, encoders.Transformer)]
+    inner: list[Any] = [part.model for part in model.modules() if isinstance(part, Transformer)]
     return min((found for found in map(_positions, inner) if found is not None), default=None)
 
 
@@ -92,7 +87,7 @@ def positions_of(c: TextSettings) -> int | None:
         return None
     with torch.device("meta"):
         if c.transformer is None:
-            return limit_of(encoders.small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
+            return limit_of(small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
         return _positions(load(Source(c.transformer, "text.transformer", c.weights), "input_ids").model)
 
 
@@ -109,12 +104,10 @@ def _positions(model: Any) -> int | None:
     return None
 
 
-def never_differs(model: encoders.SentenceModel, batch: encoders.Batch) -> bool:
+def never_differs(model: SentenceModel, batch: Batch) -> bool:
     """Return whether a batch of two equal halves gives equal halves in training mode."""
-    was = model.training
-    with torch.random.fork_rng(), torch.no_grad():
-        rows = model.train()(batch)[0]
-    model.train(was)
+    with in_mode(True, model), torch.random.fork_rng(), torch.no_grad():
+        rows = model(batch)[0]
     return torch.equal(*rows.chunk(2))
 
 
@@ -131,7 +124,7 @@ def fixed_table(c: TextSettings, tokens: Tokens) -> nn.Embedding | None:
     known[rows] = True
     if not bool(known.any()):
         raise DataError(f"{c.vectors} holds no word of the corpus {c.corpus}")
-    return encoders.fixed_table(table, known)
+    return frozen_table(table, known)
 
 
 @torch.no_grad()
@@ -142,7 +135,7 @@ def clip_each(model: nn.Module, limit: float) -> None:
             parameter.grad.mul_(limit / torch.linalg.vector_norm(parameter.grad).clamp_min(limit))
 
 
-def expanded(model: encoders.SentenceModel, tokens: Tokens, path: str) -> tuple[encoders.SentenceModel, Tokens]:
+def expanded(model: SentenceModel, tokens: Tokens, path: str) -> tuple[SentenceModel, Tokens]:
     """Copy model and vocabulary and add the words of a vector file, to each trained table by its own linear map."""
     words, vectors = read_vectors(path)
     model = copy.deepcopy(model)
@@ -214,3 +207,97 @@ def evaluated(model: SentenceModel) -> SentenceModel:
         return model
     sides: Any = model.sides()
     return SentenceModel(*(side.evaluated() for side in sides), dropout=model.dropout).train(model.training)
+
+
+def trained_table(words: int, width: int) -> nn.Embedding:
+    """Word embeddings to be learned, uniform in [-0.1, 0.1] as in the authors' code."""
+    table = nn.Embedding(words, width)
+    nn.init.uniform_(table.weight, -0.1, 0.1)
+    return table
+
+
+def frozen_table(vectors: Tensor, known: Tensor) -> nn.Embedding:
+    """Frozen pretrained word vectors (V, d).
+
+    Words that are not `known` (V,) share one vector, uniform in [0, 1) as in the authors' code.
+    """
+    rows = vectors.clone()
+    rows[~known] = torch.rand(vectors.shape[1])
+    return nn.Embedding.from_pretrained(rows, freeze=True)
+
+
+def build_transformer(
+    source: str,
+    pooling: Pooling,
+    vocabulary: int,
+    *,
+    freeze: Freeze = "none",
+    lora: LoraTable | None = None,
+    weights: Weights | None = None,
+) -> Transformer:
+    """Build a transformer from a checkpoint folder, a name on the Hub or a config file.
+
+    A config file, or weights = "random", gives random weights. The vocabulary of a config file is enlarged to the
+    number of tokens `vocabulary`. Raise ConfigError if the model cannot be loaded, reads no text, or contradicts a
+    setting.
+    """
+    place = Source(source, "text.transformer", weights)
+    random = weights == "random" or (place.path is not None and not place.weight_files)
+
+    def enlarged(config: Any) -> None:
+        if random and config.vocab_size < vocabulary:
+            config.vocab_size = vocabulary
+
+    built = load(place, "input_ids", enlarged)
+    if built.model.config.vocab_size < vocabulary:
+        raise ConfigError(
+            f"text.transformer = {source!r} knows {built.model.config.vocab_size} tokens, the tokenizer has "
+            f"{vocabulary}; give the tokenizer that belongs to it"
+        )
+    try:
+        with torch.enable_grad():
+            states = built.model(input_ids=torch.zeros(1, 1, dtype=torch.long)).last_hidden_state
+    except Exception as error:  # each architecture has its own
+        reason = str(error).strip().partition("\n")[0]
+        raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason})") from error
+    fix_unused(built.model, states)
+    fine_tune(built.model, freeze, lora, "text")
+    part = Transformer(built.model, pooling)
+    part.described, part.remarks = built.described(place), tuple(built.remarks(place))
+    return part
+
+
+@torch.no_grad()
+def check_first_token(side: Part, source: str) -> None:
+    """Raise ConfigError if a transformer is pooled at its first token, and this does not see the others (decoders).
+
+    All sentences that begin alike would have one vector.
+    """
+    if "cls" not in next(part.pooling for part in side.modules() if isinstance(part, Pooled | Transformer)):
+        return
+    model = next(part.model for part in side.modules() if isinstance(part, Transformer))
+    words = model.config.vocab_size
+    ids = torch.tensor([[0, 1, 2], [0, 2, 1]]) % words
+    with in_mode(False, model):
+        first, second = model(input_ids=ids).last_hidden_state[:, 0]
+    if words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6):
+        raise ConfigError(
+            f"text.pooling = 'cls' takes the first token, which sees no other token in the causal model {source!r}: "
+            f"sentences would have one vector. Set text.pooling = 'lasttoken' or 'mean'."
+        )
+
+
+def small_transformer(vocabulary: int, width: int, layers: int, heads: int, pooling: Pooling) -> Transformer:
+    """A BERT encoder of the given size with random weights."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return Transformer(BertModel(config, add_pooling_layer=False), pooling)

@@ -38,8 +38,8 @@ def subject(name: str, rows: int, device: str) -> tuple[Any, list[Any]]:
 
         encoder = build_encoder(EncoderConfig(name=name), 3, 32).to(device)
         return encoder, [torch.rand(rows, 3, 32, 32, device=device) for _ in range(2)]
-    from dipole.text.encoders import small_transformer
     from dipole.text.encoders.batch import Chunk
+    from dipole.text.model import small_transformer
 
     lengths = torch.full((rows,), 32)
     views = [Chunk(torch.randint(1000, (rows, 32), device=device), lengths) for _ in range(2)]

@@ -36,6 +36,7 @@ from dipole.text.corpus import read_documents
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Batch
 from dipole.text.encoders.batch import make_batch, pad
+from dipole.text.model import small_transformer, trained_table
 from dipole.text.sentences import encode_documents
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged
@@ -75,7 +76,7 @@ class Text:
 
     def gru(self) -> encoders.WordGRU:
         torch.manual_seed(0)
-        return encoders.WordGRU(encoders.trained_table(len(self.tokens), 300).requires_grad_(False), 1200, "bi")
+        return encoders.WordGRU(trained_table(len(self.tokens), 300).requires_grad_(False), 1200, "bi")
 
     def transformer(self) -> tuple[encoders.SentenceModel, Tokens]:
         """Return a BERT of 4 layers and width 256, with subwords trained on the text."""
@@ -87,7 +88,7 @@ class Text:
             tokenizer.save(f"{folder}/tokenizer.json")
             tokens = load_tokens(folder)
         torch.manual_seed(0)
-        return encoders.SentenceModel(encoders.small_transformer(len(tokens), 256, 4, 4, "mean"), None), tokens
+        return encoders.SentenceModel(small_transformer(len(tokens), 256, 4, 4, "mean"), None), tokens
 
     def train(
         self, model: torch.nn.Module, padded: Callable[[], Any], chunked: Callable[[], Any]

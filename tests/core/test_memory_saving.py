@@ -164,7 +164,7 @@ class Recorded(nn.Module):
 
 
 def transformer():
-    from dipole.text.encoders import small_transformer
+    from dipole.text.model import small_transformer
 
     torch.manual_seed(0)
     encoder = small_transformer(30, 8, 4, 2, "mean")
@@ -182,10 +182,11 @@ def vision_encoder(name: str, size: int = 16):
 
 
 def gru():
-    from dipole.text.encoders import trained_table, word_gru
+    from dipole.text.encoders import WordGRU
+    from dipole.text.model import trained_table
 
     torch.manual_seed(0)
-    return word_gru(trained_table(30, 6), 8, "combine")
+    return WordGRU(trained_table(30, 6), 8, "combine")
 
 
 def recorded():

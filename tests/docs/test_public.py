@@ -297,7 +297,7 @@ def test_a_page_for_each_package(hooks: Any) -> None:
     rooms = hooks.rooms()
     assert "dipole.rl.sampling.FrameBatch" in rooms["dipole.rl"]
     assert "dipole.rl.episodes.evaluate" in rooms["dipole.rl.episodes"]
-    assert {"dipole.text.senteval", "dipole.text.senteval.task.Task"} <= set(rooms["dipole.text.senteval"])
+    assert {"dipole.text.senteval", "dipole.text.senteval.tasks.Task"} <= set(rooms["dipole.text.senteval"])
     assert "dipole.core.train.adapter.Adapter" in rooms["dipole.core.train"]
     assert "dipole.objective" in rooms["dipole"]
 

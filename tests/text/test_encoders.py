@@ -6,8 +6,10 @@ import torch
 
 from dipole.core.utils.errors import ConfigError, DataError, OptionError
 from dipole.text import encoders
+from dipole.text.config import TextSettings
 from dipole.text.encode import Combined, SentenceEncoder
 from dipole.text.encoders.batch import by_tokens, make_batch
+from dipole.text.model import build_transformer, frozen_table, small_transformer, trained_table
 from dipole.text.vocabulary import words_vocabulary
 
 
@@ -17,7 +19,7 @@ def sentences(n=23, seed=0):
 
 
 def gru(direction, table=None):
-    table = table or encoders.trained_table(40, 5)
+    table = table or trained_table(40, 5)
     return encoders.WordGRU(table, 6, direction)
 
 
@@ -42,7 +44,7 @@ def test_gru_ignores_padding_and_chunks(direction, chunks):
 
 
 def test_bag_of_words_sums():
-    bag, ids = encoders.BagOfWords(encoders.trained_table(40, 5)), sentences()
+    bag, ids = encoders.BagOfWords(trained_table(40, 5)), sentences()
     found, _ = encoders.SentenceModel(bag, None)(make_batch(ids, 3))
     expected = torch.stack([bag.table(torch.tensor(sentence)).sum(0) for sentence in ids])
     assert torch.allclose(found, expected, atol=1e-6)
@@ -50,7 +52,7 @@ def test_bag_of_words_sums():
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_transformer_ignores_padding(pooling):
-    module = encoders.small_transformer(40, 8, 1, 2, pooling).eval()
+    module = small_transformer(40, 8, 1, 2, pooling).eval()
     ids = sentences(9)
     found, _ = encoders.SentenceModel(module, None)(make_batch(ids, 2))
     for row, sentence in zip(found, ids, strict=True):
@@ -72,7 +74,7 @@ def test_gradients_do_not_depend_on_chunks():
 
 def test_f_and_g_share_nothing_but_fixed_vectors():
     vectors = torch.randn(40, 3)
-    fixed = encoders.fixed_table(vectors, torch.arange(40) != 7)
+    fixed = frozen_table(vectors, torch.arange(40) != 7)
     sides = [encoders.Channels([gru("uni", fixed), gru("uni")]) for _ in range(2)]
     model = encoders.SentenceModel(*sides)
     f, g = model(make_batch(sentences()))
@@ -96,8 +98,8 @@ def test_dropout_is_one_mask_for_both_sides():
     assert int((full == 0).all(0).sum()) == 0
 
 
-@pytest.mark.parametrize("build", [lambda: gru("combine"), lambda: encoders.BagOfWords(encoders.trained_table(40, 5)),
-                                   lambda: encoders.small_transformer(40, 8, 1, 2, "mean"),
+@pytest.mark.parametrize("build", [lambda: gru("combine"), lambda: encoders.BagOfWords(trained_table(40, 5)),
+                                   lambda: small_transformer(40, 8, 1, 2, "mean"),
                                    lambda: encoders.Channels([gru("bi"), gru("uni")])])  # fmt: skip
 def test_architecture_builds_the_same_shape(build):
     model = encoders.SentenceModel(build(), build()).eval()
@@ -120,7 +122,7 @@ def test_token_groups_cover_everything_within_the_budget():
 def encoder():
     tokens = words_vocabulary(["a", "dog", "cat", "runs", "."])
     torch.manual_seed(0)
-    sides = [encoders.WordGRU(encoders.trained_table(len(tokens), 5), 6, "bi") for _ in range(2)]
+    sides = [encoders.WordGRU(trained_table(len(tokens), 5), 6, "bi") for _ in range(2)]
     return SentenceEncoder(encoders.SentenceModel(*sides), tokens)
 
 
@@ -173,22 +175,23 @@ def test_combined_encoders_stand_side_by_side(encoder):
 
 
 def test_a_halved_gru_needs_an_even_width():
-    with pytest.raises(ConfigError, match="even hidden_size"):
-        encoders.word_gru(encoders.trained_table(4, 2), 5, "bi")
+    with pytest.raises(ValueError, match="hidden_size 5 cannot be halved"):
+        TextSettings(hidden_size=5)
+    assert TextSettings(hidden_size=5, direction="uni").hidden_size == 5
 
 
 def test_transformers_that_cannot_be_loaded(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        encoders.build_transformer(str(tmp_path / "config.json"), "mean", 10)
+        build_transformer(str(tmp_path / "config.json"), "mean", 10)
     (tmp_path / "config.json").write_text(
         '{"model_type": "bert", "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,'
         ' "intermediate_size": 8}'
     )
-    module = encoders.build_transformer(str(tmp_path / "config.json"), "cls", 20)
+    module = build_transformer(str(tmp_path / "config.json"), "cls", 20)
     assert module.model.config.vocab_size == 20
     module.model.save_pretrained(tmp_path / "checkpoint")
-    again = encoders.build_transformer(str(tmp_path / "checkpoint"), "cls", 20)
+    again = build_transformer(str(tmp_path / "checkpoint"), "cls", 20)
     assert torch.equal(again.model.embeddings.word_embeddings.weight, module.model.embeddings.word_embeddings.weight)
     with pytest.raises(ConfigError, match="knows 20 tokens"):
-        encoders.build_transformer(str(tmp_path / "checkpoint"), "cls", 21)
+        build_transformer(str(tmp_path / "checkpoint"), "cls", 21)

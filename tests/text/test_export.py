@@ -13,6 +13,7 @@ from dipole.core.train.card import public_name
 from dipole.core.utils.errors import TrainingError
 from dipole.text import encoders
 from dipole.text.encode import SentenceEncoder
+from dipole.text.model import small_transformer, trained_table
 from dipole.text.vocabulary import load_tokens, words_vocabulary
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -30,10 +31,10 @@ def word_encoder(kind, normalize="halves"):
 
     def side():
         if kind == "bow":
-            return encoders.BagOfWords(encoders.trained_table(len(tokens), 6))
+            return encoders.BagOfWords(trained_table(len(tokens), 6))
         if kind == "transformer":
-            return encoders.small_transformer(len(tokens), 8, 1, 2, "mean")
-        return encoders.WordGRU(encoders.trained_table(len(tokens), 6), 8, kind)
+            return small_transformer(len(tokens), 8, 1, 2, "mean")
+        return encoders.WordGRU(trained_table(len(tokens), 6), 8, kind)
 
     return SentenceEncoder(encoders.SentenceModel(side(), side()), tokens, normalize)
 
@@ -101,9 +102,7 @@ def own_tokenizer(tmp_path):
 def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
     """With the library's own modules where they can say it, else with code of the folder, where that is allowed."""
     tokens = own_tokenizer(tmp_path)
-    bert = SentenceEncoder(
-        encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None), tokens
-    )
+    bert = SentenceEncoder(encoders.SentenceModel(small_transformer(len(tokens), 8, 1, 2, "cls"), None), tokens)
     code = {"gru": word_encoder("combine"), "halves": word_encoder("bow"), "sides": word_encoder("transformer")}
     plain = {"bert": bert, "unit": word_encoder("bow", "unit")}
     folders = {name: tmp_path / name for name in code | plain}
@@ -143,7 +142,7 @@ def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tm
 def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, projected):
     tokens = own_tokenizer(tmp_path)
     assert tokens.encode(["the film was good ."], max_length=4) == [[2, 4, 5, 3]]
-    model = encoders.SentenceModel(encoders.small_transformer(len(tokens), 8, 1, 2, "cls"), None)
+    model = encoders.SentenceModel(small_transformer(len(tokens), 8, 1, 2, "cls"), None)
     matrix = torch.randn(8, 8)
     transform = (lambda features: features @ matrix.T) if projected else None
     encoder = SentenceEncoder(model, tokens, "unit", max_length=64, transform=transform)

@@ -17,6 +17,7 @@ from dipole.text import encoders
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
+from dipole.text.model import build_transformer
 from dipole.text.vocabulary import words_vocabulary
 
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
@@ -37,7 +38,7 @@ def checkpoint(tmp_path_factory):
 
 def built(folder, **settings):
     torch.manual_seed(1)
-    return encoders.build_transformer(str(folder), "mean", 10, **settings)
+    return build_transformer(str(folder), "mean", 10, **settings)
 
 
 def test_the_states_are_those_of_transformers(checkpoint):

@@ -12,10 +12,10 @@ from sklearn.model_selection import StratifiedKFold
 
 from dipole.core.evaluation.logistic import solve_subsets
 from dipole.core.utils.errors import OptionError
-from dipole.text.scaling import halves_normalised
+from dipole.text.encode import halves_normalised
 from dipole.text.senteval.probe import classify
 from dipole.text.senteval.protocols import Settings, check_device
-from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -14,13 +14,11 @@ from dipole.core.cli import main
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
-from dipole.text.senteval.files import DIGESTS
+from dipole.text.senteval.encoders import as_rows, task_names
 from dipole.text.senteval.probe import classify, pair_features
 from dipole.text.senteval.protocols import Settings
-from dipole.text.senteval.rows import as_rows, task_names
 from dipole.text.senteval.scoring import score
-from dipole.text.senteval.task import Split, Task
-from dipole.text.senteval.tasks import load_task
+from dipole.text.senteval.tasks import DIGESTS, Split, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
 from tests.text.test_using import trained
 

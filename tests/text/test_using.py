@@ -22,6 +22,7 @@ from dipole.text import encoders
 from dipole.text.embed import SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
 from dipole.text.exported import open_folder
+from dipole.text.model import small_transformer, trained_table
 from dipole.text.vocabulary import words_vocabulary
 from tests.text.tiny_sentences import Record
 from tests.without_dipole import WITHOUT_DIPOLE
@@ -257,10 +258,10 @@ def make_encoder(kind, normalize="halves", transform=None, sides=2):
 
     def side():
         if kind == "bow":
-            return encoders.BagOfWords(encoders.trained_table(len(tokens), 6))
+            return encoders.BagOfWords(trained_table(len(tokens), 6))
         if kind == "bert":
-            return encoders.small_transformer(len(tokens), 8, 1, 2, "mean")
-        return encoders.WordGRU(encoders.trained_table(len(tokens), 6), 8, kind)
+            return small_transformer(len(tokens), 8, 1, 2, "mean")
+        return encoders.WordGRU(trained_table(len(tokens), 6), 8, kind)
 
     model = encoders.SentenceModel(side(), side() if sides == 2 else None)
     return SentenceEncoder(model, tokens, normalize, 512 if kind == "bert" else None, transform)

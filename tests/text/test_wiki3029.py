@@ -11,8 +11,7 @@ import pytest
 from dipole.core.cli import main
 from dipole.core.utils.errors import DataError
 from dipole.text.corpus import read_documents
-from dipole.text.wiki3029 import build
-from dipole.text.wiki_markup import is_dump, prose
+from dipole.text.wiki3029 import build, is_dump, prose
 
 WIKI = Path(__file__).parents[2] / "../shared/data/wiki_blocks/wikitext2_articles.jsonl.gz"
 

@@ -1,7 +1,6 @@
-"""Encoders of sentences: the networks, how new ones are built, and the model of transformers that exports hold."""
+"""Encoders of sentences: the networks, and the model of transformers that exports hold."""
 
 from dipole.text.encoders.batch import Batch, Chunk
-from dipole.text.encoders.build import build_transformer, fixed_table, small_transformer, trained_table, word_gru
 from dipole.text.encoders.networks import (
     BagOfWords,
     Channels,
@@ -18,6 +17,5 @@ from dipole.text.encoders.networks import (
 
 __all__ = [
     "BagOfWords", "Batch", "Channels", "Chunk", "Direction", "Part", "Projected", "SentenceModel",
-    "Transformer", "WordGRU", "architecture", "build_transformer", "fixed_table", "from_architecture",
-    "parameter_count", "small_transformer", "trained_table", "word_gru",
+    "Transformer", "WordGRU", "architecture", "from_architecture", "parameter_count",
 ]  # fmt: skip

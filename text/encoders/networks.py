@@ -39,8 +39,6 @@ class WordGRU(Part):
 
     def __init__(self, table: nn.Embedding, width: int, direction: Direction) -> None:
         super().__init__()
-        if direction != "uni" and width % 2:
-            raise ValueError(f"a {direction} GRU of width {width} cannot be halved; choose an even hidden_size")
         self.table = table
         sides = {"uni": [False], "bi": [True], "combine": [False, True]}[direction]
         self.recurrent = nn.ModuleList(
@@ -71,6 +69,24 @@ class BagOfWords(Part):
         return nn.functional.embedding_bag(chunk.ids, self.table.weight, mode="sum", per_sample_weights=weights)
 
 
+def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
+    """States (b, T, d) of tokens, True in mask (b, T) and first in their row, as one vector each, (b, d)."""
+    weight = mask.to(hidden.dtype)
+    match mode:
+        case "cls":
+            return hidden[:, 0]
+        case "max":
+            return hidden.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        case "lasttoken":
+            last = mask.sum(1) - 1
+            return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
+        case "mean_sqrt_len_tokens":
+            return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True).sqrt()
+        case "weightedmean":
+            weight = weight * torch.arange(1, weight.shape[1] + 1, device=weight.device)
+    return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
+
+
 class Transformer(Part):
     """Any Hugging Face encoder, pooled over its tokens ("mean") or at its first ("cls") or last one ("lasttoken")."""
 
@@ -94,12 +110,7 @@ class Transformer(Part):
                 # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
                 attended = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
         hidden = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        if self.pooling == "lasttoken":
-            return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
-        weight = mask.to(hidden.dtype)
-        return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
+        return pooled(hidden, mask, self.pooling)
 
 
 class Channels(Part):

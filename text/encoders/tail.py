@@ -10,27 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Chunk
-from .networks import Part
+from .networks import Part, pooled
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-
-
-def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
-    """States (b, T, d) of tokens, True in mask (b, T) and first in their row, as one vector each, (b, d)."""
-    weight = mask.to(hidden.dtype)
-    match mode:
-        case "cls":
-            return hidden[:, 0]
-        case "max":
-            return hidden.masked_fill(~mask[..., None], -torch.inf).amax(1)
-        case "lasttoken":
-            last = mask.sum(1) - 1
-            return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))[:, 0]
-        case "mean_sqrt_len_tokens":
-            return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True).sqrt()
-        case "weightedmean":
-            weight = weight * torch.arange(1, weight.shape[1] + 1, device=weight.device)
-    return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
 
 
 class Dense(nn.Module):

@@ -18,7 +18,7 @@ from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import TrainingError
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
-from dipole.text.encoders.tail import pooled
+from dipole.text.encoders.networks import pooled
 from dipole.text.exported import POOLED
 from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, truncated, with_code, write_code
 

@@ -15,12 +15,10 @@ from dipole.core.utils.cache import found
 from dipole.core.utils.errors import OptionError
 from dipole.core.utils.files import atomic_file, why
 from dipole.core.utils.progress import Progress
-from dipole.text.senteval.encoders import Pooling, as_encode
+from dipole.text.senteval.encoders import Pooling, as_encode, as_rows, same_width, task_names
 from dipole.text.senteval.protocols import Settings, check_device, check_protocol, whole
-from dipole.text.senteval.rows import as_rows, same_width, task_names
 from dipole.text.senteval.scoring import Result, score
-from dipole.text.senteval.task import Sentence, Task
-from dipole.text.senteval.tasks import READERS, load_task
+from dipole.text.senteval.tasks import READERS, Sentence, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
 
 SIX_TASKS = ("MR", "CR", "SUBJ", "MPQA", "TREC", "MRPC")

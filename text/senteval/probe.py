@@ -16,7 +16,7 @@ from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 from dipole.text.senteval.protocols import Problem, Settings, problems_of
-from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Fit, fit_all
 
 TOLERANCE = 1e-3  # of the converged solver: at 2e-3 a tie between values of C can fall otherwise

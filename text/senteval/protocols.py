@@ -13,7 +13,7 @@ from dipole.core.evaluation.probes import measuring_device
 from dipole.core.train.launch import pick_device
 from dipole.core.utils.errors import ConfigError, DataError, OptionError, nearest
 from dipole.core.utils.text import counted
-from dipole.text.senteval.task import Split, Task
+from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier
 
 PROTOCOLS = {

@@ -10,12 +10,12 @@ from sklearn.metrics import f1_score
 from dipole.core.evaluation.logistic import LARGEST
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.progress import Progress
-from dipole.text.scaling import halves_normalised
+from dipole.text.encode import halves_normalised
+from dipole.text.senteval.encoders import finite
 from dipole.text.senteval.probe import Probe, classify, pair_features
 from dipole.text.senteval.protocols import Settings, arranged
 from dipole.text.senteval.relatedness import cosine, relatedness_result, sts_result
-from dipole.text.senteval.rows import finite
-from dipole.text.senteval.task import Sentence, Split, Task
+from dipole.text.senteval.tasks import Sentence, Split, Task
 
 MEASURES = ("pearson", "spearman")
 LEARNED = ("pearson", "spearman", "mse", "yhat", "devpearson", "ndev", "ntest")  # keys of a learned similarity
