@@ -170,7 +170,16 @@ class TextAdapter(Adapter):
 
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
-        return _missing(config.corpus, config.labelled, config.senteval, tuple(task_names(config.tasks)))
+        problems = [
+            f"no {name} at {source}."
+            for name, source in (("corpus", config.corpus), ("labelled documents", config.labelled))
+            if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
+        ]
+        try:
+            _check_tasks(config)
+        except DataError as error:
+            problems.append(str(error))
+        return problems
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -384,24 +393,13 @@ def _check_measured(config: TextSettings) -> None:
     if config.labelled is not None:
         documents = labelled_documents(config.labelled, config.column)
         check_parts(((label, tested) for _, label, tested in documents), config.labelled)
+    _check_tasks(config)
+
+
+def _check_tasks(config: TextSettings) -> None:
     if config.senteval is not None:
         for name in task_names(config.tasks):
             senteval.load_task(name, config.senteval)
-
-
-def _missing(corpus: str, labelled: str | None, senteval_folder: str | None, tasks: tuple[str, ...]) -> list[str]:
-    problems = [
-        f"no {name} at {source}."
-        for name, source in (("corpus", corpus), ("labelled documents", labelled))
-        if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
-    ]
-    if senteval_folder is not None:
-        try:
-            for name in tasks:
-                senteval.load_task(name, senteval_folder)
-        except DataError as error:
-            problems.append(str(error))
-    return problems
 
 
 def _is_development(name: str) -> bool:

@@ -229,9 +229,6 @@ def _reading(config: TextSettings, rank: int) -> Iterator[dict[str, Any]]:
 
 def _ranges(first: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return all numbers of the ranges [first, end), one range after another."""
-    first, end = first[end > first], end[end > first]
-    steps = np.ones(int((end - first).sum()), dtype=np.int64)
-    if len(first):
-        steps[0] = first[0]
-        steps[np.cumsum(end - first)[:-1]] = first[1:] - end[:-1] + 1
-    return np.cumsum(steps, out=steps)
+    counts = np.maximum(0, end - first)
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first - before, counts)

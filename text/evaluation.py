@@ -76,19 +76,13 @@ def _write_distances(probe: Probe, pairs: Pairs) -> None:
 
 def _document_of_neighbours(probe: Probe, f: Tensor) -> dict[str, float]:
     """Classify sentences by document, with nearest neighbours among training sentences of the same documents."""
-    owners = probe.sentences.document
-    labels, test_labels = owners[probe.train], owners[probe.test]
-    shared = np.isin(test_labels, labels)
-    if len(np.unique(labels)) < 2 or not shared.any() or not probe.has_held_out:
+    labels, test_labels = probe.document(probe.train), probe.document(probe.test)
+    classes, labels = labels.unique(return_inverse=True)
+    shared = torch.isin(test_labels, classes)
+    if len(classes) < 2 or not shared.any() or not probe.has_held_out:
         return {}
     known, _ = probe.sides(probe.train)
-    index = {int(label): i for i, label in enumerate(np.unique(labels))}
-    result = knn_probe(
-        known,
-        torch.tensor([index[int(label)] for label in labels]),
-        f[torch.from_numpy(shared)],
-        torch.tensor([index[int(label)] for label in test_labels[shared]]),
-    )
+    result = knn_probe(known, labels, f[shared], torch.searchsorted(classes, test_labels[shared]))
     return {"document/knn": float(result.accuracy)}
 
 
@@ -100,19 +94,9 @@ def document_results(
     `train` and `test` are all rows, not only those of the probe. `block_size` counts the positives of a sentence.
     """
     config = probe.config
-    (x, labels), (test_x, test_labels) = (
-        (probe.sides(rows)[0], torch.from_numpy(probe.sentences.document[rows])) for rows in (train, test)
-    )
-    found = class_tasks(
-        x,
-        labels,
-        test_x,
-        test_labels,
-        classifiers=config.classifiers,
-        solver=config.solver,
-        labels_per_class=config.labels_per_class,
-        seed=probe.seed.probe,
-    )
+    (x, labels), (test_x, test_labels) = ((probe.sides(rows)[0], probe.document(rows)) for rows in (train, test))
+    chosen: Any = {name: getattr(config, name) for name in ("classifiers", "solver", "labels_per_class")}
+    found = class_tasks(x, labels, test_x, test_labels, seed=probe.seed.probe, **chosen)
     results = {f"document/{name}": value for name, value in found.items()}
     if config.losses:
         shape = BlockShape.of(objective, block_size)
@@ -152,7 +136,7 @@ def table_pairs(probe: Probe, data: TableData) -> Pairs | None:
     """Return held-out rows in which no text occurs twice on a side, or None if there are fewer than two."""
     table, rows = data.table, probe.test[:PAIRED]
     for texts in (table.positive, table.anchor):
-        rows = rows[np.sort(np.unique(texts[rows], return_index=True)[1])]
+        rows = rows[_first(texts[rows])]
     if len(rows) < 2:
         return None
     return Pairs.from_columns(probe.sides(table.anchor[rows])[0], probe.sides(table.positive[rows])[1])
@@ -160,7 +144,12 @@ def table_pairs(probe: Probe, data: TableData) -> Pairs | None:
 
 def distinct(texts: np.ndarray) -> np.ndarray:
     """Return each number once, in the order of its first occurrence."""
-    return texts[np.sort(np.unique(texts, return_index=True)[1])]
+    return texts[_first(texts)]
+
+
+def _first(texts: np.ndarray) -> np.ndarray:
+    """Return the places of the first occurrences."""
+    return np.sort(np.unique(texts, return_index=True)[1])
 
 
 def _write_nearest(probe: Probe, rows: np.ndarray, vectors: Tensor) -> None:

@@ -138,7 +138,7 @@ class Text:
         """`encode` of 1,200 sentences against `SentenceTransformer.encode` (batch 32) of the exported model."""
         from sentence_transformers import SentenceTransformer
 
-        from dipole.text.export import export_sentence_transformer
+        from dipole.text.export.sentence_transformers import export_sentence_transformer
 
         model, tokens = self.transformer()
         encoder, texts = SentenceEncoder(model, tokens, normalize="unit", max_length=512), self.texts[1000:2200]

@@ -18,7 +18,7 @@ from dipole.text.vocabulary import load_tokens, words_vocabulary
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
-from dipole.text.export import export_sentence_transformer  # noqa: E402
+from dipole.text.export.sentence_transformers import export_sentence_transformer  # noqa: E402
 from tests.without_dipole import WITHOUT_DIPOLE  # noqa: E402
 
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]

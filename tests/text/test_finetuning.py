@@ -74,7 +74,7 @@ def test_frozen_layers_stay_as_they_are(checkpoint, how):
 
 def test_adapters_are_merged_where_they_are_exported(checkpoint, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    from dipole.text.export import export_sentence_transformer
+    from dipole.text.export.sentence_transformers import export_sentence_transformer
 
     part = built(checkpoint, lora=LoraTable(rank=2, targets=("query", "value")))
     assert len([each for each in part.parameters() if each.requires_grad]) == 3 * 2 * 2

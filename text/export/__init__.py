@@ -7,15 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import dipole.text.portable  # noqa: F401 - makes these models known
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
-from dipole.text.export.sentence_transformers import export_sentence_transformer
-from dipole.text.portable import fast_tokenizer, projected
-
-__all__ = [
-    "DipoleSentenceConfig", "DipoleSentenceModel", "export_as", "export_sentence_transformer", "fast_tokenizer",
-    "projected",
-]  # fmt: skip
 
 
 def export_as(to: str, encoder: SentenceEncoder, folder: Path, record: Any) -> None:

@@ -9,7 +9,6 @@ module the type is known, and no flag is needed.
 
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,25 @@ from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
 from dipole.text.encoders.tail import Pooled
 from dipole.text.portable import TASK, fast_tokenizer, last, probe_of, projected, with_code, write_code
 from dipole.text.vocabulary import Tokens
+
+with needing("sentence-transformers", "the export"):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        Dropout,
+        LayerNorm,
+        Normalize,
+        Pooling,
+        StaticEmbedding,
+    )
+    from sentence_transformers.sentence_transformer.modules import Transformer as TransformerModule
 
 BLANK = " "  # before every sentence: the words' tokenizer reads a blank one as a full stop, but never sees an empty one
 
@@ -48,46 +59,32 @@ vectors = model.encode(["A sentence.", "Another one."])
 
 def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     """Write a folder that sentence-transformers loads. Raise TrainingError if it gives other vectors."""
-    library = _library()
     model = projected(encoder)
     options: dict[str, Any] = {}
     if encoder.tokens.prompts:
         options = {"prompts": encoder.tokens.prompts, "default_prompt_name": encoder.tokens.default_prompt}
     if isinstance(last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
-        modules = _own_transformer(library, encoder, model)
+        modules = _own_transformer(encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
         tokenizer = Tokenizer.from_str(encoder.tokens.tokenizer.to_str())
         if encoder.max_length is not None:
             tokenizer.enable_truncation(encoder.max_length)
-        modules = [library.StaticEmbedding(tokenizer, embedding_weights=table), library.Normalize()]
+        modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
         # encode_query and encode_document take prompts of their own.
         options = {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
         modules = [
-            _transformer(library, encoder, with_code(encoder, model)),
-            library.Pooling(model.output_width, pooling_mode="cls"),
+            _transformer(encoder, with_code(encoder, model)),
+            Pooling(model.output_width, pooling_mode="cls"),
         ]
-    library.SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
+    SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
     if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
         write_code(folder)
     probe = probe_of(encoder)
-    again = library.SentenceTransformer(str(folder), device="cpu").encode(probe)
+    again = SentenceTransformer(str(folder), device="cpu").encode(probe)
     off = float(np.abs(again - encoder.encode(probe)).max())
     if not off < 1e-5:
         raise TrainingError(f"the exported folder would give vectors that differ by {off:.2g} from the run's")
-
-
-def _library() -> SimpleNamespace:
-    """The classes of sentence-transformers that are used, from where its version has them."""
-    try:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer import modules
-    except ImportError as error:
-        raise TrainingError(
-            f"the export needs sentence-transformers; install it with: {install_line('sentence-transformers')}"
-        ) from error
-    names = ("Dense", "Dropout", "LayerNorm", "Normalize", "Pooling", "StaticEmbedding", "Transformer")
-    return SimpleNamespace(SentenceTransformer=SentenceTransformer, **{name: getattr(modules, name) for name in names})
 
 
 def _closed(tokens: Tokens) -> bool:
@@ -95,44 +92,42 @@ def _closed(tokens: Tokens) -> bool:
     return bool(tokens.tokenizer.num_special_tokens_to_add(False))
 
 
-def _own_transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
+def _own_transformer(encoder: SentenceEncoder, model: SentenceModel) -> list[nn.Module]:
     end = last(model.f)
     assert isinstance(end, Transformer | Pooled)  # the caller has looked
     inner: Any = end
     if isinstance(end, Pooled):
         inner = end.part
-    modules = [_transformer(library, encoder, inner.model), library.Pooling(inner.width, pooling_mode=end.pooling)]
+    modules = [_transformer(encoder, inner.model), Pooling(inner.width, pooling_mode=end.pooling)]
     if isinstance(end, Pooled):
-        modules += [_layer(library, own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]
+        modules += [_layer(own, a) for own, a in zip(end.layers, end.described_layers, strict=True)]
     if isinstance(model.f, Projected):
-        dense = library.Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
+        dense = Dense(model.f.width, model.f.width, bias=False, activation_function=nn.Identity())
         dense.linear.weight = nn.Parameter(model.f.matrix.T.contiguous())
         modules.append(dense)
     if encoder.normalize != "none":
-        modules.append(library.Normalize())
+        modules.append(Normalize())
     return modules
 
 
-def _layer(library: SimpleNamespace, own: nn.Module, a: dict[str, Any]) -> nn.Module:
+def _layer(own: nn.Module, a: dict[str, Any]) -> nn.Module:
     """A layer of `Pooled` as the library's module."""
     if a["kind"] == "normalize":
-        return library.Normalize()
+        return Normalize()
     if a["kind"] == "dropout":
-        return library.Dropout(a["p"])
+        return Dropout(a["p"])
     if a["kind"] == "layer_norm":
-        module = library.LayerNorm(a["size"])
+        module = LayerNorm(a["size"])
         module.norm.load_state_dict(own.state_dict())
         return module
-    residual = {}
-    if a["residual"]:  # older versions do not know the argument
-        residual["use_residual"] = True
     activation = getattr(nn, a["activation"])()
-    module = library.Dense(a["size"], a["out"], bias=a["bias"], activation_function=activation, **residual)
+    residual = {"use_residual": True} if a["residual"] else {}  # older versions do not know the argument
+    module = Dense(a["size"], a["out"], a["bias"], activation, **residual)
     module.load_state_dict(own.state_dict())
     return module
 
 
-def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
+def _transformer(encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
     """Wrap a model and its tokenizer in the library's `Transformer`, which reads them from a folder."""
     with tempfile.TemporaryDirectory() as holder:
         model.save_pretrained(holder)  # type: ignore[operator]
@@ -140,7 +135,7 @@ def _transformer(library: SimpleNamespace, encoder: SentenceEncoder, model: nn.M
         options = {}
         if encoder.max_length:
             options["max_seq_length"] = encoder.max_length
-        module: nn.Module = library.Transformer(holder, **options)
+        module: nn.Module = TransformerModule(holder, **options)
         return module
 
 
