@@ -96,9 +96,6 @@ def read(folder: Path) -> Artifacts:
     """Read what `save` wrote. Raise CheckpointError if it is damaged."""
     try:
         content = read_json(folder / "vision.json")
-        images = KnownImages(**content["images"])
-        return Artifacts(
-            folder, images, content["steps_per_epoch"], content["info"], content["encoder"], content.get("caption", {})
-        )
+        return Artifacts(folder, KnownImages(**content.pop("images")), **content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the model {folder} is damaged: {error!r}. Train again with --overwrite.") from error

@@ -141,41 +141,24 @@ class AugmentConfig(Operations):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The random parameters of n images.
+    """The random parameters of n images."""
 
-    Args:
-        box: (n, 4) top, left, height, width of the crop in pixels.
-        flip: (n,) 0 or 1.
-        brightness: (n,) factor, 1 changes nothing.
-        contrast: (n,) factor.
-        saturation: (n,) factor.
-        hue: (n,) turns.
-        grey: (n,) 0 or 1.
-        sigma: (n,) blur in pixels, 0 for none.
-        solarize: (n,) 0 or 1.
-        order: of the four jitter operations, one for the batch, as in kornia. torchvision has one per image.
-    """
-
-    box: Tensor
-    flip: Tensor
-    brightness: Tensor
-    contrast: Tensor
-    saturation: Tensor
-    hue: Tensor
-    grey: Tensor
-    sigma: Tensor
-    solarize: Tensor
-    order: tuple[int, ...]
+    box: Tensor  # (n, 4) top, left, height, width of the crop in pixels
+    flip: Tensor  # (n,) 0 or 1
+    brightness: Tensor  # (n,) factor, 1 changes nothing
+    contrast: Tensor  # (n,) factor
+    saturation: Tensor  # (n,) factor
+    hue: Tensor  # (n,) turns
+    grey: Tensor  # (n,) 0 or 1
+    sigma: Tensor  # (n,) blur in pixels, 0 for none
+    solarize: Tensor  # (n,) 0 or 1
+    order: tuple[int, ...]  # of the four jitter operations, one for the batch, as in kornia. torchvision: one per image
 
     def __getitem__(self, index: slice) -> "Parameters":
         return self._map(lambda values: values[index])
 
     def to(self, device: torch.device) -> "Parameters":
-        """Return the parameters on a device.
-
-        Args:
-            device: any.
-        """
+        """Return the parameters on a device."""
         return self._map(lambda values: to_device(values, device))
 
     def _map(self, use: Callable[[Tensor], Tensor]) -> "Parameters":
@@ -190,23 +173,15 @@ class Augmentation:
         views = augment(images)
 
     Parameters are drawn on the CPU, so a seed gives the same views on every device. `apply` is deterministic.
-
-    Args:
-        config: the operations and their ranges.
     """
 
     def __init__(self, config: AugmentConfig) -> None:
         self.config = config
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return a random view of every image.
+        """Return a random view of every image: float in [0, 1], (C, size, size) or (n, C, size, size).
 
-        Args:
-            images: (C, H, W) or (n, C, H, W), uint8 or float in [0, 1].
-            generator: on the CPU; default PyTorch's global one.
-
-        Returns:
-            float in [0, 1], (C, size, size) or (n, C, size, size).
+        images: (C, H, W) or (n, C, H, W), uint8 or float in [0, 1]. generator: on the CPU, by default the global one.
         """
         if images.ndim == 3:
             return self(images[None], generator)[0]
@@ -214,14 +189,7 @@ class Augmentation:
         return self.apply(images, self.draw(len(images), height, width, generator))
 
     def draw(self, n: int, height: int, width: int, generator: torch.Generator | None = None) -> Parameters:
-        """Return random parameters of n images of height x width pixels.
-
-        Args:
-            n: number of images.
-            height: of the images in pixels.
-            width: of the images in pixels.
-            generator: on the CPU; default PyTorch's global one.
-        """
+        """Return random parameters of n images of height x width pixels."""
         parameters, crops = self.draw_unsized(n, generator)
         return replace(parameters, box=self.boxes(crops, height, width))
 
@@ -230,10 +198,7 @@ class Augmentation:
     ) -> tuple[Parameters, Tensor]:
         """Return random parameters of n images of unknown sizes, and numbers (n, k) from which their crops follow.
 
-        Args:
-            n: number of images.
-            generator: on the CPU; default PyTorch's global one.
-            size: `Parameters.box` is all of an image of this size.
+        size: `Parameters.box` is all of an image of this size.
         """
         config = self.config
 
@@ -273,12 +238,7 @@ class Augmentation:
         """Return crop boxes (n, 4) in whole pixels: top, left, height, width.
 
         Area and logarithm of the aspect are uniform in `crop_scale` and `crop_ratio`. The first of ten attempts that
-        fits is used. If none fits, it is the largest centred box within the ratios.
-
-        Args:
-            crops: (n, k) the numbers of `draw_unsized`.
-            height: of the images in pixels.
-            width: of the images in pixels.
+        fits is used. If none fits, it is the largest centred box within the ratios. crops (n, k): of `draw_unsized`.
         """
         area, log_ratio, place = crops.split([CROP_ATTEMPTS, CROP_ATTEMPTS, 2], 1)
         area, ratio = area * (height * width), log_ratio.exp()
@@ -296,15 +256,7 @@ class Augmentation:
         return torch.stack([top, left, h, w], 1)
 
     def apply(self, images: Tensor, parameters: Parameters) -> Tensor:
-        """Augment images by given parameters.
-
-        Args:
-            images: (n, C, H, W), uint8 or float in [0, 1].
-            parameters: of n images.
-
-        Returns:
-            float (n, C, size, size) in [0, 1].
-        """
+        """Augment images (n, C, H, W), uint8 or float in [0, 1], to float (n, C, size, size) in [0, 1]."""
         parameters = parameters.to(images.device)
         n, channels, height, width = images.shape
         size = self.config.size or min(height, width)

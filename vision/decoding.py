@@ -65,14 +65,9 @@ def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
 
 
 def check_pixels(image: Image.Image, size: int) -> None:
-    """Refuse a small file that would be decoded to a huge picture, which takes gigabytes of memory.
+    """Raise ValueError for a small file of `size` bytes that would take gigabytes of memory.
 
-    Args:
-        image: opened, not decoded.
-        size: of the file in bytes.
-
-    Raises:
-        ValueError: more than `MANY_PIXELS`, and more than `DENSE` for each byte. Photos have at most 100 for a byte.
+    It has more than `MANY_PIXELS`, and more than `DENSE` for each byte. Photos have at most 100 for a byte.
     """
     pixels = image.width * image.height
     if pixels > MANY_PIXELS and pixels > DENSE * size:
@@ -82,20 +77,12 @@ def check_pixels(image: Image.Image, size: int) -> None:
 
 
 def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:
-    """Turn a picture as the orientation tag (EXIF or XMP) of the file says, as viewers do.
-
-    Args:
-        picture: the pixels.
-        opened: the file that they were decoded from.
-    """
+    """Turn a picture as the orientation tag (EXIF or XMP) of the opened file says, as viewers do."""
     try:
         tag: Any = opened.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # damaged EXIF data say nothing, and the pixels are readable
         return picture
-    turn = TURNS.get(tag)
-    if turn is None:
-        return picture
-    return picture.transpose(turn)
+    return picture.transpose(TURNS[tag]) if tag in TURNS else picture
 
 
 def eight_bits(image: Image.Image) -> Image.Image:

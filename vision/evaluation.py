@@ -1,6 +1,7 @@
 """Evaluation of a vision run: probes on frozen features, retrieval on pairs, and the picture of a query."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,29 +30,16 @@ CHUNK = 512  # images per forward pass
 DRAWN = 1024  # images of a mini-batch in a picture, at most
 
 
+@dataclass(frozen=True)
 class Evaluation:
-    """Evaluates a framework on the parts of a run.
+    """Evaluates a framework on the parts of a run."""
 
-    Args:
-        config: the [vision] table.
-        parts: the images. Probes are tested on `test`.
-        size: side of the views in pixels.
-        seed: of the run.
-        device: of the framework.
-        features_device: of the features and probes.
-    """
-
-    def __init__(
-        self,
-        config: VisionConfig,
-        parts: Parts,
-        size: int,
-        seed: Seeds,
-        device: torch.device,
-        features_device: torch.device,
-    ) -> None:
-        self.config, self.parts, self.size = config, parts, size
-        self.seed, self.device, self.features_device = seed, device, features_device
+    config: VisionConfig
+    parts: Parts  # probes are tested on `test`
+    size: int  # side of the views in pixels
+    seed: Seeds
+    device: torch.device  # of the framework
+    features_device: torch.device  # of the features and probes
 
     @property
     def has_classes(self) -> bool:

@@ -11,6 +11,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.encoders.base import mlp
+from dipole.vision.frameworks.base import Batch, embedded
 from dipole.vision.toy_config import ToyConfig
 
 CLASS, INSTANCE, NUISANCE = 10, 8, 24
@@ -113,14 +114,11 @@ class GaussianClasses:
 
     def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
         labels, index, *views = batch
-        names = [f"view{number}" for number in range(len(views))]
-        rows = {name: self.module(view) for name, view in zip(names, views, strict=True)}
+        rows = {"view": [self.module(view) for view in views]}
+        return embedded(rows, Batch(views, labels, index, 0), self._pair)
 
-        def relate(rows: dict[str, Tensor]) -> Pairs:
-            each = [rows[name] for name in names]
-            return Pairs.from_views(each, rows["labels"], rows["index"], self.config.negatives)
-
-        return EncodedBatch({**rows, "labels": labels, "index": index}, relate)
+    def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
+        return Pairs.from_views(rows["view"], rows["labels"], rows["index"], self.config.negatives)
 
     def points(self, split: str) -> tuple[Tensor, Tensor]:
         """Return one view of each point of "train", "test" or "validation", and the labels."""

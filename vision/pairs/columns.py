@@ -104,14 +104,13 @@ class Columns(Kind):
 
     def missing(self, config: VisionSettings) -> list[str]:
         data = config.data
+        tables: list[str | None] = [data.source, data.test]
+        own: list[str] = []
         if data.pretrain is not None:
-            tables, own = (
-                [data.pretrain],
-                super().missing(config.model_copy(update={"data": data.model_copy(update={"pretrain": None})})),
-            )
-        else:
-            tables, own = list(filter(None, (data.source, data.test))), []
-        absent = [each for each in tables if not each.startswith("hub:") and not Path(each).expanduser().exists()]
+            tables = [data.pretrain]
+            own = super().missing(config.model_copy(update={"data": data.model_copy(update={"pretrain": None})}))
+        absent = [each for each in tables if each and not each.startswith("hub:")]
+        absent = [each for each in absent if not Path(each).expanduser().exists()]
         return [*(f"no table of pairs at {each}." for each in absent), *own]
 
     def load(self, config: VisionSettings, seed: Seeds, validation: float = 0.0) -> Parts:
