@@ -44,25 +44,23 @@ def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str |
         tokenizer: its fingerprint. None: a vocabulary of the corpus's own words.
         texts_hash: hash of the texts of a pair table, if these are encoded.
     """
-    if config.cache is None and not _is_large(config):
-        return None
     by = tokenizer or ["words", config.vocabulary_size, config.lower]
     if texts_hash is not None:
-        return _folder(config, [VERSION, config.max_length, by, texts_hash])
+        return _folder(config, lambda: [config.max_length, by, texts_hash])
     asked = {name: getattr(config, name) for name in READ_BY}
-    return _folder(config, [VERSION, asked, by, _content(config), version("nltk")])
+    return _folder(config, lambda: [asked, by, _content(config), version("nltk")])
 
 
 def table_folder(config: TextSettings) -> Path | None:
     """Return the folder for a pair table, or None if it stays in memory."""
+    label = [config.label, config.label_use, config.label_from]
+    return _folder(config, lambda: ["table", config.columns, config.limit, label, _content(config)])
+
+
+def _folder(config: TextSettings, key: Callable[[], list[Any]]) -> Path | None:
     if config.cache is None and not _is_large(config):
         return None
-    label = [config.label, config.label_use, config.label_from]
-    return _folder(config, [VERSION, "table", config.columns, config.limit, label, _content(config)])
-
-
-def _folder(config: TextSettings, key: list[Any]) -> Path:
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    name = hashlib.sha256(json.dumps([VERSION, *key()]).encode()).hexdigest()[:16]
     if config.cache is not None:
         return Path(config.cache) / name
     return cache_folder() / "corpora" / name

@@ -34,13 +34,13 @@ def _embedder(encode: Any, tokenizer: Any, features: str | None) -> Embedder:
 
     from dipole.core.train.inference import check_features
     from dipole.text.embed import FunctionEmbedder
-    from dipole.text.vocabulary import Tokens
+    from dipole.text.vocabulary import Tokens, copied
 
     check_features(features, ("encoder",))
     inner = getattr(tokenizer, "_tokenizer", tokenizer)
     tokens = None
     if isinstance(inner, Tokenizer):
-        tokens = Tokens(Tokenizer.from_str(inner.to_str()))
+        tokens = Tokens(copied(inner))
     return FunctionEmbedder(encode, tokens)
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from tokenizers import Tokenizer, normalizers
+from tokenizers import normalizers
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.utils.lora import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Part, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
-from dipole.text.vocabulary import Tokens, in_front
+from dipole.text.vocabulary import Tokens, copied
 
 # Files that let a folder work without dipole.
 CODE = ("modeling_dipole.py", "networks.py", "batch.py", "tail.py")
@@ -88,9 +88,8 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None, *, with_prompt: bool 
         special["pad_token"] = special.get("eos_token") or next(added, tokens.words()[0])
     if max_length is not None:
         special["model_max_length"] = max_length
-    inner = Tokenizer.from_str(tokens.tokenizer.to_str())
-    if with_prompt and tokens.prompt:
-        inner.normalizer = in_front(normalizers.Prepend(tokens.prompt), inner.normalizer)
+    prompt = normalizers.Prepend(tokens.prompt) if with_prompt and tokens.prompt else None
+    inner = copied(tokens.tokenizer, prompt)
     return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="right", **special)
 
 

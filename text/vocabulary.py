@@ -124,11 +124,12 @@ def load_tokens(source: str | Path) -> "Tokens":
         ) from error
 
 
-def in_front(first: Any, normalizer: Any) -> Any:
-    """Return a normalizer that applies `first` before another one, or alone if that is None."""
-    if normalizer is None:
-        return first
-    return normalizers.Sequence([first, normalizer])
+def copied(tokenizer: Tokenizer, first: Any = None) -> Tokenizer:
+    """Copy a tokenizer. A normalizer `first` comes before its own."""
+    found = Tokenizer.from_str(tokenizer.to_str())
+    if first is not None:
+        found.normalizer = first if found.normalizer is None else normalizers.Sequence([first, found.normalizer])
+    return found
 
 
 OPTIONS = (

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, normalizers
+from tokenizers import normalizers
 from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.pickles import UNASKED, allowed, read_pickle, refusal
 from dipole.text.encoders.networks import Part
 from dipole.text.encoders.tail import POOLING, Pooled
-from dipole.text.vocabulary import Tokens, in_front
+from dipole.text.vocabulary import Tokens, copied
 
 NO_LIMIT = 1_000_000  # transformers writes a very large number where there is none
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -85,9 +85,7 @@ class FolderSettings:
 
     def applied(self, tokens: Tokens) -> Tokens:
         """Return the tokenizer with the prompts, lower-casing if the folder does."""
-        inner = Tokenizer.from_str(tokens.tokenizer.to_str())
-        if self.lower:
-            inner.normalizer = in_front(normalizers.Lowercase(), inner.normalizer)
+        inner = copied(tokens.tokenizer, normalizers.Lowercase() if self.lower else None)
         return Tokens(inner, tokens.options, self.prompts, self.default_prompt)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
@@ -24,7 +23,7 @@ from dipole.text.encoders import BagOfWords, Channels, Part, Projected, Sentence
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
 from dipole.text.encoders.tail import Pooled
 from dipole.text.portable import TASK, fast_tokenizer, last, probe_of, projected, with_code, write_code
-from dipole.text.vocabulary import Tokens
+from dipole.text.vocabulary import Tokens, copied
 
 with needing("sentence-transformers", "the export"):
     from sentence_transformers import SentenceTransformer
@@ -66,7 +65,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
     if isinstance(last(model.f), Transformer | Pooled) and model.g is None and _closed(encoder.tokens):
         modules = _own_transformer(encoder, model)
     elif (table := _word_table(encoder, model)) is not None:
-        tokenizer = Tokenizer.from_str(encoder.tokens.tokenizer.to_str())
+        tokenizer = copied(encoder.tokens.tokenizer)
         if encoder.max_length is not None:
             tokenizer.enable_truncation(encoder.max_length)
         modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
