@@ -40,19 +40,12 @@ TABLE = ("anchor", "positive", "negatives")
 
 @dataclass(frozen=True)
 class Probes:
-    """The sentences that evaluation looks at.
-
-    Args:
-        sentences: all of them.
-        rows: of the splits "train" and "test": numbers of sentences, or of rows of the table.
-        held_out: whether the rows of "test" are held out.
-        table: of pairs, whose texts the sentences are.
-    """
+    """The sentences that evaluation looks at."""
 
     sentences: Sentences
-    rows: dict[str, np.ndarray]
-    held_out: bool
-    table: PairTable | None = None
+    rows: dict[str, np.ndarray]  # of the splits "train" and "test": numbers of sentences, or of rows of the table
+    held_out: bool  # whether the rows of "test" are held out
+    table: PairTable | None = None  # of pairs, whose texts the sentences are
 
     def reduced(self) -> "Probes":
         """Copy what the rows need."""

@@ -29,21 +29,15 @@ PAIRED = 1000  # sentences whose pairwise distances are shown, at most
 
 @dataclass(frozen=True)
 class Probe:
-    """The sentences that are looked at, and how they are encoded.
-
-    Args:
-        train, test: rows that are looked at.
-        has_held_out: False if `test` are training rows because nothing is held out.
-        sides: numbers of sentences -> f and g, (n, d) each, not scaled.
-    """
+    """The sentences that are looked at, and how they are encoded."""
 
     config: TextSettings
     sentences: Sentences
     tokens: Tokens
-    train: np.ndarray
+    train: np.ndarray  # rows that are looked at
     test: np.ndarray
-    has_held_out: bool
-    sides: Callable[[np.ndarray], tuple[Tensor, Tensor]]
+    has_held_out: bool  # False if `test` are training rows because nothing is held out
+    sides: Callable[[np.ndarray], tuple[Tensor, Tensor]]  # numbers of sentences -> f and g, (n, d) each, not scaled
     workdir: Path
     seed: Seeds
 

@@ -21,13 +21,11 @@ WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 class PairLabel:
     """How a column of labels is used.
 
-    Args:
-        column: its name. None: there is no such column.
-        use: "filter": keep the rows whose label is high enough, or has a name. "target": weight rows by their label.
-        start: filter: the least label, or a name. target: the label of weight 1. None: 1 of 0 and 1; the highest label.
+    "filter" keeps the rows whose label is `start` or more, or has this name; None: 1 of the labels 0 and 1. "target"
+    weights rows by their label; `start` is the label of weight 1, None the highest.
     """
 
-    column: str | None = None
+    column: str | None = None  # None: there is no such column
     use: Literal["filter", "target"] = "filter"
     start: float | str | None = None
 

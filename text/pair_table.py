@@ -53,28 +53,19 @@ class Counts(TypedDict):
 
 @dataclass(frozen=True)
 class PairTable:
-    """Rows of texts that belong together, as numbers of distinct texts. Arrays can be memory maps.
+    """Rows of texts that belong together, as numbers of distinct texts. Arrays can be memory maps."""
 
-    Args:
-        texts: the distinct texts, in the order of their first occurrence.
-        anchor, positive: (n,) numbers of texts. negatives: (n, m) the same, filled with -1 on the right.
-        read, incomplete, fewer: rows that were read, skipped without anchor or positive, and used without a negative.
-        filtered: rows that were left out because of their label.
-        weights: (n,) of the rows, by their label. None: all are alike.
-        known: values that were computed when the files were written.
-    """
-
-    texts: Sequence[str]
-    anchor: np.ndarray
-    positive: np.ndarray
-    negatives: np.ndarray
+    texts: Sequence[str]  # distinct, in the order of their first occurrence
+    anchor: np.ndarray  # (n,) numbers of texts
+    positive: np.ndarray  # (n,) the same
+    negatives: np.ndarray  # (n, m) the same, filled with -1 on the right
     columns: tuple[str, ...]
-    read: int = 0
-    incomplete: int = 0
-    fewer: int = 0
-    filtered: int = 0
-    known: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    weights: np.ndarray | None = None
+    read: int = 0  # rows
+    incomplete: int = 0  # rows without anchor or positive, skipped
+    fewer: int = 0  # rows without a negative, used
+    filtered: int = 0  # rows that were left out because of their label
+    known: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # computed when files were written
+    weights: np.ndarray | None = None  # (n,) of the rows, by their label; None: all are alike
 
     def __len__(self) -> int:
         return len(self.anchor)

@@ -28,19 +28,12 @@ PART = 32  # blocks that become one Arrow file. An interrupted run continues aft
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences as ids: the tokens of sentence i are `tokens[offsets[i]:offsets[i + 1]]`. Arrays can be memory maps.
+    """Sentences as ids: the tokens of sentence i are `tokens[offsets[i]:offsets[i + 1]]`. Arrays can be memory maps."""
 
-    Args:
-        tokens: (T,) int32.
-        offsets: (n + 1,) int64.
-        document: (n,) int32, rising.
-        known: values that were computed when the files were written.
-    """
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    document: np.ndarray
-    known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    tokens: np.ndarray  # (T,) int32
+    offsets: np.ndarray  # (n + 1,) int64
+    document: np.ndarray  # (n,) int32, rising
+    known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # computed when files were written
 
     def __len__(self) -> int:
         return len(self.document)

@@ -49,18 +49,14 @@ class KnownImages:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The content of a folder that `save` wrote.
-
-    images: their description. steps_per_epoch: batches. info: the record's description of the data. encoder, caption:
-    settings for building models of transformers from their configuration in this folder.
-    """
+    """The content of a folder that `save` wrote."""
 
     folder: Path
     images: KnownImages
     steps_per_epoch: int
-    info: dict[str, Any]
-    encoder: dict[str, Any]
-    caption: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any]  # the record's description of the data
+    encoder: dict[str, Any]  # settings for building a model of transformers from its configuration in this folder
+    caption: dict[str, Any] = field(default_factory=dict)  # the same of a text model
 
     def config(self, config: VisionConfig) -> VisionConfig:
         """Return the run's settings with models of transformers from this folder."""

@@ -32,17 +32,11 @@ def _jitter(brightness: float, saturation: float, hue: float, probability: float
 
 @dataclass(frozen=True)
 class Preset:
-    """The augmentation of a paper.
+    """The augmentation of a paper."""
 
-    Args:
-        every: settings of all views that differ from those of `AugmentConfig`.
-        views: settings of the first view, the second view, ... Further views begin again.
-        small_views: number of small crops.
-    """
-
-    every: Settings
-    views: tuple[Settings, ...] = ({}, {})
-    small_views: int = 0
+    every: Settings  # of all views, where they differ from those of `AugmentConfig`
+    views: tuple[Settings, ...] = ({}, {})  # of the first view, the second view, ... Further views begin again
+    small_views: int = 0  # number of small crops
 
 
 SIMCLR = Preset({"crop_scale": (0.08, 1.0), **_jitter(0.8, 0.8, 0.2), "blur": 0.5})

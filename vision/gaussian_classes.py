@@ -24,10 +24,7 @@ NEIGHBOURS = 20
 class World:
     """The random numbers of a world: class means and the mixing matrix. Each seed is another world.
 
-    Args:
-        classes: number of classes C.
-        separation: standard deviation of the class means in each class dimension. Within a class it is 1.
-        seed: of the run.
+    separation: standard deviation of the class means in each class dimension. Within a class it is 1.
     """
 
     def __init__(self, classes: int, separation: float, seed: Seeds) -> None:
@@ -89,10 +86,6 @@ class GaussianClasses:
 
     Views of a point share its class and instance dimensions and draw the nuisance dimensions anew. The test classes are
     balanced, also if those for training are not. Probes are trained on the training points with their true labels.
-
-    Args:
-        config: the [toy] table.
-        seed: of the run.
     """
 
     width = EMBEDDING

@@ -69,10 +69,6 @@ class Plane:
     The paper starts P at 0, where the loss has no gradient. We draw `starts` small matrices and train the one with the
     smallest loss over the first epoch. The loss has several minima (one per axis along which it stretches the plane).
     The paper's claim is about its minimiser. With `objective = "none"` P is the identity: Euclidean space.
-
-    Args:
-        config: the [toy] table.
-        seed: of the run.
     """
 
     width = 2

@@ -69,19 +69,12 @@ def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """What a sentence-transformers folder says about its sentences.
+    """What a sentence-transformers folder says about its sentences."""
 
-    Args:
-        prompts: texts to put before a sentence, by name.
-        default_prompt: name of the one that `encode` uses. None: no prompt.
-        max_length: tokens of a sentence at most. None: not said.
-        lower: sentences are lower-cased.
-    """
-
-    prompts: dict[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-    max_length: int | None = None
-    lower: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)  # texts to put before a sentence, by name
+    default_prompt: str | None = None  # name of the one that `encode` uses; None: no prompt
+    max_length: int | None = None  # tokens of a sentence at most; None: not said
+    lower: bool = False  # sentences are lower-cased
 
     def applied(self, tokens: Tokens) -> Tokens:
         """Return the tokenizer with the prompts, lower-casing if the folder does."""

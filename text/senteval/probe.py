@@ -25,24 +25,15 @@ Score = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass(frozen=True)
 class Probe:
-    """Accuracies in percent.
+    """Accuracies in percent."""
 
-    Args:
-        dev: mean over the problems of the best inner score.
-        test: mean test accuracy.
-        folds: test accuracy of each problem.
-        chosen: regularisation that each problem chose.
-        predicted, truth: labels of the last test part.
-        unconverged: logistic regressions that did not reach the tolerance.
-    """
-
-    dev: float
-    test: float
-    folds: list[float]
-    chosen: list[float]
-    predicted: np.ndarray
-    truth: np.ndarray
-    unconverged: int = 0
+    dev: float  # mean over the problems of the best inner score
+    test: float  # mean test accuracy
+    folds: list[float]  # test accuracy of each problem
+    chosen: list[float]  # regularisation that each problem chose
+    predicted: np.ndarray  # labels of the last test part
+    truth: np.ndarray  # the same
+    unconverged: int = 0  # logistic regressions that did not reach the tolerance
 
 
 @dataclass

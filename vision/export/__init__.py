@@ -25,18 +25,14 @@ FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained framework.
-
-    config: the [vision] table. module: the framework. images: the pretraining images. size: side of the views in
-    pixels. info: the record's description of the data. draw: (path, objective, when) writes the picture of a query.
-    """
+    """A trained framework."""
 
     config: VisionConfig
     module: Method
-    images: KnownImages
-    size: int
-    info: dict[str, Any]
-    draw: Callable[[Path, Any, str], None]
+    images: KnownImages  # for pretraining
+    size: int  # side of the views in pixels
+    info: dict[str, Any]  # the record's description of the data
+    draw: Callable[[Path, Any, str], None]  # (path, objective, when) writes the picture of a query
 
 
 def export_as(to: str, model: TrainedModel, folder: Path, record: Any, objective: Any = None) -> None:

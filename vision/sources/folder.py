@@ -32,23 +32,14 @@ JUNK = frozenset({"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN", "lost+fou
 
 @dataclass
 class Tree:
-    """A folder that was searched for images. Hidden files and folders are no part of it.
-
-    Attributes:
-        path: of the folder.
-        files: images directly in it.
-        folders: by name, those with images somewhere in them.
-        empty: names of folders without images.
-        unread: images of a kind that is not read and links to nothing, with the reason.
-        metadata: tables of its images.
-    """
+    """A folder that was searched for images. Hidden files and folders are no part of it."""
 
     path: Path
-    files: list[Path] = field(default_factory=list)
-    folders: dict[str, Tree] = field(default_factory=dict)
-    empty: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    metadata: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)  # images directly in it
+    folders: dict[str, Tree] = field(default_factory=dict)  # by name, those with images somewhere in them
+    empty: list[str] = field(default_factory=list)  # names of folders without images
+    unread: list[str] = field(default_factory=list)  # images of an unread kind and links to nothing, with the reason
+    metadata: list[Path] = field(default_factory=list)  # tables of its images
 
     def walk(self) -> Iterator[Tree]:
         """Iterate over the folder and those in it."""
