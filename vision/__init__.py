@@ -24,20 +24,20 @@ if TYPE_CHECKING:  # an alias marks an export
     from dipole.vision.frameworks.predictor import MoCoV3 as MoCoV3
     from dipole.vision.frameworks.predictor import SimSiam as SimSiam
     from dipole.vision.frameworks.queue import Queue as Queue
+    from dipole.vision.frameworks.queue import cosine_schedule as cosine_schedule
     from dipole.vision.frameworks.queue import momentum_update as momentum_update
     from dipole.vision.frameworks.simclr import SimCLR as SimCLR
     from dipole.vision.frameworks.simclr import SupCon as SupCon
     from dipole.vision.frameworks.swav import SwAV as SwAV
     from dipole.vision.heads import prediction_head as prediction_head
     from dipole.vision.heads import projection_head as projection_head
-    from dipole.vision.schedules import cosine_schedule as cosine_schedule
 
 _EXPORTS = {
     "core.train.optimizer": "LARS warmup_cosine",
     "vision.augmentations": "Augment",
     "vision.frameworks": "BYOL CLIP CMC MoCo MoCoV3 NNCLR Queue SimCLR SimSiam SupCon SwAV momentum_update",
+    "vision.frameworks.queue": "cosine_schedule",
     "vision.heads": "prediction_head projection_head",
-    "vision.schedules": "cosine_schedule",
 }
 _HOME = {name: f"dipole.{module}" for module, names in _EXPORTS.items() for name in names.split()}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from pydantic import Field, create_model, model_validator
 
 from dipole.vision.augment import MOST_VIEWS
-from dipole.vision.encoders.processor import processor_of
+from dipole.vision.encoders.hub import processor_of
 from dipole.vision.frameworks import DEFAULT, Method, by_name
 from dipole.vision.pairs import kind_of
 from dipole.vision.settings import VisionSettings

@@ -23,7 +23,7 @@ from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.evaluation import find_positives, nearest_sentences, next_sentence
 from dipole.text.pair_table import read_pairs
-from dipole.text.pairs.batches import without_duplicates
+from dipole.text.pairs.columns import without_duplicates
 
 TAU = 0.05
 ROWS = [

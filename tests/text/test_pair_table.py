@@ -11,7 +11,7 @@ import pytest
 
 from dipole.core.utils.errors import DataError
 from dipole.text.pair_table import read_pairs
-from dipole.text.pairs.batches import PairBatches
+from dipole.text.pairs.columns import PairBatches
 from tests.systems import was_killed
 
 FILES = {"texts.arrow", "anchor.npy", "positive.npy", "negatives.npy", "index.json"}
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*rows")
 def small(monkeypatch):
     """Read and look up few rows at a time."""
     monkeypatch.setattr("dipole.text.pair_table.TOGETHER", 7)
-    monkeypatch.setattr("dipole.text.pairs.batches.TOGETHER", 7)
+    monkeypatch.setattr("dipole.text.pairs.columns.TOGETHER", 7)
 
 
 def rows_of(seed, count=300):
@@ -162,7 +162,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 from dipole.text.pair_table import read_pairs
-from dipole.text.pairs.batches import PairBatches
+from dipole.text.pairs.columns import PairBatches
 
 tracemalloc.start()
 table = read_pairs(sys.argv[1], folder=Path(sys.argv[2]))

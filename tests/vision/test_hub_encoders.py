@@ -21,8 +21,7 @@ from dipole.core.utils.seeding import seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.encoders.base import ENCODERS
-from dipole.vision.encoders.hub import HubEncoder
-from dipole.vision.encoders.processor import Processor, from_settings
+from dipole.vision.encoders.hub import HubEncoder, Processor, from_settings
 from dipole.vision.frameworks.base import Setup
 from dipole.vision.image_set import ImageSet
 from tests.vision.made import configured, make_adapter, random_framework

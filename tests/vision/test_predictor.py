@@ -13,7 +13,7 @@ from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.frameworks.predictor import nearest_in, spread
-from dipole.vision.schedules import cosine_schedule
+from dipole.vision.frameworks.queue import cosine_schedule
 from tests.vision.made import random_framework
 
 IMAGES, SIDE = 6, 4

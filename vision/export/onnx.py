@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
-from dipole.vision.encoders.processor import write_processor
+from dipole.vision.encoders.hub import write_processor
 from dipole.vision.export import TrainedModel
 from dipole.vision.frameworks.base import Method
 

@@ -21,9 +21,8 @@ from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.vision import modeling_dipole_vision as modeling
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Stages
-from dipole.vision.encoders.hub import HubEncoder, read_pooled, size_options
-from dipole.vision.encoders.processor import FILE as PROCESSOR
-from dipole.vision.encoders.processor import write_processor
+from dipole.vision.encoders.hub import FILE as PROCESSOR
+from dipole.vision.encoders.hub import HubEncoder, read_pooled, size_options, write_processor
 from dipole.vision.encoders.resnet import ResNetEncoder
 from dipole.vision.export import TrainedModel
 

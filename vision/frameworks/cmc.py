@@ -29,8 +29,7 @@ from dipole.vision.frameworks.base import (
     make_branch,
     register_framework,
 )
-from dipole.vision.frameworks.checks import check_choice, check_momentum
-from dipole.vision.frameworks.queue import of_all_ranks
+from dipole.vision.frameworks.queue import check_choice, check_momentum, of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
 from dipole.vision.settings import VisionSettings

@@ -25,8 +25,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
-from dipole.vision.frameworks.checks import check_momentum
-from dipole.vision.frameworks.queue import Queue, momentum_update, of_all_ranks
+from dipole.vision.frameworks.queue import Queue, check_momentum, momentum_update, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
 

@@ -27,11 +27,16 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
-from dipole.vision.frameworks.checks import check_choice, check_momentum
 from dipole.vision.frameworks.moco import every_view_in_turn
-from dipole.vision.frameworks.queue import Queue, momentum_update, of_all_ranks
+from dipole.vision.frameworks.queue import (
+    Queue,
+    check_choice,
+    check_momentum,
+    cosine_schedule,
+    momentum_update,
+    of_all_ranks,
+)
 from dipole.vision.heads import Prediction, prediction_head
-from dipole.vision.schedules import cosine_schedule
 from dipole.vision.settings import VisionSettings
 
 

@@ -1,14 +1,17 @@
 """Rows of past batches, and momentum copies, for frameworks that contrast with more than a batch."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dipole.core.objectives.options import check_whole
+from dipole.core.train.schedule import SHAPES
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
-from dipole.vision.frameworks.checks import check_momentum
+from dipole.core.utils.errors import OptionError, nearest
 
 
 class Queue(nn.Module):
@@ -101,3 +104,36 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
     """
     check_momentum(momentum)
     torch._foreach_lerp_(list(copy.parameters()), list(module.parameters()), 1 - momentum)
+
+
+def check_momentum(momentum: float) -> None:
+    """Raise OptionError unless a momentum is in [0, 1]."""
+    if not 0 <= momentum <= 1:
+        raise OptionError(f"momentum must be in [0, 1], got {momentum!r}.")
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raise OptionError unless an argument is one of the values of a `Literal`."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise OptionError(
+            f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.{nearest(str(value), allowed)}"
+        )
+
+
+def cosine_schedule(step: float, total: float, start: float, end: float) -> float:
+    """Return the value at a step on a half cosine from `start` to `end`.
+
+    With end = 1 it is the momentum of BYOL: 1 - (1 - start) (cos(pi k/K) + 1) / 2 at step k of K (Grill et al. 2020,
+    Sec. 3.3).
+
+        >>> [round(cosine_schedule(step, 100, 0.996, 1.0), 4) for step in (0, 50, 100)]
+        [0.996, 0.998, 1.0]
+
+    Args:
+        step: from 0. After `total` the value is `end`.
+        total: number of steps, > 0.
+        start: value at step 0.
+        end: value at step `total`.
+    """
+    return SHAPES["cosine"](start, end, min(step / total, 1.0))

@@ -29,7 +29,7 @@ from dipole.vision.frameworks.base import (
     in_passes,
     register_framework,
 )
-from dipole.vision.frameworks.checks import check_choice
+from dipole.vision.frameworks.queue import check_choice
 from dipole.vision.image_set import ImageSet, Order
 from dipole.vision.pairs.base import class_order
 from dipole.vision.settings import VisionSettings
