@@ -106,7 +106,7 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
     ]
     if manifest.kind == "study" and not results.not_decidable:
         ranks = results.ranks()
-        shown.insert(0, tables.ranking_table(manifest.name, ranks, results.tests))
+        shown.insert(0, tables.ranking_table(manifest.name, ranks))
         pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
     pictures["Cost"] = charts.cost(results)
     done = sum(record.status == "done" for record in results.records.values())

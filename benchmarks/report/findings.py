@@ -167,15 +167,13 @@ def _over_columns(results: SuiteResults) -> list[str]:
     """Gains of a study over all columns that are significant among its rows and among the tests of its cells."""
     if results.manifest.kind != "study" or len(results.columns) < 2:
         return []
-    gains = [(rank.label, rank.gain) for rank in results.ranks() if rank.gain is not None and isfinite(rank.gain.p)]
-    tests = results.tests + len(gains)
+    gains = [(rank.label, rank.gain) for rank in results.ranks() if rank.gain is not None and rank.has_gain]
     named = []
     for label, gain in sorted(gains, key=lambda each: each[1].p):
-        if tests * gain.p < LEVEL:
-            verb, interval = "loses", f"{number(100 * gain.low)} to {number(100 * gain.high)}"
-            if gain.value > 0:
-                verb = "gains"
-            named.append(f"{label} {verb} {number(100 * abs(gain.value))} % ({interval})")
+        verb, interval = "loses", f"{number(100 * gain.low)} to {number(100 * gain.high)}"
+        if gain.value > 0:
+            verb = "gains"
+        named.append(f"{label} {verb} {number(100 * abs(gain.value))} % ({interval})")
     if not named:
         return []
     return [f"Over all columns together, in units of the mean of {results.base}: {first_of(named, NAMED)}."]

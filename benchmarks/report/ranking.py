@@ -31,6 +31,12 @@ class Rank:
     improvement: Interval | None
     gain: Interval | None
     missing: tuple[str, ...] = ()
+    tests: int = 1  # of the suite: the gain is corrected among them (Bonferroni)
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether the gain is significant among all tests of the suite."""
+        return self.gain is not None and self.tests * self.gain.p < LEVEL
 
 
 def rank_objectives(

@@ -335,7 +335,9 @@ class SuiteResults:
         for cell in self.cells:
             if cell.row.base and cell.against_base is not None and cell.p_holm < LEVEL:
                 decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
-        return rank_objectives(tasks, self.base, decided, costs, self.run_groups)
+        ranks = rank_objectives(tasks, self.base, decided, costs, self.run_groups)
+        gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in ranks)
+        return [replace(rank, tests=self.tests + gains) for rank in ranks]
 
     @cached_property
     def run_groups(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.report.claim_tables import mark_of
-from dipole.benchmarks.report.ranking import LEVEL, Rank, level_of
+from dipole.benchmarks.report.ranking import Rank, level_of
 from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number, number_cell
@@ -252,12 +252,8 @@ def comparison_table(task: str, records: Sequence[RunRecord]) -> ReportTable:
     return ReportTable(f"comparison-{slug}", f"Comparison: {task}", head, rows, note, frozenset({"objective"}))
 
 
-def ranking_table(name: str, ranks: Sequence[Rank], tests: int = 0) -> ReportTable:
-    """Return objectives over tasks: rank of means, wins and losses, aggregates.
-
-    tests: those of the suite's cells. The gains are corrected among these and each other.
-    """
-    tests += sum(rank.gain is not None and isfinite(rank.gain.p) for rank in ranks)
+def ranking_table(name: str, ranks: Sequence[Rank]) -> ReportTable:
+    """Return objectives over tasks: rank of means, wins and losses, aggregates."""
     rows = []
     for r in ranks:
         label, rank = Cell(r.label), Cell(f"{r.of_means:.2f}", r.of_means)
@@ -265,8 +261,8 @@ def ranking_table(name: str, ranks: Sequence[Rank], tests: int = 0) -> ReportTab
             label, rank = Cell(r.label, sub=f"not ranked: no runs of {', '.join(r.missing)}"), EMPTY
         counts = [count_cell(n) for n in (r.tasks, r.better, r.worse)]
         gain = _interval(r.gain, 100.0)
-        if r.gain is not None and (r.gain.low > 0 or r.gain.high < 0) and r.gain.p * tests >= LEVEL:
-            gain = replace(gain, sub=f"{gain.sub}, not significant by Bonferroni over {counted(tests, 'test')}")
+        if r.gain is not None and (r.gain.low > 0 or r.gain.high < 0) and not r.has_gain:
+            gain = replace(gain, sub=f"{gain.sub}, not significant by Bonferroni over {counted(r.tests, 'test')}")
         rows.append((label, rank, *counts, _interval(r.improvement), gain))
     head = ("objective", "rank of means", "tasks", "better", "worse", "P(improvement)", "gain (%)")
     return ReportTable(f"{name}-ranking", "Ranking over tasks", head, rows, RANKING_NOTE, frozenset({"objective"}))

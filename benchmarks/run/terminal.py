@@ -84,7 +84,7 @@ def print_results(console: Console, results: SuiteResults) -> None:
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study" and not results.not_decidable:
-        shown.insert(0, tables.ranking_table(results.manifest.name, results.ranks(), results.tests))
+        shown.insert(0, tables.ranking_table(results.manifest.name, results.ranks()))
     for found in shown:
         if found.rows:
             print_table(console, found)
