@@ -14,9 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from dipole.core.evaluation.arrays import Array, moderate, moderate_rows, size
@@ -425,6 +422,8 @@ def kmeans_accuracy(
 
 def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
     """Return the best accuracy over one-to-one maps from clusters to classes, both (n,) from 0."""
+    from scipy.optimize import linear_sum_assignment
+
     table = torch.zeros(int(assignment.max()) + 1, int(labels.max()) + 1, dtype=torch.long)
     table.index_put_((assignment.cpu(), labels.cpu()), torch.ones(len(labels), dtype=torch.long), accumulate=True)
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
@@ -433,6 +432,9 @@ def matched_accuracy(assignment: Tensor, labels: Tensor) -> float:
 
 def kmeans(x: Tensor, clusters: int, inits: int = 10, steps: int = 300, seed: int = 0) -> Tensor:
     """Return the cluster of every point (n,) by scikit-learn, of the best of `inits` k-means++ starts."""
+    from sklearn.cluster import KMeans  # a training process starts two seconds sooner without it
+    from sklearn.exceptions import ConvergenceWarning
+
     if not 1 <= clusters <= len(x):
         raise OptionError(
             f"k-means of {counted(len(x), 'point')} takes 1 to {counted(len(x), 'cluster')}, got {clusters}"

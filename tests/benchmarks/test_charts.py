@@ -71,24 +71,20 @@ def test_charts_of_little_or_nothing(values):
     )
 
 
-def test_an_interval_chart_always_shows_what_it_is_measured_against():
-    """One estimate of 0.75 against one half: the line at one half is inside the picture, left of the marker."""
-    chart = interval_chart("t", "x", [Estimate("a", 0.75, nan, nan)], reference=0.5)
-    svg = drawing.to_svg({**chart.spec, "width": 300})
-    (rule,) = re.findall(r'<line[^>]*translate\(([0-9.]+),0\)"[^>]*stroke="var\(--soft\)" stroke-width="1.5"', svg)
-    (marker,) = re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)
-    assert 0 <= float(rule) < float(marker) <= 300
-
-
-def test_points_land_where_the_axes_say():
+def test_points_and_lengths_follow_the_axes():
     """A histogram over 0 to 1: the corner at one half is in the middle of the axis, its height the axis' top."""
     svg = drawing.to_svg(ONE_OF_EACH[1].spec)
     width, height = NARROW
     (outline,) = re.findall(r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', svg)
     assert outline.startswith(f"M0,0L{width / 2:g},0L{width / 2:g},{height}")
+    across, up = equal_scales([0, 10], [0, 1])
+    width, height = NARROW
+    assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
+    assert across[0] < 0 < 10 < across[1]
+    assert [short(value) for value in (81.234567891, nan, None, 0.0, 1234567)] == [81.2346, None, None, 0.0, 1234567]
 
 
-def test_a_missing_value_interrupts_a_line():
+def test_missing_values_interrupt_lines_and_intervals_show_their_reference():
     (path,) = re.findall(
         r'<path[^>]* d="(M[^"]+)"[^>]*stroke="var\(--c0\)"', drawing.to_svg(
             line_chart("t", "x", "y", [Line("l", [0, 1, 2, 3, 4], [1, 2, nan, 2, 1])]).spec)
@@ -96,13 +92,12 @@ def test_a_missing_value_interrupts_a_line():
     assert path.count("M") == 2
     long = line_chart("t", "x", "y", [Line("l", range(40), [nan if i in (16, 18) else 1.0 for i in range(40)])])
     assert {row["x"] for row in long.rows if row["marker"]} == {*range(0, 40, 4), 17, 39}
-
-
-def test_one_length_is_the_same_on_both_axes():
-    across, up = equal_scales([0, 10], [0, 1])
-    width, height = NARROW
-    assert (across[1] - across[0]) / width == pytest.approx((up[1] - up[0]) / height)
-    assert across[0] < 0 < 10 < across[1]
+    # One estimate of 0.75 against one half: the line at one half is inside the picture, left of the marker.
+    chart = interval_chart("t", "x", [Estimate("a", 0.75, nan, nan)], reference=0.5)
+    svg = drawing.to_svg({**chart.spec, "width": 300})
+    (rule,) = re.findall(r'<line[^>]*translate\(([0-9.]+),0\)"[^>]*stroke="var\(--soft\)" stroke-width="1.5"', svg)
+    (marker,) = re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)
+    assert 0 <= float(rule) < float(marker) <= 300
 
 
 def test_what_doubles_gets_a_logarithmic_axis():
@@ -234,10 +229,6 @@ def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
     assert lines[1] == r"\begin{tabular}{lr}"
     assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
     assert lines[6] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
-
-
-def test_values_are_rounded_to_what_a_picture_shows():
-    assert [short(value) for value in (81.234567891, nan, None, 0.0, 1234567)] == [81.2346, None, None, 0.0, 1234567]
 
 
 def test_studies_draw_differences_from_the_base_with_their_intervals(runs_folder):

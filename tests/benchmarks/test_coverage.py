@@ -142,7 +142,7 @@ def test_gains_are_rounded_to_the_metrics_resolution_before_they_are_ranked():
     assert isnan(paired({0: 0.5, 1: 0.6}, {0: 0.5101, 1: 0.6099}, resolution=0.01).low)
 
 
-def test_who_lacks_a_task_is_not_ranked():
+def test_tasks_and_means_that_are_missing_or_equal():
     tasks = {
         "A": {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.01}, "best of one": {0: 9.0, 1: 9.5}},
         "B": {"base": {0: 10.0, 1: 20.0}, "x": {0: 11.0, 1: 20.0}},
@@ -152,14 +152,8 @@ def test_who_lacks_a_task_is_not_ranked():
     assert [rank.of_means for rank in found[:2]] == [1.0, 2.0]  # it is in nobody's way, either
     assert isnan(found[2].of_means)
     assert (found[2].missing, found[2].gain, found[2].improvement) == (("B",), None, None)
-
-
-def test_means_that_differ_in_floating_point_alone_share_a_rank():
     tasks = {"A": {"x": {0: 0.1, 1: 0.2, 2: 0.3}, "y": {0: 0.3, 1: 0.2, 2: 0.1 + 1e-17}, "z": {0: 0.2 + 3e-17}}}
     assert {rank.of_means for rank in rank_objectives(tasks, None, {})} == {2.0}
-
-
-def test_runs_that_a_task_lacks_leave_the_others_as_they_are():
     generator = np.random.default_rng(2)
     x, b = generator.normal(5, 1, (2, 6)), generator.normal(4, 1, (2, 6))
     x[1, 5:] = nan

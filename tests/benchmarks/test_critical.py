@@ -28,15 +28,12 @@ def test_the_global_test_is_that_of_scipy(has_ties):
     assert list(found.ranks) == sorted(found.ranks)
 
 
-def test_groups_are_the_longest_that_nothing_tells_apart():
+def test_groups_and_profiles_by_hand():
     """Ten blocks, always a > b > c > d: CD = 2.569 sqrt(20 / 60) = 1.483, so that neighbours are joined, no more."""
     found = critical_difference([{"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}] * 10)
     assert found.difference == pytest.approx(1.483, abs=1e-3)
     assert found.groups == ((0, 1), (1, 2), (2, 3))
     assert found.p < 1e-5
-
-
-def test_where_the_global_test_finds_nothing_all_are_joined():
     blocks = [{"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 3.0, "b": 2.0, "c": 1.0}]
     assert critical_difference(blocks).groups == ((0, 2),)
     # What floats make of 0.3 is a tie: no difference at all, p = 1.
@@ -44,6 +41,11 @@ def test_where_the_global_test_finds_nothing_all_are_joined():
     assert (tie.p, tie.ranks) == (1.0, (1.5, 1.5))
     with pytest.raises(DataError, match="two blocks"):
         critical_difference([{"a": 1.0, "b": 2.0}, {"a": 1.0}])
+    tasks = [{"a": [0.0, 10.0], "b": [5.0, 5.0]}, {"a": [100.0, 300.0], "b": [200.0, 300.0], "c": [150.0]}]
+    found = performance_profile(tasks, places=5)
+    # a: {0, 1} and {0, 1}; b: {0.5, 0.5} and {0.5, 1}; c lacks a task.
+    assert found == {"a": [0.5, 0.5, 0.5, 0.5, 0.0], "b": [1.0, 1.0, 0.25, 0.25, 0.0]}
+    assert performance_profile([{"a": [1.0], "b": [1.0]}], places=2) == {"a": [0.0, 0.0], "b": [0.0, 0.0]}
 
 
 def test_false_alarms_are_no_more_than_the_level():
@@ -55,12 +57,3 @@ def test_false_alarms_are_no_more_than_the_level():
         found = critical_difference([dict(zip("abcd", row, strict=True)) for row in values])
         alarms += found.groups != ((0, 3),)
     assert alarms <= 400 * 0.05 + 3 * (400 * 0.05 * 0.95) ** 0.5
-
-
-def test_a_profile_by_hand():
-    """Two tasks of other units; tau runs from the worst run of a task to its best."""
-    tasks = [{"a": [0.0, 10.0], "b": [5.0, 5.0]}, {"a": [100.0, 300.0], "b": [200.0, 300.0], "c": [150.0]}]
-    found = performance_profile(tasks, places=5)
-    # a: {0, 1} and {0, 1}; b: {0.5, 0.5} and {0.5, 1}; c lacks a task.
-    assert found == {"a": [0.5, 0.5, 0.5, 0.5, 0.0], "b": [1.0, 1.0, 0.25, 0.25, 0.0]}
-    assert performance_profile([{"a": [1.0], "b": [1.0]}], places=2) == {"a": [0.0, 0.0], "b": [0.0, 0.0]}

@@ -27,14 +27,14 @@ SUITE = read_recipe(suites()["demo"])
 
 @settings_of(60, is_quick=True)
 @given(toml_contents(SUITE))
-def test_suites(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_suites(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "suite.toml"
     path.write_bytes(content)
     answered(lambda: read_suite(path))
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "/" * 300, ""])
-def test_names_that_no_suite_has(name: str) -> None:
+def test_names_that_no_suite_has(name):
     answered(lambda: read_suite(name))
 
 
@@ -49,7 +49,7 @@ def filled(runs_folder: Any) -> Path:
 @pytest.mark.parametrize(
     "name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", "points.json", ".pid"]
 )
-def test_what_is_no_file_does_not_stop_a_report(runs_folder: Any, name: str, kind: str) -> None:
+def test_what_is_no_file_does_not_stop_a_report(runs_folder, name, kind):
     runs = filled(runs_folder)
     path = runs / f"{1:012x}" / name
     path.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def test_what_is_no_file_does_not_stop_a_report(runs_folder: Any, name: str, kin
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_what_is_no_file_is_no_suite_and_no_search(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_file_is_no_suite_and_no_search(tmp_path, kind):
     for folder in (tmp_path / ".bench" / "suites", tmp_path / ".bench" / "sweeps"):
         folder.mkdir(parents=True)
         NO_FILES[kind](folder / "x.json")
@@ -71,7 +71,7 @@ def test_what_is_no_file_is_no_suite_and_no_search(tmp_path: Path, kind: str) ->
     assert len(read_manifests(tmp_path)[1]) == 1
 
 
-def test_no_number_of_a_record_stops_a_report(runs_folder: Any) -> None:
+def test_no_number_of_a_record_stops_a_report(runs_folder):
     """Every field of a record, in turn, is what no record of ours would hold: the other runs are reported."""
     runs = filled(runs_folder)
     path = runs / f"{1:012x}" / "record.json"
@@ -86,7 +86,7 @@ def test_no_number_of_a_record_stops_a_report(runs_folder: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[31m", "\x00", "\x9b", "\u2028", "a\x0bb\x0c"])
-def test_control_characters_are_drawn_as_escapes(runs_folder: Any, tmp_path: Path, text: str) -> None:
+def test_control_characters_are_drawn_as_escapes(runs_folder, tmp_path, text):
     """In labels, columns, titles, objectives and names of metrics: every file is readable, and SVG is XML."""
     rows = [(f"info{text}", f"infonce{text}", None), (f"dcl{text}", "dcl", f"info{text}")]
     runs_folder.suite("mine", rows, [(f"digits{text}", "vision")], lambda *cell: 0.8 + cell[2] / 50, title=f"of {text}")

@@ -59,12 +59,16 @@ def test_a_plan_names_what_cannot_be_built_and_its_cell(suite, override, cause, 
         assert line.startswith(f"cannot run: row {row.label!r}, column {column.name!r}, seed 0")
 
 
-def test_an_objective_that_its_pairs_do_not_carry_is_named():
+def test_objectives_that_pairs_do_not_carry_and_deviations_are_named():
     sized = read_suite("lmcl-table3").at("paper", ["vision.views=2"], seeds=1)
     config = load("stl10-simclr", ["objective=cacr(k=4)"]).config
     (job, *_) = sized.jobs()
     (fault,) = faults([type(job)(job.hash, config, job.recipe, job.overrides, job.cells)], 1)
     assert "4 positives" in fault.message or "k" in fault.message
+    cells = [("SimCLR (CL)", "STL-10", {"vision.data.source": "stl10", "vision.method": "simclr"})]
+    found = deviations("cacr-table6", cells)
+    assert found["unlabelled images"] == "vision.data.pretrain_split: nothing in place of train+unlabeled"
+    assert deviations("cacr-table5", []) == {}
 
 
 def test_every_known_deviation_is_said_and_none_that_is_gone(paper_scale):
@@ -110,13 +114,6 @@ def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
 @pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
 def test_options_that_no_paper_names_are_said_of_the_control_tasks(name):
     assert any("rho" in key for key in read_suite(name).at("paper").protocol)
-
-
-def test_a_deviation_is_told_in_words():
-    cells = [("SimCLR (CL)", "STL-10", {"vision.data.source": "stl10", "vision.method": "simclr"})]
-    found = deviations("cacr-table6", cells)
-    assert found["unlabelled images"] == "vision.data.pretrain_split: nothing in place of train+unlabeled"
-    assert deviations("cacr-table5", []) == {}
 
 
 @pytest.mark.parametrize(

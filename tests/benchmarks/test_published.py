@@ -15,16 +15,13 @@ from dipole.benchmarks.statistics import summarize
 from dipole.core.utils.errors import DataError
 
 
-def test_every_table_and_figure_is_there():
+def test_published_tables_hold_the_known_cells():
     assert len(tables()) == 29
     assert {"lmcl-table5", "cacr-table17", "cllr-table1", "arora-table2-text"} <= tables().keys()
     assert {"lmcl-figure2", "cacr-figure3", "cllr-figure4", "arora-figure2"} <= figures().keys()
     for found in tables().values():
         assert len({row.label for row in found.rows}) == len(found.rows)
         assert all(set(row.cells) == set(found.columns) for row in found.rows)
-
-
-def test_known_cells():
     catch = table("lmcl-table5").find("LMCL(CURL+DP)").cells["Catch"]
     assert (catch.mean, catch.std) == (842, 27)
     assert table("lmcl-table5").trials == 3
@@ -32,18 +29,31 @@ def test_known_cells():
     assert table("cacr-table4").value("MoCoV2 / WebVision v1", "top1") == pytest.approx(
         table("cacr-table4").find("MoCoV2 / WebVision v1").cells["top1"].mean
     )
-
-
-def test_unknown_table_names_the_nearest():
     with pytest.raises(DataError, match="lmcl-table4"):
         table("lmcl-tabel4")
     assert table("lmcl-table5").find("SAC") is None
+    assert margin("accuracy %", 80) == 1
+    assert margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
+    assert all(margin(t.metric, 1.0) > 0 for t in tables().values())
+    with pytest.raises(DataError):
+        margin("bananas", 1)
 
 
-def test_exchanged_columns_are_said():
+def test_exchanged_columns_missing_rows_and_other_protocols():
     assert "SUBJ and MPQA" in table("lmcl-table4").notes[0]
     assert "SUBJ and MPQA" in table("cllr-table2").notes[0]
     assert all("SUBJ and MPQA are" not in note for note in table("lmcl-table5").notes)
+    outcome = evaluate(CLAIM, {"t": Ours({("base", "A"): [1.0, 2.0], ("new", "A"): [2.0, 3.5]})})
+    assert (len(outcome.items), outcome.missing) == (1, 1)
+    assert evaluate(CLAIM, {}).verdict == claims_module.NO_DATA
+    assert evaluate(Claim("y", "p", "s", "w", "text"), {}).verdict == claims_module.NO_TEST
+    ours = summarize([75.1, 75.2, 75.0])
+    assert compare(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
+    assert compare(PrintedCell(None), None, ours, "accuracy %", True) is None
+    paper = {"dataset": "CIFAR-10", "epochs": 200}
+    assert protocol_differences(paper, {"dataset": "CIFAR-10", "epochs": 200}) == []
+    lines = protocol_differences(paper, {"dataset": "digits", "epochs": 200, "encoder": "small"})
+    assert lines == ["dataset: digits (paper: CIFAR-10)", "encoder: small (paper: not stated)"]
 
 
 @pytest.mark.parametrize("claim", claims(), ids=lambda c: c.id)
@@ -97,13 +107,6 @@ def test_a_claim_is_supported_contradicted_or_open():
     assert verdict([70.0, 70.9, 69.8, 70.3], [50.3, 51.2, 53.0, 52.9]) == UNDECIDED
 
 
-def test_missing_rows_are_counted_not_guessed():
-    outcome = evaluate(CLAIM, {"t": Ours({("base", "A"): [1.0, 2.0], ("new", "A"): [2.0, 3.5]})})
-    assert (len(outcome.items), outcome.missing) == (1, 1)
-    assert evaluate(CLAIM, {}).verdict == claims_module.NO_DATA
-    assert evaluate(Claim("y", "p", "s", "w", "text"), {}).verdict == claims_module.NO_TEST
-
-
 def test_both_spreads_give_welch_and_one_run_borrows_the_printed_spread():
     printed = PrintedCell(842.0, 27.0)
     ours = summarize([820.0, 860.0, 835.0])
@@ -116,27 +119,6 @@ def test_both_spreads_give_welch_and_one_run_borrows_the_printed_spread():
     bare = compare(PrintedCell(842.0), None, summarize([842.0]), "score at 100K steps", True)
     assert bare.verdict == UNDECIDED
     assert isnan(bare.low)
-
-
-def test_another_protocol_gets_no_verdict_and_an_empty_cell_no_comparison():
-    ours = summarize([75.1, 75.2, 75.0])
-    assert compare(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
-    assert compare(PrintedCell(None), None, ours, "accuracy %", True) is None
-
-
-def test_protocol_differences_are_listed():
-    paper = {"dataset": "CIFAR-10", "epochs": 200}
-    assert protocol_differences(paper, {"dataset": "CIFAR-10", "epochs": 200}) == []
-    lines = protocol_differences(paper, {"dataset": "digits", "epochs": 200, "encoder": "small"})
-    assert lines == ["dataset: digits (paper: CIFAR-10)", "encoder: small (paper: not stated)"]
-
-
-def test_margins():
-    assert margin("accuracy %", 80) == 1
-    assert margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
-    assert all(margin(t.metric, 1.0) > 0 for t in tables().values())
-    with pytest.raises(DataError):
-        margin("bananas", 1)
 
 
 @pytest.mark.parametrize("level", [75.4, 78.0])

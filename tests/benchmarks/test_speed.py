@@ -13,23 +13,23 @@ from dipole.benchmarks.speed.timing import Results, floor, interleaved, time_and
 CPU = torch.device("cpu")
 
 
-def test_the_floor_is_the_slower_of_products_and_memory():
-    # 4 rows^2 d operations at 1 TFLOP/s, or three times the rows at 1 MB/s.
+def test_rounds_floors_and_inputs_of_measurements():
     assert floor(1000, 100, "bf16", {"bf16": 1e12, "bytes": 1e12}) == pytest.approx(0.4)
     assert floor(1000, 100, "float32", {"float32": 1e15, "bytes": 1e6}) == pytest.approx(1200.0)
-
-
-def test_every_repeat_has_its_own_inputs():
     seen = []
     found = time_and_memory(lambda: torch.rand(3), lambda x: seen.append(tuple(x.tolist())), CPU)
     assert len(set(seen)) == len(seen) == found["repeats"] + 2
-
-
-def test_rounds_alternate_the_subjects_after_a_warm_up():
     calls = []
     found = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert calls == ["a", "b"] * 3
     assert set(found) == {"a", "b"}
+    names = subjects.subjects(Case("infonce", 64, 16, "bf16"), CPU)
+    for module, name in (("lightly", "lightly"), ("siglip_kernel", "siglip"), ("pytorch_metric_learning", "metric")):
+        assert any(name in each for each in names) == bool(find_spec(module))
+    assert not any("dense" in name for name in subjects.subjects(Case("infonce + cllr", 64, 16, "bf16"), CPU))
+    case, generator = Case("infonce", 64, 16, "bf16"), torch.Generator()
+    assert [len(view) for view in case.embeddings(CPU, generator, "siglip-kernel")] == [64, 64]
+    assert [len(view) for view in case.embeddings(CPU, generator, "dipole")] == [32, 32]
 
 
 def test_results_of_another_setting_are_dropped(tmp_path):
@@ -47,19 +47,6 @@ def test_plain_pytorch_and_dipole_compute_the_same_loss(loss):
     views = case.embeddings(CPU, torch.Generator().manual_seed(0))
     ours, plain = (subjects.BUILD[name](case, CPU)(views) for name in ("dipole", "dense PyTorch"))
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
-
-
-def test_libraries_that_are_not_installed_are_no_subjects():
-    names = subjects.subjects(Case("infonce", 64, 16, "bf16"), CPU)
-    for module, name in (("lightly", "lightly"), ("siglip_kernel", "siglip"), ("pytorch_metric_learning", "metric")):
-        assert any(name in each for each in names) == bool(find_spec(module))
-    assert not any("dense" in name for name in subjects.subjects(Case("infonce + cllr", 64, 16, "bf16"), CPU))
-
-
-def test_views_of_two_encoders_have_all_rows_each():
-    case, generator = Case("infonce", 64, 16, "bf16"), torch.Generator()
-    assert [len(view) for view in case.embeddings(CPU, generator, "siglip-kernel")] == [64, 64]
-    assert [len(view) for view in case.embeddings(CPU, generator, "dipole")] == [32, 32]
 
 
 @pytest.mark.parametrize(

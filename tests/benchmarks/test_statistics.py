@@ -32,7 +32,7 @@ BASE = {0: 71.2, 1: 69.8, 2: 73.1, 3: 70.4, 4: 72.0, 9: 10.0}
 OTHER = {0: 72.9, 1: 70.1, 2: 73.0, 3: 72.8, 4: 73.5, 7: 99.0}
 
 
-def test_summary_is_the_textbook_one():
+def test_summaries_and_differences_without_spread():
     values = [3.0, 5.0, 8.0, 8.5]
     mean = sum(values) / 4
     std = sqrt(sum((v - mean) ** 2 for v in values) / 3)
@@ -40,14 +40,19 @@ def test_summary_is_the_textbook_one():
     assert (found.n, found.mean, found.std) == (4, pytest.approx(mean), pytest.approx(std))
     low, high = stats.t.interval(0.95, 3, loc=mean, scale=stats.sem(values))
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-
-
-def test_one_value_has_no_spread_and_no_values_are_refused():
     assert isnan(summarize([4.0]).std)
     with pytest.raises(DataError, match="non-empty"):
         summarize([])
     with pytest.raises(DataError, match="nan"):
         summarize([1.0, float("nan")])
+    same = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
+    assert (same.p_t, same.p_wilcoxon, same.effect) == (1.0, 1.0, 0.0)
+    shifted = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.0, 2: 4.0})
+    assert (shifted.difference, shifted.p_wilcoxon) == (1.0, 0.25)
+    assert isnan(shifted.p_t)
+    assert isnan(shifted.effect)
+    # The same in floating point, where the differences are equal only up to rounding.
+    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.3, 1: 0.9}).p_t)
 
 
 def test_paired_uses_only_common_seeds_and_agrees_with_scipy():
@@ -69,17 +74,6 @@ def test_too_few_common_seeds_decide_nothing(other):
     assert isnan(paired({0: 0.5, 1: 0.6}, other).p_t)
 
 
-def test_differences_without_spread():
-    same = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
-    assert (same.p_t, same.p_wilcoxon, same.effect) == (1.0, 1.0, 0.0)
-    shifted = paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 3.0, 2: 4.0})
-    assert (shifted.difference, shifted.p_wilcoxon) == (1.0, 0.25)
-    assert isnan(shifted.p_t)
-    assert isnan(shifted.effect)
-    # The same in floating point, where the differences are equal only up to rounding.
-    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.3, 1: 0.9}).p_t)
-
-
 def test_welch_agrees_with_scipy_from_statistics_and_data():
     x, y = [1.0, 4.0, 2.5, 3.0], [6.0, 2.0, 9.0]
     reference = stats.ttest_ind(x, y, equal_var=False)
@@ -89,16 +83,12 @@ def test_welch_agrees_with_scipy_from_statistics_and_data():
     assert found.interval() == pytest.approx(tuple(reference.confidence_interval()))
 
 
-def test_three_seed_control_tables_separate_nothing():
+def test_printed_values_and_three_seeds():
     """LMCL Table 5: over 6 tasks and 3 bases the smallest of 18 Welch p-values of X + DP against X is 0.60."""
     curl = [(413, 53, 423, 63), (680, 32, 682, 13), (908, 86, 926, 73), (298, 38, 296, 32), (621, 121, 625, 53)]
     curl.append((826, 42, 842, 27))
     sides = [(Summary(3, d, sd, nan, nan), Summary(3, m, s, nan, nan)) for m, s, d, sd in curl]
     assert min(of_summaries(*both).p for both in sides) > 0.59
-
-
-def test_single_printed_value_is_one_more_trial():
-    """Simulation: when both come from one distribution, the test rejects in 5 % of the cases."""
     generator = np.random.default_rng(0)
     ours, printed = generator.normal(size=(4000, 5)), generator.normal(size=4000)
     rejected = [of_one_more_trial(summarize(row), value).p < 0.05 for row, value in zip(ours, printed, strict=True)]
@@ -117,9 +107,22 @@ def test_holm_by_its_definition():
     assert holm([0.02, float("nan"), 0.5]) == pytest.approx([0.04, float("nan"), 0.5], nan_ok=True)
 
 
-def test_iqm_by_hand():
+def test_iqm_and_probability_of_improvement_by_hand():
     assert interquartile_mean([1, 2, 3, 100, 0, 4, 5, 6]) == pytest.approx((2 + 3 + 4 + 5) / 4)
     assert iqm_interval([[1, 2, 3, 100], [0, 4, 5, 6]]).value == pytest.approx((2 + 3 + 4 + 5) / 4)
+    generator = np.random.default_rng(2)
+    ours, base = generator.integers(0, 6, size=(3, 7)).tolist(), generator.integers(0, 5, size=(3, 4)).tolist()
+    expected = np.mean([stats.mannwhitneyu(x, y).statistic / 28 for x, y in zip(ours, base, strict=True)])
+    found = probability_of_improvement(ours, base)
+    assert found.value == pytest.approx(expected)
+    assert found.low <= found.value <= found.high
+    with pytest.raises(DataError, match="same tasks"):
+        probability_of_improvement(ours, base[:2])
+    # Of four tasks half would be left. From eight on the quarters at both ends go.
+    base = [[1.0, 1.1, 0.9]] * 8
+    ours = [[1.0 + gain, 1.1 + gain, 0.9 + 1.1 * gain] for gain in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 8.0)]
+    assert relative_gain(ours[4:], base[4:]).value == pytest.approx(sum((0.4, 0.5, 0.6, 8.0)) / 4 * 3.1 / 3)
+    assert relative_gain(ours, base).value == pytest.approx(sum((0.2, 0.3, 0.4, 0.5)) / 4 * 3.1 / 3)
 
 
 def test_the_interval_of_the_interquartile_mean_is_stratified_and_holds_where_the_bootstrap_is_too_narrow():
@@ -137,17 +140,6 @@ def test_the_interval_of_the_interquartile_mean_is_stratified_and_holds_where_th
     assert found.high - found.low < few.high - few.low < 4
 
 
-def test_probability_of_improvement_is_the_mann_whitney_statistic():
-    generator = np.random.default_rng(2)
-    ours, base = generator.integers(0, 6, size=(3, 7)).tolist(), generator.integers(0, 5, size=(3, 4)).tolist()
-    expected = np.mean([stats.mannwhitneyu(x, y).statistic / 28 for x, y in zip(ours, base, strict=True)])
-    found = probability_of_improvement(ours, base)
-    assert found.value == pytest.approx(expected)
-    assert found.low <= found.value <= found.high
-    with pytest.raises(DataError, match="same tasks"):
-        probability_of_improvement(ours, base[:2])
-
-
 @pytest.mark.parametrize("is_paired", [False, True])
 def test_power_agrees_with_simulated_tests(is_paired):
     generator = np.random.default_rng(11)
@@ -162,21 +154,26 @@ def test_power_agrees_with_simulated_tests(is_paired):
     assert np.mean(p < 0.05) == pytest.approx(expected, abs=0.02)
 
 
-def test_textbook_sample_sizes():
+def test_sample_sizes_and_detectable_differences_are_the_textbooks():
     """Cohen 1988, alpha 0.05 two-sided, power 0.8: 26 / 64 / 394 per arm for d = 0.8 / 0.5 / 0.2; 34 pairs for 0.5."""
     assert [seeds_needed(d, 1.0) for d in (0.8, 0.5, 0.2)] == [26, 64, 394]
     assert seeds_needed(0.5, 1.0, is_paired=True) == 34
     # LMCL Table 5, Catch: 842 +- 27 against 826 +- 42.
     assert abs(seeds_needed(842 - 826, pooled_std(27, 42)) - 75) <= 3
-
-
-def test_seeds_needed_is_the_smallest_such_number():
     n = seeds_needed(3.0, 4.0)
     assert power(3.0, 4.0, n) >= 0.8 > power(3.0, 4.0, n - 1)
     assert (seeds_needed(3.0, 4.0, limit=n), seeds_needed(3.0, 4.0, limit=n - 1)) == (n, None)
     assert [seeds_needed(d, 1.0) for d in (0.0, float("nan"), 1e-6)] == [None] * 3
     assert seeds_needed(1.0, 0.0) == 2
     assert power(1.0, 1.0, 1) == 0.0
+    for d, n in ((0.8, 26), (0.5, 64), (0.2, 394)):
+        assert detectable(1.0, n) <= d < detectable(1.0, n - 1)
+    assert detectable(1.0, 34, is_paired=True) <= 0.5 < detectable(1.0, 33, is_paired=True)
+    assert np.isnan(detectable(1.0, 1))
+    assert detectable(0.0, 5) == 0
+    found = [power(1.0, 1.0, n) for n in [*range(2, 120), 500, 1000, 2700, 100_000]]
+    assert np.diff(found).min() > -1e-12
+    assert found[-1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("is_paired", [True, False])
@@ -187,15 +184,6 @@ def test_the_detectable_difference_is_the_smallest_that_has_the_power(n, alpha, 
     assert power(least, 3.0, n, alpha, is_paired) == pytest.approx(0.8, abs=1e-6)
     assert seeds_needed(1.0001 * least, 3.0, alpha=alpha, is_paired=is_paired) == n
     assert detectable(3.0, n, 0.9, alpha, is_paired) > least
-
-
-def test_detectable_differences_are_those_of_the_textbook():
-    """Cohen 1988: 26 / 64 / 394 per arm for d = 0.8 / 0.5 / 0.2; 34 pairs for 0.5."""
-    for d, n in ((0.8, 26), (0.5, 64), (0.2, 394)):
-        assert detectable(1.0, n) <= d < detectable(1.0, n - 1)
-    assert detectable(1.0, 34, is_paired=True) <= 0.5 < detectable(1.0, 33, is_paired=True)
-    assert np.isnan(detectable(1.0, 1))
-    assert detectable(0.0, 5) == 0
 
 
 @pytest.mark.parametrize(
@@ -221,12 +209,6 @@ def test_power_of_few_seeds_is_that_of_welchs_test(n):
     x, y = generator.normal(1.5, 1.0, (40_000, n)), generator.normal(0, 1.0, (40_000, n))
     found = np.mean(stats.ttest_ind(x, y, axis=1, equal_var=False).pvalue < 0.05)
     assert power(1.5, 1.0, n) == pytest.approx(found, abs=0.008)
-
-
-def test_power_rises_with_every_seed():
-    found = [power(1.0, 1.0, n) for n in [*range(2, 120), 500, 1000, 2700, 100_000]]
-    assert np.diff(found).min() > -1e-12
-    assert found[-1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +237,6 @@ def test_the_test_with_the_narrower_interval_is_made(ours, base, method):
         common = sorted(a.keys() & b.keys())
         expected = stats.ttest_rel([b[s] for s in common], [a[s] for s in common])
     assert found.p_t == pytest.approx(expected.pvalue, rel=1e-9)
-
-
-def test_gains_over_few_tasks_are_not_trimmed():
-    """Of four tasks half would be left. From eight on the quarters at both ends go."""
-    base = [[1.0, 1.1, 0.9]] * 8
-    ours = [[1.0 + gain, 1.1 + gain, 0.9 + 1.1 * gain] for gain in (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 8.0)]
-    assert relative_gain(ours[4:], base[4:]).value == pytest.approx(sum((0.4, 0.5, 0.6, 8.0)) / 4 * 3.1 / 3)
-    assert relative_gain(ours, base).value == pytest.approx(sum((0.2, 0.3, 0.4, 0.5)) / 4 * 3.1 / 3)
 
 
 @pytest.mark.parametrize(("gap", "n"), [(0.6034, 1000), (1.61, 100), (20, 2), (38, 3), (1e6, 5)])

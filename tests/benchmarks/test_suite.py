@@ -455,7 +455,7 @@ def test_a_file_of_small_images_is_reckoned_as_such(tmp_path):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(terminal, monkeypatch):
     """Kernels of notebooks set FORCE_COLOR, which what they start inherits."""
 
     class Stream(io.StringIO):

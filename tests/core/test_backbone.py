@@ -1,9 +1,7 @@
 """Networks that cannot be had say why in one message: a real server answers as the Hub does."""
 
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,7 +34,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def hub(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -50,14 +48,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_what_the_hub_refuses(hub: None, name: str) -> None:
+def test_what_the_hub_refuses(hub, name):
     with pytest.raises(ConfigError, match=ANSWERS[name][2]) as error:
         load(Source(f"{name}/model", "text.transformer"), "input_ids")
     assert str(error.value).startswith(f"text.transformer: '{name}/model' cannot be loaded: ")
     assert "\n" not in str(error.value)
 
 
-def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_network(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -83,7 +81,7 @@ class Numbered(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
-def test_stages_under_numbered_names_are_layers() -> None:
+def test_stages_under_numbered_names_are_layers():
     model = Numbered()
     found = layers(model)
     assert [id(block) for block in found.blocks] == [id(getattr(model, f"layer{n}")) for n in (1, 2, 3)]
@@ -97,13 +95,10 @@ def test_stages_under_numbered_names_are_layers() -> None:
     assert model.layer3.training
 
 
-def test_what_is_not_read_is_frozen() -> None:
+def test_unread_parameters_are_frozen_and_a_chain_without_layers_is_refused():
     model = nn.ModuleDict({"read": nn.Linear(2, 2), "left": nn.Linear(2, 2)})
     assert fix_unused(model, model["read"](torch.ones(1, 2))) == ["left.weight", "left.bias"]
     assert not model["left"].weight.requires_grad
     assert model["read"].weight.requires_grad
-
-
-def test_a_chain_without_layers_says_so() -> None:
     with pytest.raises(ConfigError, match=r"Linear has 0\. Allowed: 'backbone'"):
         freeze(nn.Linear(2, 2), 1, "text.freeze")

@@ -35,10 +35,13 @@ def equation_12(x, i, j, drawn, b, loss):
     return torch.stack([torch.zeros_like(v[0]), *(1 - one for one in v)]).max()
 
 
-@pytest.mark.parametrize("loss", ["logistic", "hinge"])
-@pytest.mark.parametrize("b", [1, 2, B])
-@pytest.mark.parametrize("k", [1, 4, N - 1, None])
-@pytest.mark.parametrize("anchors", ["all", "first"])
+@pytest.mark.parametrize(
+    ("anchors", "k", "b", "loss"),
+    [
+        *(("all", k, b, "logistic") for k, b in ((1, 1), (4, 2), (N - 1, B), (None, 1))),
+        *(("first", k, b, "hinge") for k, b in ((1, B), (4, 1), (N - 1, 2), (None, 2))),
+    ],
+)
 def test_the_loss_is_equation_12_over_the_blocks_that_were_drawn(anchors, k, b, loss):
     x = points()
     members = B + 1 if anchors == "all" else 1
@@ -93,8 +96,7 @@ def test_draws_of_two_points_and_of_two_steps_are_independent():
     assert abs(float(neighbours) - 1 / 15) < 4 * (1 / 15 / 4000) ** 0.5
 
 
-@pytest.mark.parametrize("classes", [4, 20])
-@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize(("classes", "k"), [(4, 1), (4, 8), (20, 3)])
 def test_class_collision_is_that_of_independent_classes(k, classes):
     """Arora et al., Sec. 6.1: tau_k = 1 - (1 - 1/C)^k, for blocks whose classes are independent draws."""
     sampler = ClassBlocks(np.repeat(np.arange(classes), 12), 2, None, Seeds(0))
@@ -129,15 +131,12 @@ def test_blocks_read_nothing_back(spec):
             assert term.prepare(Pairs.from_blocks(points().detach(), anchors)).negative_counts is not None
 
 
-def test_more_blocks_than_there_are():
+def test_blocks_that_are_missing_or_ignored():
     with pytest.raises(PairsError, match="needs 7 other blocks, an anchor has only 6"):
         dipole.objective("blocks(k=7)")(Pairs.from_blocks(points(), "all"))
     with pytest.raises(PairsError, match="needs 4 positives"):
         dipole.objective("blocks(b=4)")(Pairs.from_blocks(points(), "all"))
-
-
-def test_pairs_that_were_changed_are_taken_as_they_are():
-    """Who leaves candidates out by hand says what a negative is; nothing is drawn past that."""
+    # Who leaves candidates out by hand says what a negative is; nothing is drawn past that.
     x = points().detach()
     pairs = Pairs.from_blocks(x)
     others = pairs.without(torch.tensor([[4 * ((i + 1) % N) + j for j in range(4)] for i in range(N)]))

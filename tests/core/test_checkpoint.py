@@ -24,7 +24,7 @@ def state(step: int) -> dict:
     return {"step": step, "weights": torch.full((1000,), float(step)), "rng": rng_state(), "names": ["a", 1, None, 2.5]}
 
 
-def test_the_last_two_are_kept_and_load_safely(tmp_path: Path) -> None:
+def test_the_last_two_are_kept_and_load_safely(tmp_path):
     for step in (1, 2, 10):
         save_checkpoint(tmp_path, step, state(step))
     older, newest = list_checkpoints(tmp_path)
@@ -39,13 +39,13 @@ def test_the_last_two_are_kept_and_load_safely(tmp_path: Path) -> None:
         assert len(file.keys()) == 2
 
 
-def test_the_name_carries_the_hash_of_the_content(tmp_path: Path) -> None:
+def test_the_name_carries_the_hash_of_the_content(tmp_path):
     path = save_checkpoint(tmp_path, 3, state(3))
     assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(path.name.split(".")[1])
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "foreign"])
-def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path: Path, damage: str) -> None:
+def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path, damage):
     save_checkpoint(tmp_path, 1, state(1))
     newest = save_checkpoint(tmp_path, 2, state(2))
     content = newest.read_bytes()
@@ -68,7 +68,7 @@ def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path: Path, damage:
 
 
 @posix
-def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path):
     old = save_checkpoint(tmp_path, 1, state(1))
     content = old.read_bytes()
     with file_limit(2000), pytest.raises(CheckpointError, match=r"step 2 .*large.*The checkpoint of step 1 is intact"):
@@ -77,13 +77,10 @@ def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path: Path) -> None:
     assert old.read_bytes() == content
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_missing_and_foreign_places(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="A file is in the place of a folder"):
         save_checkpoint(tmp_path / "file", 1, state(1))
-
-
-def test_missing_and_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         load_checkpoint(tmp_path / "step-00000001.0123456789abcdef.pt")
     (tmp_path / "model.pt").write_text("")
@@ -92,10 +89,16 @@ def test_missing_and_foreign_files(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path / "absent") == (None, [])
 
 
-def test_objects_that_could_run_code_are_refused(tmp_path: Path) -> None:
+def test_code_is_neither_written_nor_read(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"cannot save state\.step, of type ModelMetaclass"):
         save_checkpoint(tmp_path, 1, {"step": RunRecord})
     assert list(tmp_path.iterdir()) == []
+    for switch in ("none", "restricted"):
+        monkeypatch.setenv("DIPOLE_PICKLES", switch)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_checkpoint(put(tmp_path, pickle.dumps(Trap()), "safetensors"))
+        with pytest.raises(CheckpointError, match="its name must be step-"):
+            load_checkpoint(put(tmp_path, pickle.dumps(Trap()), "pt"))
 
 
 class Trap:
@@ -109,16 +112,7 @@ def put(folder: Path, content: bytes, suffix: str) -> Path:
     return path
 
 
-def test_a_pickle_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for switch in ("none", "restricted"):
-        monkeypatch.setenv("DIPOLE_PICKLES", switch)
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load_checkpoint(put(tmp_path, pickle.dumps(Trap()), "safetensors"))
-        with pytest.raises(CheckpointError, match="its name must be step-"):
-            load_checkpoint(put(tmp_path, pickle.dumps(Trap()), "pt"))
-
-
-def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
     kinds = (
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32,
         torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -139,7 +133,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert found["tied"] is found["whole"]
 
 
-def test_the_state_of_a_module_keeps_its_versions(tmp_path: Path) -> None:
+def test_the_state_of_a_module_keeps_its_versions(tmp_path):
     module = nn.BatchNorm1d(3)
     found = load_checkpoint(save_checkpoint(tmp_path, 1, {"module": module.state_dict()}))["module"]
     assert found._metadata == module.state_dict()._metadata
@@ -147,7 +141,7 @@ def test_the_state_of_a_module_keeps_its_versions(tmp_path: Path) -> None:
 
 
 @posix
-def test_atomic_write_keeps_the_old_text(tmp_path: Path) -> None:
+def test_atomic_write_keeps_the_old_text(tmp_path):
     path = tmp_path / "record.json"
     atomic_write(path, "old")
     with file_limit(10), pytest.raises(OSError, match="large"):

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Two objectives, three seeds each."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "blobs.toml").write_text(blobs_domain.RECIPE)
@@ -48,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def trained(blobs: Path, runs: Path) -> Folders:
+def trained(blobs, runs):
     """A copy of the runs in the working directory, by objective and seed."""
     shutil.copytree(runs, "runs")
     found: Folders = {}
@@ -63,16 +62,14 @@ def change(folder: Path, **values: Any) -> None:
     (folder / "record.json").write_text(json.dumps(record | values))
 
 
-def test_a_run_is_not_compared_with_itself(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_compared_with_itself(trained, capsys):
     folder = trained["infonce", 0]
     code, _, err = dipole(capsys, "compare", folder, folder.name[:8])
     assert code == 2
     assert f"both are the run {folder}. Give two different runs" in err
 
 
-def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(
-    trained: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
     """Large common effects of the seed do not hide a difference, and one significant number in four may not stay so."""
     values = {
         "near": ([0.50, 0.70, 0.90], [0.520, 0.721, 0.919]),
@@ -120,7 +117,7 @@ def multitest_holm(values: list[float]) -> list[float]:
     return [min(1.0, max(q * sum(each >= q for each in values) for q in values if q <= p)) for p in values]
 
 
-def test_compare_without_common_seeds_names_its_test(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_without_common_seeds_names_its_test(trained, capsys):
     values = {"infonce": [0.50, 0.52, 0.54], "dcl": [0.60, 0.63, 0.60]}
     for (objective, seed), folder in trained.items():
         change(folder, results={"a": values[objective][seed]}, seed=seed + 10 * (objective == "dcl"))
@@ -141,9 +138,7 @@ def test_compare_without_common_seeds_names_its_test(trained: Folders, capsys: p
 @pytest.mark.parametrize(
     "text", ["\x1b[31mred\x1b[0m", "over\rwritten", "two\nlines", "\x9b2J", "\u202egnp", "\x07\x08"]
 )
-def test_control_characters_of_received_records_are_escapes(
-    text: str, trained: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_received_records_are_escapes(text, trained, capsys):
     first, second = trained["infonce", 0], trained["dcl", 0]
     config = json.loads((second / "record.json").read_text())["config"]
     for folder, objective in ((first, "infonce"), (second, f"dcl{text}")):
@@ -166,9 +161,7 @@ def test_control_characters_of_received_records_are_escapes(
     assert text.encode("unicode_escape").decode() in shown
 
 
-def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(
-    trained: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(trained, capsys):
     for seed in (1, 2):
         shutil.rmtree(trained["dcl", seed])
     first, second = trained["infonce", 0], trained["dcl", 0]
@@ -187,7 +180,7 @@ def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(
     assert "is failed. Only finished runs can be compared" in err
 
 
-def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_asks_and_removes_by_hash(trained, capsys):
     first, second, third = trained["infonce", 0], trained["infonce", 1], trained["infonce", 2]
     code, _, err = dipole(capsys, "rm", first)
     assert code == 2
@@ -205,9 +198,7 @@ def test_rm_asks_and_removes_by_hash(trained: Folders, capsys: pytest.CaptureFix
     assert "no run" in err
 
 
-def test_rm_knows_a_run_by_any_of_its_paths(
-    trained: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rm_knows_a_run_by_any_of_its_paths(trained, capsys, monkeypatch):
     first, second = trained["infonce", 0], trained["infonce", 1]
     code, out, _ = dipole(capsys, "rm", first, Path("..") / Path.cwd().name / first, first.name[:9], "--yes")
     assert (code, out) == (0, f"removed {first}\n")
@@ -220,9 +211,7 @@ def test_rm_knows_a_run_by_any_of_its_paths(
 
 
 @posix
-def test_what_rm_could_not_remove_is_no_run(
-    trained: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_rm_could_not_remove_is_no_run(trained, capsys, monkeypatch):
     """And what else was removed is told."""
     first, second = trained["infonce", 0], trained["infonce", 1]
     stuck = first / "metrics.jsonl"
@@ -254,7 +243,7 @@ def test_what_rm_could_not_remove_is_no_run(
     assert [len(group) for group in json.loads(out)["runs"]] == [1, 3]
 
 
-def test_list_runs_tells_every_run_in_a_line(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_runs_tells_every_run_in_a_line(trained, capsys):
     """Without a record, without a configuration, with a damaged record, and one that is trained now."""
     bare, alone, damaged, running = *(trained["dcl", seed] for seed in range(3)), trained["infonce", 0]
     (bare / "record.json").unlink()
@@ -284,7 +273,7 @@ def test_list_runs_tells_every_run_in_a_line(trained: Folders, capsys: pytest.Ca
 
 
 @links
-def test_rm_touches_nothing_outside_the_folder_of_runs(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_touches_nothing_outside_the_folder_of_runs(trained, capsys):
     inside = trained["infonce", 0]
     outside = Path("thesis") / inside.name
     shutil.copytree(inside, outside)
@@ -304,7 +293,7 @@ def test_rm_touches_nothing_outside_the_folder_of_runs(trained: Folders, capsys:
     assert outside.is_dir()
 
 
-def test_rm_refuses_a_run_that_is_trained(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_refuses_a_run_that_is_trained(trained, capsys):
     folder = trained["infonce", 0]
     with FileLock(folder / ".lock"):
         code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
@@ -319,7 +308,7 @@ def test_rm_refuses_a_run_that_is_trained(trained: Folders, capsys: pytest.Captu
     assert folder.is_dir()
 
 
-def test_rm_of_a_killed_run_says_so(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_of_a_killed_run_says_so(trained, capsys):
     folder = trained["infonce", 0]
     change(folder, status="running")
     owner = subprocess.run(
@@ -334,9 +323,7 @@ def test_rm_of_a_killed_run_says_so(trained: Folders, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("owner", [{"host": "elsewhere", "pid": 7}, 7, None])
-def test_rm_of_a_run_of_another_host_wants_a_word(
-    trained: Folders, capsys: pytest.CaptureFixture[str], owner: object
-) -> None:
+def test_rm_of_a_run_of_another_host_wants_a_word(trained, capsys, owner):
     folder = trained["infonce", 0]
     change(folder, status="running")
     if isinstance(owner, dict):
@@ -351,9 +338,7 @@ def test_rm_of_a_run_of_another_host_wants_a_word(
     assert not folder.exists()
 
 
-def test_bash_completes_commands_options_names_and_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_completes_commands_options_names_and_files(tmp_path, monkeypatch, capsys):
     pytest.importorskip("shtab")
     bash = shutil.which("bash")
     if bash is None:
@@ -384,9 +369,7 @@ def test_bash_completes_commands_options_names_and_files(
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
-def test_every_shell_gets_a_script_that_names_every_command(
-    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_shell_gets_a_script_that_names_every_command(shell, tmp_path, capsys):
     pytest.importorskip("shtab")
     told = json.loads(dipole(capsys, "completion", shell, "--json")[1])
     assert told["shell"] == shell
@@ -399,9 +382,7 @@ def test_every_shell_gets_a_script_that_names_every_command(
         assert (read.returncode, read.stderr) == (0, "")
 
 
-def test_a_broken_command_of_somebody_keeps_no_other_from_being_completed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_command_of_somebody_keeps_no_other_from_being_completed(monkeypatch, capsys):
     pytest.importorskip("shtab")
 
     def half(parser: argparse.ArgumentParser) -> Any:
@@ -418,7 +399,7 @@ def test_a_broken_command_of_somebody_keeps_no_other_from_being_completed(
     assert "digits-simclr" in out
 
 
-def test_a_setting_that_is_long_keeps_its_line_short(trained: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_is_long_keeps_its_line_short(trained, capsys):
     long = "a" * 500
     for seed in range(3):
         config = json.loads((trained["dcl", seed] / "record.json").read_text())["config"]
@@ -430,9 +411,7 @@ def test_a_setting_that_is_long_keeps_its_line_short(trained: Folders, capsys: p
     assert long in json.dumps(told["settings"])
 
 
-def test_completion_without_shtab_is_one_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_completion_without_shtab_is_one_message(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     code, out, err = dipole(capsys, "completion", "bash")
     assert (code, out) == (2, "")
@@ -441,7 +420,7 @@ def test_completion_without_shtab_is_one_message(
     assert "completion" in err
 
 
-def test_every_command_has_json() -> None:
+def test_every_command_has_json():
     parser = cli.whole_parser()
     (commands,) = [action.choices for action in parser._actions if action.dest == "command" and action.choices]
     for name, command in dict(commands).items():
@@ -462,16 +441,8 @@ def test_every_command_has_json() -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_an_answer_is_json_and_nothing_else(
-    arguments: tuple[str, ...], blobs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if "runs" in arguments or "RUN" in arguments:
-        assert cli.main(["train", str(blobs), "--quiet"]) == 0
-    if "OTHER" in arguments:
-        assert cli.main(["train", str(blobs), "--quiet", "--seed", "1"]) == 0
-    capsys.readouterr()
-    folders = [str(path.parent) for path in sorted(Path("runs").glob("*/config.toml"))]
-    places = dict(zip(("RUN", "OTHER"), folders, strict=False))
+def test_an_answer_is_json_and_nothing_else(arguments, trained, capsys):
+    places = {"RUN": trained["infonce", 0], "OTHER": trained["dcl", 1]}
     code, out, _ = dipole(capsys, *(places.get(each, each) for each in arguments), "--json")
     assert code == 0
     assert json.loads(out) not in (None, "")
@@ -502,14 +473,14 @@ def escapes(*arguments: object, **environment: str) -> str:
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def test_a_terminal_without_colour_or_without_wits_gets_plain_text(tmp_path: Path) -> None:
+def test_a_terminal_without_colour_or_without_wits_gets_plain_text(tmp_path):
     plan = ("bench", "demo", "--plan", "--runs", tmp_path / "none")
     plain = escapes(*plan, NO_COLOR="1")
     assert not [code for code in COLOUR.findall(plain) if re.search(r"\[(?:.*;)?(?:3\d|4\d|9\d)", code)]
     assert ESCAPE not in escapes(*plan, TERM="dumb")
 
 
-def test_a_pipe_gets_no_escape_codes(tmp_path: Path) -> None:
+def test_a_pipe_gets_no_escape_codes(tmp_path):
     found = subprocess.run(
         [sys.executable, "-m", "dipole", "bench", "demo", "--plan"], capture_output=True, text=True, cwd=tmp_path,
         check=False, env={**os.environ, "TERM": "xterm-256color", "FORCE_COLOR": ""},
@@ -517,7 +488,7 @@ def test_a_pipe_gets_no_escape_codes(tmp_path: Path) -> None:
     assert ESCAPE not in found.stdout + found.stderr
 
 
-def test_training_into_a_pipe_shows_no_bar(blobs: Path, dipole_process: Callable[..., subprocess.Popen[str]]) -> None:
+def test_training_into_a_pipe_shows_no_bar(blobs, dipole_process):
     with dipole_process("train", blobs) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,11 +37,8 @@ def shell(
 
 
 @needs_shell
-@pytest.mark.parametrize("buffered", BUFFERED)
-@pytest.mark.parametrize("command", ["--help", "list recipes"])
-def test_a_full_disk_or_a_closed_stdout_is_one_message_and_1(
-    command: str, buffered: dict[str, str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("command", "buffered"), zip(["--help", "list recipes"], BUFFERED, strict=True))
+def test_a_full_disk_or_a_closed_stdout_is_one_message_and_1(command, buffered, tmp_path):
     for target, words in (("> /dev/full", "The disk is full"), (">&-", "stdout is closed")):
         found = shell(f"dipole {command} {target}", tmp_path, **buffered)
         assert found.returncode == 1, found.stderr
@@ -52,19 +48,19 @@ def test_a_full_disk_or_a_closed_stdout_is_one_message_and_1(
 
 
 @needs_shell
-@pytest.mark.parametrize("buffered", BUFFERED)
-@pytest.mark.parametrize("command", ["--version", "list runs --json"])
-def test_a_reader_that_has_gone_is_no_error_to_speak_of(command: str, buffered: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "buffered"), zip(["--version", "list runs --json"], BUFFERED, strict=True))
+def test_a_reader_that_has_gone_is_no_error_to_speak_of(command, buffered, tmp_path):
     found = shell(f"dipole {command} | true", tmp_path, **buffered)
     assert (found.returncode, found.stderr) == (1, "")
 
 
 @needs_shell
-@pytest.mark.parametrize("buffered", BUFFERED)
-@pytest.mark.parametrize("target", ["| true", "> /dev/full", ">&-", ">&- 2>&-", "> /dev/full 2>&1"])
-def test_an_error_told_to_a_dead_stdout_keeps_its_exit_code(
-    target: str, buffered: dict[str, str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("target", "buffered"),
+    [("| true", BUFFERED[0]), ("> /dev/full", BUFFERED[1]), (">&-", BUFFERED[0]), (">&- 2>&-", BUFFERED[1]),
+     ("> /dev/full 2>&1", BUFFERED[0])],
+)  # fmt: skip
+def test_an_error_told_to_a_dead_stdout_keeps_its_exit_code(target, buffered, tmp_path):
     found = shell(f"dipole list nothing --json {target}", tmp_path, **buffered)
     assert found.returncode == 2
     assert found.stdout == ""
@@ -74,7 +70,7 @@ def test_an_error_told_to_a_dead_stdout_keeps_its_exit_code(
 
 @needs_shell
 @pytest.mark.parametrize("target", ["2>&-", "<&- 2> /dev/full", "2>&1 >&- | true"])
-def test_training_ends_well_where_nobody_hears_of_it(target: str, blobs: Path, tmp_path: Path) -> None:
+def test_training_ends_well_where_nobody_hears_of_it(target, blobs, tmp_path):
     """And one whose result cannot be printed has it on record."""
     found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
     (folder,) = (tmp_path / "runs").iterdir()
@@ -86,7 +82,7 @@ def test_training_ends_well_where_nobody_hears_of_it(target: str, blobs: Path, t
 
 
 @needs_shell
-def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path):
     """Where number 1 is free, the first file that is opened gets it, and a child that prints writes into it."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -100,7 +96,7 @@ def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
 
 @needs_shell
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
-def test_what_an_alphabet_lacks_is_written_out(encoding: str, blobs: Path, tmp_path: Path) -> None:
+def test_what_an_alphabet_lacks_is_written_out(encoding, blobs, tmp_path):
     name = "\N{GREEK SMALL LETTER LAMDA}-\N{SNOWMAN}"
     assert main(["train", str(blobs), "--quiet", "--set", f"name={name}"]) == 0
     found = shell("dipole list runs; dipole train nothing-$'\\u2603'", tmp_path, PYTHONIOENCODING=encoding)
@@ -111,7 +107,7 @@ def test_what_an_alphabet_lacks_is_written_out(encoding: str, blobs: Path, tmp_p
 
 @needs_shell
 @pytest.mark.parametrize("command", ["rm {run}", "data get cifar10"])
-def test_a_closed_stdin_is_nobody_to_be_asked(command: str, blobs: Path, tmp_path: Path) -> None:
+def test_a_closed_stdin_is_nobody_to_be_asked(command, blobs, tmp_path):
     assert main(["train", str(blobs), "--quiet"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     found = shell(f"dipole {command.format(run=folder.name)} <&-", tmp_path)
@@ -135,9 +131,7 @@ class Interrupting(Terminal):
 
 
 @pytest.mark.parametrize("typed", [Terminal("n\n"), Terminal("\n"), Terminal(""), Terminal("y es\n"), Interrupting()])
-def test_another_answer_than_yes_is_1_and_a_word(
-    typed: Terminal, blobs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_answer_than_yes_is_1_and_a_word(typed, blobs, capsys, monkeypatch):
     assert main(["train", str(blobs), "--quiet"]) == 0
     (folder,) = Path("runs").iterdir()
     monkeypatch.setattr(sys, "stdin", typed)
@@ -153,7 +147,7 @@ def test_another_answer_than_yes_is_1_and_a_word(
     assert not folder.exists()
 
 
-def test_a_question_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_asked_on_stderr(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     confirm("Fetch it?", "to fetch it", "nothing was fetched")
     assert capsys.readouterr() == ("", "Fetch it? [y/N] ")
@@ -165,9 +159,7 @@ def test_a_question_is_asked_on_stderr(capsys: pytest.CaptureFixture[str], monke
         confirm("Fetch it?", "to fetch it", "nothing was fetched")
 
 
-def test_ctrl_c_says_how_to_go_on_only_where_one_can(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_says_how_to_go_on_only_where_one_can(capsys, monkeypatch):
     def stopped(_: object) -> int:
         raise KeyboardInterrupt
 
@@ -181,7 +173,7 @@ def test_ctrl_c_says_how_to_go_on_only_where_one_can(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are for others")
-def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path):
     """The first module that `main` imports takes its time."""
     script = (
         "import sys, time\nfrom dipole.core.cli import main\n"
@@ -203,7 +195,7 @@ def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path: Path) -> None:
     assert (process.returncode, err) == (1, "interrupted.\n")
 
 
-def test_of_two_streams_the_answer_alone_is_on_stdout(blobs: Path, dipole_process: Callable[..., object]) -> None:
+def test_of_two_streams_the_answer_alone_is_on_stdout(blobs, dipole_process):
     with dipole_process("train", blobs, "--json") as process:  # type: ignore[attr-defined]
         out, err = process.communicate(timeout=120)
     assert json.loads(out)["status"] == "done"

@@ -77,13 +77,20 @@ def test_prune():
     assert torch.linalg.matrix_rank(pruned) == 2
 
 
-def test_features_for_downstream_use_are_projected():
+def test_features_are_projected():
     objective = dipole.objective("infonce+cllr(dim=3)")
     with torch.no_grad():
         objective.terms[1].L.copy_(torch.arange(9.0).view(3, 3))
     x = torch.randn(5, 3)
     torch.testing.assert_close(objective.transform(x), x @ torch.arange(9.0).view(3, 3).T)
     assert dipole.objective("infonce").transform(x) is x
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(2)).double()
+    L = torch.randn(5, 5, generator=torch.Generator().manual_seed(3)).double()
+    term = with_projection("features=unit, alpha=0", L).double()
+    z = x / x.norm(dim=1, keepdim=True)
+    assert term(x, x).item() == pytest.approx(float(reconstruction(L, z).mean()))
+    assert term(1000 * x, 1000 * x).item() == pytest.approx(term(x, x).item())
+    torch.testing.assert_close(term.transform(x), x @ L.T)  # what is used downstream stays linear in Phi
 
 
 def test_parameters_without_dim_are_created_at_the_first_call_and_then_trained():
@@ -159,16 +166,6 @@ def test_numbers_of_the_projection_are_logged_beside_those_of_the_features():
     assert found["cllr.norm"] == pytest.approx(1.7)
     assert found["cllr.frobenius"] == pytest.approx((0.81 + 0.64) ** 0.5)
     assert found["cllr.spectral"] == pytest.approx(0.9)
-
-
-def test_features_of_unit_length_have_no_scale():
-    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(2)).double()
-    L = torch.randn(5, 5, generator=torch.Generator().manual_seed(3)).double()
-    term = with_projection("features=unit, alpha=0", L).double()
-    z = x / x.norm(dim=1, keepdim=True)
-    assert term(x, x).item() == pytest.approx(float(reconstruction(L, z).mean()))
-    assert term(1000 * x, 1000 * x).item() == pytest.approx(term(x, x).item())
-    torch.testing.assert_close(term.transform(x), x @ L.T)  # what is used downstream stays linear in Phi
 
 
 @pytest.mark.parametrize("norm", ["nuclear", "l21"])

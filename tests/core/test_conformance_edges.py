@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 import dipole
 from dipole.core.cli import main
 from dipole.core.conformance.cost import cubic_share
-from dipole.core.conformance.kit import CHECKS, check_objective
+from dipole.core.conformance.kit import CHECKS, check_objective, chosen
 from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.registry import registry
@@ -40,150 +40,74 @@ class NTXent(nn.Module):
         return cross_entropy(self.logits(a, b), self.targets(a))
 
 
-class NextIsPositive(NTXent):
-    def targets(self, a):
-        return super().targets(a).roll(1)
+def changed(kept: object = None, **methods: object) -> type[NTXent]:
+    """NTXent with other methods. `kept` returns the attribute `kept` of a new loss."""
+
+    def init(self, temperature: float = 0.5) -> None:
+        NTXent.__init__(self, temperature)
+        self.kept = None if kept is None else kept()
+
+    # The kit pickles what it measures, so each class is a name of this module.
+    name = f"Changed{len(globals())}"
+    globals()[name] = type(name, (NTXent,), {"__init__": init, **methods})
+    return globals()[name]
 
 
-class LastIsPositive(NTXent):
-    def targets(self, a):
-        return super().targets(a).flip(0)
-
-
-class NoTemperature(NTXent):
-    def logits(self, a, b):
-        return super().logits(a, b) * self.temperature
-
-
-class KeepsLosses(NTXent):
+def keeps_losses(self, a, b):
     """A running mean of losses with their graphs: the second backward pass goes through the first's."""
-
-    def __init__(self, temperature: float = 0.5):
-        super().__init__(temperature)
-        self.kept = None
-
-    def forward(self, a, b):
-        loss = super().forward(a, b)
-        self.kept = loss if self.kept is None else 0.5 * self.kept + loss
-        return loss + 0 * self.kept
+    loss = NTXent.forward(self, a, b)
+    self.kept = loss if self.kept is None else 0.5 * self.kept + loss
+    return loss + 0 * self.kept
 
 
-class KeepsGraphs(NTXent):
-    """A list of losses for a log."""
-
-    def __init__(self, temperature: float = 0.5):
-        super().__init__(temperature)
-        self.log = []
-
-    def forward(self, a, b):
-        self.log.append(super().forward(a, b))
-        return self.log[-1]
+def keeps_graphs(self, a, b):
+    self.kept.append(NTXent.forward(self, a, b))
+    return self.kept[-1]
 
 
-class KeepsEmbeddings(NTXent):
-    """A list of detached embeddings without an end."""
-
-    def __init__(self, temperature: float = 0.5):
-        super().__init__(temperature)
-        self.log = []
-
-    def forward(self, a, b):
-        self.log.append(a.detach().clone())
-        return super().forward(a, b)
+def keeps_embeddings(self, a, b):
+    self.kept.append(a.detach().clone())
+    return NTXent.forward(self, a, b)
 
 
-class KeepsNumbers(KeepsEmbeddings):
-    """The twin of those that keep something: the last embeddings, without their graph."""
-
-    def forward(self, a, b):
-        self.log = [a.detach().clone()]
-        return NTXent.forward(self, a, b)
+def keeps_last_embeddings(self, a, b):
+    self.kept = [a.detach().clone()]
+    return NTXent.forward(self, a, b)
 
 
-class CubicMemory(NTXent):
-    def forward(self, a, b):
-        s = self.logits(a, b)
-        return super().forward(a, b) + 0.1 * (s[:, :, None] - s[:, None, :]).tanh().square().mean()
+def cubic_memory(self, a, b):
+    s = self.logits(a, b)
+    return NTXent.forward(self, a, b) + 0.1 * (s[:, :, None] - s[:, None, :]).tanh().square().mean()
 
 
-class CubicTime(NTXent):
-    def forward(self, a, b):
-        s = self.logits(a, b)
-        return super().forward(a, b) + 0.1 * (s @ s.T).tanh().mean()
+def cubic_time(self, a, b):
+    s = self.logits(a, b)
+    return NTXent.forward(self, a, b) + 0.1 * (s @ s.T).tanh().mean()
 
 
-class LoopOverPairs(NTXent):
-    """A loop over anchors and positives whose body walks over all pairs."""
-
-    def forward(self, a, b):
-        s = self.logits(a, b)
-        return super().forward(a, b) + 0.1 * torch.stack([(s - row).square().mean() for row in s]).mean()
+def loop_over_pairs(self, a, b):
+    """A loop over anchors whose body walks over all pairs."""
+    s = self.logits(a, b)
+    return NTXent.forward(self, a, b) + 0.1 * torch.stack([(s - row).square().mean() for row in s]).mean()
 
 
-class FirstRowsOnly(NTXent):
-    def forward(self, a, b):
-        return cross_entropy(self.logits(a, b)[:64], self.targets(a)[:64])
+def overflowing_norm(self, x):
+    half = x.dtype.itemsize < 4
+    return (x / x.square().sum(1, keepdim=True).sqrt()).float() if half else NTXent.unit(self, x)
 
 
-class ColderWhenLarge(NTXent):
-    """In any order and in every row, but another loss above 64 rows."""
-
-    def logits(self, a, b):
-        return super().logits(a, b) * (2 if len(a) > 64 else 1)
+def other_in_eval(self, a, b):
+    return NTXent.forward(self, a, b) if self.training else self.logits(a, b).diagonal().mean()
 
 
-class Unguarded(NTXent):
-    def unit(self, x):
-        return x / x.norm(dim=1, keepdim=True)
-
-
-class GuardedTooLate(NTXent):
-    """The value of a zero row is 0, its gradient 0/0."""
-
-    def unit(self, x):
-        return x / x.square().sum(1, keepdim=True).sqrt().clamp_min(1e-8)
-
-
-class OverflowingNorm(NTXent):
-    def unit(self, x):
-        return (x / x.square().sum(1, keepdim=True).sqrt()).float() if x.dtype.itemsize < 4 else super().unit(x)
-
-
-class Viewed(NTXent):
-    def unit(self, x):
-        return super().unit(x.view(-1).view(x.shape))
-
-
-class Strided(NTXent):
-    """Takes for granted that rows lie behind each other."""
-
-    def unit(self, x):
-        return super().unit(x.as_strided(x.shape, (x.shape[1], 1)))
-
-
-class OnProcessor(NTXent):
-    def targets(self, a):
-        return torch.arange(len(a))
-
-
-class MaskOnProcessor(NTXent):
-    def logits(self, a, b):
-        return super().logits(a, b) + torch.zeros(len(a), len(b), dtype=a.dtype)
-
-
-class KeptOnProcessor(NTXent):
-    """A tensor that is no buffer stays where it was made."""
-
-    def __init__(self, temperature: float = 0.5):
-        super().__init__(temperature)
-        self.scale = torch.ones(1, dtype=torch.float64)
-
-    def logits(self, a, b):
-        return super().logits(a, b) * self.scale.to(a.dtype)
+def drops_out(self, x):
+    """Only eval mode tells: nothing is drawn from a generator."""
+    mask = torch.linspace(0.5, 1.5, x.shape[1], dtype=x.dtype, device=x.device)
+    return NTXent.unit(self, x * mask if self.training else x)
 
 
 class Buffered(NTXent):
-    """The twin of what is kept: a buffer goes where the module goes."""
+    """The correct twin of a loss that keeps a tensor: a buffer goes where the module goes."""
 
     def __init__(self, temperature: float = 0.5):
         super().__init__(temperature)
@@ -193,48 +117,52 @@ class Buffered(NTXent):
         return super().logits(a, b) * self.scale.to(a.dtype)
 
 
-class OtherInEval(NTXent):
-    def forward(self, a, b):
-        return super().forward(a, b) if self.training else super().logits(a, b).diagonal().mean()
-
-
-class DropsOut(NTXent):
-    """Draws from a generator of its own, so that only eval mode tells."""
-
-    def unit(self, x):
-        mask = torch.linspace(0.5, 1.5, x.shape[1], dtype=x.dtype, device=x.device)
-        return super().unit(x * mask if self.training else x)
-
-
-class OtherWithoutGradient(NTXent):
-    def forward(self, a, b):
-        return super().forward(a, b) * (1 if torch.is_grad_enabled() else 2)
-
-
-REFERENCE = "infonce"
-FAULTS = [
-    (NextIsPositive, "permutation"),
-    (LastIsPositive, "permutation"),
-    (NoTemperature, "temperature"),
-    (KeepsLosses, "memory"),
-    (KeepsGraphs, "memory"),
-    (KeepsEmbeddings, "memory"),
-    (CubicMemory, "work"),
-    (CubicTime, "work"),
-    (LoopOverPairs, "work"),
-    (FirstRowsOnly, "size"),
-    (Unguarded, "zero rows"),
-    (GuardedTooLate, "zero rows"),
-    (OverflowingNorm, "large norms"),
-    (Viewed, "strides"),
-    (Strided, "strides"),
-    (OnProcessor, "device"),
-    (MaskOnProcessor, "device"),
-    (KeptOnProcessor, "device"),
-    (OtherInEval, "eval mode"),
-    (DropsOut, "eval mode"),
-    (OtherWithoutGradient, "eval mode"),
-]
+ColderWhenLarge = changed(logits=lambda self, a, b: NTXent.logits(self, a, b) * (2 if len(a) > 64 else 1))
+FAULTS = {
+    "next is positive": ("permutation", changed(targets=lambda self, a: NTXent.targets(self, a).roll(1))),
+    "last is positive": ("permutation", changed(targets=lambda self, a: NTXent.targets(self, a).flip(0))),
+    "no temperature": (
+        "temperature", changed(logits=lambda self, a, b: NTXent.logits(self, a, b) * self.temperature)
+    ),
+    "keeps losses": ("memory", changed(forward=keeps_losses)),
+    "keeps graphs": ("memory", changed(list, forward=keeps_graphs)),
+    "keeps embeddings": ("memory", changed(list, forward=keeps_embeddings)),
+    "cubic memory": ("work", changed(forward=cubic_memory)),
+    "cubic time": ("work", changed(forward=cubic_time)),
+    "loop over pairs": ("work", changed(forward=loop_over_pairs)),
+    "first rows only": (
+        "size", changed(forward=lambda self, a, b: cross_entropy(self.logits(a, b)[:64], self.targets(a)[:64]))
+    ),
+    "unguarded": ("zero rows", changed(unit=lambda self, x: x / x.norm(dim=1, keepdim=True))),
+    # The value of a zero row is 0, its gradient 0/0.
+    "guarded too late": (
+        "zero rows", changed(unit=lambda self, x: x / x.square().sum(1, keepdim=True).sqrt().clamp_min(1e-8))
+    ),
+    "overflowing norm": ("large norms", changed(unit=overflowing_norm)),
+    "viewed": ("strides", changed(unit=lambda self, x: NTXent.unit(self, x.view(-1).view(x.shape)))),
+    "rows without strides": (
+        "strides", changed(unit=lambda self, x: NTXent.unit(self, x.as_strided(x.shape, (x.shape[1], 1))))
+    ),
+    "on processor": ("device", changed(targets=lambda self, a: torch.arange(len(a)))),
+    "mask on processor": (
+        "device",
+        changed(logits=lambda self, a, b: NTXent.logits(self, a, b) + torch.zeros(len(a), len(b), dtype=a.dtype)),
+    ),
+    # A tensor that is no buffer stays where it was made.
+    "kept on processor": (
+        "device",
+        changed(
+            lambda: torch.ones(1, dtype=torch.float64),
+            logits=lambda self, a, b: NTXent.logits(self, a, b) * self.kept.to(a.dtype),
+        ),
+    ),
+    "other in eval": ("eval mode", changed(forward=other_in_eval)),
+    "drops out": ("eval mode", changed(unit=drops_out)),
+    "other without gradient": (
+        "eval mode",
+        changed(forward=lambda self, a, b: NTXent.forward(self, a, b) * (1 if torch.is_grad_enabled() else 2)),
+    ),
+}  # fmt: skip
 
 
 def failures(target, **options):
@@ -247,13 +175,14 @@ def test_correct_twins_pass(loss):
     assert report.ok, report.table()
 
 
-def test_what_keeps_numbers_passes():
-    assert failures(KeepsNumbers, only=["memory", "determinism", "device"]) == set()
+def test_keeping_the_last_embeddings_passes():
+    assert failures(changed(list, forward=keeps_last_embeddings), only=["memory", "determinism", "device"]) == set()
 
 
-@pytest.mark.parametrize(("loss", "check"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
-def test_faults_are_found_by_the_check_about_them(loss, check):
-    about = {each for _, each in FAULTS}
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found_by_the_check_about_them(name):
+    check, loss = FAULTS[name]
+    about = {each for each, _ in FAULTS.values()}
     assert check in failures(loss, only=[check])
     assert len(failures(loss, only=about - {check, "size"})) <= 1  # a fault may show in one more
 
@@ -350,7 +279,7 @@ def test_a_declared_stop_is_no_fault(loss):
     assert "as declared" in report.table()
 
 
-def test_an_undeclared_stop_is_named_with_its_cure():
+def test_stops_that_are_declared_hide_no_other_fault():
     report = check_objective(Codes, only=GRADIENT)
     assert list(report.causes) == ["gradcheck"]
     fault = next(row for row in report.failures if row.check == "gradcheck")
@@ -358,9 +287,6 @@ def test_an_undeclared_stop_is_named_with_its_cure():
     assert check_objective(Codes, detached=True, only=GRADIENT).ok
     assert main(["check", f"{__name__}:Codes", "--only", "gradcheck"]) == 1
     assert main(["check", f"{__name__}:Codes", "--only", "gradcheck", "--detached"]) == 0
-
-
-def test_declaring_a_stop_hides_no_other_fault():
     assert list(check_objective(WrongSlope, only=GRADIENT).causes) == ["gradcheck"]
 
     class Leaks(OneWay):
@@ -463,13 +389,11 @@ def test_two_ranks_are_compared_with_one():
     assert failures("infonce + 0.1*dp", only=["ranks"]) == set()
 
 
-def test_ranks_that_end_are_said_and_started_again():
+def test_ranks_that_end_or_cannot_import_are_reported():
     report = check_objective(LeavesRankOne, only=["ranks"])
     assert "the two processes ended" in report.failures[0].detail
     assert failures(Spread, only=["ranks"]) == set()
 
-
-def test_what_another_process_cannot_import_is_said():
     class Local(Spread):
         pass
 
@@ -485,10 +409,13 @@ def test_what_a_notebook_defines_is_left_out_with_the_cure(monkeypatch):
     assert "`dipole check spread:Spread`" in row.detail
 
 
-def test_ranks_can_be_left_out():
-    names = [row.check for row in check_objective("dp", ranks=False).rows]
+def test_ranks_can_be_left_out_and_declarations_stay_in_the_class():
+    names = [check.name for check in chosen(ranks=False)]
     assert "ranks" not in names
     assert "eval mode" in names
+    assert "ranks" in [check.name for check in chosen()]
+    with pytest.raises(SpecError, match="attributes of its class"):
+        check_objective("infonce", detached=True)
 
 
 class Target(Objective):
@@ -520,11 +447,6 @@ def test_the_reference_of_a_term_stops_what_the_term_declares():
         detached = False
 
     assert failures(Undeclared, only=["reference"]) == {"reference"}
-
-
-def test_an_objective_declares_in_its_class():
-    with pytest.raises(SpecError, match="attributes of its class"):
-        check_objective("infonce", detached=True)
 
 
 # What a term is told, and what it says.

@@ -148,12 +148,6 @@ class WrongClass(ProxyAnchor):
         return super().forward(z, labels.roll(1))
 
 
-def test_a_fault_with_labels_is_found():
-    arguments = LOSSES["ProxyAnchor"][1]
-    report = check_objective(WrongClass, **arguments, only=["permutation"])
-    assert not report.ok
-
-
 # Temperatures by other names.
 
 
@@ -182,6 +176,8 @@ def test_each_declared_temperature_is_tested():
     named = {"temperatures": ("student_temp", "teacher_temp"), "dim": 12, "only": ["temperature"]}
     assert check_objective(PlainNames, **named).rows[0].outcome == "ok"
     assert not check_objective(Overflows, dim=12, only=["low temperature"]).ok
+    (fault,) = check_objective(Both, only=["temperature"]).failures
+    assert fault.detail.startswith("teacher has no effect")
 
 
 class Both(Objective):
@@ -201,11 +197,6 @@ class Both(Objective):
         return softplus(-rows.over_positives(positive) / self.student)
 
 
-def test_an_objective_marks_its_temperatures():
-    (fault,) = check_objective(Both, only=["temperature"]).failures
-    assert fault.detail.startswith("teacher has no effect")
-
-
 class Classes(Objective):
     """An Objective with a learned vector for each of three classes, for embeddings of width 10."""
 
@@ -221,11 +212,14 @@ class Classes(Objective):
         return nn.functional.cross_entropy(logits, labels.to(anchors.device), reduction="none")
 
 
-def test_an_objective_of_a_width_and_classes_is_checked():
+def test_labels_and_width_reach_objectives_and_faults_with_labels_are_found():
     report = check_objective(
         Classes, dim=10, labels=3, only=["call", "gradient exists", "gradcheck", "size", "float16"]
     )
     assert report.ok, report.table()
+    arguments = LOSSES["ProxyAnchor"][1]
+    report = check_objective(WrongClass, **arguments, only=["permutation"])
+    assert not report.ok
 
 
 @pytest.mark.parametrize(

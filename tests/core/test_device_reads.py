@@ -103,7 +103,7 @@ def step(built: object, make: Callable[[], Pairs], leaves: list[Tensor]) -> tupl
 
 
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
-def test_an_objective_reads_nothing_back(text: str) -> None:
+def test_an_objective_reads_nothing_back(text):
     faults, done = [], 0
     for name, run in outcomes(text, META):
         try:
@@ -123,7 +123,7 @@ def test_an_objective_reads_nothing_back(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
-def test_without_reading_the_values_are_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reading_the_values_are_the_same(text, monkeypatch):
     """What is done on an accelerator instead of reading, done on a CPU: the same losses and gradients."""
     cpu = torch.device("cpu")
     found = []
@@ -141,7 +141,7 @@ def test_without_reading_the_values_are_the_same(text: str, monkeypatch: pytest.
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
 
 
-def test_anchors_without_positives_are_nobodys_blocks_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anchors_without_positives_are_nobodys_blocks_without_reading(monkeypatch):
     """Sentences of documents of one sentence have no block; the others' loss does not see them."""
     generator = torch.Generator().manual_seed(1)
     f, g = (torch.randn(5, D, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -172,13 +172,13 @@ def test_anchors_without_positives_are_nobodys_blocks_without_reading(monkeypatc
         lambda x: torch.linalg.svdvals(x.expand(3, 3)),
     ],
 )
-def test_the_stand_in_sees(wait: Callable[[Tensor], object]) -> None:
+def test_the_stand_in_sees(wait):
     x = torch.ones(3, device=META)
     with no_reads(), pytest.raises((WaitError, NotImplementedError, RuntimeError)):
         wait(x)
 
 
-def test_a_label_out_of_range_is_an_error_where_reading_is_free() -> None:
+def test_a_label_out_of_range_is_an_error_where_reading_is_free():
     x = torch.randn(3, D)
     with pytest.raises(PairsError, match="takes labels 0 to 2, got 0 to 7; set classes=8"):
         objective("cross_entropy(classes=3)")(Pairs.from_views([x, x], torch.tensor([0, 7, 1])))

@@ -1,13 +1,11 @@
 """Files and folders appear whole or not at all."""
 
-from pathlib import Path
-
 import pytest
 
 from dipole.core.utils.files import atomic_write, replacing
 
 
-def test_a_file_is_replaced_whole_and_its_suffix_is_kept(tmp_path: Path) -> None:
+def test_a_replaced_file_is_complete_whoever_writes(tmp_path):
     path = tmp_path / "new" / "agent.zip"
     atomic_write(path, b"old")
     with replacing(path) as temporary:
@@ -17,9 +15,6 @@ def test_a_file_is_replaced_whole_and_its_suffix_is_kept(tmp_path: Path) -> None
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_two_writers_at_once_do_not_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "cache.bin"
     with replacing(path) as first:
         first.write_text("first, long")
@@ -29,7 +24,7 @@ def test_two_writers_at_once_do_not_share_a_file(tmp_path: Path) -> None:
     assert path.read_text() == "first, long"
 
 
-def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_block_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "file.txt"
     atomic_write(path, "old")
 
@@ -42,9 +37,6 @@ def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
         stopped()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     atomic_write(tmp_path / "file.txt", "old")
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "file.txt"):
         pass
@@ -52,7 +44,7 @@ def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_is_replaced_whole(tmp_path: Path, exists: bool) -> None:
+def test_a_folder_is_replaced_whole(tmp_path, exists):
     path = tmp_path / "agent"
     if exists:
         path.mkdir()

@@ -24,14 +24,13 @@ def test_exports_what_a_plugin_author_needs(name):
     assert name in dipole.__all__
 
 
-def test_every_listed_name_exists():
+def test_every_listed_name_and_every_error_exists():
     for name in dipole.__all__:
         assert hasattr(dipole, name), name
-
-
-def test_every_error_is_exported():
     errors = import_module("dipole.core.utils.errors")
     assert set(errors.__all__) <= set(dipole.__all__)
+    with pytest.raises(AttributeError, match=r"no attribute 'objectiv'; it has .*objective"):
+        dipole.objectiv  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["evaluation", "evaluation.diagnostics", "evaluation.probes"])
@@ -46,11 +45,6 @@ def test_evaluation_exports_probes_and_diagnostics():
         dipole.evaluation.knn  # noqa: B018
 
 
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(AttributeError, match=r"no attribute 'objectiv'; it has .*objective"):
-        dipole.objectiv  # noqa: B018
-
-
 def test_import_loads_no_torch():
     script = (
         "import sys, dipole, dipole.core.evaluation as evaluation; dir(dipole); dir(evaluation); "
@@ -59,14 +53,11 @@ def test_import_loads_no_torch():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_errors_are_shown_by_their_public_name():
+def test_errors_have_their_public_name_and_suggest_no_diagnostic():
     with pytest.raises(dipole.SpecError) as caught:
         dipole.objective("infonce + 0.1*dp(delta_pos=0.6)")
     assert "".join(traceback.format_exception_only(caught.value)).startswith("dipole.SpecError: dp: delta_pos")
     assert type(pickle.loads(pickle.dumps(caught.value))) is dipole.SpecError
-
-
-def test_a_diagnostic_is_not_suggested_as_a_term():
     with pytest.raises(dipole.SpecError, match="unknown name 'uniformty'") as caught:
         dipole.objective("uniformty")
     assert "'uniformity'" not in str(caught.value)

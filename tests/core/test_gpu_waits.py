@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
-def test_an_objective_waits_for_nothing(text: str) -> None:
+def test_an_objective_waits_for_nothing(text):
     device = torch.device("cuda")
     with_first = dict(outcomes(text, device))
     for name, run in outcomes(text, device):
@@ -34,9 +34,7 @@ def test_an_objective_waits_for_nothing(text: str) -> None:
             run()
 
 
-def test_a_training_step_waits_for_nothing_before_its_check(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, monkeypatch):
     """After the first step embedding, pairing and the loss wait for nothing."""
     steps = 0
     forward = run_module.LossModule.forward

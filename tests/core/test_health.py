@@ -41,7 +41,7 @@ def length(loss: Tensor, parameters: list[Tensor]) -> float:
     return math.sqrt(sum(float(g.square().sum()) for g in grads))
 
 
-def test_the_ratios_are_those_of_the_formulas(blobs: Path, tmp_path: Path) -> None:
+def test_the_ratios_are_those_of_the_formulas(blobs, tmp_path):
     overrides = ("blobs.dropout=0", f"objective=infonce(temperature=0.3) + 0.7*{SUM}", "train.evaluate_every=4")
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
     config, seeds = load(blobs, overrides).config, Seeds(0)
@@ -73,9 +73,7 @@ def test_the_ratios_are_those_of_the_formulas(blobs: Path, tmp_path: Path) -> No
         (f"objective=infonce + {SUM}", "train.schedule.dp.weight=linear(0, 1)", "train.clip=0.1"),
     ],
 )
-def test_measuring_changes_no_bit_of_training(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
-) -> None:
+def test_measuring_changes_no_bit_of_training(blobs, tmp_path, monkeypatch, overrides):
     overrides = (*overrides, "train.evaluate_every=2")
     quiet(blobs, *overrides, runs=tmp_path / "with")
     assert any(name.startswith("grad/") for line in lines(tmp_path / "with") for name in line)
@@ -91,9 +89,7 @@ def test_measuring_changes_no_bit_of_training(
     assert of_training(tmp_path / "with") == of_training(tmp_path / "without")
 
 
-def test_a_regularizer_that_dominates_is_named_once(
-    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_regularizer_that_dominates_is_named_once(blobs, tmp_path, capsys):
     record = quiet(blobs, f"objective=infonce + 8*{SUM}", "train.evaluate_every=2", runs=tmp_path)
     largest = max(value for value in ratios(tmp_path).values() if value is not None)
     assert largest > 6
@@ -122,7 +118,7 @@ def test_a_regularizer_that_dominates_is_named_once(
         (f"infonce + 0.01*{SUM} + 0.01*{SUM}", {"dp.0", "dp.1"}),
     ],
 )
-def test_what_is_compared(blobs: Path, tmp_path: Path, text: str, logged: set[str]) -> None:
+def test_what_is_compared(blobs, tmp_path, text, logged):
     record = quiet(blobs, f"objective={text}", runs=tmp_path)
     assert {name for line in lines(tmp_path) for name in line if name.startswith("grad/")} == {
         f"grad/{name}" for name in logged
@@ -130,14 +126,14 @@ def test_what_is_compared(blobs: Path, tmp_path: Path, text: str, logged: set[st
     assert not any("dominates" in note for note in record.notes)
 
 
-def test_a_base_without_gradient_dominates_nothing(blobs: Path, tmp_path: Path) -> None:
+def test_a_base_without_gradient_dominates_nothing(blobs, tmp_path):
     overrides = (f"objective=triplet(margin=0) + {SUM}", "blobs.noise=0", "blobs.dropout=0")  # positives coincide
     record = quiet(blobs, *overrides, runs=tmp_path)
     assert None in ratios(tmp_path).values()
     assert not any("dominates" in note for note in record.notes)
 
 
-def test_a_scheduled_weight_is_the_one_of_the_step(blobs: Path, tmp_path: Path) -> None:
+def test_a_scheduled_weight_is_the_one_of_the_step(blobs, tmp_path):
     curve = ("train.schedule.dp.weight=linear(0, 10)", "train.evaluate_every=5", f"objective=infonce + {SUM}")
     record = quiet(blobs, *curve, runs=tmp_path)
     found = ratios(tmp_path)
@@ -146,9 +142,7 @@ def test_a_scheduled_weight_is_the_one_of_the_step(blobs: Path, tmp_path: Path) 
     assert any(f"{weight / 2:.4g} instead of {weight:.4g}" in note for weight in (40 / 9, 5, 4, 9, 10))
 
 
-def test_without_trained_encoder_the_objective_is_compared(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_trained_encoder_the_objective_is_compared(blobs, tmp_path, monkeypatch):
     plain = BlobsAdapter.__init__
 
     def frozen(adapter: BlobsAdapter, *args: Any, **kwargs: Any) -> None:
@@ -161,9 +155,7 @@ def test_without_trained_encoder_the_objective_is_compared(
 
 
 @pytest.mark.parametrize(("text", "collapses"), [("infonce", False), ("tuple", False), ("regression", True)])
-def test_embeddings_that_collapse_are_named_once(
-    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, collapses: bool
-) -> None:
+def test_embeddings_that_collapse_are_named_once(blobs, tmp_path, capsys, text, collapses):
     record = quiet(
         blobs, f"objective={text}", "train.steps=200", "train.evaluate_every=50", "blobs.dropout=0", runs=tmp_path
     )
@@ -173,9 +165,7 @@ def test_embeddings_that_collapse_are_named_once(
 
 
 @pytest.mark.parametrize("by", [(), ("train.best_by=mean/accuracy",)])
-def test_a_continued_run_has_the_same_record(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
-) -> None:
+def test_a_continued_run_has_the_same_record(blobs, tmp_path, monkeypatch, by):
     overrides = (f"objective=infonce + 50*{SUM}", "train.steps=60", "train.evaluate_every=4", *by)
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
     interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts", at=4)
@@ -185,7 +175,7 @@ def test_a_continued_run_has_the_same_record(
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
 
 
-def test_lengths_of_terms_that_see_other_parameters() -> None:
+def test_lengths_and_weighted_terms():
     a, b = (torch.nn.Parameter(torch.tensor([3.0, 4.0])) for _ in range(2))
     weighted = {"one": (a * a).sum() / 2, "two": 2 * (b * b).sum(), "none": torch.zeros(())}
     base, lengths = gradient_lengths(weighted, ["one"], [a, b])
@@ -193,9 +183,6 @@ def test_lengths_of_terms_that_see_other_parameters() -> None:
     base, lengths = gradient_lengths(weighted, ["one", "two"], [a, b])
     assert base == pytest.approx(math.hypot(5, 20))
     assert lengths == {"one": 5, "two": 20, "none": 0}
-
-
-def test_the_weighted_terms_sum_to_the_loss() -> None:
     z = torch.randn(2, 6, 4, requires_grad=True)
     outcome = objective(f"infonce + 0.3*{SUM}")(z[0], z[1])
     assert list(outcome.weighted) == ["infonce", "dp"]

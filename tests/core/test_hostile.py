@@ -45,14 +45,14 @@ SPEC = st.one_of(st.lists(TERM, min_size=1, max_size=4).map(" + ".join), st.text
 
 @FEW
 @given(SPEC)
-def test_objectives(text: str) -> None:
+def test_objectives(text):
     answered(lambda: dipole.objective(text, dim=8))
 
 
 @pytest.mark.slow
 @MANY
 @given(SPEC)
-def test_many_objectives(text: str) -> None:
+def test_many_objectives(text):
     answered(lambda: dipole.objective(text, dim=8))
 
 
@@ -71,14 +71,14 @@ def settle(overrides: list[str]) -> None:
 
 @settings(FEW, max_examples=60)
 @given(st.lists(OVERRIDE, max_size=3))
-def test_settings(overrides: list[str]) -> None:
+def test_settings(overrides):
     answered(lambda: settle(overrides))
 
 
 @pytest.mark.slow
 @settings(MANY, max_examples=3000)
 @given(st.lists(OVERRIDE, max_size=3))
-def test_many_settings(overrides: list[str]) -> None:
+def test_many_settings(overrides):
     answered(lambda: settle(overrides))
 
 
@@ -94,40 +94,37 @@ def test_many_settings(overrides: list[str]) -> None:
         ("\N{ARABIC-INDIC DIGIT ONE}*dp", "cannot read"),
     ],
 )
-def test_sizes_and_lengths_are_refused_before_they_cost_anything(text: str, said: str) -> None:
+def test_sizes_and_lengths_are_refused_before_they_cost_anything(text, said):
     with pytest.raises((SpecError, OptionError), match=said):
         dipole.objective(text)
 
 
-def test_a_long_text_is_shown_around_the_place() -> None:
+def test_long_texts_are_shown_around_the_place_and_large_sizes_work():
     text = "infonce + " * 200 + "dq + " + "infonce + " * 200 + "dp"
     with pytest.raises(SpecError) as caught:
         dipole.objective(text)
     shown, marks = str(caught.value).splitlines()[-2:]
     assert shown[marks.index("^") : marks.rindex("^") + 1] == "dq"
     assert len(shown) < 200
-
-
-def test_what_is_there_can_be_asked_for() -> None:
     assert dipole.objective("cllr(dim=64)").terms[0].L.shape == (64, 64)
     with torch.device("meta"):
         assert dipole.objective("cllr", dim=100_000).terms[0].L.shape == (100_000, 100_000)
 
 
 @pytest.mark.parametrize("content", ["a = " + "[" * 5000, "a = " + "9" * 5000, "[" * 3000, "\x00", "a = 1e99999"])
-def test_recipes_that_are_none(tmp_path: Path, content: str) -> None:
+def test_recipes_that_are_none(tmp_path, content):
     path = tmp_path / "recipe.toml"
     path.write_text(content)
     answered(lambda: load(path))
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "a\x00b", "/" * 300, ""])
-def test_names_that_no_recipe_has(name: str) -> None:
+def test_names_that_no_recipe_has(name):
     answered(lambda: read_recipe(name))
 
 
 @pytest.mark.parametrize("text", ["train.steps=" + "9" * 5000, "a=" + "[" * 5000, "=" * 5000, "a." * 5000 + "b=1"])
-def test_overrides_that_are_none(text: str) -> None:
+def test_overrides_that_are_none(text):
     answered(lambda: resolve(read_recipe("digits-simclr"), [text]))
     answered(lambda: parse_override(text))
 
@@ -135,7 +132,7 @@ def test_overrides_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["infonce \x1b[2J + 0", "infonce(\x9b=1)", "dp +\x07", "in\u202efonce", "infonce +\x00 dcl"]
 )
-def test_errors_of_a_text_hold_no_control_characters(text: str) -> None:
+def test_errors_of_a_text_hold_no_control_characters(text):
     """The line of the caret is as long as the text, so that the caret is under the place."""
     with pytest.raises(SpecError) as caught:
         parse(text)

@@ -31,7 +31,7 @@ LINE = {"step": 10, "epoch": 0.5, "time": 1.25, "train/loss": 2.5, "eval/knn/acc
 
 @pytest.mark.parametrize("kind", NO_FILES)
 @pytest.mark.parametrize("name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", ".pid"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+def test_what_is_no_file_is_not_waited_for(tmp_path, name, kind):
     run = tmp_path / "0123456789ab"
     run.mkdir()
     (run / "record.json").write_text(json.dumps(RECORD | {"status": "running"}))
@@ -55,40 +55,40 @@ def read(reader: Any, path: Path, content: bytes) -> None:
 
 @settings_of(150, is_quick=True)
 @given(contents(RECORD))
-def test_records(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_records(tmp_path_factory, content):
     read(read_record, tmp_path_factory.getbasetemp() / "record.json", content)
 
 
 @pytest.mark.slow
 @settings_of(20_000, is_quick=False)
 @given(contents(RECORD))
-def test_many_records(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_many_records(tmp_path_factory, content):
     read(read_record, tmp_path_factory.getbasetemp() / "record.json", content)
 
 
 @settings_of(150, is_quick=True)
 @given(contents(LINE))
-def test_metrics(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_metrics(tmp_path_factory, content):
     read(read_metrics, tmp_path_factory.getbasetemp() / "metrics.jsonl", content)
 
 
 @pytest.mark.slow
 @settings_of(20_000, is_quick=False)
 @given(contents(LINE))
-def test_many_metrics(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_many_metrics(tmp_path_factory, content):
     read(read_metrics, tmp_path_factory.getbasetemp() / "metrics.jsonl", content)
 
 
 @settings_of(60, is_quick=True)
 @given(toml_contents(RECIPE))
-def test_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_recipes(tmp_path_factory, content):
     read(load, tmp_path_factory.getbasetemp() / "recipe.toml", content)
 
 
 @pytest.mark.slow
 @settings_of(10_000, is_quick=False)
 @given(toml_contents(RECIPE))
-def test_many_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_many_recipes(tmp_path_factory, content):
     read(load, tmp_path_factory.getbasetemp() / "recipe.toml", content)
 
 
@@ -106,7 +106,7 @@ def test_many_recipes(tmp_path_factory: pytest.TempPathFactory, content: bytes) 
         ("", "Expecting value in line 1"),
     ],
 )
-def test_json_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+def test_json_that_is_none(tmp_path, text, said):
     with pytest.raises(ValueError, match=said):
         parse_json(text)
     (tmp_path / "x.json").write_text(text)
@@ -114,7 +114,7 @@ def test_json_that_is_none(tmp_path: Path, text: str, said: str) -> None:
         read_json(tmp_path / "x.json")
 
 
-def test_json_that_is_some() -> None:
+def test_json_that_is_some():
     text = r'{"a": [1, -2.5e-3, null, true, "\ud83d\ude00", "[[[["], "b": {}}'
     assert parse_json(text) == json.loads(text)
     brackets = json.dumps({"a": "[" * 1000, "b": [[1]] * 1000})
@@ -132,7 +132,7 @@ def test_json_that_is_some() -> None:
         "a" * 250_000,
     ],
 )
-def test_toml_that_is_none(text: str) -> None:
+def test_toml_that_is_none(text):
     def call() -> None:
         with pytest.raises(ValueError):  # noqa: PT011 (whatever the library says)
             parse_toml(text)
@@ -140,7 +140,7 @@ def test_toml_that_is_none(text: str) -> None:
     answered(call)
 
 
-def test_a_file_is_said_once_and_shortly(tmp_path: Path) -> None:
+def test_a_file_is_said_once_and_shortly(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(json.dumps({str(n) * 50: "y" * 1000 for n in range(3000)}))
     with pytest.raises(DipoleError, match=r"and 299\d more") as caught:
@@ -164,7 +164,7 @@ with replacing(Path(sys.argv[1])) as temporary:
 """
 
 
-def test_what_a_kill_leaves_is_removed_at_the_next_opening(blobs: Path, tmp_path: Path) -> None:
+def test_what_a_kill_leaves_is_removed_at_the_next_opening(blobs, tmp_path):
     config = load(blobs).config
     folder = RunFolder(tmp_path / config.hash)
     mine = folder.checkpoints / ".mine.tmp"
@@ -190,7 +190,7 @@ def test_what_a_kill_leaves_is_removed_at_the_next_opening(blobs: Path, tmp_path
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"format": 1}, {"format": 1, "hash": []}, {"format": 1, "hash": "a"}])
-def test_what_is_no_state_is_one_error(tmp_path: Path, state: Any) -> None:
+def test_what_is_no_state_is_one_error(tmp_path, state):
     path = put(tmp_path, state)
     with pytest.raises(CheckpointError):
         starting_state(tmp_path, {"a"}, path, lambda said: None)

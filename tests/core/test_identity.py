@@ -5,8 +5,6 @@ import json
 import linecache
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
 
@@ -37,7 +35,7 @@ def configure(objective: str = "infonce", model: type[Settings] = EMPTY, **value
 # The objective -------------------------------------------------------------------------------------------------------
 
 
-def test_an_objective_is_written_out() -> None:
+def test_objectives_are_identified_by_what_they_compute():
     assert configure("infonce").hash == configure("infonce(temperature=0.5)").hash
     assert configure("infonce").hash != configure("infonce(temperature=0.4)").hash
     assert configure("infonce + dp").hash == configure("infonce + 0.1*dp(delta_pos=0.1)").hash
@@ -47,9 +45,10 @@ def test_an_objective_is_written_out() -> None:
     found = configure("infonce + dp").determining()["objective"]
     assert [(weight, name) for weight, name, _ in found] == [(1, "infonce"), (0.1, "dp")]
     assert found[0][2]["temperature"] == 0.5
+    assert configure("infonce + dp").determining()["sources"] == {}
 
 
-def test_a_changed_default_is_another_run() -> None:
+def test_a_changed_default_is_another_run():
     def hash_with(default: float) -> str:
         with registry.temporary() as names:
 
@@ -70,7 +69,7 @@ def test_a_changed_default_is_another_run() -> None:
 # The tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_setting_does_not_rename_old_runs() -> None:
+def test_a_new_setting_does_not_rename_old_runs():
     old, new = table(width=(int, 4)), table(width=(int, 4), depth=(int, 2))
     assert configure(model=old).hash == configure(model=new).hash
     assert configure(model=new, planet={"depth": 3}).hash != configure(model=old).hash
@@ -86,7 +85,7 @@ def test_a_new_setting_does_not_rename_old_runs() -> None:
     assert later.model_validate_json(text).hash == configure(model=old).hash
 
 
-def test_a_value_that_differs_counts_wherever_it_stands() -> None:
+def test_a_value_that_differs_counts_wherever_it_stands():
     inner = table(kind=(Literal["a"], "a"), size=(int, 1))
     other = table(kind=(Literal["b"], "b"), size=(int, 1))
     outer = table(part=(inner | other, inner()), parts=(tuple[inner, ...], ()), names=(dict[str, int], {}))  # type: ignore[valid-type]
@@ -105,7 +104,7 @@ def test_a_value_that_differs_counts_wherever_it_stands() -> None:
     assert configure(model=outer, planet={"part": {"kind": "a", "size": 1}}).hash == configure(model=outer).hash
 
 
-def test_a_changed_default_is_said_by_the_version_of_the_tables_defaults() -> None:
+def test_a_changed_default_is_said_by_the_version_of_the_tables_defaults():
     class Later(table(width=(int, 5))):  # type: ignore[misc]
         __module__ = Settings.__module__
         defaults_version: ClassVar[int] = 2
@@ -113,7 +112,7 @@ def test_a_changed_default_is_said_by_the_version_of_the_tables_defaults() -> No
     assert configure(model=Later).hash != configure(model=table(width=(int, 4))).hash
 
 
-def test_defaults_of_version_1() -> None:
+def test_defaults_of_version_1():
     """A default that changes needs a higher `defaults_version` of its table, or old runs answer for new ones."""
     assert (RunConfig.defaults_version, TrainConfig.defaults_version) == (1, 1)
     defaults = {name: field.default for name, field in TrainConfig.model_fields.items()}
@@ -142,7 +141,7 @@ def test_defaults_of_version_1() -> None:
     assert TrainConfig(steps=1, schedule="step", milestones=(1.0,)).decay == 0.1
 
 
-def test_what_does_not_determine_the_result_is_left_out() -> None:
+def test_what_does_not_determine_the_result_is_left_out():
     base = configure().hash
     for values in (
         {"name": "other"},
@@ -165,7 +164,7 @@ def test_what_does_not_determine_the_result_is_left_out() -> None:
         assert configure(**values).hash != base, values
 
 
-def test_a_preset_is_what_it_stands_for() -> None:
+def test_a_preset_is_what_it_stands_for():
     values = {"small": {"width": 4}, "large": {"width": 8}}
 
     class Preset(table(preset=(Literal["small", "large"], "small"), width=(int | None, None))):  # type: ignore[misc]
@@ -204,7 +203,7 @@ class Scaled(Objective):
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def plugin(tmp_path, monkeypatch):
     """An installed distribution `planets 1.0` with a package that registers a term."""
     site = tmp_path / "site"
     package, info = site / "planets", site / "planets-1.0.dist-info"
@@ -224,7 +223,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_plugin_enters_with_its_version_and_source(plugin: Path) -> None:
+def test_a_plugin_enters_with_its_version_and_source(plugin):
     config = configure("infonce + scaled")
     first = config.hash
     (name, (distribution, version, _)) = next(iter(config.determining()["sources"].items()))
@@ -240,7 +239,7 @@ def test_a_plugin_enters_with_its_version_and_source(plugin: Path) -> None:
     assert config.hash != first
 
 
-def test_where_a_plugin_is_installed_does_not_matter(plugin: Path, tmp_path: Path) -> None:
+def test_where_a_plugin_is_installed_does_not_matter(plugin, tmp_path):
     first = configure("scaled").hash
     moved = tmp_path / "elsewhere" / "planets"
     shutil.copytree(plugin, moved)
@@ -248,11 +247,7 @@ def test_where_a_plugin_is_installed_does_not_matter(plugin: Path, tmp_path: Pat
     assert configure("scaled").hash == first
 
 
-def test_dipoles_own_terms_need_no_source() -> None:
-    assert configure("infonce + dp").determining()["sources"] == {}
-
-
-def test_a_domain_of_another_package_enters_as_well(blobs: Path) -> None:
+def test_a_domain_of_another_package_enters_as_well(blobs):
     import blobs_domain
 
     assert load(blobs).config.determining()["sources"].keys() == {"blobs_domain"}
@@ -262,7 +257,7 @@ def test_a_domain_of_another_package_enters_as_well(blobs: Path) -> None:
     assert config.determining()["sources"].keys() == {"blobs_domain"}
 
 
-def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path, monkeypatch):
     def hash_of(number: int, more: str, factor: str) -> str:
         path = tmp_path / f"script{number}.py"
         path.write_text(TERM.format(more=more, factor=factor))
@@ -280,7 +275,7 @@ def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path: Path, monkeypat
     assert hash_of(2, "", "1000") != first
 
 
-def test_a_class_of_a_notebook_enters_with_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_a_notebook_enters_with_its_own_lines(monkeypatch):
     def hash_of(number: int, more: str, factor: str) -> str:
         """A kernel's __main__ has no file; a cell's lines lie in linecache under a name of its own."""
         text, name = TERM.format(more=more, factor=factor), f"/tmp/ipykernel_1/{number}.py"
@@ -296,7 +291,7 @@ def test_a_class_of_a_notebook_enters_with_its_own_lines(monkeypatch: pytest.Mon
     assert hash_of(2, "", "1000") != first
 
 
-def test_an_edited_loss_is_another_run(plugin: Path, tmp_path: Path) -> None:
+def test_an_edited_loss_is_another_run(plugin, tmp_path):
     config = resolve({"domain": "toy", "objective": "infonce + scaled", "train": {"steps": 2}}).config
     first = train(config, tmp_path / "runs", quiet=True)
     assert read_record(tmp_path / "runs" / config.hash / "record.json") == first

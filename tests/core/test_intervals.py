@@ -43,19 +43,16 @@ def test_normal_samples_are_covered_about_as_often_as_it_says():
     assert 0.88 <= np.mean([low <= 0 <= high for low, high in intervals]) <= 0.99
 
 
-def test_one_value_has_no_interval():
+def test_samples_without_an_interval_and_wrong_settings():
     assert all(map(isnan, bootstrap_interval([3.0])))
     assert all(map(isnan, bootstrap_interval([[3.0], [4.0]], "iqm")))
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        bootstrap_interval([1.0, 2.0], confidence=95)
+    with pytest.raises(ConfigError, match="mean, iqm"):
+        bootstrap_interval([1.0, 2.0], "median")
 
 
 @pytest.mark.parametrize("wrong", [[], [1.0, float("nan")], ["a"], [[1.0], []], [[[1.0, 2.0]]]])
 def test_what_is_no_sample_is_refused(wrong):
     with pytest.raises(DataError, match="finite numbers"):
         bootstrap_interval(wrong)
-
-
-def test_wrong_settings_are_refused():
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        bootstrap_interval([1.0, 2.0], confidence=95)
-    with pytest.raises(ConfigError, match="mean, iqm"):
-        bootstrap_interval([1.0, 2.0], "median")

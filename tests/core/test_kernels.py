@@ -195,8 +195,13 @@ def compare(name, statistics):
 
 
 @needs_triton
-@pytest.mark.parametrize("name", ["symmetric", "wide", "queue", "lists", "none excluded", "first"])
-@pytest.mark.parametrize("statistics", [EVERYTHING, [Sum()], [LogSumExp(100.0), Extreme()]], ids=["all", "one", "two"])
+@pytest.mark.parametrize(
+    ("name", "statistics"),
+    [
+        *((name, EVERYTHING) for name in ("symmetric", "wide", "queue", "lists", "none excluded", "first")),
+        ("symmetric", [Sum()]), ("lists", [Sum()]), ("queue", [LogSumExp(100.0), Extreme()]),
+    ],
+)  # fmt: skip
 def test_kernels_equal_tiles_in_float64(interpreted, name, statistics):
     interpreted(compare, name, statistics)
 
@@ -262,13 +267,10 @@ def test_only_a_statistic_without_kernel_functions_runs_in_tiles(interpreted):
     assert "tiles compute Cauchy: it has no kernel functions" in line
 
 
-def test_show_names_a_statistic_that_runs_in_tiles():
+def test_statistics_without_kernel_functions_run_in_tiles():
     assert engine.outlook([Sum(), Cauchy()]).endswith("tiles everywhere for Cauchy: it has no kernel functions")
     assert engine.outlook([Cauchy()]).startswith("tiles everywhere: Cauchy")
 
-
-def test_a_subclass_with_other_parts_does_not_inherit_kernel_functions():
-    @dataclass(frozen=True)
     class Doubled(Sum):
         def parts(self, s, e):
             return 2 * s
@@ -522,16 +524,13 @@ def test_kernels_without_a_gpu_are_refused_in_one_message(monkeypatch):
         row_statistics(x, x, own, [Sum()], counts=torch.full((4,), 3), symmetric=True)
 
 
-def test_an_engine_that_is_none_is_refused(monkeypatch):
+def test_unknown_engines_are_refused(monkeypatch):
     monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
     with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are dense, eager, triton"):
         engine.requested()
     for name in ("eager", "tiles", "EAGER"):
         monkeypatch.setenv("DIPOLE_ENGINE", name)
         assert engine.requested() == "eager"
-
-
-def test_an_engine_that_is_refused_is_not_asked_for_afterwards(monkeypatch):
     monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
     with pytest.raises(engine.EngineError, match="'tritn' names no engine"), engine.using("tritn"):
         raise AssertionError("nothing runs under an engine that there is not")
@@ -539,6 +538,9 @@ def test_an_engine_that_is_refused_is_not_asked_for_afterwards(monkeypatch):
     with engine.using("eager"):
         assert engine.requested() == "eager"
     assert engine.requested() is None
+    monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
+    assert "processor" in engine.reason_against(torch.device("cpu"))
+    assert engine.reason_against(torch.device("meta"))
 
 
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():
@@ -558,9 +560,3 @@ def test_rounding_to_tf32_follows_every_switch_of_pytorch():
             assert not tf32_allowed()
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_a_processor_and_float64_are_served_by_tiles(monkeypatch):
-    monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
-    assert "processor" in engine.reason_against(torch.device("cpu"))
-    assert engine.reason_against(torch.device("meta"))

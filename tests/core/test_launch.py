@@ -48,11 +48,11 @@ SETTINGS = ("blobs.dropout=0", "train.steps=60", "train.log_every=1", "train.eva
         ("n[5]", "n5"),
     ],
 )
-def test_the_first_node_of_a_list(listed: str, first: str) -> None:
+def test_the_first_node_of_a_list(listed, first):
     assert first_node(listed) == first
 
 
-def test_a_process_alone_and_one_of_torchrun() -> None:
+def test_a_process_alone_and_one_of_torchrun():
     assert launched({}).size == 1
     assert launched({"WORLD_SIZE": "8"}).size == 1  # left over: nobody says which one this is
     here = launched(
@@ -74,7 +74,7 @@ def test_a_process_alone_and_one_of_torchrun() -> None:
         launched({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
 
 
-def test_steps_of_srun_and_the_script_of_sbatch() -> None:
+def test_steps_of_srun_and_the_script_of_sbatch():
     job = {"SLURM_NTASKS": "5", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[08-10]", "SLURM_NNODES": "3"}
     job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "ENVIRONMENT": "BATCH"}
     assert launched(job).size == 1
@@ -94,7 +94,7 @@ def test_steps_of_srun_and_the_script_of_sbatch() -> None:
     assert launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}).rank == 1
 
 
-def test_a_process_that_is_gone_is_known() -> None:
+def test_a_process_that_is_gone_is_known():
     mine = json.loads(describe_self())
     assert not is_gone(json.dumps(mine))
     child = subprocess.Popen([sys.executable, "-c", "pass"])
@@ -125,16 +125,14 @@ def test_a_process_that_is_gone_is_known() -> None:
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ("device=cuda:0",), "cuda:0"),
     ],
 )
-def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(
-    blobs: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], settings: tuple[str, ...], said: str
-) -> None:
+def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(blobs, monkeypatch, variables, settings, said):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=said):
         launch(load(blobs, settings).config)
 
 
-def test_accelerates_own_words_for_what_the_recipe_says(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerates_own_words_for_what_the_recipe_says(blobs, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
@@ -145,7 +143,7 @@ def test_accelerates_own_words_for_what_the_recipe_says(blobs: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1", "CPU", ""])
-def test_a_device_that_is_none_is_told_from_those_that_are(name: str) -> None:
+def test_a_device_that_is_none_is_told_from_those_that_are(name):
     """The names of `dipole eval --device` are those of a recipe."""
     with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
         pick_device(name)
@@ -156,9 +154,7 @@ def test_a_device_that_is_none_is_told_from_those_that_are(name: str) -> None:
 
 @pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
 @pytest.mark.parametrize("times", [1, 2], ids=["in an evaluation on the way", "in the last one"])
-def test_a_signal_in_an_evaluation_puts_it_off(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, times: int
-) -> None:
+def test_a_signal_in_an_evaluation_puts_it_off(blobs, tmp_path, monkeypatch, which, times):
     """It is not waited for; the next attempt makes it, and every number is that of an uninterrupted run."""
     overrides = ("train.evaluate_every=5", "blobs.queue=8")
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
@@ -183,9 +179,7 @@ def test_a_signal_in_an_evaluation_puts_it_off(
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_signal_before_the_first_step_ends_at_once(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_before_the_first_step_ends_at_once(blobs, tmp_path, monkeypatch, capsys):
     made = BlobsAdapter.__init__
 
     def prepare(self: Any, *args: Any, **more: Any) -> None:
@@ -201,9 +195,7 @@ def test_a_signal_before_the_first_step_ends_at_once(
     assert main(["train", str(blobs), "--quiet"]) == 0
 
 
-def test_a_signal_between_the_record_and_the_first_step_is_on_record(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_between_the_record_and_the_first_step_is_on_record(blobs, tmp_path, monkeypatch):
     def remark(self: Any) -> list[str]:
         signal.raise_signal(signal.SIGTERM)
         return []
@@ -217,7 +209,7 @@ def test_a_signal_between_the_record_and_the_first_step_is_on_record(
 
 
 @posix
-def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_pass_on_what_came_already(blobs, tmp_path, monkeypatch):
     def twice(index: int) -> None:
         if index == 2:
             signal.raise_signal(signal.SIGUSR1)
@@ -231,7 +223,7 @@ def test_launchers_pass_on_what_came_already(blobs: Path, tmp_path: Path, monkey
 # Another number of ranks ---------------------------------------------------------------------------------------------
 
 
-def test_what_keeps_another_number_of_ranks_from_going_on() -> None:
+def test_what_keeps_another_number_of_ranks_from_going_on():
     plain, normed = nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))
     alike = {"drew": False, "adapter": {"seen": torch.ones(2), "epoch": 1}}
     assert unsupported_reason([alike, alike], plain, False) == ""
@@ -283,7 +275,7 @@ def lines_in(runs: Path) -> int:
 
 
 @posix
-def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs, tmp_path):
     ranks = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS)
     wait_for(lambda: lines_in(tmp_path / "parts") > 5 or any(rank.poll() is not None for rank in ranks))
     ranks[1].send_signal(signal.SIGUSR1)
@@ -302,16 +294,14 @@ def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blob
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-3, atol=1e-5)
 
 
-def test_an_error_of_both_ranks_is_told_once(blobs: Path, tmp_path: Path) -> None:
+def test_an_error_of_both_ranks_is_told_once(blobs, tmp_path):
     ranks = srun(tmp_path, "train", blobs, "--set", "train.batch_sise=8")
     said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [2, 2], said
     assert said.count("train.batch_sise") == said.count("error:") == 1
 
 
-def test_runs_are_listed_with_what_became_of_them(
-    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_listed_with_what_became_of_them(blobs, tmp_path, capsys):
     record = quiet(blobs, runs=tmp_path / "runs")
     path = tmp_path / "runs" / record.hash / "record.json"
     path.write_text(path.read_text().replace('"done"', '"running"'))

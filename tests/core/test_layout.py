@@ -29,24 +29,18 @@ PACKAGES = sorted(
 )
 
 
-def test_core_is_never_imported_under_a_second_name():
+def test_packages_are_installed_and_imported_under_one_name():
     assert "core" not in sys.modules
     for folder in ALLOWED:
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom) and node.module:
                     assert node.module.split(".")[0] not in ALLOWED, path
-
-
-def test_every_package_is_installed():
     listed = PROJECT["tool"]["setuptools"]["packages"]
     assert listed == ["dipole", *PACKAGES]
     for folder in ALLOWED:
         for path in (ROOT / folder).rglob("*.py"):
             assert path.with_name("__init__.py").exists(), f"{path} is in no package"
-
-
-def test_nothing_in_the_wheel_imports_the_scripts_of_the_checkout():
     names = "|".join(path.name for path in SCRIPTS)
     for folder in ALLOWED:
         for path in (ROOT / folder).rglob("*.py"):

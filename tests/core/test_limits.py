@@ -55,8 +55,7 @@ def test_dcl_without_prior_is_infonce(sizes, similarity):
     agree(f"hcl(rho=0, beta=0, similarity={similarity})", f"infonce(similarity={similarity})", leaves, pairs)
 
 
-def test_dcl_without_prior_is_infonce_at_its_floor():
-    # One negative: the sum equals the floor, and still carries the whole gradient.
+def test_dcl_without_prior_is_infonce_also_at_its_floor():
     queries, keys, queue = (x[:1] for x in embeddings(1, 3, 4, 0))
     leaves = [queries, keys, queue]
     agree("dcl(rho=0, similarity=dot)", "infonce(similarity=dot)", leaves, Pairs.cross(queries, keys, queue))
@@ -167,15 +166,21 @@ def test_joint_and_separate_softmax_agree_for_one_positive_only():
     assert abs(joint - separate) > 0.1
 
 
-def test_quickthoughts_is_infonce_with_its_options():
+def test_objectives_with_one_option_are_others():
     f, g = embeddings(6, 2, 4, 0)
     pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1]))
     agree("quickthoughts", "infonce(similarity=dot, temperature=1.0, joint=true)", [f, g], pairs)
-
-
-def test_tuple_with_a_class_for_each_instance_is_infonce():
     leaves = embeddings(5, 3, 4, 0)
     agree("tuple", "infonce", leaves, Pairs.from_views(leaves, torch.arange(5)))
+    leaves = embeddings(4, 2, 5, 0)
+    agree("infonce(similarity=bilinear)", "infonce(similarity=dot)", leaves, Pairs.from_views(leaves))
+    leaves = embeddings(4, 3, 5, 0)
+    agree("co2(weight=0)", "infonce", leaves, Pairs.from_views(leaves))
+    leaves = embeddings(5, 3, 4, 0)
+    agree("align_uniform(uniform_weight=0)", "regression", leaves, Pairs.from_views(leaves))
+    leaves = embeddings(5, 2, 4, 0)
+    value, _ = evaluate("vicreg(variance=0, covariance=0)", leaves, Pairs.from_views(leaves))
+    torch.testing.assert_close(value, 25 / 4 * (leaves[0] - leaves[1]).detach().square().sum(1).mean())
 
 
 def test_tuple_takes_positives_from_labels():
@@ -191,16 +196,6 @@ def test_tuple_takes_positives_from_labels():
         positives = [p for p in range(12) if p != i and y[p] == y[i]]
         rows.append(sum(-(s[i, p] / (s[i, p] + negatives)).log() for p in positives) / len(positives))
     torch.testing.assert_close(evaluate("tuple", [x], pairs)[0], (sum(rows) / 12).detach())
-
-
-def test_bilinear_similarity_starts_as_the_dot_product():
-    leaves = embeddings(4, 2, 5, 0)
-    agree("infonce(similarity=bilinear)", "infonce(similarity=dot)", leaves, Pairs.from_views(leaves))
-
-
-def test_co2_without_weight_is_infonce():
-    leaves = embeddings(4, 3, 5, 0)
-    agree("co2(weight=0)", "infonce", leaves, Pairs.from_views(leaves))
 
 
 def test_cacr_first_of_several_positives():
@@ -286,11 +281,6 @@ def test_two_encoders_do_not_end_at_two_opposite_points(layout):
     assert uniformity(pairs) < -1.5
 
 
-def test_alignment_alone_is_regression():
-    leaves = embeddings(5, 3, 4, 0)
-    agree("align_uniform(uniform_weight=0)", "regression", leaves, Pairs.from_views(leaves))
-
-
 def test_siglip_is_binary_and_infonce_is_not():
     # Two instances in two encoders: a positive and a negative for each anchor.
     leaves = embeddings(2, 2, 4, 0)
@@ -315,12 +305,6 @@ def test_swav_is_cross_entropy_to_its_codes():
     targets = codes.roll(8, 0)  # of the other view
     expected = torch.nn.functional.cross_entropy(scores / 0.3, targets)
     torch.testing.assert_close(term(Pairs.from_views(leaves)).loss.detach(), expected, atol=1e-8, rtol=0)
-
-
-def test_vicreg_without_its_others_is_a_squared_distance():
-    leaves = embeddings(5, 2, 4, 0)
-    value, _ = evaluate("vicreg(variance=0, covariance=0)", leaves, Pairs.from_views(leaves))
-    torch.testing.assert_close(value, 25 / 4 * (leaves[0] - leaves[1]).detach().square().sum(1).mean())
 
 
 def test_barlow_twins_does_not_see_scale_and_place_of_a_column():

@@ -48,6 +48,7 @@ def test_free_memory_is_at_most_what_the_system_says():
     assert 0 < machine.free_memory() < 1.1 * 1024 * int(line.split()[1])
 
 
+@pytest.mark.slow
 def test_a_system_without_posix_imports_everything_trains_and_finds_every_test(tmp_path):
     """On Windows a module of tests that cannot be imported stops the whole run."""
     pytest.importorskip("PIL")

@@ -25,7 +25,7 @@ def losses(runs: Path) -> list[dict[str, float]]:
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs: Path, tmp_path: Path) -> None:
+def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs, tmp_path):
     seen: list[int] = []
 
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -48,26 +48,20 @@ def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs: Path,
         assert torch.allclose(tensor, weights(tmp_path / "divided")[name], atol=1e-5)
 
 
-def test_activation_checkpointing_changes_no_bit_and_names_the_same_run(blobs: Path, tmp_path: Path) -> None:
+def test_only_checkpointing_changes_no_bit_and_keeps_the_run_s_name(blobs, tmp_path):
     quiet(blobs, "train.log_every=1", runs=tmp_path / "kept")
     quiet(blobs, "train.log_every=1", "train.activation_checkpointing=true", runs=tmp_path / "again")
     assert_same_bits(tmp_path / "kept", tmp_path / "again")
-
-
-def test_what_changes_bits_names_another_run(blobs: Path) -> None:
     base = load(blobs, []).config.hash
     for setting in ("train.microbatch=4", "train.compile=true", "train.precision=16-mixed"):
         assert load(blobs, [setting]).config.hash != base, setting
     assert load(blobs, ["train.activation_checkpointing=true"]).config.hash == base
 
 
-def test_a_setting_that_reaches_no_encoder_is_refused(blobs: Path, tmp_path: Path, monkeypatch) -> None:
+def test_settings_without_effect_are_refused(blobs, tmp_path, monkeypatch):
     monkeypatch.setattr(BlobsAdapter, "encoders", lambda self: [nn.Linear(1, 1)])
     with pytest.raises(ConfigError, match=r"train.microbatch: has no effect in this domain, .*Adapter.encoders"):
         quiet(blobs, "train.microbatch=4", runs=tmp_path)
-
-
-def test_the_reinforcement_learner_refuses_them() -> None:
     for setting in ("train.microbatch=4", "train.activation_checkpointing=true", "train.compile=true"):
         with pytest.raises(ConfigError, match="has no effect in the domain 'rl'"):
             load("dot", [setting])
@@ -79,7 +73,7 @@ def test_the_reinforcement_learner_refuses_them() -> None:
 # float16 -------------------------------------------------------------------------------------------------------------
 
 
-def test_float16_computes_in_float16_and_scales_the_loss(blobs: Path, tmp_path: Path, monkeypatch) -> None:
+def test_float16_computes_in_float16_and_scales_the_loss(blobs, tmp_path, monkeypatch):
     seen: list[tuple[torch.dtype, float]] = []
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
@@ -101,7 +95,7 @@ def test_float16_computes_in_float16_and_scales_the_loss(blobs: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars", "sgd"])
-def test_an_overflow_of_the_scale_leaves_the_step_out(blobs: Path, tmp_path: Path, monkeypatch, optimizer: str) -> None:
+def test_an_overflow_of_the_scale_leaves_the_step_out(blobs, tmp_path, monkeypatch, optimizer):
     """Steep gradients overflow float16 under the first scales; each skipped step halves the scale until they fit."""
     patch_blobs(monkeypatch, "spoil", _Steep.apply)
     overrides = (
@@ -130,7 +124,7 @@ class _Steep(torch.autograd.Function):
         return grad * 30
 
 
-def test_a_gradient_that_no_scale_cures_is_an_error(blobs: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_gradient_that_no_scale_cures_is_an_error(blobs, tmp_path, monkeypatch):
     class Broken(_Steep):
         @staticmethod
         def backward(ctx, grad):
@@ -216,7 +210,7 @@ ENCODERS = {
 
 @pytest.mark.parametrize("microbatch", [None, 4])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_checkpointing_is_exact_to_the_bit(name: str, microbatch: int | None) -> None:
+def test_checkpointing_is_exact_to_the_bit(name, microbatch):
     """Values, gradients, running statistics and the random numbers that come next, in microbatches too."""
     build, inputs, pieces = ENCODERS[name]
     found = []
@@ -240,7 +234,7 @@ def test_checkpointing_is_exact_to_the_bit(name: str, microbatch: int | None) ->
         assert torch.equal(kept, again)
 
 
-def test_less_is_kept_for_the_backward_pass() -> None:
+def test_less_is_kept_for_the_backward_pass():
     """Bytes that autograd keeps, counted tensor by tensor."""
 
     def kept(encoder: nn.Module, x, on: bool) -> int:
@@ -264,7 +258,7 @@ def test_less_is_kept_for_the_backward_pass() -> None:
 # Compiling -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_compiler_the_run_goes_on_and_says_so(blobs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_without_a_compiler_the_run_goes_on_and_says_so(blobs, tmp_path, monkeypatch, capsys):
     def broken(function, **options):
         def call(*args):
             raise RuntimeError("No working C++ compiler found in cxx: (None, 'g++')\nmore lines")
@@ -291,7 +285,7 @@ COMPILED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", COMPILED)
-def test_a_compiled_run_is_the_eager_one_to_rounding(blobs: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_a_compiled_run_is_the_eager_one_to_rounding(blobs, tmp_path, more):
     overrides = ("train.log_every=1", "blobs.dropout=0.0")
     quiet(blobs, *overrides, runs=tmp_path / "eager")
     quiet(blobs, *overrides, *more, runs=tmp_path / "compiled")
@@ -310,7 +304,7 @@ def test_a_compiled_run_is_the_eager_one_to_rounding(blobs: Path, tmp_path: Path
         ("max-autotune-no-cudagraphs", False, True),
     ],
 )
-def test_a_mode_is_what_torch_compile_makes_of_it(chosen, graphs, autotuned, monkeypatch) -> None:
+def test_a_mode_is_what_torch_compile_makes_of_it(chosen, graphs, autotuned, monkeypatch):
     """Every step of a mode with CUDA graphs tells the compiler that it begins."""
     asked, begun = [], []
     encoder = nn.Linear(3, 2)
@@ -331,12 +325,12 @@ def test_a_mode_is_what_torch_compile_makes_of_it(chosen, graphs, autotuned, mon
 
 
 @pytest.mark.parametrize("wrong", ["reduce_overhead", "yes", 1, "reduce-overheads"])
-def test_a_mode_that_is_none_is_refused(blobs: Path, wrong) -> None:
+def test_a_mode_that_is_none_is_refused(blobs, wrong):
     with pytest.raises(ConfigError, match=r"train\.compile: .*True, False or one of 'default', 'reduce-overhead'"):
         load(blobs, [f"train.compile={wrong}"])
 
 
-def test_nothing_is_done_where_nothing_is_asked() -> None:
+def test_nothing_is_done_where_nothing_is_asked():
     encoder = nn.Linear(3, 2)
     with Encoding([encoder], TrainConfig(steps=1), compiles=False)():
         assert "forward" not in encoder.__dict__

@@ -11,7 +11,7 @@ import pytest
 from dipole.core.cli import main
 
 
-def test_a_new_package_installs_and_passes_its_own_tests(tmp_path: Path) -> None:
+def test_a_new_package_installs_and_passes_its_own_tests(tmp_path):
     pytest.importorskip("setuptools")
     assert main(["new", "My-Objectives", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "My-Objectives"
@@ -32,7 +32,7 @@ def test_a_new_package_installs_and_passes_its_own_tests(tmp_path: Path) -> None
     assert "failed" not in tests.stdout
 
 
-def test_it_is_clean_and_every_mark_is_filled_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_clean_and_every_mark_is_filled_in(tmp_path, capsys):
     assert main(["new", "more_losses", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "more_losses"
     named = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(tmp_path))]
@@ -62,9 +62,7 @@ def test_it_is_clean_and_every_mark_is_filled_in(tmp_path: Path, capsys: pytest.
         *["numpy", "SciPy", "scikit-learn", "sklearn", "torch", "pytest", "setuptools", "ruff", "dm-control"],
     ],
 )
-def test_a_name_that_is_none_is_one_message_and_writes_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_is_none_is_one_message_and_writes_nothing(name, tmp_path, capsys):
     assert main(["new", "--into", str(tmp_path), "--", name]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -72,14 +70,11 @@ def test_a_name_that_is_none_is_one_message_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lines_to_go_on_with_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_lines_can_be_typed_and_existing_places_are_left(tmp_path, capsys):
     assert main(["new", "mine", "--into", str(tmp_path / "my work")]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.partition("next:")[2].splitlines()]
     assert f'cd "{tmp_path / "my work" / "mine"}"' in lines
     assert 'pip install -e ".[dev]"' in lines
-
-
-def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "file").write_text("")
     assert main(["new", "mine", "--into", str(tmp_path)]) == 2
@@ -89,7 +84,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFi
     assert not list((tmp_path / "mine").iterdir())
 
 
-def test_a_new_domain_installs_and_trains(tmp_path: Path) -> None:
+def test_a_new_domain_installs_and_trains(tmp_path):
     pytest.importorskip("setuptools")
     assert main(["new", "--domain", "My-Rings", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "My-Rings"
@@ -107,7 +102,7 @@ def test_a_new_domain_installs_and_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["vision", "rl", "train", "objective", "seed", "numpy", "a--b"])
-def test_a_name_that_no_domain_can_have(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_no_domain_can_have(name, tmp_path, capsys):
     assert main(["new", "--domain", name, "--into", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

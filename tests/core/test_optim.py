@@ -20,19 +20,13 @@ def rates(total: int, spe: int = 1, **settings: object) -> list[float]:
     return [learning_rate(config, step, total, spe) for step in range(total)]
 
 
-def test_warmup_rises_linearly_to_the_peak() -> None:
+def test_schedules_are_their_formulas():
     assert rates(6, warmup=4.0) == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
-
-
-def test_cosine_falls_from_the_peak_to_zero() -> None:
     found = rates(8, schedule="cosine", warmup=2.0)
     assert found[2] == pytest.approx(2.0)
     assert found[5] == pytest.approx(1.0)
     assert found[7] == pytest.approx(1 + torch.tensor(5 / 6 * torch.pi).cos().item())
     assert all(a > b for a, b in pairwise(found[2:]))
-
-
-def test_step_schedule_in_epochs() -> None:
     found = rates(12, spe=3, epochs=4, schedule="step", milestones=(1.0, 3.0), decay=0.5)
     assert found == pytest.approx([2.0] * 3 + [1.0] * 6 + [0.5] * 3)
 
@@ -45,7 +39,7 @@ def test_step_schedule_in_epochs() -> None:
         ("sgd", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.7, weight_decay=0.01, foreach=False)),
     ],
 )
-def test_built_optimizers_are_pytorchs(name: str, reference: object) -> None:
+def test_built_optimizers_are_pytorchs(name, reference):
     more = {"momentum": 0.7} if name == "sgd" else {"betas": (0.8, 0.9)}
     config = TrainConfig(steps=1, optimizer=name, learning_rate=0.1, weight_decay=0.01, **more)
     found, expected = nn.Parameter(torch.arange(4.0)), nn.Parameter(torch.arange(4.0))
@@ -60,7 +54,7 @@ def test_built_optimizers_are_pytorchs(name: str, reference: object) -> None:
     assert frozen == 1
 
 
-def test_lars_against_the_formula() -> None:
+def test_lars_against_the_formula():
     torch.manual_seed(0)
     matrix, bias = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3))
     w, b = matrix.detach().double().numpy().copy(), bias.detach().double().numpy().copy()
@@ -78,14 +72,11 @@ def test_lars_against_the_formula() -> None:
         assert torch.allclose(bias.double(), torch.tensor(b), atol=1e-5), step
 
 
-def test_lars_of_zero_weights_is_a_plain_step() -> None:
+def test_zero_weights_and_nothing_to_train():
     weight = nn.Parameter(torch.zeros(2, 2))
     weight.grad = torch.ones(2, 2)
     LARS([weight], lr=0.5).step()
     assert torch.equal(weight, torch.full((2, 2), -0.5))
-
-
-def test_nothing_to_train_is_said():
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to train"):
         build_optimizer(TrainConfig(steps=1), frozen.parameters())

@@ -42,21 +42,15 @@ def test_what_the_page_registers_passes_the_kit(name):
     assert report.ok, report.table()
 
 
-def test_the_page_shows_each_hook():
+def test_the_page_shows_each_hook_and_what_it_schedules():
     text = "".join(BLOCKS)
     for hook in ("build", "prepare", "extra_pairs", "project", "summary", "remarks", "after_step", "statistics"):
         assert f"def {hook}(" in text
     words = ["negative_mask()", "rows.y", 'weighting = "own"', "self.materialize(", "rows.note("]
     for word in (*words, "stateful = True", "detached = ", "PairsError("):
         assert word in text
-
-
-def test_a_layout_is_refused_in_one_sentence():
     with pytest.raises(PairsError, match="arcface needs labels"):
         dipole.objective("arcface")(torch.randn(4, 3), torch.randn(4, 3))
-
-
-def test_the_scheduled_option_of_the_page_can_be_scheduled():
     (line,) = re.findall(r'^"(centred\.temperature)" = "(.*?)"', PAGE.read_text(), re.MULTILINE)
     assert check({line[0]: read(line[1])}, dipole.objective("centred", dim=4), 100) == []
 

@@ -21,7 +21,7 @@ def relations(pairs, i):
     return positives, dropped, set(range(len(pairs.candidates))) - positives - dropped
 
 
-def test_views():
+def test_positives_and_negatives_of_views_and_keys():
     z = torch.randn(3, 4, 2)
     pairs = Pairs.from_views(list(z), labels=torch.tensor([5, 6, 7, 8]))
     positives, dropped, negatives = relations(pairs, 5)  # instance 1 of view 1
@@ -30,9 +30,6 @@ def test_views():
     assert negatives == {0, 2, 3, 4, 6, 7, 8, 10, 11}
     assert pairs.labels.tolist() == [5, 6, 7, 8] * 3
     assert (pairs.negative_counts == 9).all()
-
-
-def test_cross_with_queue_several_keys_and_intra_batch():
     pairs = Pairs.cross(torch.randn(2, 3), torch.randn(2, 3, 3), torch.randn(5, 3), intra_batch=True)
     positives, dropped, negatives = relations(pairs, 1)
     assert positives == {1, 3, 5}
@@ -40,9 +37,6 @@ def test_cross_with_queue_several_keys_and_intra_batch():
     assert negatives == {0, 2, 4, 6, 7, 8, 9, 10, 11}
     assert torch.equal(pairs.candidates[11:], pairs.anchors)
     assert pairs.with_intra_batch() is pairs
-
-
-def test_keys_of_a_query_are_its_own():
     keys = torch.arange(12.0).view(2, 3, 2)
     pairs = Pairs.cross(torch.zeros(2, 2), keys)
     assert torch.equal(pairs.candidates[pairs.positives], keys)
@@ -121,7 +115,7 @@ def test_uniformity_under_a_bank_of_the_keys_stays_within_each_side():
     assert float(apart) < -0.5
 
 
-def test_window_stays_inside_documents():
+def test_window_stays_inside_documents_and_self_logit_zero_is_a_negative():
     document = torch.tensor([0, 0, 0, 1, 1, 2])
     pairs = Pairs.from_window(torch.randn(6, 3), torch.randn(6, 3), document, window=2)
     assert [relations(pairs, i)[0] for i in range(6)] == [{1, 2}, {0, 2}, {0, 1}, {4}, {3}, set()]
@@ -129,9 +123,6 @@ def test_window_stays_inside_documents():
     assert not pairs.views
     # Padding stands behind the real entries.
     assert (pairs.positives[:3, :2] >= 0).all()
-
-
-def test_self_logit_zero_is_one_more_negative_with_logit_zero():
     f, g = torch.randn(5, 3, dtype=torch.double), torch.randn(5, 3, dtype=torch.double)
     document = torch.zeros(5, dtype=torch.long)
     loss = dipole.objective("quickthoughts")(Pairs.from_window(f, g, document, self_logit="zero")).loss
@@ -262,15 +253,12 @@ class Scaled(Objective):
         return rows.over_positives(torch.nn.functional.softplus(rows.negatives.unsqueeze(1) - positive))
 
 
-def test_terms_of_one_sum_look_at_their_own_numbers():
+def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
     a, b = torch.randn(2, 6, 4, dtype=torch.double)
     alone = [float(term(a, b)) for term in (Scaled(3.0), Scaled(0.5), dipole.objective("dp").terms[0])]
     summed = Composite([Scaled(3.0), Scaled(0.5), *dipole.objective("dp").terms], [1.0, 1.0, 1.0])(a, b)
     assert [float(term) for term in summed.terms.values()] == pytest.approx(alone)
     assert len({round(value, 6) for value in alone}) == 3
-
-
-def test_losses_of_several_pairs_are_averaged():
     a, b, c = torch.randn(3, 5, 4, dtype=torch.double)
     objective = dipole.objective("infonce + dp")
     both = objective((Pairs.cross(a, b), Pairs.cross(b, c)))

@@ -27,16 +27,13 @@ def test_convex_probe_is_the_optimum_that_scikit_learn_finds(n, d):
     np.testing.assert_allclose((bias - bias.mean()).numpy(), reference.intercept_, atol=2e-3)
 
 
-def test_convex_probe_converges_on_badly_scaled_features():
+def test_convex_probe_converges_to_a_vanishing_gradient():
     x, y = blobs(400, 30, spread=3.0)
     mix = torch.randn(30, 30, generator=torch.Generator().manual_seed(1))
     plain = probes.linear_probe(x, y, x, y, standardize=False, l2=1e-6)
     scaled = probes.linear_probe(x @ mix * torch.logspace(-1, 1, 30), y, x, y, standardize=False, l2=1e-6)
     assert plain.converged
     assert scaled.converged
-
-
-def test_gradient_at_the_optimum_vanishes():
     x, y = blobs(500, 20, spread=2.0)
     weight, bias, _ = probes.fit_softmax(x, y, 4, l2=0.01)
     weight.requires_grad_()
@@ -77,14 +74,11 @@ def test_labels_may_be_any_integers_and_missing_ones_are_left_out():
     assert len(result.predictions) == int((named >= 0).sum())
 
 
-def test_a_class_without_training_points_counts_as_wrong():
+def test_mean_classifier_by_hand_and_without_a_class():
     x, y = blobs()
     keep = y < 3
     result = probes.mean_classifier(x[keep], y[keep], x, y)
     assert result.accuracy <= 0.76
-
-
-def test_mean_classifier_by_hand():
     x = torch.tensor([[1.0, 0], [3, 0], [0, 1], [0, 1]])
     y = torch.tensor([0, 0, 1, 1])
     # means (2, 0) and (0, 1): the point (1, 1.5) scores 2 against 1.5
@@ -121,22 +115,16 @@ def test_knn_against_a_loop():
             votes[int(y[j])] += np.exp(cosine[j] / 0.1)
         hits += int(np.argmax(votes) == int(label))
     assert result.accuracy == pytest.approx(hits / 20)
-
-
-def test_knn_takes_at_most_all_points():
     x, y = blobs(8)
     assert probes.knn_probe(x, y, x, y, k=500).scores.shape == (8, 4)
 
 
-def test_kmeans_accuracy_matches_clusters_one_to_one():
+def test_kmeans_matches_clusters_one_to_one_and_survives_few_points():
     x, y = blobs(200, spread=0.05)
     assert probes.kmeans_accuracy(x, (y + 1) % 4, inits=5).accuracy == 1
     assert probes.matched_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 1, 2, 3])) == 0.25
     # two clusters share class 0: only one of them may claim it
     assert probes.matched_accuracy(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])) == 0.75
-
-
-def test_kmeans_survives_fewer_distinct_points_than_clusters():
     x = torch.tensor([[0.0, 0], [1, 1]]).repeat(5, 1)
     assert probes.kmeans(x, 4, inits=2).shape == (10,)
 

@@ -55,7 +55,7 @@ MEASURES = {
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_what_is_measured_on_a_device_is_what_is_measured_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_on_a_device_is_what_is_measured_here(name, monkeypatch):
     (x, p), (y, q) = points(N, 0), points(M, 1)
     wanted = as_numbers(MEASURES[name](x, p, y, q))
     generator = torch.Generator
@@ -67,7 +67,7 @@ def test_what_is_measured_on_a_device_is_what_is_measured_here(name: str, monkey
     assert found == (pytest.approx(wanted, rel=1e-6) if name == "diagnostics" else wanted)
 
 
-def test_the_stand_in_notices() -> None:
+def test_the_stand_in_notices():
     x = sent(torch.ones(3, 4))
     with elsewhere(4):
         assert isinstance(torch.zeros(3, device=ELSEWHERE), Far)
@@ -78,7 +78,7 @@ def test_the_stand_in_notices() -> None:
             x.cpu()
 
 
-def test_the_run_says_where() -> None:
+def test_the_run_says_where():
     """The run's device, unless it has no double precision or the recipe says otherwise."""
     cuda = torch.device("cuda", 1)
     assert probes.measuring_device(cuda) == cuda
@@ -89,7 +89,7 @@ def test_the_run_says_where() -> None:
 
 
 @pytest.mark.parametrize("nhid", [0, 5])
-def test_sentevals_classifier_on_a_device_is_that_of_the_processor(nhid: int) -> None:
+def test_sentevals_classifier_on_a_device_is_that_of_the_processor(nhid):
     """With Adam of the device's own kind: one kernel for all of the update is not written for every device."""
     (x, y), settings = points(N, 0), Classifier(nhid=nhid, max_epoch=8, batch_size=16, optim="adam,lr=0.05")
     y = y.clamp_min(0)
@@ -103,7 +103,7 @@ def test_sentevals_classifier_on_a_device_is_that_of_the_processor(nhid: int) ->
 
 
 @pytest.mark.parametrize(("device", "pieces"), [("cpu", 8), ("meta", 1)])
-def test_devices_get_larger_pieces_than_the_processors_cache(device: str, pieces: int) -> None:
+def test_devices_get_larger_pieces_than_the_processors_cache(device, pieces):
     columns = 64
     found = list(logistic.row_pieces(8 * logistic.IN_CACHE // columns, columns, torch.device(device)))
     assert len(found) == pieces

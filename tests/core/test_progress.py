@@ -30,15 +30,19 @@ def run(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool) -> str:
     return stream.getvalue()
 
 
-def test_plain_lines_come_now_and_then_and_name_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_come_now_and_then_and_name_the_time_left(monkeypatch):
     lines = run(monkeypatch, terminal=False, quiet=False).splitlines()
     assert 2 <= sum(line.startswith("step 4") for line in lines) <= 5
     assert lines[0] == "step 43/100  loss 2.5"  # of two steps nothing is reckoned
     assert lines[1] == "step 46/100  loss 2.5  about 3m36s left"
     assert lines[-2:] == ["step 50: accuracy [1] 0.5", "warning: something"]
+    monkeypatch.setenv("TERM", "dumb")
+    lines = run(monkeypatch, terminal=True, quiet=False).splitlines()
+    assert lines[0] == "step 43/100  loss 2.5"
+    assert "\x1b" not in "".join(lines)
 
 
-def test_no_time_is_reckoned_from_what_comes_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_time_is_reckoned_from_what_comes_before_the_first_step(monkeypatch):
     """An hour of evaluating, compiling and caching, then steps of five seconds."""
     stream, now = io.StringIO(), 0.0
     monkeypatch.setattr(sys, "stderr", stream)
@@ -54,17 +58,8 @@ def test_no_time_is_reckoned_from_what_comes_before_the_first_step(monkeypatch: 
     assert lines[-1] == "step 9/100  about 7m35s left"
 
 
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    lines = run(monkeypatch, terminal=True, quiet=False).splitlines()
-    assert lines[0] == "step 43/100  loss 2.5"
-    assert "\x1b" not in "".join(lines)
-
-
 @pytest.mark.parametrize("stream", [None, io.StringIO()])
-def test_a_stream_that_takes_nothing_ends_no_work(
-    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_that_takes_nothing_ends_no_work(stream, monkeypatch, capsys):
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -77,17 +72,14 @@ def test_a_stream_that_takes_nothing_ends_no_work(
     assert capsys.readouterr().out == ""
 
 
-def test_quiet_keeps_only_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminals_get_a_bar_and_quiet_keeps_only_warnings(monkeypatch):
     assert run(monkeypatch, terminal=False, quiet=True) == "warning: something\n"
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     text = run(monkeypatch, terminal=True, quiet=False)
     assert "50/100" in text
     assert "step 50: accuracy [1] 0.5" in text
 
 
-def test_a_notebook_gets_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_gets_one_line_that_is_written_over(monkeypatch):
     """A kernel's stderr is no terminal, and shows what follows a carriage return in place of the line."""
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     clock = iter(range(1000))
@@ -112,7 +104,7 @@ def test_a_notebook_gets_one_line_that_is_written_over(monkeypatch: pytest.Monke
     assert rest[2:] == [""]
 
 
-def test_a_notebook_says_what_takes_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_says_what_takes_a_while(monkeypatch):
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr(sys, "stderr", stream)
     shown = Progress()
@@ -125,7 +117,7 @@ def test_a_notebook_says_what_takes_a_while(monkeypatch: pytest.MonkeyPatch) -> 
     assert "nothing" not in stream.getvalue()
 
 
-def test_no_bar_is_drawn_into_a_pipe_whatever_asks_for_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_is_drawn_into_a_pipe_whatever_asks_for_colours(monkeypatch):
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
         monkeypatch.setenv(name, "1")
     text = run(monkeypatch, terminal=False, quiet=False)
@@ -134,5 +126,5 @@ def test_no_bar_is_drawn_into_a_pipe_whatever_asks_for_colours(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (42.4, "42s"), (130, "2m10s"), (7300, "2h01m")])
-def test_durations(seconds: float, text: str) -> None:
+def test_durations(seconds, text):
     assert duration(seconds) == text

@@ -21,7 +21,7 @@ RECORD = SimpleNamespace(
 CARD = Card("An encoder.", "import torch", "feature-extraction", "transformers", ("text",), "A note.")
 
 
-def test_a_card_says_licence_data_objective_and_results(tmp_path: Path) -> None:
+def test_a_card_says_licence_data_objective_and_results(tmp_path):
     from huggingface_hub import ModelCard
 
     write_card(tmp_path, CARD, RECORD, {"name": "hub:owner/set", "fingerprint": "f" * 8, "sizes": {"train": 9}})
@@ -38,7 +38,7 @@ def test_a_card_says_licence_data_objective_and_results(tmp_path: Path) -> None:
         assert said in card.text
 
 
-def test_a_card_without_results_or_objective_is_read_as_well(tmp_path: Path) -> None:
+def test_a_card_without_results_or_objective_is_read_as_well(tmp_path):
     from huggingface_hub import ModelCard
 
     for objective in ("none", "gone(x=1)"):
@@ -47,7 +47,7 @@ def test_a_card_without_results_or_objective_is_read_as_well(tmp_path: Path) -> 
         assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
 
 
-def test_a_push_that_cannot_begin_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_push_that_cannot_begin_is_refused_before_the_work(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -132,7 +132,7 @@ def pushed(folder: Path, endpoint: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("refuse", [False, True])
-def test_a_push_makes_the_repository_and_sends_the_files(tmp_path: Path, refuse: bool) -> None:
+def test_a_push_makes_the_repository_and_sends_the_files(tmp_path, refuse):
     hub = type("OneHub", (Hub,), {"asked": [], "refuse": refuse})
     server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -156,7 +156,7 @@ def test_a_push_makes_the_repository_and_sends_the_files(tmp_path: Path, refuse:
     assert b"README.md" in commit
 
 
-def test_without_a_network_there_is_one_message(tmp_path: Path) -> None:
+def test_without_a_network_there_is_one_message(tmp_path):
     found = pushed(tmp_path, "http://127.0.0.1:9")
     assert found.returncode == 1
     assert found.stderr.count("error: ") == 1

@@ -37,17 +37,15 @@ def write(folder: Path, **changes: object) -> Path:
     return path
 
 
-def test_first_version_is_read(tmp_path: Path) -> None:
+def test_first_version_is_read_and_every_problem_named(tmp_path):
     record = read_record(write(tmp_path))
     assert record.results == {"linear/accuracy": 0.5, "knn/accuracy": None}
     assert record.evaluations == []
-
-
-def test_every_problem_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError) as caught:
         read_record(write(tmp_path, status="finished", seed="x", surprise=1))
     for text in ("status: Input should be 'running'", "seed: ", "surprise: "):
         assert text in str(caught.value)
+    assert finite({"a": float("nan"), "b": 1, "c": float("inf")}) == {"a": None, "b": 1.0, "c": None}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def test_every_problem_is_named(tmp_path: Path) -> None:
         (b'{"schema_version": ' + b"1" * 5000 + b"}", "is damaged"),
     ],
 )
-def test_damaged_or_foreign_files(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_or_foreign_files(tmp_path, content, message):
     path = tmp_path / "record.json"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=message):
@@ -71,11 +69,7 @@ def test_damaged_or_foreign_files(tmp_path: Path, content: bytes, message: str) 
         read_record(tmp_path / "absent.json")
 
 
-def test_numbers_that_json_cannot_hold_become_none() -> None:
-    assert finite({"a": float("nan"), "b": 1, "c": float("inf")}) == {"a": None, "b": 1.0, "c": None}
-
-
-def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path)
     first.write({"step": 1, "train/loss": float("nan")})
@@ -104,7 +98,7 @@ def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path: Path) -> Non
         ({"name": "\ud800"}, "damaged"),
     ],
 )
-def test_values_that_no_run_writes_are_refused(tmp_path: Path, changes: dict[str, object], where: str) -> None:
+def test_values_that_no_run_writes_are_refused(tmp_path, changes, where):
     """json.dumps writes NaN, Infinity and half of a surrogate pair; a record never holds one."""
     with pytest.raises(RecordError, match=where):
         read_record(write(tmp_path, **changes))

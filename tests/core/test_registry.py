@@ -22,10 +22,15 @@ BASES = {
 }  # fmt: skip
 
 
-def test_everything_of_the_formulas_is_registered():
+def test_everything_is_registered_and_names_are_taken_once():
     assert {entry.name for entry in registry.entries("objective")} >= BASES
     assert {entry.name for entry in registry.entries("regularizer")} >= {"dp", "cllr"}
     assert len(registry.entries("diagnostic")) >= 8
+    with registry.temporary(), pytest.raises(RegistryError, match="already registered by dipole"):
+
+        @registry.register("infonce", source="none", formula="0")
+        class Other(Objective):
+            """Another."""
 
 
 @pytest.mark.parametrize("entry", registry.entries(), ids=lambda entry: entry.name)
@@ -36,14 +41,6 @@ def test_every_entry_says_what_it_is(entry):
     for option in entry.options:
         assert option.help, f"{entry.name}.{option.name} has no help"
         assert option.allowed
-
-
-def test_a_taken_name_raises():
-    with registry.temporary(), pytest.raises(RegistryError, match="already registered by dipole"):
-
-        @registry.register("infonce", source="none", formula="0")
-        class Other(Objective):
-            """Another."""
 
 
 @pytest.mark.parametrize(

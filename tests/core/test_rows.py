@@ -57,8 +57,7 @@ def layout(request):
     return Pairs(x, x, torch.tensor([[(i + 1) % 10] for i in range(10)]), dropped), False
 
 
-@pytest.mark.parametrize("tile", [3, 4, 64])
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("tile", "cached"), [(3, True), (4, False), (64, True)])
 def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
     monkeypatch.setattr(tiles, "CACHE_BYTES", 1 << 20 if cached else 0)
     pairs, symmetric = layout
@@ -201,8 +200,7 @@ def dense(statistic_of_row, s, excluded, first=0):
     )
 
 
-@pytest.mark.parametrize("tile", [3, 64])
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("tile", "cached"), [(3, False), (64, True)])
 def test_a_statistic_needs_its_parts_alone(layout, tile, cached, monkeypatch):
     monkeypatch.setattr(tiles, "CACHE_BYTES", 1 << 20 if cached else 0)
     pairs, symmetric = layout

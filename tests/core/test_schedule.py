@@ -48,14 +48,14 @@ def equal(one: RunFolder, other: RunFolder) -> bool:
         ([[5, 1.0], [10, 2]], [1.0, 1.0, 2.0, 2.0]),
     ],
 )
-def test_values_at_0_5_10_and_20_of_20(text: Any, expected: list[float]) -> None:
+def test_values_at_0_5_10_and_20_of_20(text, expected):
     curve = schedule.read(text)
     assert [curve.at(when, 20.0) for when in (0.0, 5.0, 10.0, 20.0)] == pytest.approx(expected, abs=1e-15)
     assert schedule.read(curve.plain()) == curve
 
 
 @pytest.mark.parametrize("entry", [each for each in registry.entries() if each.kind != "diagnostic"], ids=str)
-def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry: Any) -> None:
+def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
     """Of every option of every entry: the value is in force at the next call, or the option is refused."""
     generator = torch.Generator().manual_seed(3)
     one, two = (torch.randn(12, 8, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -86,7 +86,7 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry: A
         assert torch.equal(moved(one, two).loss, expected.loss), option.name
 
 
-def test_each_step_is_made_with_its_value(blobs: Path, tmp_path: Path) -> None:
+def test_each_step_is_made_with_its_value(blobs, tmp_path):
     record, folder = run(blobs, *BOTH, runs=tmp_path)
     lines = [line for line in read_metrics(folder.metrics) if "train/loss" in line]
     total = record.steps
@@ -102,7 +102,7 @@ def test_each_step_is_made_with_its_value(blobs: Path, tmp_path: Path) -> None:
         assert line["train/loss"] == pytest.approx(parts, rel=1e-4)
 
 
-def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs: Path, tmp_path: Path) -> None:
+def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs, tmp_path):
     fixed, folder = run(blobs, "objective=infonce(temperature=0.2)+0.3*dp", runs=tmp_path)
     moved, other = run(
         blobs, "objective=infonce+dp", "train.schedule.infonce.temperature=linear(0.2, 0.2)",
@@ -117,16 +117,14 @@ def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs:
     assert (ended.weights[1], ended.terms[0].temperature) == (0.3, 0.2)
 
 
-def test_resume_goes_on_with_the_value_of_its_step(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_goes_on_with_the_value_of_its_step(blobs, tmp_path, monkeypatch):
     run(blobs, *BOTH, runs=tmp_path / "whole")
     interrupt(monkeypatch, blobs, "train.log_every=1", *BOTH, runs=tmp_path / "parts")
     run(blobs, *BOTH, runs=tmp_path / "parts")
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_one_run_has_one_spelling(blobs: Path) -> None:
+def test_one_run_has_one_spelling(blobs):
     spellings = [
         [TEMPERATURE],
         ['train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}'],
@@ -160,13 +158,13 @@ def test_one_run_has_one_spelling(blobs: Path) -> None:
         ("learning_rate=cosin", "Did you mean 'cosine'"),
     ],
 )
-def test_what_cannot_be_scheduled_is_said_before_training(blobs: Path, entry: str, said: str) -> None:
+def test_what_cannot_be_scheduled_is_said_before_training(blobs, entry, said):
     with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
         load(blobs, [f"train.schedule.{entry}"])
     assert said in str(caught.value)
 
 
-def test_an_objective_that_computes_from_an_option_beforehand_is_refused(blobs: Path) -> None:
+def test_an_objective_that_computes_from_an_option_beforehand_is_refused(blobs):
     with registry.temporary():
 
         @register("ahead", formula="s", source="a test")

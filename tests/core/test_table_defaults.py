@@ -43,14 +43,14 @@ def changed(old: dict[str, Any], new: dict[str, Any], path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_a_changed_default_raises_the_version_of_its_table(domain: str) -> None:
+def test_a_changed_default_raises_the_version_of_its_table(domain):
     written = json.loads(WRITTEN.read_text())[domain]
     now = defaults_of(adapter_class(domain).config_model)
     assert not changed(written, now, domain), "raise defaults_version of the table, then run this file"
     assert written.keys() >= now.keys(), "a new setting: run this file to write its default down"
 
 
-def test_what_is_noticed() -> None:
+def test_what_is_noticed():
     one = {"a": 1, "b": {"c": 2, "defaults_version": 1}, "defaults_version": 1}
     assert changed(one, one | {"new": 3}, "t") == []
     assert changed(one, one | {"a": 2}, "t") == ["t.a: 1 -> 2"]

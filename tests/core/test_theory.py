@@ -110,13 +110,10 @@ def test_blocks_of_two_are_those_of_every_tuple_on_average(loss):
     assert found.whole == pytest.approx(total, abs=max(4 * found.error, 1e-3))
 
 
-def test_a_block_of_one_is_the_unsupervised_loss():
+def test_the_unsupervised_loss_is_decomposed_and_is_a_block_of_one():
     points = small()
     for loss in LOSSES:
         assert arora.block_loss(points, loss, b=1).whole == pytest.approx(arora.unsupervised_loss(points, loss).whole)
-
-
-def test_decomposition_and_least_value():
     points = small()
     tau = collision(points.prior)
     for loss in LOSSES:

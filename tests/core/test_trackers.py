@@ -57,7 +57,7 @@ def records_of(path: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_mlflow_in_a_local_store(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_in_a_local_store(blobs, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
@@ -77,7 +77,8 @@ def test_mlflow_in_a_local_store(blobs: Path, tmp_path: Path, monkeypatch: pytes
     assert run.data.metrics["eval/mean/accuracy"] == record.results["mean/accuracy"]
 
 
-def test_wandb_without_a_network(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_wandb_without_a_network(blobs, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
@@ -115,7 +116,7 @@ def test_wandb_without_a_network(blobs: Path, tmp_path: Path, monkeypatch: pytes
     assert found == told(tmp_path / "runs")
 
 
-def test_tensorboard_goes_on_after_a_crash(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_goes_on_after_a_crash(blobs, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -128,7 +129,7 @@ def test_tensorboard_goes_on_after_a_crash(blobs: Path, tmp_path: Path, monkeypa
     assert [event.step for event in events.Scalars("eval/mean/accuracy")] == [4, 8, 10]
 
 
-def test_several_at_once_by_the_command(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_at_once_by_the_command(blobs, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -139,14 +140,12 @@ def test_several_at_once_by_the_command(blobs: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
-def test_trackio(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio(blobs, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     assert in_three_parts(blobs, tmp_path / "runs", monkeypatch, "trackio").status == "done"
 
 
-def test_what_cannot_be_told_is_said_before_training(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_told_is_said_before_training(blobs, tmp_path, monkeypatch, capsys):
     assert main(["train", str(blobs), "--log", "wandbb"]) == 2
     assert "unknown tracker 'wandbb'. Did you mean 'wandb'? Allowed: tensorboard" in capsys.readouterr().err
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)

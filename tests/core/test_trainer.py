@@ -28,7 +28,7 @@ from dipole.core.utils.seeding import Seeds
 from tests.systems import file_limit, posix
 
 
-def test_a_run_learns_and_leaves_what_it_promises(blobs: Path, tmp_path: Path) -> None:
+def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
     runs = tmp_path / "runs"
     record = quiet(blobs, "train.steps=60", "train.evaluate_every=30", runs=runs)
     folder = RunFolder(runs / record.hash)
@@ -73,9 +73,7 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs: Path, tmp_path: Path) -
         ("train.precision=16-mixed",),
     ],
 )
-def test_resume_is_bit_exact(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
-) -> None:
+def test_resume_is_bit_exact(blobs, tmp_path, monkeypatch, overrides):
     overrides = ("train.evaluate_every=4", *overrides)
     at_once = quiet(blobs, *overrides, runs=tmp_path / "whole")
     folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts")
@@ -86,9 +84,7 @@ def test_resume_is_bit_exact(
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_resume_drops_lines_written_after_the_checkpoint(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_drops_lines_written_after_the_checkpoint(blobs, tmp_path, monkeypatch):
     overrides = ("train.checkpoint_every=4", "train.log_every=1")
     quiet(blobs, *overrides, runs=tmp_path / "whole")
 
@@ -107,7 +103,7 @@ def test_resume_drops_lines_written_after_the_checkpoint(
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
-def test_evaluation_does_not_change_training(blobs: Path, tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(blobs, tmp_path):
     often = quiet(blobs, "train.evaluate_every=1", runs=tmp_path / "often")
     once = quiet(blobs, runs=tmp_path / "once")
     first, second = weights(tmp_path / "often"), weights(tmp_path / "once")
@@ -115,9 +111,7 @@ def test_evaluation_does_not_change_training(blobs: Path, tmp_path: Path) -> Non
     assert often.results == once.results
 
 
-def test_seconds_of_steps_are_told_from_those_of_evaluations(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, monkeypatch):
     plain = BlobsAdapter.evaluate
 
     def slow(adapter: Any, objective: Any) -> dict[str, float]:
@@ -146,7 +140,7 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(
     assert measure(earlier, "cost/seconds_per_step") == pytest.approx(record.wall_seconds / 10)
 
 
-def test_trained_as_the_plain_loop_trains(blobs: Path, tmp_path: Path) -> None:
+def test_trained_as_the_plain_loop_trains(blobs, tmp_path):
     """The trainer against the same ten updates written out."""
     overrides = ("blobs.dropout=0", "objective=infonce(temperature=0.3)+0.2*dp", "train.clip=0.5", "train.warmup=4")
     config = load(blobs, overrides).config
@@ -172,7 +166,7 @@ def test_trained_as_the_plain_loop_trains(blobs: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(found[f"module.{name}"], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_finished_run_is_not_run_again(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_is_not_run_again(blobs, tmp_path, monkeypatch):
     first = quiet(blobs, runs=tmp_path)
 
     def never() -> None:
@@ -184,7 +178,7 @@ def test_finished_run_is_not_run_again(blobs: Path, tmp_path: Path, monkeypatch:
         quiet(blobs, runs=tmp_path, overwrite=True)
 
 
-def test_seeds_change_everything_that_is_random(blobs: Path, tmp_path: Path) -> None:
+def test_seeds_change_everything_that_is_random(blobs, tmp_path):
     quiet(blobs, "seed=1", runs=tmp_path / "one")
     quiet(blobs, "seed=1", "train.log_every=5", runs=tmp_path / "same")
     quiet(blobs, "seed=2", runs=tmp_path / "two")
@@ -193,16 +187,14 @@ def test_seeds_change_everything_that_is_random(blobs: Path, tmp_path: Path) -> 
     assert not any(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_memory_that_is_refused_is_one_message(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_refused_is_one_message(blobs, tmp_path, monkeypatch):
     patch_blobs(monkeypatch, "spoil", lambda z: z + torch.zeros(2**58)[:1])  # refused by a RuntimeError
     with pytest.raises(TrainingError, match=r"out of memory at step 1: set train\.microbatch"):
         quiet(blobs, runs=tmp_path / "runs")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_non_finite_loss_stops_before_the_step_and_names_the_term(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
-) -> None:
+def test_non_finite_loss_stops_before_the_step_and_names_the_term(blobs, tmp_path, monkeypatch, value):
     calls = 0
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
@@ -225,9 +217,7 @@ def test_non_finite_loss_stops_before_the_step_and_names_the_term(
     assert quiet(blobs, *overrides, runs=tmp_path / "runs").status == "done"
 
 
-def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(blobs, tmp_path, monkeypatch):
     class Poison(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
@@ -242,7 +232,7 @@ def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(
         quiet(blobs, runs=tmp_path)
 
 
-def test_checkpoints_of_an_unfinished_run(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_an_unfinished_run(blobs, tmp_path, monkeypatch):
     overrides = ("train.checkpoint_every=2",)
     quiet(blobs, *overrides, runs=tmp_path / "whole")
     folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts", at=9, signum=signal.SIGTERM)
@@ -258,9 +248,7 @@ def test_checkpoints_of_an_unfinished_run(blobs: Path, tmp_path: Path, monkeypat
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_checkpoint_of_another_configuration_is_refused(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeypatch):
     interrupt(monkeypatch, blobs, runs=tmp_path)
     (checkpoint,) = tmp_path.glob("*/checkpoints/*.safetensors")
     with pytest.raises(CheckpointError, match="belongs to another run"):
@@ -272,7 +260,7 @@ def test_checkpoint_of_another_configuration_is_refused(
     assert quiet(blobs, runs=tmp_path, resume="never").status == "done"
 
 
-def test_two_processes_cannot_train_one_run(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_cannot_train_one_run(blobs, tmp_path, monkeypatch):
     config = load(blobs).config
     other = RunFolder(tmp_path / config.hash)
     other.open(config)
@@ -282,7 +270,7 @@ def test_two_processes_cannot_train_one_run(blobs: Path, tmp_path: Path, monkeyp
     assert train(config, tmp_path, quiet=True).status == "done"
 
 
-def test_runs_folder_that_cannot_be_written(blobs: Path, tmp_path: Path) -> None:
+def test_runs_folder_that_cannot_be_written(blobs, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(TrainingError, match=r"cannot write the run folder .*file.*choose another folder with --runs"):
         quiet(blobs, runs=tmp_path / "file")
@@ -296,9 +284,7 @@ def test_runs_folder_that_cannot_be_written(blobs: Path, tmp_path: Path) -> None
 
 @posix
 @pytest.mark.parametrize("name", ["metrics.jsonl", OWNER, ".lock"])
-def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(
-    blobs: Path, tmp_path: Path, name: str
-) -> None:
+def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(blobs, tmp_path, name):
     """A pipe would be waited for without end; what a link leads to would be cut back to nothing."""
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
@@ -313,21 +299,19 @@ def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(
     assert quiet(blobs, runs=tmp_path / "runs").status == "done"
 
 
-def test_batch_that_does_not_fit(blobs: Path, tmp_path: Path) -> None:
+def test_batch_that_does_not_fit(blobs, tmp_path):
     with pytest.raises(ConfigError, match="more than one epoch"):
         quiet(blobs, "train.batch_size=65", runs=tmp_path)
 
 
-def test_absent_device_is_one_message(blobs: Path, tmp_path: Path) -> None:
+def test_absent_device_is_one_message(blobs, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
     with pytest.raises(ConfigError, match=r"device: 'cuda:3' is not here .*\"auto\" or \"cpu\""):
         quiet(blobs, "device=cuda:3", runs=tmp_path)
 
 
-def test_bf16_runs_and_keeps_the_objective_in_float32(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_runs_and_keeps_the_objective_in_float32(blobs, tmp_path, monkeypatch):
     seen = []
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
@@ -343,14 +327,14 @@ def test_bf16_runs_and_keeps_the_objective_in_float32(
     assert half[0]["train/loss"] == pytest.approx(full[0]["train/loss"], rel=0.02)
 
 
-def test_steps_announced_wrongly_are_an_error(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_announced_wrongly_are_an_error(blobs, tmp_path, monkeypatch):
     batches = BlobsAdapter.batches
     monkeypatch.setattr(BlobsAdapter, "batches", lambda self, epoch, start=0: list(batches(self, epoch, start))[:-1])
     with pytest.raises(TrainingError, match=r"epoch 0 gave 3 batches .* where 4 were announced"):
         quiet(blobs, runs=tmp_path)
 
 
-def test_a_domain_with_its_own_loop(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_domain_with_its_own_loop(blobs, tmp_path, monkeypatch):
     """Own steps of two, own values; logging, evaluation, checkpoints and resume are the trainer's."""
 
     def fit(self: Any, run: Any) -> None:
@@ -381,9 +365,7 @@ def test_a_domain_with_its_own_loop(blobs: Path, tmp_path: Path, monkeypatch: py
         quiet(recipe, "train.clip=1", runs=tmp_path / "x")
 
 
-def test_a_term_that_stays_0_is_said_and_recorded(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_term_that_stays_0_is_said_and_recorded(blobs, tmp_path, monkeypatch, capsys):
     """Pairs without negatives teach neither term anything."""
 
     def no_negatives(self: Any, batch: Any) -> Pairs:
@@ -401,9 +383,7 @@ def test_a_term_that_stays_0_is_said_and_recorded(
     ]
 
 
-def test_a_term_that_is_0_now_and_then_is_not_said(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_term_that_is_0_now_and_then_is_not_said(blobs, tmp_path, monkeypatch, capsys):
     steps = iter(range(100))
 
     def sometimes(self: Any, batch: Any) -> Pairs:
@@ -417,9 +397,7 @@ def test_a_term_that_is_0_now_and_then_is_not_said(
 
 
 @posix
-def test_failure_while_the_disk_is_full_is_still_one_message(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_while_the_disk_is_full_is_still_one_message(blobs, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     with ExitStack() as stack:
         at_batch(monkeypatch, {5: lambda: stack.enter_context(file_limit(4000))})
@@ -434,7 +412,7 @@ def test_failure_while_the_disk_is_full_is_still_one_message(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
-def test_resume_on_a_gpu(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+def test_resume_on_a_gpu(blobs, tmp_path, monkeypatch, precision):
     overrides = ("device=cuda", "deterministic=true", "blobs.queue=24", f"train.precision='{precision}'")
     whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
     interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts")
@@ -454,9 +432,7 @@ def test_resume_on_a_gpu(blobs: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         ("1*cllr(alpha=0.3, features=unit, norm=nuclear, solver=proximal)", 0.1, None),
     ],
 )
-def test_what_becomes_of_a_projection_is_said_and_recorded_once(
-    blobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], term: str, rate: float, said: str | None
-) -> None:
+def test_what_becomes_of_a_projection_is_said_and_recorded_once(blobs, tmp_path, capsys, term, rate, said):
     overrides = (f"objective=infonce + {term}", "train.optimizer=sgd", f"train.learning_rate={rate}")
     overrides += ("train.momentum=0",)
     overrides += ("train.steps=150", "train.evaluate_every=50", "train.checkpoint_every=50")

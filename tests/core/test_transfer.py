@@ -9,7 +9,7 @@ import torch
 from dipole.core.utils.transfer import constant, prefetched, tensors_in, to_device
 
 
-def test_one_batch_is_made_ahead_in_order_and_by_one_thread() -> None:
+def test_one_batch_is_made_ahead_in_order_and_by_one_thread():
     made: list[tuple[int, int]] = []
 
     def items() -> Iterator[int]:
@@ -24,7 +24,7 @@ def test_one_batch_is_made_ahead_in_order_and_by_one_thread() -> None:
     assert len({thread for _, thread in made} | {threading.get_ident()}) == 2
 
 
-def test_what_goes_to_a_device_arrives_unchanged() -> None:
+def test_what_goes_to_a_device_arrives_unchanged():
     cpu = torch.device("cpu")
     x = torch.arange(3.0)
     assert to_device(x, cpu) is x

@@ -70,10 +70,9 @@ def by_loops(pairs: Pairs, temperature: float, joint: bool) -> Tensor:
     return top / bottom
 
 
-@pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("way", ["dense", "tiles"])
+@pytest.mark.parametrize(("way", "joint"), [("dense", False), ("tiles", True)])
 @pytest.mark.parametrize("name", layouts(draw(3, B, 4)))
-def test_infonce_is_a_weighted_mean(name: str, way: str, joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infonce_is_a_weighted_mean(name, way, joint, monkeypatch):
     if way == "tiles":
         monkeypatch.setattr(similarity, "LARGEST", 0)
         monkeypatch.setattr(tiles, "TILE", 4)
@@ -86,7 +85,7 @@ def test_infonce_is_a_weighted_mean(name: str, way: str, joint: bool, monkeypatc
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-12)
 
 
-def test_weights_of_an_instance_go_to_its_anchors() -> None:
+def test_weights_of_an_instance_go_to_its_anchors():
     z = draw(3, B, 4)
     w, of_pairs = some_weights(B), some_weights(B, 2)
     assert torch.equal(layouts(z)["rows of views"].weights, w.repeat(3))
@@ -118,7 +117,7 @@ def repeated(weights: Tensor) -> tuple[Pairs, Pairs]:
 @pytest.mark.parametrize(
     "name", [*sorted(set(NAMES) - NO_MEAN - {"blocks"}), "dp(reduction=mean)", "dp(reduction=sum)"]
 )
-def test_a_weight_of_two_is_an_anchor_that_occurs_twice(name: str) -> None:
+def test_a_weight_of_two_is_an_anchor_that_occurs_twice(name):
     weighed, often = repeated(torch.tensor([2, 1, 0, 3, 1, 2]))
     torch.manual_seed(0)
     term = dipole.objective(name, dim=4).double()
@@ -133,7 +132,7 @@ def test_a_weight_of_two_is_an_anchor_that_occurs_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_term_that_cannot_use_weights_says_so(name: str) -> None:
+def test_a_term_that_cannot_use_weights_says_so(name):
     z, labels = list(draw(3, B, 4)), torch.arange(B) % 3
     term = dipole.objective(f"infonce + {name}", dim=4).double()
     for weights, fine in ((some_weights(B), name not in NO_MEAN), (some_weights(B, 2), name in PER_PAIR)):
@@ -145,7 +144,7 @@ def test_a_term_that_cannot_use_weights_says_so(name: str) -> None:
             term(pairs)
 
 
-def test_weights_of_zero_alone_give_zero() -> None:
+def test_weights_of_zero_alone_give_zero():
     z = draw(2, B, 4).requires_grad_()
     for weights in (torch.zeros(B), torch.zeros(B, 1)):
         loss = dipole.objective("infonce(joint=true)")(Pairs.from_views(list(z), weights=weights)).loss
@@ -175,14 +174,14 @@ def queries(weights: Tensor) -> Pairs:
         ),
     ],
 )
-def test_wrong_weights_give_one_error(make, words: str) -> None:
+def test_wrong_weights_give_one_error(make, words):
     with pytest.raises(PairsError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("shape", [(8,), (8, 1)])
-def test_cached_encoders_keep_the_weights(shape: tuple[int, ...]) -> None:
+def test_cached_encoders_keep_the_weights(shape):
     torch.manual_seed(0)
     encoder, views, weights = nn.Linear(4, 3).double(), draw(2, 8, 4), some_weights(*shape)
 
@@ -222,7 +221,7 @@ class LosesThem(SoftTargets):
         return Pairs(pairs.anchors, pairs.candidates, pairs.positives, pairs.ignored)
 
 
-def test_a_term_of_your_own_reads_the_weights() -> None:
+def test_a_term_of_your_own_reads_the_weights():
     z, target = draw(3, B, 4), some_weights(B, 2)
     pairs = Pairs.cross(z[0], z[1:].transpose(0, 1), weights=target)
     unit = nn.functional.normalize(z, dim=2)
@@ -237,7 +236,7 @@ def test_a_term_of_your_own_reads_the_weights() -> None:
         Composite([LosesThem()], [1.0])(rows)
 
 
-def test_changed_copies_keep_their_weights() -> None:
+def test_changed_copies_keep_their_weights():
     z = draw(3, B, 4)
     pairs = layouts(z)["queries"]
     assert torch.equal(pairs.first_positives(1).weights, pairs.weights[:, :1])

@@ -16,11 +16,20 @@ from dipole.core.objectives.registry import registry
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_entry_has_its_own_formula_typeset() -> None:
+def test_pages_have_formulas_and_facts_of_the_registry():
     assert objectives.problems() == []
+    page = objectives.page(registry.get("infonce"))
+    for part in ("`temperature`", "LMCL Eq. 1", "nt_xent", "`dcl(rho=0)`", "lmcl-table1", "infonce-weights.svg"):
+        assert part in page
+    assert "0.1*dp" in objectives.page(registry.get("dp"))
+    assert {name for name, _ in objectives.suites_of(registry.get("cllr"))} >= {"cllr-table1", "demo"}
+    assert not any(name.startswith("cllr") for name, _ in objectives.suites_of(registry.get("blocks")))
+    found = json.loads((ROOT / "benchmarks" / "results" / "learning-everywhere.json").read_text())
+    rows = {row.split("|")[1].strip(): row for row in evidence.everywhere().splitlines()}
+    assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](../objectives/cacr.md)"]
 
 
-def test_a_formula_that_changed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_formula_that_changed_is_noticed(monkeypatch):
     monkeypatch.setitem(objectives.ADDED, "dp", objectives.ADDED["dp"] | {"of": "R = 0"})
     monkeypatch.setitem(objectives.ADDED, "gone", {"of": "", "tex": []})
     first, second = objectives.problems()
@@ -29,7 +38,7 @@ def test_a_formula_that_changed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5])
-def test_the_weights_drawn_are_the_softmax_for_infonce(tau: float) -> None:
+def test_the_weights_drawn_are_the_softmax_for_infonce(tau):
     drawing = pytest.importorskip("drawing", exc_type=ImportError)
     cosines, weights = drawing.negative_weights(f"infonce(temperature={tau})")
     exponentials = [math.exp(s / tau) for s in cosines.tolist()]
@@ -37,7 +46,7 @@ def test_the_weights_drawn_are_the_softmax_for_infonce(tau: float) -> None:
     assert weights.tolist() == pytest.approx([e / total / tau for e in exponentials], rel=1e-6)
 
 
-def test_the_weights_drawn_are_the_derivative_of_distance_polarization() -> None:
+def test_the_weights_drawn_are_the_derivative_of_distance_polarization():
     drawing = pytest.importorskip("drawing", exc_type=ImportError)
     cosines, weights = drawing.negative_weights("dp(delta_pos=0.1, delta_neg=0.5)")
     for s, weight in zip(cosines.tolist(), weights.tolist(), strict=True):
@@ -50,14 +59,14 @@ def test_the_weights_drawn_are_the_derivative_of_distance_polarization() -> None
         assert 81 * weight == pytest.approx(-0.1 * (0.6 - 2 * distance) / 2 if inside else 0, abs=1e-9)
 
 
-def test_the_weights_drawn_are_the_uniformity_s_of_one_anchor() -> None:
+def test_the_weights_drawn_are_the_uniformity_s_of_one_anchor():
     drawing = pytest.importorskip("drawing", exc_type=ImportError)
     cosines, weights = drawing.negative_weights("align_uniform(t=3)")
     ratios = (weights[1:] / weights[:-1]).log() / (cosines[1:] - cosines[:-1])
     assert ratios.tolist() == pytest.approx([6.0] * len(ratios))  # e^{-t ||x - y||^2} = e^{-2t + 2t s}
 
 
-def test_every_formula_and_picture_is_drawn() -> None:
+def test_every_formula_and_picture_is_drawn():
     drawing = pytest.importorskip("drawing", exc_type=ImportError)
     for name, added in objectives.ADDED.items():
         assert drawing.formula(added["tex"]).lstrip().startswith(b"<?xml"), name
@@ -70,22 +79,7 @@ def test_every_formula_and_picture_is_drawn() -> None:
     assert drawing.whole() == drawing.whole()
 
 
-def test_a_page_has_what_the_registry_says() -> None:
-    page = objectives.page(registry.get("infonce"))
-    for part in ("`temperature`", "LMCL Eq. 1", "nt_xent", "`dcl(rho=0)`", "lmcl-table1", "infonce-weights.svg"):
-        assert part in page
-    assert "0.1*dp" in objectives.page(registry.get("dp"))
-    assert {name for name, _ in objectives.suites_of(registry.get("cllr"))} >= {"cllr-table1", "demo"}
-    assert not any(name.startswith("cllr") for name, _ in objectives.suites_of(registry.get("blocks")))
-
-
-def test_tables_are_those_of_the_results() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "learning-everywhere.json").read_text())
-    rows = {row.split("|")[1].strip(): row for row in evidence.everywhere().splitlines()}
-    assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](../objectives/cacr.md)"]
-
-
-def test_a_page_has_what_the_suites_found() -> None:
+def test_a_page_has_what_the_suites_found():
     lines = (ROOT / "benchmarks" / "results" / "suites" / "cross-domain-small.jsonl").read_text().splitlines()
     runs = [found["record"] for found in map(json.loads, lines) if found.get("record")]
     measured: dict[str, dict[int, float]] = {"infonce": {}, "align_uniform": {}}
@@ -102,7 +96,7 @@ def test_a_page_has_what_the_suites_found() -> None:
     assert committed.of_objective({"vicreg"}) == ""
 
 
-def test_links_out_of_docs_lead_to_what_is_brought_along() -> None:
+def test_links_out_of_docs_lead_to_what_is_brought_along():
     text = "[a](../../CONTRIBUTING.md#x) [b](core.md) [c](../../examples) [d](https://x.org) [e](../gone.md)"
     moved = links.rewritten(text, "docs/background/rl.md", "background/rl.md")
     assert "[a](../project/contributing.md#x)" in moved

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import install
 import pytest
-import render
 
 from tests.systems import links
 
@@ -20,7 +19,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "
 
 
 @pytest.fixture
-def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def moved(tmp_path, monkeypatch):
     """A copy of what a build reads, with an address in its setting."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -39,7 +38,7 @@ def set_repository(folder: Path, address: str) -> None:
 
 @links
 @pytest.mark.parametrize("address", ["", "https://host.example/group/dipole.git"])
-def test_one_setting_gives_urls_and_clone_line(address: str, moved: Path) -> None:
+def test_one_setting_gives_urls_and_clone_line(address, moved):
     set_repository(moved, address)
     (moved / "out").mkdir()
     build = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('out')"
@@ -55,22 +54,18 @@ def test_one_setting_gives_urls_and_clone_line(address: str, moved: Path) -> Non
     assert install.source() == (f"git+{address}" if address else "")
 
 
-def test_every_extra_is_described() -> None:
+def test_every_extra_is_described_with_the_same_lines():
     assert install.EXTRAS.keys() == PROJECT["project"]["optional-dependencies"].keys()
+    lines = install.block("all")
+    assert lines in (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    assert install.enter() in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_page_installs_dipole_from_an_index(page: Path) -> None:
+def test_no_page_installs_dipole_from_an_index(page):
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"pip3? install[^\n`]*?[\s\"'](dipole)(\[|\"|'|\s|$)", text, re.MULTILINE)
     known = {*install.EXTRAS, ""}
     for wanted in re.findall(r"pip install [^\n`]*?\.\[([\w,-]+)\]", text):
         assert set(wanted.split(",")) <= known
-
-
-def test_readme_and_install_page_have_the_same_lines() -> None:
-    lines = install.block("all")
-    assert lines in (ROOT / "README.md").read_text(encoding="utf-8")
-    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
-    assert render.pages()["docs/start/install.md"] == page
-    assert install.enter() in page

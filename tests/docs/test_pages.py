@@ -71,7 +71,7 @@ def check_command(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in GUIDES if name(page) not in ELSEWHERE], ids=name)
-def test_the_code_of_a_guide_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_guide_runs(page, tmp_path, monkeypatch):
     if needed := NEEDS.get(name(page)):
         pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_the_code_of_a_guide_runs(page: Path, tmp_path: Path, monkeypatch: pytes
                 check_toml(text)
 
 
-def test_the_readme_leads_to_a_trained_embedded_and_exported_backbone(tmp_path: Path, monkeypatch) -> None:
+def test_the_readme_leads_to_a_trained_embedded_and_exported_backbone(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     pytest.importorskip("dipole.vision.heads")
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Train your own backbone")[1]
@@ -130,7 +130,7 @@ def check_toml(text: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_code_has_at_most_88_columns_and_tables_at_most_six(page: Path) -> None:
+def test_code_has_at_most_88_columns_and_tables_at_most_six(page):
     text = page.read_text(encoding="utf-8")
     wide = [line for _, code in blocks(page) for line in code.splitlines() if len(line) > 88]
     assert wide == []
@@ -140,7 +140,7 @@ def test_code_has_at_most_88_columns_and_tables_at_most_six(page: Path) -> None:
     assert {head: count for head, count in columns.items() if count > 6} == {}
 
 
-def test_a_guide_starts_with_its_code() -> None:
+def test_a_guide_starts_with_its_code():
     """The first block of a page that does one task comes before its first table and second heading."""
     for page in (DOCS / "how-to").glob("*.md"):
         text = page.read_text(encoding="utf-8")

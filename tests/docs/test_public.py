@@ -16,18 +16,18 @@ from dipole.core.utils.errors import OptionError
 
 
 @pytest.fixture
-def domains() -> None:
+def domains():
     pytest.importorskip("stable_baselines3")
     pytest.importorskip("sentence_transformers")
 
 
 @pytest.mark.usefixtures("domains")
-def test_every_public_docstring_says_what_it_must() -> None:
+def test_every_public_docstring_says_what_it_must():
     assert docstrings.problems() == []
 
 
 @pytest.mark.usefixtures("domains")
-def test_what_packages_export_pages_import_and_functions_return_is_public() -> None:
+def test_what_packages_export_pages_import_and_functions_return_is_public():
     names = public.public_names()
     assert names["dipole.objective"][0] == "dipole.core.objectives.objective.objective"
     assert {"dipole.text.ContrastiveLoss", "dipole.rl.ContrastiveSAC", "dipole.Pairs"} <= set(names)
@@ -44,7 +44,7 @@ def test_what_packages_export_pages_import_and_functions_return_is_public() -> N
 
 
 @pytest.mark.usefixtures("domains")
-def test_methods_of_private_bases_and_objectives_are_looked_at() -> None:
+def test_methods_of_private_bases_and_objectives_are_looked_at():
     names = {each.name for each in public.entries()}
     assert "dipole.core.train.run.Run.advance" in names
     assert "dipole.rl.ContrastiveSAC.learn" not in names  # of PixelAgent, which has one
@@ -60,29 +60,62 @@ def method(owner: type, name: str) -> public.Entry:
     return next(each for each in public.members(entry(owner)) if each.name == f"thing.{name}")
 
 
-def documented(text: str) -> Callable[[Any], Any]:
-    def put(function: Any) -> Any:
-        function.__doc__ = text
-        return function
+NOTHING, NUMBER = "def function() -> None: ...", "def function() -> int: ..."
+TENSOR = "def function(x: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor: ..."
+ARGUMENTS = "A sum, ().\n\nArgs:\n    x: {}\n    use: a function.\n"
+RESULT = "A sum.\n\nArgs:\n    x: (n,).\n    use: a function.\n\nReturns:\n    {}\n"
+CROWDED = "Raises has ValueError in the line of another error"
+SHAPES = ["(A, d) rows.", "numbers, () each.", "(n >= 2, d).", "(...), of any shape.", "(B, ...) of an encoder."]
+# A rule, the signature and the docstring of a function, and the complaint: None for no complaint.
+CASES = [
+    (docstrings.no_sentence, NOTHING, "One sentence.", None),
+    (docstrings.no_sentence, NOTHING, "One that goes on\nin a second line.", None),
+    *((docstrings.no_sentence, NOTHING, text, "") for text in ("", "TODO", "x")),
+    *((docstrings.shapeless_arguments, TENSOR, ARGUMENTS.format(line), None) for line in (*SHAPES, "as in `other`.")),
+    *((docstrings.shapeless_results, TENSOR, RESULT.format(line), None) for line in SHAPES),
+    *(
+        (rule, TENSOR, text.format(line), told)
+        for rule, text, told in (
+            (docstrings.shapeless_arguments, ARGUMENTS, "Args has no shape of x"),
+            (docstrings.shapeless_results, RESULT, ""),
+        )
+        for line in ("rows (of a batch).", "rows of `f(x)`.", "rows.")
+    ),
+    (docstrings.unsaid_results, NUMBER, "Read a file.", "it says nothing of what it returns, int"),
+    (docstrings.unsaid_results, NUMBER, "The number in a file.", None),
+    (docstrings.unsaid_results, NUMBER, "Read a file.\n\nReturns:\n    Its number.\n", None),
+    *(
+        (docstrings.crowded_raises, NOTHING, f"A function.\n\nRaises:\n    {line}\n", told)
+        for line, told in (
+            ("TypeError: here.", None),
+            ("TypeError: here; a ValueError is another thing.", None),
+            ("TypeError: here. ValueError: there.", CROWDED),
+            ("TypeError: here; ValueError if there.", CROWDED),
+            ("TypeError, ValueError: here.", CROWDED),
+        )
+    ),
+    *(
+        (docstrings.sourceless, NOTHING, f"A function.\n\nFormula{head}:\n    L = 0\n", None)
+        for head in (" (Arora et al. 2019, Sec. 8.1)", " (LMCL Eqs. 7-10), D = 1")
+    ),
+    (
+        docstrings.sourceless, NOTHING, "A function.\n\nFormula:\n    L = 0\n",
+        "it says no paper and equation at 'Formula:'",
+    ),
+]  # fmt: skip
 
-    return put
+
+def documented(signature: str, text: str) -> public.Entry:
+    namespace = {"Tensor": Tensor, "Callable": Callable}
+    exec(signature, namespace)
+    namespace["function"].__doc__ = text
+    return entry(namespace["function"])
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("One sentence.", True),
-        ("One that goes on\nin a second line.", True),
-        ("", False),
-        ("TODO", False),
-        ("x", False),
-    ],
-)
-def test_what_counts_as_a_sentence(text: str, told: bool) -> None:
-    @documented(text)
-    def function() -> None: ...
-
-    assert (docstrings.no_sentence(entry(function)) is None) is told
+@pytest.mark.parametrize(("rule", "signature", "text", "told"), CASES)
+def test_rules_complain_about_what_they_are_for(rule, signature, text, told):
+    found = rule(documented(signature, text))
+    assert found is None if told is None else told in found
 
 
 class Base:
@@ -106,15 +139,17 @@ class Derived(Base):
     def _private(self) -> None: ...
 
 
-def test_a_method_without_a_docstring_is_named_unless_a_base_has_one() -> None:
+def test_missing_docstrings_and_errors_are_named():
     assert list(docstrings.broken(method(Derived, "said"))) == []
     assert docstrings.documented_at(method(Derived, "said")) is Base
     for name in ("unsaid", "kept"):
         assert "no docstring of its own" in next(docstrings.broken(method(Derived, name)))
     assert not any("_private" in each.name for each in public.members(entry(Derived)))
+    assert docstrings.unraised(method(Raising, "method")) is None
+    assert docstrings.unraised(method(Raising, "other")) == "Raises has no line for ValueError"
 
 
-def test_an_argument_needs_a_line_of_its_own() -> None:
+def test_an_argument_needs_a_line_of_its_own():
     class Width:
         """A thing of some width.
 
@@ -160,47 +195,6 @@ def test_an_argument_needs_a_line_of_its_own() -> None:
     assert docstrings.unexplained(entry(Table)) == "Args has no line for two"
 
 
-@pytest.mark.parametrize(
-    ("line", "shaped"),
-    [
-        ("(A, d) rows.", True),
-        ("numbers, () each.", True),
-        ("(n >= 2, d).", True),
-        ("(...), of any shape.", True),
-        ("(B, ...) of an encoder.", True),
-        ("as in `other`.", True),
-        ("rows (of a batch).", False),
-        ("rows of `f(x)`.", False),
-        ("rows.", False),
-    ],
-)
-def test_a_tensor_needs_a_shape(line: str, shaped: bool) -> None:
-    @documented(f"A sum, ().\n\nArgs:\n    x: {line}\n    use: a function.\n")
-    def given(x: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor: ...
-
-    @documented(f"A sum.\n\nArgs:\n    x: (n,).\n    use: a function.\n\nReturns:\n    {line}\n")
-    def returned(x: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor: ...
-
-    assert docstrings.shapeless_arguments(entry(given)) == (None if shaped else "Args has no shape of x")
-    if not line.startswith("as in"):
-        assert (docstrings.shapeless_results(entry(returned)) is None) is shaped
-
-
-def test_what_is_returned_is_said() -> None:
-    @documented("Read a file.")
-    def read() -> int: ...
-
-    @documented("The number in a file.")
-    def number() -> int: ...
-
-    @documented("Read a file.\n\nReturns:\n    Its number.\n")
-    def both() -> int: ...
-
-    assert docstrings.unsaid_results(entry(read)) == "it says nothing of what it returns, int"
-    assert docstrings.unsaid_results(entry(number)) is None
-    assert docstrings.unsaid_results(entry(both)) is None
-
-
 class Raising:
     """A class.
 
@@ -234,51 +228,14 @@ class Raising:
         return decorate
 
 
-def test_what_is_raised_is_said() -> None:
-    assert docstrings.unraised(method(Raising, "method")) is None
-    assert docstrings.unraised(method(Raising, "other")) == "Raises has no line for ValueError"
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("TypeError: here.", None),
-        ("TypeError: here; a ValueError is another thing.", None),
-        ("TypeError: here. ValueError: there.", "Raises has ValueError in the line of another error"),
-        ("TypeError: here; ValueError if there.", "Raises has ValueError in the line of another error"),
-        ("TypeError, ValueError: here.", "Raises has ValueError in the line of another error"),
-    ],
-)
-def test_an_error_has_a_line_of_its_own(line: str, said: str | None) -> None:
-    @documented(f"A function.\n\nRaises:\n    {line}\n")
-    def function() -> None: ...
-
-    assert docstrings.crowded_raises(entry(function)) == said
-
-
 @pytest.mark.usefixtures("domains")
-def test_an_error_that_is_named_has_a_page() -> None:
-    @documented(
-        "A function.\n\nRaises:\n    OptionError: here.\n    KeyError: here.\n    a.OddError: here.\n    OddError: x."
-    )
-    def function() -> None: ...
-
-    assert docstrings.unknown_errors(entry(function)) == "Raises names OddError, which no page has"
+def test_an_error_that_is_named_has_a_page():
+    lines = "".join(f"    {name}: here.\n" for name in ("OptionError", "KeyError", "a.OddError", "OddError"))
+    found = docstrings.unknown_errors(documented(NOTHING, f"A function.\n\nRaises:\n{lines}"))
+    assert found == "Raises names OddError, which no page has"
 
 
-@pytest.mark.parametrize("head", ["Formula (Arora et al. 2019, Sec. 8.1):", "Formula (LMCL Eqs. 7-10), D = 1:"])
-def test_a_formula_has_a_source(head: str) -> None:
-    @documented(f"A function.\n\n{head}\n    L = 0\n")
-    def sourced() -> None: ...
-
-    @documented("A function.\n\nFormula:\n    L = 0\n")
-    def bare() -> None: ...
-
-    assert docstrings.sourceless(entry(sourced)) is None
-    assert docstrings.sourceless(entry(bare)) == "it says no paper and equation at 'Formula:'"
-
-
-def test_all_that_a_module_defines_is_public_where_it_names_nothing() -> None:
+def test_all_that_a_module_defines_is_public_where_it_names_nothing():
     module = ModuleType("some.module")
     for name, place in (("own", "some.module"), ("_own", "some.module"), ("other", "elsewhere")):
         value = type(name, (), {"__module__": place})
@@ -289,28 +246,22 @@ def test_all_that_a_module_defines_is_public_where_it_names_nothing() -> None:
 
 
 @pytest.fixture
-def hooks(domains: None) -> Any:
+def hooks(domains):
     return pytest.importorskip("hooks", exc_type=ImportError)
 
 
-def test_a_page_for_each_package(hooks: Any) -> None:
+def test_public_names_have_pages_that_link_to_them(hooks):
     rooms = hooks.rooms()
     assert "dipole.rl.sampling.FrameBatch" in rooms["dipole.rl"]
     assert "dipole.rl.episodes.evaluate" in rooms["dipole.rl.episodes"]
     assert {"dipole.text.senteval", "dipole.text.senteval.tasks.Task"} <= set(rooms["dipole.text.senteval"])
     assert "dipole.core.train.adapter.Adapter" in rooms["dipole.core.train"]
     assert "dipole.objective" in rooms["dipole"]
-
-
-def test_what_stands_elsewhere_is_sent_to_and_fields_are_a_table(hooks: Any) -> None:
     assert hooks.elsewhere(Derived) == f"As in the `Base` of {__name__.partition('.')[0]}: `said`."
     page = hooks.reference("dipole.core", ["dipole.rl.ContrastiveSAC", "dipole.core.train.config.TrainConfig"])
     inherited = next(line for line in page.splitlines() if "inherited_members: [" in line)
     assert "save_replay_buffer" in inherited
     assert "| `batch_size` | int, >= 2 | 256 | instances per step over all ranks |" in page
-
-
-def test_names_of_classes_lead_to_them(hooks: Any) -> None:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/dipole.md"))
     found = hooks.on_page_content("<code>PairsError</code> <code>pairs</code>", page, None, None)
     place = "dipole.PairsError"

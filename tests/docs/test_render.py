@@ -13,11 +13,17 @@ from dipole.benchmarks.statistics import power
 KEPT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "suites"
 
 
-def test_committed_pages_match_their_templates() -> None:
+def test_committed_pages_match_their_templates():
     assert render.main(["--check"]) == 0
+    text = "a {{ cross-domain:\n decided }} b {not} c"
+    assert render.filled(text) == "a 2 of 32 b {not} c"
+    assert render.filled("{{ table: agents }}").startswith("| objective beside SAC")
+    with pytest.raises(KeyError):
+        render.filled("{{ table: nowhere }}")
+    assert (render._p(0.0505), render._p(0.0474), render._p(0.0023)) == ("0.0505", "0.0474", "0.0023")
 
 
-def test_check_names_the_page_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_check_names_the_page_that_differs(tmp_path, monkeypatch, capsys):
     templates = tmp_path / "docs" / "templates"
     templates.mkdir(parents=True)
     (templates / "page.md").write_text("{{ cross-domain: decided }} comparisons")
@@ -45,7 +51,7 @@ def values(suite: str, row: int, column: int, metric: str, factor: float = 100) 
     return found
 
 
-def test_a_difference_is_a_paired_t_test() -> None:
+def test_a_difference_is_a_paired_t_test():
     base, cacr = (values("cifar10-learning", row, 2, "knn/accuracy") for row in (0, 4))
     test = stats.ttest_rel([cacr[s] for s in range(3)], [base[s] for s in range(3)])
     low, high = test.confidence_interval(0.95)
@@ -60,7 +66,7 @@ def test_a_difference_is_a_paired_t_test() -> None:
     )
 
 
-def test_the_gain_of_polarization_is_a_paired_t_test() -> None:
+def test_the_gain_of_polarization_is_a_paired_t_test():
     found = json.loads((KEPT.parent / "polarization.json").read_text())["text"]
     key = "+ 0.3*dp(delta_pos=0.1, delta_neg=0.5, reduction=anchor_sum)"
     seeds = sorted(found[key])
@@ -80,20 +86,12 @@ def test_the_gain_of_polarization_is_a_paired_t_test() -> None:
         "cross-domain: detectable x",
     ],
 )
-def test_what_there_is_not_is_no_number(of: str) -> None:
+def test_what_there_is_not_is_no_number(of):
     with pytest.raises((LookupError, StopIteration)):
         render.value_of(of)
 
 
-def test_places_are_filled_and_the_rest_stays() -> None:
-    text = "a {{ cross-domain:\n decided }} b {not} c"
-    assert render.filled(text) == "a 2 of 32 b {not} c"
-    assert render.filled("{{ table: agents }}").startswith("| objective beside SAC")
-    with pytest.raises(KeyError):
-        render.filled("{{ table: nowhere }}")
-
-
-def test_the_detectable_difference_has_the_unit_of_its_column() -> None:
+def test_the_detectable_difference_has_the_unit_of_its_column():
     suite = render._suite("cross-domain")
     (cell,) = [each for each in suite.cells_of("dot: return") if each.row.label == "dcl"]
     test = cell.against_base
@@ -104,12 +102,8 @@ def test_the_detectable_difference_has_the_unit_of_its_column() -> None:
     assert sum(each <= least + 0.005 for each in rows) == len(rows) / 2
 
 
-def test_p_beside_the_level_says_on_which_side() -> None:
-    assert (render._p(0.0505), render._p(0.0474), render._p(0.0023)) == ("0.0505", "0.0474", "0.0023")
-
-
 @pytest.mark.parametrize("what", ["decided", "p", "gain infonce", "infonce @ Easy", "infonce - none @ Easy", "claim x"])
-def test_no_page_counts_a_suite_that_cannot_decide_anything(what: str) -> None:
+def test_no_page_counts_a_suite_that_cannot_decide_anything(what):
     with pytest.raises(LookupError, match=r"cannot decide anything.*8,000 environment steps"):
         render.value_of(f"six-tasks: {what}")
     assert float(render.value_of("six-tasks: mean none @ Spin")) < 1

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.benchmarks.test_browser import BROWSER, DRIVER, MISSING, Chromium
 from tests.systems import links
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow  # `make docs` builds the site as well
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings_handlers.python")
@@ -30,42 +30,37 @@ def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = build(folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_every_objective_has_a_page_with_its_formula(site: Path) -> None:
+def test_objectives_functions_and_suites_have_their_pages(site):
     for entry in registry.entries():
         if entry.kind != "diagnostic" and entry.package == "dipole":
             page = (site / "objectives" / f"{entry.name}.html").read_text()
             assert f'src="{entry.name}-formula.svg"' in page
             assert (site / "objectives" / f"{entry.name}-formula.svg").is_file()
-
-
-def test_the_reference_has_the_arguments_of_a_public_function(site: Path) -> None:
     page = (site / "reference" / "dipole.html").read_text()
     for name in ("dipole.objective", "dipole.Pairs", "dipole.cached", "dipole.register"):
         assert name in page
     assert "SpecError" in page
+    overview = (site / "results" / "index.html").read_text()
+    pages = {path.stem for path in (site / "results" / "suites").glob("*.html")}
+    assert len(pages) > 40
+    assert pages == set(re.findall(r'href="suites/([\w-]+)\.html"', overview))
 
 
-def test_search_and_pages_work_without_a_network(site: Path) -> None:
+def test_search_notebooks_and_tables_of_the_site(site):
     assert (site / "search" / "search_index.js").is_file()
     for path in site.rglob("*.html"):
         for tag in re.findall(r"<(?:script|link|img)\b[^>]*>", path.read_text()):
             if 'rel="canonical"' not in tag and 'rel="next"' not in tag and 'rel="prev"' not in tag:
                 assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), (path, tag)
-
-
-def test_tutorials_can_be_taken_as_notebooks(site: Path) -> None:
     assert len(list((site / "tutorials").glob("*.ipynb"))) == 5
-
-
-def test_no_table_of_the_site_has_more_than_six_columns(site: Path) -> None:
-    """Tables of signatures in the reference are not ours."""
+    # Tables of signatures in the reference are not ours.
     wide = {}
     for path in site.rglob("*.html"):
         if path.name != "report.html" and not {"reference", "report"} & set(path.relative_to(site).parts):
@@ -75,15 +70,8 @@ def test_no_table_of_the_site_has_more_than_six_columns(site: Path) -> None:
     assert wide == {}
 
 
-def test_every_suite_of_the_overview_has_a_page(site: Path) -> None:
-    overview = (site / "results" / "index.html").read_text()
-    pages = {path.stem for path in (site / "results" / "suites").glob("*.html")}
-    assert len(pages) > 40
-    assert pages == set(re.findall(r'href="suites/([\w-]+)\.html"', overview))
-
-
 @pytest.mark.parametrize(("word", "title"), [("install", "Install"), ("quickstart", "Quickstart: images")])
-def test_search_has_the_pages_of_the_start(site: Path, word: str, title: str) -> None:
+def test_search_has_the_pages_of_the_start(site, word, title):
     """A title counts most in the search."""
     written = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     entries = json.loads(written[written.index("{") : written.rindex("}") + 1])["docs"]
@@ -106,7 +94,7 @@ SCROLLING = """
 
 
 @pytest.fixture(scope="module", params=[(1400, 900), (390, 844)], ids=["wide", "narrow"])
-def chromium(request: pytest.FixtureRequest) -> Iterator[Chromium]:
+def chromium(request):
     if not (DRIVER and BROWSER):
         pytest.skip(MISSING)
     browser = Chromium(size=request.param)
@@ -115,7 +103,7 @@ def chromium(request: pytest.FixtureRequest) -> Iterator[Chromium]:
 
 
 @pytest.mark.parametrize("scheme", ["default", "slate"], ids=["light", "dark"])
-def test_no_code_or_table_of_a_guide_scrolls_sideways(site: Path, chromium: Chromium, scheme: str) -> None:
+def test_no_code_or_table_of_a_guide_scrolls_sideways(site, chromium, scheme):
     pages = [path for folder in ("start", "how-to", "tutorials") for path in sorted((site / folder).glob("*.html"))]
     assert len(pages) > 30
     wide = {}
@@ -128,7 +116,7 @@ def test_no_code_or_table_of_a_guide_scrolls_sideways(site: Path, chromium: Chro
 
 @links
 @pytest.mark.slow
-def test_a_broken_link_fails(tmp_path: Path) -> None:
+def test_a_broken_link_fails(tmp_path):
     broken = tmp_path / "docs"
     broken.mkdir()
     for path in (ROOT / "docs").iterdir():

@@ -81,10 +81,6 @@ def run(*command: str | Path, folder: Path, **more: str) -> subprocess.Completed
     return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
 
 
-def test_there_are_five_tutorials() -> None:
-    assert [name[0] for name in NAMES] == ["1", "2", "3", "4", "5"]
-
-
 # What they do -------------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +88,7 @@ QUICK = ("1-own-regularizer", "2-agent-you-have")  # `make docs` runs all of the
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
-def test_tutorial_runs_and_prints_what_its_text_describes(name: str, tmp_path: Path) -> None:
+def test_tutorial_runs_and_prints_what_its_text_describes(name, tmp_path):
     for package in ("matplotlib", *NEEDS.get(name, ())):
         pytest.importorskip(package)
     done = run(FOLDER / f"{name}.py", folder=tmp_path)
@@ -106,7 +102,7 @@ def test_tutorial_runs_and_prints_what_its_text_describes(name: str, tmp_path: P
         assert again.returncode == 0, again.stderr
 
 
-def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path: Path) -> None:
+def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path):
     (cell,) = (each.source for each in cells("1-own-regularizer") if "class Apart" in each.source)
     (tmp_path / "apart.py").write_text(cell)
     done = run("-m", "dipole.core.cli", "check", "apart:Apart", "--only", "ranks", folder=tmp_path)
@@ -114,7 +110,7 @@ def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path: Path) -> Non
     assert re.search(r"^  ok    ranks ", done.stdout, re.MULTILINE)
 
 
-def test_third_tutorial_offline_names_the_small_setting(tmp_path: Path) -> None:
+def test_third_tutorial_offline_names_the_small_setting(tmp_path):
     pytest.importorskip("sentence_transformers")
     (cell,) = (each.source for each in cells("3-sentence-encoder") if "def published" in each.source)
     program = f"import re, torch\nSMALL, pairs = False, []\n{cell}"
@@ -147,7 +143,7 @@ def executed(sources: list[str], folder: Path) -> list[dict[str, str]]:
     return streams
 
 
-def test_a_kernel_shows_progress_and_no_bar(tmp_path: Path) -> None:
+def test_a_kernel_shows_progress_and_no_bar(tmp_path):
     """In the cell's own process as a line that is written over, and of a child line by line."""
     training = """
         from pathlib import Path
@@ -178,7 +174,7 @@ def test_a_kernel_shows_progress_and_no_bar(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_cells_run_in_a_kernel_and_once_more(name: str, tmp_path: Path) -> None:
+def test_cells_run_in_a_kernel_and_once_more(name, tmp_path):
     for package in ("matplotlib", *NEEDS.get(name, ())):
         pytest.importorskip(package)
     sources = [each.source for each in cells(name) if each.cell_type == "code"]
@@ -190,27 +186,20 @@ def test_cells_run_in_a_kernel_and_once_more(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tutorial_states_its_duration(name: str) -> None:
+def test_tutorial_states_its_duration_and_installs_from_one_place(name):
+    assert [name[0] for name in NAMES] == ["1", "2", "3", "4", "5"]
     head = cells(name)[0].source
     assert head.startswith("# ")
     assert re.search(r"Time on one core: \d+ s with `DIPOLE_TUTORIAL=small`, ", head.replace("\n", " "))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_picture_has_alt_text(name: str) -> None:
     drawn = [cell for cell in cells(name) if "plt.show()" in cell.source]
     assert drawn
     assert all(len(cell.metadata.get("alt", "")) > 20 for cell in drawn)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_first_cell_installs_from_the_one_place(name: str) -> None:
     first = next(cell for cell in cells(name) if cell.cell_type == "code")
     assert first.source == tutorials.install_cell(name, install.source()), "python docs/generate/tutorials.py writes it"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_first_cell_installs_every_import(name: str) -> None:
+def test_first_cell_installs_every_import(name):
     brought, waiting = set(), [Requirement(each) for each in tutorials.PACKAGES[name]]
     asked = set()
     while waiting:
@@ -240,7 +229,7 @@ def test_first_cell_installs_every_import(name: str) -> None:
     ("place", "found"),
     [("git+https://host/repository", True), ("file:///checkout", False)],
 )
-def test_first_cell_calls_pip_and_names_the_fix(place: str, found: bool, tmp_path: Path) -> None:
+def test_first_cell_calls_pip_and_names_the_fix(place, found, tmp_path):
     """In an environment without dipole, whose pip is one that writes down what it is asked for."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
@@ -254,14 +243,11 @@ def test_first_cell_calls_pip_and_names_the_fix(place: str, found: bool, tmp_pat
         assert f"pip cannot install dipole from {place}" in done.stderr.splitlines()[-1]
 
 
-def test_first_cell_without_a_source_asks_for_one_and_does_not_ask_an_index(tmp_path: Path) -> None:
+def test_first_cell_installs_nothing_without_a_source_or_beside_dipole(tmp_path):
     (tmp_path / "cell.py").write_text(tutorials.install_cell("2-agent-you-have"))
     done = run("-S", "cell.py", folder=tmp_path, PYTHONPATH=str(tmp_path), DIPOLE_SOURCE="")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "RuntimeError: Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT."
-
-
-def test_first_cell_does_nothing_if_dipole_is_installed(tmp_path: Path) -> None:
     program = tutorials.install_cell("1-own-regularizer").replace("subprocess.run(", "print(")
     (tmp_path / "cell.py").write_text(program)
     done = run("cell.py", folder=tmp_path)
@@ -285,15 +271,12 @@ NOWHERE = tutorials.Site.of(None, None, None)
 SOMEWHERE = tutorials.Site.of("https://host/docs/", "https://github.com/owner/repository", None)
 
 
-def test_page_shows_outputs_and_alt_text() -> None:
+def test_pages_and_index_show_outputs_and_links():
     page = tutorials.page(Path("1-a.py"), CELLS, NOWHERE)
     assert page.startswith("# A title\n\nAbout.\n\n[Download it as a notebook](1-a.ipynb){ download }. This page shows")
     assert '??? note "Install"\n\n    ```python\n    import install\n    ```' in page
     assert "```text\n1\n```\n\n![A line.](1-a-3-1.svg)" in page
     assert "[core](../core.md#a)" in page
-
-
-def test_colab_is_linked_where_there_is_a_repository() -> None:
     assert "olab" not in tutorials.page(Path("1-a.py"), CELLS, NOWHERE)
     page = tutorials.page(Path("1-a.py"), CELLS, SOMEWHERE)
     notebooks = "https://colab.research.google.com/github/owner/repository/blob/gh-pages/latest/tutorials/"
@@ -302,9 +285,14 @@ def test_colab_is_linked_where_there_is_a_repository() -> None:
     own = tutorials.Site.of(None, "https://host/repository", "https://colab.host/")
     assert (own.colab, own.source) == ("https://colab.host/", "git+https://host/repository")
     assert tutorials.Site.of(None, "https://host/repository", None).colab == ""
+    index = tutorials.index()
+    for name in NAMES:
+        assert f"]({name}.md)" in index
+    assert index.count("Time on one core: ") == len(NAMES)
+    assert '`pip install ".[text,sentence-transformers]" mteb matplotlib`' in index
 
 
-def test_a_notebook_has_outputs_and_links_that_lead_to_the_site() -> None:
+def test_a_notebook_has_outputs_and_links_that_lead_to_the_site():
     written = nbformat.reads(tutorials.notebook(CELLS, NOWHERE, lambda name: name.encode()), as_version=4)
     nbformat.validate(written)
     assert written.metadata["kernelspec"]["name"] == "python3"
@@ -317,14 +305,6 @@ def test_a_notebook_has_outputs_and_links_that_lead_to_the_site() -> None:
     assert "[next](https://host/docs/tutorials/2-b.html)" in online.cells[2].source
 
 
-def test_index_lists_topic_duration_and_requirements() -> None:
-    index = tutorials.index()
-    for name in NAMES:
-        assert f"]({name}.md)" in index
-    assert index.count("Time on one core: ") == len(NAMES)
-    assert '`pip install ".[text,sentence-transformers]" mteb matplotlib`' in index
-
-
 @pytest.mark.parametrize(
     ("output", "alt", "said"),
     [
@@ -334,13 +314,13 @@ def test_index_lists_topic_duration_and_requirements() -> None:
         ("fine", "", "does not say what it shows"),
     ],
 )
-def test_rejects_unexpected_outputs(output: str, alt: str, said: str) -> None:
+def test_rejects_unexpected_outputs(output, alt, said):
     found = tutorials.problems([CELLS[3] | {"output": output, "alt": alt}])
     assert said in found
     assert bool(found) == bool(said)
 
 
-def test_separates_warnings_from_progress() -> None:
+def test_separates_warnings_from_progress():
     progress = "step 3/9  loss 2  about 1s left\r\r 10%|#   | 1/10 [00:01]\n\nTREC   acc 61.11 +- 2  dev 60\n"
     assert tutorials.unexpected(progress) == ""
     assert (
@@ -348,7 +328,7 @@ def test_separates_warnings_from_progress() -> None:
     )
 
 
-def test_execution_keeps_output_and_figures_and_names_lines(tmp_path: Path) -> None:
+def test_execution_keeps_output_and_figures_and_names_lines(tmp_path):
     pytest.importorskip("matplotlib")
     script = tmp_path / "9-some.py"
     script.write_text(

@@ -40,7 +40,7 @@ def dipole(site: Path, *commands: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("plugin")
     source = shutil.copytree(EXAMPLE, folder / "source")  # the build writes next to the source

@@ -136,23 +136,17 @@ def test_papers_recipes_train_long_enough_for_their_score(table):
     assert {load(table, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
 
 
-def test_recipe_has_settings_of_peers():
+def test_recipes_have_settings_of_peers_and_errors_name_the_key():
     config = load("curl").config
     assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
     assert config.rl.agent_settings() == {}
     assert load("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
-
-
-def test_wrong_recipes_raise_errors_that_name_the_key():
     with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*cheetah-run"):
         load("dot", ["rl.task=cheeta-run"])
     with pytest.raises(ConfigError, match=r"train.weight_decay: has no effect in the domain 'rl'"):
         load("dot", ["train.weight_decay=0.1"])
     with pytest.raises(ConfigError, match=r"encoder_stepz"):
         load("dot", ["rl.encoder_stepz=1"])
-
-
-def test_settings_that_are_left_out_come_from_the_preset():
     assert RLConfig().agent_settings() == {}
     assert RLConfig(encoder_steps=1, hidden=(8,)).agent_settings() == {"encoder_steps": 1, "hidden": (8,)}
     assert RLConfig(task="cheetah-run", rendering="fast").environment() == {"frame_stack": 3, "rendering": "fast"}

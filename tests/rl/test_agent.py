@@ -316,13 +316,9 @@ def test_numpy_numbers_are_accepted_as_settings(tiny_agent):
         tiny_agent(batch_size=len)
 
 
-def test_wrong_objective_raises_an_error_that_names_the_nearest(tiny_agent):
+def test_wrong_objectives_and_observations_are_refused(tiny_agent):
     with pytest.raises(SpecError, match="infonce"):
         tiny_agent(objective="infonse")
-
-
-def test_observations_that_are_no_images_are_refused():
-
     with pytest.raises(ConfigError, match="sees no image here"):
         ContrastiveSAC("CnnPolicy", gymnasium.make("Pendulum-v1"), device="cpu")
     floating = gymnasium.wrappers.DtypeObservation(DotEnv(), np.float32)

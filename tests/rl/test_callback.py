@@ -105,11 +105,15 @@ def test_wrong_arguments_are_refused_before_training(arguments, said):
         ContrastiveCallback(**arguments)
 
 
-def test_labelled_objectives_and_agents_without_images_are_refused():
+def test_agents_without_image_encoder_and_labelled_objectives_are_refused():
     with pytest.raises(ConfigError, match=r"tuple cannot run inside an agent: .*labels"):
         sac().learn(1, callback=ContrastiveCallback("tuple"))
     with pytest.raises(ConfigError, match="needs an agent that observes images"):
         SAC("MlpPolicy", "Pendulum-v1", device="cpu").learn(1, callback=ContrastiveCallback())
+    for env in (DotEnv(size=36), floating()):
+        agent = SAC("MlpPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
+        with pytest.raises(ConfigError, match="FlattenExtractor has nothing to train: give the agent one"):
+            agent.learn(1, callback=ContrastiveCallback("infonce"))
 
 
 def test_encoder_without_a_width_and_losses_that_are_not_finite_raise_errors():
@@ -163,13 +167,6 @@ def test_images_in_a_dictionary_are_augmented(algorithm):
 def floating():
     space = gymnasium.spaces.Box(0, 1, (9, 36, 36), "float32")
     return TransformObservation(DotEnv(size=36), lambda image: (image / 255).astype("float32"), space)
-
-
-def test_agents_without_an_image_encoder_are_refused():
-    for env in (DotEnv(size=36), floating()):
-        agent = SAC("MlpPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
-        with pytest.raises(ConfigError, match="FlattenExtractor has nothing to train: give the agent one"):
-            agent.learn(1, callback=ContrastiveCallback("infonce"))
 
 
 @pytest.mark.parametrize(

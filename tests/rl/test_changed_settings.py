@@ -150,12 +150,9 @@ def test_changed_tau_and_gamma_change_an_update(saved, algorithm):
         assert all(map(torch.equal, online.parameters(), copy.parameters()))
 
 
-def test_sb3_names_are_taken_by_load(saved):
+def test_settings_given_to_load_are_used_under_both_names(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], device="cpu", target_update_interval=5)
     assert agent.settings.target_every == agent.target_update_interval == 5
     assert ContrastiveDrQ.load(saved["drq"][0], device="cpu", policy_delay=4).settings.actor_every == 4
-
-
-def test_storage_and_seed_given_to_load_are_used(saved):
     agent = ContrastiveSAC.load(saved["sac"][0], env=DotEnv(), device="cpu", storage="disk", seed=5)
     assert (agent.replay_buffer.storage, agent.seed) == ("disk", 5)

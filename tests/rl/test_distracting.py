@@ -33,15 +33,12 @@ def test_pictures_change_and_the_task_does_not():
     assert np.array_equal(env.step(action)[0], other.step(action)[0])
 
 
-def test_strength_0_changes_nothing():
+def test_strength_0_changes_nothing_and_a_roll_is_a_rotation():
     plain = make_env("cartpole-balance", **SMALL)
     env = make_env("distracting:cartpole-balance", colour=0.0, camera_shift=0.0, **SMALL)
     assert np.array_equal(plain.reset(seed=0)[0], env.reset(seed=0)[0])
     with pytest.raises(ConfigError, match="colour must be a number from 0 to 1"):
         make_env("distracting:cartpole-balance", colour=2)
-
-
-def test_a_roll_is_a_rotation():
     quaternion = np.array([0.5, 0.5, -0.5, 0.5])
     rolled = _rolled(quaternion, 0.2)
     assert np.linalg.norm(rolled) == pytest.approx(1)
@@ -97,12 +94,18 @@ def test_videos_are_shown_behind_the_scene(videos):
         assert np.array_equal(env.step(action)[0], other.step(action)[0])
 
 
-def test_difficulties_are_the_papers(videos):
+def test_recipes_name_the_papers_difficulties(videos):
     assert DIFFICULTIES == {"easy": (0.1, 4), "medium": (0.2, 8), "hard": (0.3, None)}
     env = make_env("distracting:reacher-easy", difficulty="medium", backgrounds=str(videos), colour=0.5, **SMALL)
     assert (env.colour, env.camera_shift, len(env._background.videos)) == (0.5, 0.2, 3)
     assert [len(videos_in(videos, most)) for most in (None, 8, 2)] == [3, 3, 2]
     assert env.reset(seed=0)[0].shape == (9, 40, 40)
+    from dipole.core.train.recipe import load
+
+    wanted = ["rl.task=distracting:walker-walk", "rl.difficulty=medium", f"rl.backgrounds={videos}", "rl.dynamic=true"]
+    assert load("curl", wanted).config.rl.environment()["difficulty"] == "medium"
+    with pytest.raises(ConfigError, match="difficulty has no effect on the task 'walker-walk'"):
+        load("curl", ["rl.task=walker-walk", "rl.difficulty=medium"])
 
 
 @pytest.mark.parametrize(
@@ -124,12 +127,3 @@ def test_wrong_backgrounds_raise_errors(given, said, tmp_path):
         given = given | {"backgrounds": str(tmp_path / given["backgrounds"])}
     with pytest.raises(ConfigError, match=said):
         make_env("distracting:finger-spin", **given, **SMALL).reset(seed=0)
-
-
-def test_recipes_name_the_difficulty(videos):
-    from dipole.core.train.recipe import load
-
-    wanted = ["rl.task=distracting:walker-walk", "rl.difficulty=medium", f"rl.backgrounds={videos}", "rl.dynamic=true"]
-    assert load("curl", wanted).config.rl.environment()["difficulty"] == "medium"
-    with pytest.raises(ConfigError, match="difficulty has no effect on the task 'walker-walk'"):
-        load("curl", ["rl.task=walker-walk", "rl.difficulty=medium"])

@@ -152,10 +152,17 @@ def test_five_updates_agree_with_the_plain_formulas(objective, target_views, val
     assert all(not torch.equal(start[name], value) for name, value in policy.state_dict().items())
 
 
-def test_the_noise_falls_linearly():
+def test_noise_falls_linearly_and_shifts_by_whole_pixels_are_exact():
     assert [noise_at(step, 1.0, 0.1, 500_000) for step in (0, 250_000, 500_000, 10**7)] == pytest.approx(
         [1.0, 0.55, 0.1, 0.1]
     )
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (5, 3, 12, 10), dtype=np.uint8))
+    top, left = rng.integers(0, 9, (2, 5))
+    assert torch.equal(shift_bilinear(images, top, left, 4).round().to(torch.uint8), shift(images, top, left, 4))
+    one, two = (shift(images, top, left + each, 4).float() for each in (0, 1))
+    half = shift_bilinear(images, top, left + 0.5, 4)
+    assert torch.allclose(half, (one + two) / 2, atol=1e-2)
 
 
 def test_actions_have_the_noise_of_the_schedule():
@@ -171,16 +178,6 @@ def test_actions_have_the_noise_of_the_schedule():
         spread = np.quantile(drawn - mean, 0.6, axis=0) - np.quantile(drawn - mean, 0.4, axis=0)
         assert spread == pytest.approx(2 * 0.25335 * sigma, rel=0.2)
         assert inside.mean() > 0.9 if step else True
-
-
-def test_shifts_by_whole_pixels_need_no_interpolation():
-    rng = np.random.default_rng(0)
-    images = torch.from_numpy(rng.integers(0, 256, (5, 3, 12, 10), dtype=np.uint8))
-    top, left = rng.integers(0, 9, (2, 5))
-    assert torch.equal(shift_bilinear(images, top, left, 4).round().to(torch.uint8), shift(images, top, left, 4))
-    one, two = (shift(images, top, left + each, 4).float() for each in (0, 1))
-    half = shift_bilinear(images, top, left + 0.5, 4)
-    assert torch.allclose(half, (one + two) / 2, atol=1e-2)
 
 
 def test_callbacks_accept_drq(tmp_path):

@@ -94,16 +94,13 @@ def test_diagnostics_match_their_definitions(tiny_agent):
     assert found["conditional_entropy"] <= found["conditional_entropy_maximum"] + 1e-6
 
 
-def test_scores_are_taken_at_the_papers_steps():
+def test_scores_are_taken_at_the_papers_steps_and_aggregated():
     history = [Evaluation(steps, steps // 8, (float(steps),)) for steps in (0, 96_000, 104_000, 200_000)]
     assert score_at(history, 100_000) == 104_000
     assert scores(history) == {"100k": 104_000.0}
     assert score_at(history, 500_000) is None
     longer = [*history, *(Evaluation(steps, steps // 8, (float(steps),)) for steps in (496_000, 500_000, 504_000))]
     assert scores(longer) == {"100k": 104_000.0, "500k": 500_000.0}
-
-
-def test_aggregates_over_seeds():
     values = [0, 10, 20, 30, 40, 50, 60, 1000]
     found = aggregate(values)
     assert found.iqm == interquartile_mean(values) == 35  # the middle four

@@ -50,19 +50,13 @@ def test_a_file_in_the_folder_is_enough(tmp_path):
     assert done.stdout == "[6, 24, 24] my_dot\n", done.stderr
 
 
-def test_all_environments_are_listed():
+def test_environments_are_listed_once_and_ids_are_tasks():
     distracted = {f"distracting:{task}" for task in tasks.names()}
     assert set(registry.names()) == {*tasks.names(), *distracted, "dot", "dot-discrete"}
     for spelling in ("ball-in-cup-catch", "ball_in_cup/catch", "Ball_In_Cup-Catch"):
         assert registry.find(spelling).name == "ball_in_cup-catch"
-
-
-def test_second_registration_of_a_name_is_refused():
     with pytest.raises(RegistryError, match=r"'dot' is already registered by dipole\.rl\.envs\.dot"):
         environment("dot")(make_env)
-
-
-def test_ids_of_gymnasium_are_tasks():
     assert RLConfig(task="dipole/dot-v0").environment() == {}
     assert make_env("dipole/dot-v0", size=20).observation_space.shape == (9, 20, 20)
     with pytest.raises(ConfigError, match=r"unknown task 'nothing:Here-v0': .*nothing"):

@@ -53,11 +53,6 @@ def test_every_setting_works_in_python_and_recipes(algorithm):
     assert settings_of(preset, table.agent_settings()) == given
 
 
-def test_log_std_bounds_work_in_python_and_recipes():
-    assert recipe(log_std_bounds=[-5, 1]).config.rl.log_std_bounds == (-5, 1)
-    assert settings_of("curl", {"log_std_bounds": (-5, 1)}).log_std_bounds == (-5, 1)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "given", "said"),
     [
@@ -75,11 +70,14 @@ def test_settings_of_another_algorithm_are_refused(algorithm, given, said):
     assert said in str(table.value)
 
 
-def test_recipe_without_an_algorithm_has_the_same_run_id():
+def test_recipes_keep_their_run_id_and_the_papers_batch():
     assert "algorithm" not in RLConfig().determining()
     assert recipe(algorithm="sac").config.hash == recipe().config.hash
     assert RLConfig(algorithm="drq").determining() == RLConfig(preset="drqv2").determining()
     assert RLConfig(algorithm="drq").augmentation == "shift"
+    assert recipe(preset="paper").config.train.batch_size == 512
+    assert recipe(log_std_bounds=[-5, 1]).config.rl.log_std_bounds == (-5, 1)
+    assert settings_of("curl", {"log_std_bounds": (-5, 1)}).log_std_bounds == (-5, 1)
 
 
 @pytest.mark.parametrize(
@@ -125,26 +123,16 @@ def test_a_preset_brings_its_batch_and_rate_unless_they_are_given(preset):
     assert (given.origins["train.batch_size"], given.origins["train.learning_rate"]) == ("recipe", "--set")
 
 
-def test_the_papers_batch_is_512():
-    assert recipe(preset="paper").config.train.batch_size == 512
-
-
-def test_a_preset_and_its_values_written_out_determine_the_same():
+def test_presets_and_their_values_are_one_run():
     small = {name: getattr(PRESETS["small"], name) for name in AgentTable.model_fields if name != "preset"}
     assert RLConfig(preset="small").determining() == RLConfig(**small).determining()
     assert RLConfig(preset="small").determining() != RLConfig().determining()
     assert RLConfig(workers=True, storage="device").determining() == RLConfig().determining()
     assert RLConfig(preset="paper").determining() == {"crop_inclusive": True, "encoder_steps": 1, "twin_loss": "half"}
-
-
-def test_a_complete_configuration_is_read_back_as_it_is():
     config = load("dot").config
     assert config.rl.hidden == (256,)
     assert config.rl.filters == PRESETS["small"].filters
     config.to_toml()
-
-
-def test_a_preset_and_its_values_are_one_run():
     small = {name: getattr(PRESETS["small"], name) for name in AgentTable.model_fields if name != "preset"}
     assert recipe(preset="small").config.hash != recipe().config.hash
     written = resolve({**RECIPE, "train": {"steps": 100, "batch_size": 64}, "rl": small | {"image_size": 84}})

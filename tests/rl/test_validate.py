@@ -239,12 +239,9 @@ def test_wrong_types_of_environments_raise_errors(env, said):
             evaluate(None, env, 1)
 
 
-def test_name_of_a_task_makes_an_environment(tiny_agent):
+def test_tasks_are_named_and_factories_checked(tiny_agent, monkeypatch):
     assert tiny_agent("dot").learn(2).num_timesteps == 2
     assert tiny_agent("dipole/dot-v0").learn(2).num_timesteps == 2
-
-
-def test_factory_that_makes_no_environment_raises_an_error(monkeypatch):
     monkeypatch.setattr(registry, "_environments", dict(registry._environments))
     registry.environment("nothing")(lambda: None)
     with pytest.raises(ConfigError, match=re.escape("the task 'nothing' made None, which is no gymnasium.Env")):

@@ -93,7 +93,7 @@ def test_ranks_share_the_global_batch(corpus, tmp_path, pairs):
     assert restored(halves[0].batch) + restored(halves[1].batch) == restored(whole.batch)
 
 
-def test_neighbours_never_cross_a_document(corpus, tmp_path):
+def test_neighbours_and_blocks_stay_inside_documents(corpus, tmp_path):
     adapter = make(corpus, tmp_path, order="sequential", window=2, self_logit="drop")
     batch = next(adapter.batches(0))
     pairs = paired(adapter, batch)
@@ -101,9 +101,6 @@ def test_neighbours_never_cross_a_document(corpus, tmp_path):
     for i, positives in enumerate(pairs.positives):
         expected = {j for j in range(i - 2, i + 3) if j != i and 0 <= j < 40 and document[j] == document[i]}
         assert {int(p) for p in positives if p >= 0} == expected
-
-
-def test_self_logit_zero_keeps_a_candidate_of_similarity_zero(corpus, tmp_path):
     pairs = paired(make(corpus, tmp_path, self_logit="zero"), next(make(corpus, tmp_path).batches(0)))
     assert int((pairs.candidates == 0).all(1).sum()) == 1
 
@@ -268,12 +265,9 @@ def test_settings_that_contradict_each_other(settings, message):
         TextSettings(**settings)
 
 
-def test_a_corpus_smaller_than_a_batch(corpus, tmp_path):
+def test_small_corpora_and_caches(corpus, tmp_path):
     with pytest.raises(DataError, match="fewer than"):
         make(corpus, tmp_path, limit=30)
-
-
-def test_the_cache_gives_the_same_corpus(corpus, tmp_path):
     folder = str(tmp_path / "cache")
     first, second = make(corpus, tmp_path, cache=folder), make(corpus, tmp_path, cache=folder)
     assert first.data_info() == second.data_info() == make(corpus, tmp_path).data_info()
@@ -392,15 +386,12 @@ def test_a_validation_part_lies_between_training_and_test(corpus, tmp_path, sett
     assert set(adapter.train_rows % 30) == set(range(first))
 
 
-def test_documents_are_chosen_by_on_those_for_training():
+def test_documents_are_chosen_without_test_numbers():
     documents = [(Document(str(i), ["a"]), "even" if i % 2 else "odd", i >= 80) for i in range(100)]
     found = list(held_back(documents, 0.25, np.random.default_rng(0)))
     assert [document.name for document, _, _ in found] == [str(i) for i in range(80)]
     assert 10 <= sum(tested for _, _, tested in found) <= 30
     assert found == list(held_back(documents, 0.25, np.random.default_rng(0)))
-
-
-def test_choosing_sees_no_number_of_a_senteval_test_part():
     names = ["next/accuracy", "senteval/MR/accuracy", "senteval/MR/dev", "senteval/MRPC/f1", "senteval/STS14/spearman"]
     assert [name for name in names if _is_development(name)] == ["next/accuracy", "senteval/MR/dev"]
 

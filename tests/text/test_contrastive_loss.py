@@ -254,14 +254,11 @@ def test_one_message_for_each_mistake(folder, make, error, message):
     assert isinstance(caught.value, DipoleError)
 
 
-def test_no_loss_of_a_cross_encoder(folder):
+def test_models_that_cannot_be_wrapped_are_refused(folder):
     tiny_model(folder)
     model = CrossEncoder(str(folder), num_labels=1, device="cpu")
     with pytest.raises(ConfigError, match="got CrossEncoder"):
         dipole.text.ContrastiveLoss(model, "infonce")
-
-
-def test_static_embeddings_cannot_be_divided(folder):
     tokenizer = tiny_model(folder).tokenizer.backend_tokenizer
     model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     assert torch.isfinite(dipole.text.ContrastiveLoss(model, "infonce")(features(model), None))

@@ -20,7 +20,7 @@ from tests.text.odd_text import text_of
 TEXT = "One here. Two there.\nThree caf\u00e9 now."
 
 
-def test_sentences():
+def test_text_is_split_into_sentences_and_topics():
     text = 'Mr. Smith went to St. Ives. "Did he?" she asked. He\ndid!\n\nA new paragraph, e.g. this one'
     assert split_sentences(text) == [
         "Mr. Smith went to St. Ives.",
@@ -30,16 +30,20 @@ def test_sentences():
         "A new paragraph, e.g. this one",
     ]
     assert split_sentences(" \n\n ") == []
-
-
-def test_reads_a_line_of_ten_megabytes():
     line = "word " * 2_000_000 + "end. Next one."
     found = split_sentences(line)
     assert sum(len(s.split()) for s in found) == 2_000_003
     assert found[-1] == "Next one."
+    documents = list(pydoc_documents())
+    assert len(documents) > 50
+    assert sum(len(d.sentences) for d in documents) > 2500
+    text = " ".join(s for d in documents for s in d.sentences)
+    assert "::=" not in text
+    assert ">>>" not in text
+    assert [d.name for d in documents] == [d.name for d in pydoc_documents()]
 
 
-def test_sentences_equal_punkt() -> None:
+def test_sentences_equal_punkt():
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     parameters = PunktParameters()
@@ -80,16 +84,6 @@ def test_a_stream_gives_the_sentences_of_the_text(monkeypatch, tmp_path, alphabe
         file.write_text(text, encoding="utf-8", newline="")
         pieces = list(reading.file_pieces(file, "documents", None, "utf-8"))
         assert [s for piece in pieces for s in split_sentences(piece.text)] == split_sentences(text)
-
-
-def test_the_embedded_corpus_is_prose_by_topic():
-    documents = list(pydoc_documents())
-    assert len(documents) > 50
-    assert sum(len(d.sentences) for d in documents) > 2500
-    text = " ".join(s for d in documents for s in d.sentences)
-    assert "::=" not in text
-    assert ">>>" not in text
-    assert [d.name for d in documents] == [d.name for d in pydoc_documents()]
 
 
 def test_files_are_documents(tmp_path):

@@ -50,7 +50,7 @@ def adapter_on(device: torch.device, settings: dict, tmp_path: Path) -> TextAdap
 
 
 @SETTINGS
-def test_an_encoder_reads_nothing_back(settings: dict, tmp_path: Path) -> None:
+def test_an_encoder_reads_nothing_back(settings, tmp_path):
     adapter = adapter_on(torch.device("cpu"), settings, tmp_path)
     found = next(iter(adapter.batches(0)))
     adapter.module.to(META).train()
@@ -66,7 +66,7 @@ def test_an_encoder_reads_nothing_back(settings: dict, tmp_path: Path) -> None:
             adapter.before_step()
 
 
-def test_a_mask_of_whole_rows_attends_to_the_same_tokens(tmp_path: Path) -> None:
+def test_a_mask_of_whole_rows_attends_to_the_same_tokens(tmp_path):
     """What a GPU is given instead of one row for each sentence."""
     adapter = adapter_on(torch.device("cpu"), {"encoder": "transformer", "layers": 1, "heads": 2}, tmp_path)
     model = adapter.module.eval().f.model
@@ -81,7 +81,7 @@ def test_a_mask_of_whole_rows_attends_to_the_same_tokens(tmp_path: Path) -> None
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @SETTINGS
-def test_a_step_on_a_gpu_waits_for_nothing(settings: dict, tmp_path: Path) -> None:
+def test_a_step_on_a_gpu_waits_for_nothing(settings, tmp_path):
     device = torch.device("cuda")
     adapter = adapter_on(device, settings, tmp_path)
     adapter.module.to(device).train()

@@ -144,21 +144,15 @@ def test_encode_keeps_the_order_and_unit_halves(encoder):
     assert encoder.encode(["", " "]).shape == (2, 12)
 
 
-def test_encode_normalises_as_asked(encoder):
+def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
     raw = encoder.encode(TEXTS, normalize="none")
     unit = encoder.encode(TEXTS, normalize="unit")
     assert unit == pytest.approx(raw / np.linalg.norm(raw, axis=1, keepdims=True), abs=1e-6)
-
-
-def test_encode_applies_the_transform_to_each_side(encoder):
     raw = encoder.encode(TEXTS, normalize="none")
     matrix = torch.randn(6, 6)
     encoder.transform = lambda side: side @ matrix
     sides = torch.tensor(raw).view(-1, 2, 6) @ matrix
     assert encoder.encode(TEXTS, normalize="none") == pytest.approx(sides.reshape(-1, 12).numpy(), abs=1e-5)
-
-
-def test_encode_shows_progress_and_refuses_nonsense(encoder, capsys):
     with pytest.raises(DataError, match="must be strings, got int"):
         encoder.encode(["a", 3])
     with pytest.raises(OptionError, match="numpy"):
@@ -168,13 +162,10 @@ def test_encode_shows_progress_and_refuses_nonsense(encoder, capsys):
     assert encoder.model.training
 
 
-def test_combined_encoders_stand_side_by_side(encoder):
+def test_combined_encoders_need_an_even_width(encoder):
     both = Combined([encoder, encoder])
     assert both.encode(TEXTS) == pytest.approx(np.concatenate([encoder.encode(TEXTS)] * 2, 1))
     assert both.encode("cat", output="torch").shape == (24,)
-
-
-def test_a_halved_gru_needs_an_even_width():
     with pytest.raises(ValueError, match="hidden_size 5 cannot be halved"):
         TextSettings(hidden_size=5)
     assert TextSettings(hidden_size=5, direction="uni").hidden_size == 5

@@ -14,19 +14,12 @@ RUNS = {
 }
 
 
-def test_the_interval_is_students_t():
-    # t(0.975, 2) = 4.3027; the standard deviation of 65, 66, 67 is 1.
+def test_intervals_verdicts_and_random_words():
     assert half_width([65.0, 66.0, 67.0]) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
     assert half_width([65.0]) == 0
-
-
-def test_the_verdict_counts_tasks_above_each_baseline():
     (line,) = learning_text.verdict(RUNS).splitlines()
     assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
     assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(RUNS)
-
-
-def test_random_words_belong_to_their_seed():
     first, again, other = (learning_text.RandomWords(4, seed) for seed in (0, 0, 1))
     assert np.array_equal(first(["A dog .", ""]), again(["a DOG .", "."]))
     assert not np.allclose(first(["a"]), other(["a"]))

@@ -222,11 +222,15 @@ def test_senteval_sklearn_and_fast_follow_the_nested_protocol():
     assert fast.dev == pytest.approx(exact[0], abs=0.1)
 
 
-def test_the_holdout_grid_is_another_one():
+def test_holdout_grids_and_scaled_halves():
     assert Settings("fast").grid("nested") == [0.25, 0.5, 1, 2, 4, 8]
     assert Settings("fast").grid("holdout") == [0.5, 1, 2, 4, 8, 16, 32]
     assert Settings("skip-thoughts").grid("nested") == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert Settings("senteval-torch").grid("holdout") == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
+    x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
+    assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
+    with pytest.raises(OptionError, match="cannot be cut"):
+        halves_normalised(np.ones((1, 3)), 2)
 
 
 @pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn", "senteval-torch", "skip-thoughts"])
@@ -237,13 +241,6 @@ def test_every_protocol_learns_an_easy_task_and_guesses_a_random_one(protocol):
     assert classify(task, task.splits, easy, settings).test >= 90
     noise = {name: np.random.default_rng(0).normal(size=value.shape) for name, value in x.items()}
     assert 25 < classify(task, task.splits, noise, settings).test < 75
-
-
-def test_halves_are_scaled_one_by_one():
-    x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
-    assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
-    with pytest.raises(OptionError, match="cannot be cut"):
-        halves_normalised(np.ones((1, 3)), 2)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

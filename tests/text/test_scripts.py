@@ -44,17 +44,16 @@ def test_sentences(script):
     assert split_sentences(blank.join(SENTENCES[script])) == SENTENCES[script]
 
 
-def test_marks_are_those_of_unicode():
+def test_marks_joiners_and_greek_letters_are_those_of_unicode():
     """All Sentence_Terminal characters of scripts in use are known."""
     rare = regex.compile(r"[\p{Samaritan}\p{Coptic}\u2024\u2e2e\u2e3c\u2e53-\u2e61\uff0e.?!]")  # \uff0e: another rule
     plane = "".join(chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000)
     ends = regex.findall(r"\p{Sentence_Terminal}", plane)
     assert [mark for mark in ends if not rare.match(mark) and not re.match(f"[{MARKS}]", mark)] == []
-
-
-def test_greek_letters_in_english_end_nothing():
     text = 'The angles α; β; and γ are small, i.e. below 1.5; the naïve "x" is not．'
     assert split_sentences(text) == [text]
+    assert word_cutter()("می\u200cخواهم بروم") == ["می\u200cخواهم", "بروم"]
+    assert word_cutter()("ខ្ញុំ\u200bទៅ") == word_cutter()("ខ្ញុំ ទៅ")
 
 
 @pytest.mark.parametrize("script", SENTENCES)
@@ -67,11 +66,6 @@ def test_words_are_those_of_unicode(script):
             assert [w for w in cut if w != "՞"] == wanted or script == "Armenian"
             numbers, _, words = number_words([text], lower=False)
             assert [words[number] for number in numbers] == cut
-
-
-def test_joiners_stay_in_words():
-    assert word_cutter()("می\u200cخواهم بروم") == ["می\u200cخواهم", "بروم"]
-    assert word_cutter()("ខ្ញុំ\u200bទៅ") == word_cutter()("ខ្ញុំ ទៅ")
 
 
 def test_vocabularies_of_other_words_are_as_before():

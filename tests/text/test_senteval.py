@@ -164,13 +164,10 @@ def test_evaluate_shows_in_a_notebook_where_it_is(tiny, monkeypatch):
     assert stream.getvalue().split("\n")[1].startswith("CR ")
 
 
-def test_soft_targets_spread_over_two_grades():
+def test_relatedness_learns_from_soft_targets():
     assert soft_targets([1.0, 3.25, 5.0]) == pytest.approx(
         np.array([[1, 0, 0, 0, 0], [0, 0, 0.75, 0.25, 0], [0, 0, 0, 0, 1]])
     )
-
-
-def test_relatedness_learns():
     draw = np.random.default_rng(0)
     x = {split: draw.random((n, 4)) for split, n in (("train", 200), ("dev", 50), ("test", 50))}
     y = {split: 1 + 4 * value[:, 0] for split, value in x.items()}

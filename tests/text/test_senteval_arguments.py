@@ -85,25 +85,35 @@ def test_a_wrong_parameter_is_one_message(tiny, given, message):
         engine(tiny, **given)
 
 
-def test_a_scripts_own_parameters_pass(tiny):
-    assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
-
-
 @pytest.mark.parametrize("tasks", [None, [], set(), 3, [None], b"CR"])
 def test_what_is_no_list_of_tasks(tiny, tasks):
     with pytest.raises(OptionError, match="tasks must be names"):
         engine(tiny).eval(tasks)
 
 
-def test_sets_and_repeated_names_of_tasks():
+def test_repeated_tasks_bytes_and_known_files(shared_data):
     assert task_names({"MR", "CR"}) == ["CR", "MR"]
     assert task_names(["MR", "CR", "MR"]) == ["MR", "CR"]
     assert task_names("MR") == ["MR"]
+    left, right = np.array([[3, 200]], dtype=np.uint8), np.array([[5, 100]], dtype=np.uint8)
+    assert np.array_equal(pair_features(left, right), [[2, 100, 15, 20000]])
+    for relative, digest in DIGESTS.items():
+        assert hashlib.sha256((shared_data / "senteval" / relative).read_bytes()).hexdigest() == digest
+    assert load_task("CR", shared_data / "senteval").changed == ()
 
 
-def test_more_folds_than_samples_of_a_class(tiny):
+def test_arguments_that_do_not_fit_are_refused(tiny):
     with pytest.raises(DataError, match="20 samples, fewer than the 21 folds"):
         engine(tiny, kfold=21).eval("CR")
+    with pytest.raises(DataError, match="vectors of 3 and 4 numbers"):
+        engine(tiny, lambda p, b: np.ones((len(b), 3 + (len(b[0]) > 4))), batch_size=8).eval("CR")
+    with pytest.raises(OptionError, match=r"classifiers of 1000000000 hidden units of .* takes .* GB"):
+        engine(tiny, usepytorch=True, classifier={"nhid": 10**9}).eval("CR")
+    hidden = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]])
+    with pytest.raises(DataError, match="some are masked"):
+        as_rows(hidden, 2, "CR")
+    assert as_rows(np.ma.masked_array(np.ones((2, 3))), 2, "CR").shape == (2, 3)
+    assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
 
 
 @pytest.mark.parametrize(
@@ -152,16 +162,6 @@ def test_what_is_no_vectors_is_one_message(value, message):
 def test_values_that_cannot_be_multiplied(tiny, value, protocol):
     with pytest.raises(DataError, match=r"reach 1e\+30|NaN or infinity"):
         engine(tiny, lambda p, batch: np.full((len(batch), 3), value), protocol=protocol).eval("CR")
-
-
-def test_bytes_do_not_wrap_in_pair_features():
-    left, right = np.array([[3, 200]], dtype=np.uint8), np.array([[5, 100]], dtype=np.uint8)
-    assert np.array_equal(pair_features(left, right), [[2, 100, 15, 20000]])
-
-
-def test_batches_of_several_widths(tiny):
-    with pytest.raises(DataError, match="vectors of 3 and 4 numbers"):
-        engine(tiny, lambda p, b: np.ones((len(b), 3 + (len(b[0]) > 4))), batch_size=8).eval("CR")
 
 
 @pytest.mark.parametrize(
@@ -224,12 +224,6 @@ def test_a_split_without_samples(kind):
         score(Task("toy", kind, splits, 2), {("a",): np.ones(2), ("b",): np.zeros(2)}, Settings())
 
 
-def test_the_known_files_are_known(shared_data):
-    for relative, digest in DIGESTS.items():
-        assert hashlib.sha256((shared_data / "senteval" / relative).read_bytes()).hexdigest() == digest
-    assert load_task("CR", shared_data / "senteval").changed == ()
-
-
 def test_word_content_has_no_hidden_units():
     draw = np.random.default_rng(0)
     y = draw.integers(2, size=60)
@@ -256,18 +250,6 @@ def test_what_has_not_converged_is_said(monkeypatch):
     task = Task("toy", "nested", {"all": Split([[["w"]] * 200], list(y))}, 2)
     with pytest.warns(logistic.NotConverged, match=r"of 36 logistic regressions did not converge"):
         assert classify(task, task.splits, {"all": x}, Settings("fast", 2)).unconverged > 18
-
-
-def test_hidden_units_that_do_not_fit_are_refused(tiny):
-    with pytest.raises(OptionError, match=r"classifiers of 1000000000 hidden units of .* takes .* GB"):
-        engine(tiny, usepytorch=True, classifier={"nhid": 10**9}).eval("CR")
-
-
-def test_masked_vectors_are_refused():
-    hidden = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]])
-    with pytest.raises(DataError, match="some are masked"):
-        as_rows(hidden, 2, "CR")
-    assert as_rows(np.ma.masked_array(np.ones((2, 3))), 2, "CR").shape == (2, 3)
 
 
 @pytest.fixture

@@ -31,25 +31,19 @@ def test_binary_tasks_have_the_published_sizes(shared_data, name):
         assert sum(not sentence for sentence in split.sentences[0]) == 4
 
 
-def test_trec_and_mrpc(shared_data):
+def test_trec_and_mrpc_sorted_by_length_then_label(shared_data):
     trec = load_task("TREC", shared_data / "senteval")
     assert [trec.splits["train"].labels.count(c) for c in range(6)] == [86, 1162, 1250, 1223, 835, 896]
     mrpc = load_task("MRPC", shared_data / "senteval")
     assert [(len(s), sum(s.labels)) for s in mrpc.splits.values()] == [(4076, 2753), (1725, 1147)]
-
-
-def test_sorting_is_by_lengths_then_label(shared_data):
     split = load_task("MRPC", shared_data / "senteval").splits["test"].sorted()
     keys = [(len(a), len(b), y) for a, b, y in zip(*split.sentences, split.labels, strict=True)]
     assert keys == sorted(keys)
 
 
-def test_a_missing_file_names_the_place(tmp_path):
+def test_missing_files_and_unknown_tasks_are_named(tmp_path):
     with pytest.raises(DataError, match=r"custrev.pos.*downstream"):
         load_task("CR", tmp_path)
-
-
-def test_an_unknown_task_names_the_nearest(tmp_path):
     with pytest.raises(DataError, match="Did you mean 'MRPC'"):
         load_task("MRPS", tmp_path)
 

@@ -28,6 +28,7 @@ def test_vocabulary_by_frequency():
     assert tokens.encode(["zz"]) == [[0]]
     assert len(build_vocabulary(["A a"], lower=True)) == 2
     assert build_vocabulary(["A a"]).encode(["A"]) != build_vocabulary(["A a"]).encode(["a"])
+    assert words_vocabulary(["a", "."]).encode(["", "  ", "a"]) == [[2], [2], [1]]
 
 
 @pytest.mark.parametrize(("text", "words"), [CUT, ("ca n't `` it 's ''", ["ca", "n't", "``", "it", "'s", "''"])])
@@ -44,10 +45,6 @@ def test_words_are_numbered_as_the_tokenizer_cuts_them(lower):
     ids = [tokens.empty if number == EMPTY else tokens.index[words[number]] for number in numbers]
     ends = np.cumsum(lengths).tolist()
     assert [ids[start:end] for start, end in pairwise([0, *ends])] == tokens.encode(sentences)
-
-
-def test_empty_sentences_become_a_full_stop():
-    assert words_vocabulary(["a", "."]).encode(["", "  ", "a"]) == [[2], [2], [1]]
 
 
 def test_saved_and_loaded(tmp_path):

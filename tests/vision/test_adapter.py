@@ -43,7 +43,7 @@ def test_channels_last_is_a_matter_of_memory_alone(tmp_path):
     load_weights(tmp_path / "torch.channels_last", plain.module, None)
 
 
-def test_batches_depend_on_seed_epoch_and_index_alone():
+def test_batches_depend_on_the_seed_and_are_shared_by_ranks():
     first, again = adapter(), adapter()
     whole = list(first.batches(2))
     assert len(whole) == first.steps_per_epoch == 4
@@ -52,9 +52,6 @@ def test_batches_depend_on_seed_epoch_and_index_alone():
     other = next(iter(first.batches(3)))
     assert not torch.equal(other.views[0], whole[0].views[0])
     assert not torch.equal(whole[0].views[0], whole[0].views[1])
-
-
-def test_ranks_share_the_batch_of_one_process():
     whole = next(iter(adapter().batches(0)))
     parts = [next(iter(adapter(rank=rank, world_size=2).batches(0))) for rank in range(2)]
     for view in range(2):
@@ -62,13 +59,18 @@ def test_ranks_share_the_batch_of_one_process():
     assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
 
 
-def test_pairs_have_k_plus_one_views():
+def test_views_and_features_have_labels():
     a = adapter(views=4)
     embedded = a.embed(next(iter(a.batches(0))))
     pairs = embedded.relate(embedded.rows)
     assert pairs.anchors.shape == (4 * 32, a.embedding_dim)
     assert pairs.positives.shape == (4 * 32, 3)
     assert pairs.labels.shape == (4 * 32,)
+    a = adapter()
+    for split, images in (("train", a.parts.train), ("test", a.parts.test)):
+        x, y = a.features(split)
+        assert x.shape == (len(images), a.embedding_dim)
+        assert torch.equal(y, images.labels)
 
 
 def test_evaluation_is_repeatable_and_leaves_the_module_alone():
@@ -86,14 +88,6 @@ def test_evaluation_is_repeatable_and_leaves_the_module_alone():
     assert all(0 <= value <= 1 for value in first.values())
 
 
-def test_features_are_embeddings_with_labels():
-    a = adapter()
-    for split, images in (("train", a.parts.train), ("test", a.parts.test)):
-        x, y = a.features(split)
-        assert x.shape == (len(images), a.embedding_dim)
-        assert torch.equal(y, images.labels)
-
-
 def test_embedding_features_pass_through_the_objective():
     a = adapter(probe={**SMALL["probe"], "features": "embedding", "probes": ["linear"]})
 
@@ -104,9 +98,19 @@ def test_embedding_features_pass_through_the_objective():
     assert a.evaluate(Collapse())["linear/accuracy"] < a.evaluate(None)["linear/accuracy"]
 
 
-def test_a_batch_larger_than_the_data_is_refused():
+def test_wrong_sizes_and_settings_are_named():
     with pytest.raises(ConfigError, match=r"train\.batch_size: 500 is more than the 128 images"):
         adapter(batch_size=500)
+    with pytest.raises(ConfigError, match=r"train\.batch_size"):
+        load("digits-simclr", ["train.batch_size=1"])
+    with pytest.raises(ConfigError) as caught:
+        load("digits-simclr", ["vision.encoder.nam=x", "vision.augment.hue=0.9", "vision.probe.solver=newton"])
+    message = str(caught.value)
+    assert "vision.encoder.nam" in message
+    assert "'name'" in message
+    assert "vision.augment.hue" in message
+    assert "vision.probe.solver" in message
+    assert "convex" in message
 
 
 @pytest.mark.parametrize(
@@ -121,11 +125,6 @@ def test_pictures_larger_than_memory_are_refused_before_they_are_read(settings, 
         adapter(**{settings: {**SMALL.get(settings, {}), "size": 10**6}})
 
 
-def test_a_batch_of_one_is_refused_by_the_recipe():
-    with pytest.raises(ConfigError, match=r"train\.batch_size"):
-        load("digits-simclr", ["train.batch_size=1"])
-
-
 def test_probes_without_labels_are_refused(tmp_path):
     data = unlabelled_file(tmp_path)
     with pytest.raises(DataError, match="has a label, as the probes linear, few_shot, knn need"):
@@ -133,17 +132,6 @@ def test_probes_without_labels_are_refused(tmp_path):
     a = adapter(data=data, batch_size=16, probe={"probes": []})
     assert next(iter(a.batches(0))).labels is None
     assert a.evaluate(None) == {}
-
-
-def test_misspelt_settings_are_named_together():
-    with pytest.raises(ConfigError) as caught:
-        load("digits-simclr", ["vision.encoder.nam=x", "vision.augment.hue=0.9", "vision.probe.solver=newton"])
-    message = str(caught.value)
-    assert "vision.encoder.nam" in message
-    assert "'name'" in message
-    assert "vision.augment.hue" in message
-    assert "vision.probe.solver" in message
-    assert "convex" in message
 
 
 def colour_folder(root, splits):

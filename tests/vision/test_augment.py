@@ -67,7 +67,7 @@ def test_hue_of_primary_and_grey_pixels():
     torch.testing.assert_close(turned[0, :, 0, 2], torch.tensor([0.3, 0.3, 0.3]))
 
 
-def test_crop_equals_kornia(kornia):
+def test_crop_and_grey_equal_kornia(kornia):
     x = images()
     crop = kornia.RandomResizedCrop((SIZE, SIZE), scale=(0.2, 1.0), align_corners=False)
     expected = crop(x)
@@ -75,24 +75,27 @@ def test_crop_equals_kornia(kornia):
     extent = corner[:, 2] - corner[:, 0] + 1
     box = torch.stack([corner[:, 0, 1], corner[:, 0, 0], extent[:, 1], extent[:, 0]], 1)
     torch.testing.assert_close(O.resized_crop(x, box, SIZE), expected, atol=1e-5, rtol=0)
+    x = images()
+    ours = A.Augmentation(A.AugmentConfig()).apply(x, replace(neutral(len(x)), grey=torch.ones(len(x))))
+    torch.testing.assert_close(ours, kornia.RandomGrayscale(p=1.0)(x), atol=1e-5, rtol=0)
 
 
-def test_shrinking_equals_torch_with_antialiasing():
+def test_crops_shrink_and_flip_as_torch_does():
     x = images(4, size=48)
     box = torch.tensor([[3.0, 5, 40, 36]]).expand(4, 4)
     expected = torch.nn.functional.interpolate(
         x[:, :, 3:43, 5:41], (16, 16), mode="bilinear", align_corners=False, antialias=True
     )
     torch.testing.assert_close(O.resized_crop(x, box, 16), expected, atol=1e-5, rtol=0)
-
-
-def test_flip_mirrors_the_crop():
     x = images(2)
     box = torch.tensor([[4.0, 2, 20, 25]]).expand(2, 4)
     plain = O.resized_crop(x, box, 24)
     flipped = O.resized_crop(x, box, 24, torch.tensor([1.0, 0]))
     torch.testing.assert_close(flipped[0], plain[0].flip(-1))
     torch.testing.assert_close(flipped[1], plain[1])
+    x = images(3, size=32)[:, :, :, :24]
+    torch.testing.assert_close(O.centre(x, 24), x[:, :, 4:28, :])
+    assert O.centre((x * 255).byte(), 12).shape == (3, 3, 12, 12)
 
 
 @pytest.mark.parametrize("kernel", [3, 9])
@@ -101,12 +104,6 @@ def test_blur_equals_kornia(kornia, kernel):
     blur = kornia.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=1.0)
     expected = blur(x)
     torch.testing.assert_close(O.gaussian_blur(x, blur._params["sigma"], kernel), expected, atol=1e-5, rtol=0)
-
-
-def test_grey_equals_kornia(kornia):
-    x = images()
-    ours = A.Augmentation(A.AugmentConfig()).apply(x, replace(neutral(len(x)), grey=torch.ones(len(x))))
-    torch.testing.assert_close(ours, kornia.RandomGrayscale(p=1.0)(x), atol=1e-5, rtol=0)
 
 
 def same_distribution(a, b, level=1e-3):
@@ -186,17 +183,17 @@ def test_the_slices_in_cache_do_not_change_the_result(monkeypatch):
     torch.testing.assert_close(A.Augmentation(config).apply(x, parameters), whole, atol=1e-6, rtol=0)
 
 
-def test_bytes_and_floats_give_the_same_views():
+def test_bytes_single_channels_and_single_images():
     x = (images(8) * 255).byte()
     config = A.AugmentConfig()
     torch.testing.assert_close(A.Augmentation(config)(x, generator()), A.Augmentation(config)(x / 255, generator()))
-
-
-def test_one_channel_images_and_other_sizes():
     out = A.Augmentation(A.AugmentConfig(size=16, blur=1.0))(images(5, channels=1, size=8), generator())
     assert out.shape == (5, 1, 16, 16)
     assert out.min() >= 0
     assert out.max() <= 1
+    augment = A.Augmentation(A.AugmentConfig(size=6, blur=0.5, solarize=0.5))
+    batch = (images(1) * 255).to(torch.uint8)
+    assert torch.equal(augment(batch[0], generator()), augment(batch, generator())[0])
 
 
 def test_boxes_stay_inside_also_for_extreme_images():
@@ -207,12 +204,6 @@ def test_boxes_stay_inside_also_for_extreme_images():
         assert (box[:, 2:] >= 1).all()
         assert (box[:, 0] + box[:, 2] <= height).all()
         assert (box[:, 1] + box[:, 3] <= width).all()
-
-
-def test_evaluation_view_is_the_centred_square():
-    x = images(3, size=32)[:, :, :, :24]
-    torch.testing.assert_close(O.centre(x, 24), x[:, :, 4:28, :])
-    assert O.centre((x * 255).byte(), 12).shape == (3, 3, 12, 12)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +218,3 @@ def test_evaluation_view_is_the_centred_square():
 def test_settings_out_of_range_are_refused(setting, message):
     with pytest.raises(ValidationError, match=message):
         A.AugmentConfig(**setting)
-
-
-def test_one_image_is_a_batch_of_one():
-    augment = A.Augmentation(A.AugmentConfig(size=6, blur=0.5, solarize=0.5))
-    batch = (images(1) * 255).to(torch.uint8)
-    assert torch.equal(augment(batch[0], generator()), augment(batch, generator())[0])

@@ -70,7 +70,7 @@ def test_simclr_and_swav_are_the_papers():
     assert [each.crop_scale for each in swav] == [(0.14, 1.0)] * 2 + [(0.05, 0.14)] * 6
 
 
-def test_settings_change_all_views():
+def test_settings_and_statistics_change_all_views():
     augment = Augment("byol", size=32, views=3, blur=0.25, crop_scale=(0.5, 1.0))
     assert [each.blur for each in augment.configs] == [0.25] * 3
     assert [each.solarize for each in augment.configs] == [0, 0.2, 0]  # the two settings take turns
@@ -79,9 +79,6 @@ def test_settings_change_all_views():
     table = AugmentConfig.model_validate({"view": {"2": {"grey": 1.0}}})
     assert [each.grey for each in Augment(table, size=8).configs] == [0.2, 1.0]
     assert len(Augment("swav", size=32, small_views=0).configs) == 2
-
-
-def test_views_are_normalised():
     plain = Augment("cmc", size=16)(picture()[1], torch.Generator().manual_seed(0))[0]
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
     view = Augment("cmc", size=16, mean=mean, std=std)(picture()[1], torch.Generator().manual_seed(0))[0]

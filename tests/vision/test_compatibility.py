@@ -35,10 +35,14 @@ def test_the_number_of_views_is_part_of_the_cure(tmp_path):
     assert run(tmp_path, "objective=cacr(k=4)", *blocks).status == "done"
 
 
-def test_what_needs_nothing_is_carried_everywhere():
+def test_carriers_depend_on_needs_and_batch_size():
     found = carriers(objective("infonce + dp", dim=3), 2, 3, torch.device("cpu"))
     predicting = {"byol": 2, "mocov3": 2, "nnclr": 2, "simsiam": 2}
     assert found == {"simclr": 2, "moco": 2, "swav": 2, "blocks": 2, "cmc": 2, **predicting}
+    # Twenty negative blocks are there in a batch of 32 and not in one of 6.
+    blocks = objective("blocks(b=1, k=20)", dim=3)
+    assert carriers(blocks, 2, 3, torch.device("cpu")) == {}
+    assert "simclr" in carriers(blocks, 2, 3, torch.device("cpu"), batch_size=32)
 
 
 def test_what_the_images_cannot_give_is_not_recommended(tmp_path):
@@ -67,10 +71,3 @@ def test_two_positives_of_two_crops_are_refused_and_three_views_run(tmp_path):
         ["vision.method=blocks", "vision.views=1", "vision.blocks.size=2", "train.batch_size=30"],
     ):
         assert run(tmp_path, "objective=cacr(k=2)", *settings).status == "done"
-
-
-def test_the_batch_size_counts():
-    """Twenty negative blocks are there in a batch of 32 and not in one of 6."""
-    blocks = objective("blocks(b=1, k=20)", dim=3)
-    assert carriers(blocks, 2, 3, torch.device("cpu")) == {}
-    assert "simclr" in carriers(blocks, 2, 3, torch.device("cpu"), batch_size=32)

@@ -51,15 +51,12 @@ def test_digits_are_split_by_the_seed():
     assert load(DataConfig(), Seeds(1)).info()["fingerprint"] != parts.info()["fingerprint"]
 
 
-def test_statistics_equal_numpys():
+def test_statistics_and_fingerprint_see_pixels_and_labels():
     images = ImageSet("x", torch.randint(0, 256, (20, 3, 5, 5), generator=torch.Generator().manual_seed(0)).byte())
     mean, std = images.statistics
     values = images.images.numpy() / 255
     np.testing.assert_allclose(mean, values.mean((0, 2, 3)))
     np.testing.assert_allclose(std, values.std((0, 2, 3)))
-
-
-def test_fingerprint_sees_pixels_and_labels():
     x = digits()
     changed = x.images.clone()
     changed[0, 0, 0, 0] += 1
@@ -74,6 +71,11 @@ def test_folder_of_classes(folder):
     assert images.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert images.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
     assert images.counts() == {"cat": 4, "dog": 4}
+    (folder / "cat" / ".cache").mkdir()
+    (folder / "cat" / "more").mkdir()
+    (folder / "cat" / "more" / "4.png").write_bytes(png(4))
+    images = open_source(str(folder), Decoding()).read("train")
+    assert images.counts() == {"cat": 5, "dog": 4}
 
 
 def test_folder_with_splits(tmp_path):
@@ -84,14 +86,6 @@ def test_folder_with_splits(tmp_path):
                 (tmp_path / split / name / f"{i}.png").write_bytes(png(i))
     parts = read(tmp_path)
     assert (len(parts.train), len(parts.test)) == (6, 6)
-
-
-def test_a_class_with_a_folder_in_it_is_a_class(folder):
-    (folder / "cat" / ".cache").mkdir()
-    (folder / "cat" / "more").mkdir()
-    (folder / "cat" / "more" / "4.png").write_bytes(png(4))
-    images = open_source(str(folder), Decoding()).read("train")
-    assert images.counts() == {"cat": 5, "dog": 4}
 
 
 def test_a_split_of_loose_images_is_not_passed_over(folder):
@@ -254,7 +248,7 @@ def stl10_files(path, counts):
     return {split: torch.from_numpy(values).transpose(2, 3) for split, values in pixels.items()}
 
 
-def test_splits_of_stl10_are_joined_as_the_papers_code_does(tmp_path):
+def test_splits_of_stl10_are_joined_and_counted(tmp_path):
     pixels = stl10_files(tmp_path, {"train": 3, "test": 2, "unlabeled": 4})
     parts = read(tmp_path, pretrain_split="train+unlabeled")
     assert torch.equal(parts.pretrain.images, torch.cat([pixels["train"], pixels["unlabeled"]]))
@@ -263,9 +257,6 @@ def test_splits_of_stl10_are_joined_as_the_papers_code_does(tmp_path):
     assert torch.equal(parts.test.images, pixels["test"])
     swapped = read(tmp_path, pretrain_split="unlabeled+train").pretrain
     assert torch.equal(swapped.images, torch.cat([pixels["unlabeled"], pixels["train"]]))
-
-
-def test_plans_count_the_images_of_joined_splits():
     assert len(expected(DataConfig(source="stl10", pretrain_split="train+unlabeled"), Seeds(0))) == 105_000
     assert len(expected(DataConfig(source="stl10", pretrain_split="unlabeled"), Seeds(0))) == 100_000
 
@@ -331,21 +322,15 @@ def test_class_imbalance_follows_cacrs_rules():
     assert torch.bincount(hundred.labels).tolist() == [i // 10 + 1 for i in range(100)]
 
 
-def test_imbalance_touches_only_pretraining_and_is_counted():
+def test_imbalance_touches_only_pretraining_and_needs_labels():
     parts = load(DataConfig(imbalance="linear"), Seeds(0))
     assert len(parts.pretrain) < len(parts.train) == 1078
     assert parts.info()["counts"]["pretrain"] == parts.pretrain.counts()
     again = load(DataConfig(imbalance="linear"), Seeds(0))
     assert torch.equal(again.pretrain.images, parts.pretrain.images)
-
-
-def test_imbalance_without_labels_is_refused():
     images = ImageSet("u", torch.zeros(4, 1, 4, 4, dtype=torch.uint8))
     with pytest.raises(DataError, match="needs a label for every image"):
         unbalance(images, "linear", torch.Generator())
-
-
-def test_limit_is_a_seeded_sample():
     parts = load(DataConfig(limit=100), Seeds(0))
     assert len(parts.train) == 100
     assert len(parts.test) == 719

@@ -26,15 +26,12 @@ def test_taps_have_the_widths_they_claim(name, channels, size, taps):
     torch.testing.assert_close(encoder(images), encoder(images, encoder.last))
 
 
-def test_resnet50_has_the_parameters_of_the_literature():
+def test_resnets_have_the_parameters_and_resolution_of_the_literature():
     encoder = build_encoder(EncoderConfig(name="resnet50", stem="cifar"), 3, 32)
     assert sum(p.numel() for p in encoder.parameters()) == 23_500_352
     imagenet = build_encoder(EncoderConfig(name="resnet50", stem="imagenet"), 3, 64)
     assert sum(p.numel() for p in imagenet.parameters()) == 23_508_032
     assert imagenet(torch.rand(2, 3, 64, 64)).shape == (2, 2048)
-
-
-def test_cifar_stem_keeps_the_resolution():
     encoder = build_encoder(EncoderConfig(name="resnet18", stem="cifar"), 3, 32)
     assert encoder.model.embedder(torch.rand(1, 3, 32, 32)).shape == (1, 64, 32, 32)
 
@@ -50,16 +47,13 @@ def test_statistics_are_part_of_the_module():
     assert "mean" in encoder.state_dict()
 
 
-def test_projectors():
+def test_projectors_taps_and_tiny_images():
     assert build_projector(EncoderConfig(projector="none"), 7)[1] == 7
     linear, dim = build_projector(EncoderConfig(projector="linear", dim=5), 7)
     assert (linear(torch.rand(2, 7)).shape, dim) == ((2, 5), 5)
     mlp, dim = build_projector(EncoderConfig(hidden=11, dim=5), 7)
     assert mlp[0].weight.shape == (11, 7)
     assert mlp(torch.rand(2, 7)).shape == (2, dim)
-
-
-def test_unknown_taps_and_tiny_images_are_refused():
     with pytest.raises(ConfigError, match=r"no layer 'fc8'.*Did you mean 'fc[67]'.*Allowed: conv5, fc6, fc7"):
         build_encoder(EncoderConfig(name="alexnet", tap="fc8"), 3, 32)
     with pytest.raises(ConfigError, match="15 x 15"):

@@ -96,7 +96,7 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
         )
 
 
-def test_a_layer_without_a_description_is_named(tmp_path):
+def test_layers_networks_and_pairs_without_a_description_are_refused(tmp_path):
     from dipole.vision.encoders.base import Stages
     from dipole.vision.export.transformers import describe
 
@@ -105,6 +105,17 @@ def test_a_layer_without_a_description_is_named(tmp_path):
 
     with pytest.raises(ConfigError, match=r"layer Twice.*Known layers: Conv2d"):
         describe(Stages(3, {"all": torch.nn.Sequential(Twice())}, {"all": 3}))
+    from dipole.vision.export.timm import timm_weights
+
+    for settings in ({"name": "small-conv"}, {"name": "resnet18"}):
+        with pytest.raises(ConfigError, match="timm has no network like"):
+            timm_weights(build_encoder(EncoderConfig(**settings), 3, 32))
+    from dipole.vision.frameworks.base import Branch
+    from dipole.vision.frameworks.cmc import CMC
+
+    light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
+    with pytest.raises(ConfigError, match="two encoders"):
+        CMC(light, None, colour=colour).trained_encoder()
 
 
 @pytest.mark.parametrize(
@@ -143,14 +154,6 @@ def test_timm_finds_its_names_shapes_and_features(tmp_path, name):
     with torch.no_grad():
         found = network_features(weights, (images - mean) / std, name, of_timm)
         torch.testing.assert_close(found, adapter.module.features(images), atol=1e-4, rtol=1e-4)
-
-
-def test_timm_has_no_other_networks():
-    from dipole.vision.export.timm import timm_weights
-
-    for settings in ({"name": "small-conv"}, {"name": "resnet18"}):
-        with pytest.raises(ConfigError, match="timm has no network like"):
-            timm_weights(build_encoder(EncoderConfig(**settings), 3, 32))
 
 
 @pytest.mark.parametrize("to", ["transformers", "timm", "detectron2", "picture"])
@@ -306,12 +309,3 @@ def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
         assert (tmp_path / to / file).stat().st_size > 1000
     loaded = DipoleVisionModel.from_pretrained(tmp_path / "transformers").eval()
     assert loaded(torch.rand(2, 3, 16, 16)).pooler_output.shape == (2, 512)
-
-
-def test_two_encoders_cannot_be_one_model(tmp_path):
-    from dipole.vision.frameworks.base import Branch
-    from dipole.vision.frameworks.cmc import CMC
-
-    light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
-    with pytest.raises(ConfigError, match="two encoders"):
-        CMC(light, None, colour=colour).trained_encoder()

@@ -17,8 +17,9 @@ def trained(tmp_path_factory):
 
 
 @posix
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize(("to", "limit"), [("onnx", 2000), ("transformers", 2000), ("transformers", 300)])
+@pytest.mark.parametrize(
+    ("to", "limit", "there"), [("onnx", 2000, False), ("transformers", 2000, True), ("transformers", 300, False)]
+)
 def test_a_full_disk_is_the_reason_and_nothing_is_left(trained, tmp_path, capfd, to, limit, there):
     out = tmp_path / "out"
     if there:

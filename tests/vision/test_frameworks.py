@@ -249,12 +249,6 @@ def test_objectives_train_in_every_framework(colour, method, text):
     assert any(not torch.equal(p, q) for p, q in zip(before, a.module.parameters(), strict=True))
 
 
-def test_a_supervised_objective_cannot_use_a_queue():
-    a = adapter(method="moco", negatives=32)
-    with pytest.raises(PairsError, match="label"):
-        objective("tuple")(a.embed(next(iter(a.batches(0)))))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -269,13 +263,18 @@ def test_settings_of_another_method_are_refused(settings, message):
         configured(settings)
 
 
-def test_impossible_sizes_are_refused(colour):
+def test_settings_that_cannot_be_are_refused(colour, tmp_path):
     with pytest.raises(ConfigError, match="30 negatives per anchor"):
         adapter(negatives=31)
     with pytest.raises(ConfigError, match="at most 64"):
         adapter(method="cmc", data=colour, negatives=65)
     with pytest.raises(ConfigError, match="grey"):
         adapter(method="cmc")
+    a = adapter(method="moco", negatives=32)
+    with pytest.raises(PairsError, match="label"):
+        objective("tuple")(a.embed(next(iter(a.batches(0)))))
+    with pytest.raises(ConfigError, match="without a label"):
+        adapter(method="blocks", data=unlabelled_file(tmp_path))
 
 
 def test_a_bank_draws_all_others_alike():
@@ -415,8 +414,3 @@ def test_negative_blocks_collide_as_independent_classes_do(count):
 def test_blocks_that_cannot_be_made_are_refused(settings, message):
     with pytest.raises((ConfigError, ValidationError), match=message):
         adapter(**{"method": "blocks", **settings})
-
-
-def test_blocks_need_labels(tmp_path):
-    with pytest.raises(ConfigError, match="without a label"):
-        adapter(method="blocks", data=unlabelled_file(tmp_path))

@@ -85,12 +85,7 @@ def test_class_sizes_fall_geometrically(imbalance):
     torch.testing.assert_close(ratios, torch.full_like(ratios, imbalance ** (1 / 9)), atol=0, rtol=0.12)
 
 
-def test_the_smallest_class_has_a_point():
-    assert class_labels(12, class_shares(10, 1e6)).bincount().min() == 1
-    assert class_labels(10, class_shares(10, 1e6)).bincount().tolist() == [1] * 10
-
-
-def test_label_noise_is_exact_and_hits_every_other_class():
+def test_label_noise_and_the_smallest_class_are_exact():
     labels = class_labels(9000, class_shares(10, 1.0))
     noisy = with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
     wrong = noisy != labels
@@ -99,6 +94,8 @@ def test_label_noise_is_exact_and_hits_every_other_class():
     assert shifts[0] == 0
     assert shifts[1:].min() > 330
     assert torch.equal(with_noise(labels, 0.0, 10, torch.Generator()), labels)
+    assert class_labels(12, class_shares(10, 1e6)).bincount().min() == 1
+    assert class_labels(10, class_shares(10, 1e6)).bincount().tolist() == [1] * 10
 
 
 def test_probes_and_test_points_have_true_and_balanced_labels():
@@ -126,12 +123,9 @@ def test_settings_of_the_classes_are_refused_for_planes(name):
         load("lmcl-toy", [f"toy.{name}"])
 
 
-def test_fewer_points_than_classes_are_refused():
+def test_small_sets_and_the_released_cllr_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="9 for 10 classes"):
         load("gaussian-classes", ["toy.points=9"])
-
-
-def test_the_released_cllr_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="variant=printed"):
         train(load("gaussian-classes", ["objective=infonce + cllr(variant=released)"]).config, tmp_path, quiet=True)
 

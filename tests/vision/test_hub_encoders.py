@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def configs():
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     from transformers import AutoModel
 
     folder = tmp_path_factory.mktemp("models")
@@ -178,23 +177,17 @@ def test_features_are_those_of_transformers(models, name):
     assert list(default.taps) == ["embeddings", "layer1", "layer2", "pooled"]
 
 
-def test_of_a_model_of_images_and_text_the_part_for_images(models):
+def test_images_of_other_channels_and_models_of_text(models):
     from transformers import CLIPVisionModel
 
     images = torch.rand(2, 3, SIDE, SIDE)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     theirs = CLIPVisionModel.from_pretrained(models / "clip").eval()(pixel_values=(images - mean) / std)
     assert torch.allclose(encoder(models / "clip").eval()(images), theirs.pooler_output, atol=1e-6)
-
-
-def test_grey_images_are_repeated_over_the_channels(models):
     grey = torch.rand(2, 1, SIDE, SIDE)
     own = encoder(models / "resnet", channels=1).eval()
     expected = reference(models / "resnet", grey.expand(-1, 3, -1, -1)).pooler_output.flatten(1)
     assert torch.allclose(own(grey), expected, atol=1e-6)
-
-
-def test_two_channels_have_equal_shares_of_the_first_layer(models):
     two, three = encoder(models / "vit", channels=2).eval(), encoder(models / "vit").eval()
     one = torch.rand(2, 1, SIDE, SIDE)
     three.set_statistics([0.0] * 3, [1.0] * 3)
@@ -349,11 +342,6 @@ def test_less_memory_changes_nothing(models, tmp_path, name):
         assert all(torch.allclose(buffers[key], left[key]) for key in buffers)
 
 
-def test_cmc_needs_the_whole_width(models):
-    with pytest.raises(ConfigError, match=r"vision\.cmc\.width = 1\.0"):
-        framework(models / "vit", method="cmc")
-
-
 def test_a_plan_reads_no_weights(models, tmp_path):
     shutil.copytree(models / "swin", tmp_path / "swin")
     config = vision(tmp_path / "swin", encoder={"lora": {"rank": 2}, "freeze": 1})
@@ -416,13 +404,6 @@ def test_what_is_frozen_stays_as_it_is(models, name, how):
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == learning
 
 
-def test_embeddings_before_the_layers_are_frozen_with_them(models):
-    own = encoder(models / "vit", freeze=1)
-    fixed = {name for name, each in own.model.named_parameters() if not each.requires_grad}
-    assert {"embeddings.cls_token", "embeddings.position_embeddings"} < fixed
-    assert all(name.startswith(("embeddings.", "layers.0.")) for name in fixed)
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_adapters_learn_and_nothing_else(models, name):
     images = torch.rand(3, 3, SIDE, SIDE)
@@ -461,7 +442,7 @@ def test_adapters_are_kept_and_merged_where_they_are_exported(models, name, tmp_
     assert said["crop_size"] == {"height": SIDE, "width": SIDE}
 
 
-def test_targets_choose_the_layers(models):
+def test_adapters_and_frozen_layers_are_chosen(models):
     own = encoder(models / "vit", lora={"rank": 2, "targets": ["q_proj", "v_proj"]})
     learning = {name for name, each in own.model.named_parameters() if each.requires_grad}
     assert len(learning) == 2 * 2 * 2
@@ -471,6 +452,10 @@ def test_targets_choose_the_layers(models):
         encoder(models / "vit", lora={}, freeze="backbone")
     partly = encoder(models / "vit", lora={}, freeze=1)
     assert {name.split(".")[1] for name, each in partly.model.named_parameters() if each.requires_grad} == {"1"}
+    own = encoder(models / "vit", freeze=1)
+    fixed = {name for name, each in own.model.named_parameters() if not each.requires_grad}
+    assert {"embeddings.cls_token", "embeddings.position_embeddings"} < fixed
+    assert all(name.startswith(("embeddings.", "layers.0.")) for name in fixed)
 
 
 # What identifies a run -----------------------------------------------------------------------------------------------
@@ -531,9 +516,11 @@ def test_one_message_for_what_is_wrong(models, tmp_path, name, settings, message
     assert "\n" not in str(error.value)
 
 
-def test_a_size_that_no_patch_fits(models):
+def test_sizes_and_widths_that_do_not_fit_are_refused(models):
     with pytest.raises(ConfigError, match=r"cannot read images of 2 x 2 pixels .*vision\.augment\.size = 16"):
         encoder(models / "vit", size=2)
+    with pytest.raises(ConfigError, match=r"vision\.cmc\.width = 1\.0"):
+        framework(models / "vit", method="cmc")
 
 
 def test_settings_that_have_no_effect():

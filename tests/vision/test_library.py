@@ -97,11 +97,16 @@ def test_the_width_of_features_is_measured(backbone, width):
     assert vision.BYOL(backbone, head=nn.Identity()).predictor[0].in_features == width
 
 
-def test_measuring_the_width_changes_no_batch_norm():
+def test_widths_are_measured_without_a_trace_and_not_needed_with_a_head():
     backbone = conv()
     vision.MoCo(backbone, "infonce", queue=8)
     assert int(backbone[1].num_batches_tracked) == 0
     assert backbone.training
+    # The width of features that depends on the image size is only needed for the default head.
+    flat = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
+    model = vision.MoCo(flat, "infonce", head=nn.Linear(2 * 14 * 14, 4), queue=8)
+    assert torch.isfinite(model(views()))
+    assert vision.SimCLR(flat, "infonce", head=nn.Identity())(views()).requires_grad
 
 
 def test_a_model_of_transformers_is_a_backbone():
@@ -129,10 +134,13 @@ def ntxent(z1, z2, tau):
     return total / (2 * n)
 
 
-def test_simclr_is_nt_xent():
+def test_simclr_is_nt_xent_also_under_autocast():
     model = vision.SimCLR(conv(), "infonce(temperature=0.3)", head=nn.Linear(6, 4))
     z1, z2 = model.branch(torch.cat(views())).chunk(2)
     assert model(views()).item() == pytest.approx(ntxent(z1, z2, 0.3).item(), abs=5e-7)
+    model = vision.SimCLR(conv(), "infonce(temperature=0.01)")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(views()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["BYOL", "SimSiam", "MoCoV3", "NNCLR", "SupCon"])
@@ -211,12 +219,6 @@ def test_proximal_objectives_need_the_learning_rate():
     vision.SimCLR(conv(), "infonce(temperature=learned) + 0.1*cllr").after_step()
 
 
-def test_a_loss_under_autocast_is_in_full_precision():
-    model = vision.SimCLR(conv(), "infonce(temperature=0.01)")
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(views()).dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("make", "call", "message"),
     [
@@ -261,14 +263,6 @@ def test_mistakes_have_one_clear_message(make, call, message):
     with pytest.raises(dipole.DipoleError, match=message):  # noqa: PT012
         model = make()
         call(model)
-
-
-def test_a_head_makes_any_backbone_usable():
-    """The width of features that depends on the image size is only needed for the default head."""
-    flat = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
-    model = vision.MoCo(flat, "infonce", head=nn.Linear(2 * 14 * 14, 4), queue=8)
-    assert torch.isfinite(model(views()))
-    assert vision.SimCLR(flat, "infonce", head=nn.Identity())(views()).requires_grad
 
 
 def test_labels_reach_the_objective():

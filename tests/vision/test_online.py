@@ -172,15 +172,12 @@ def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
 # What cannot be ----------------------------------------------------------------------------------------------------
 
 
-def test_without_labels_it_is_refused(tmp_path):
+def test_probes_without_labels_or_effect_are_refused(tmp_path):
     source = unlabelled_file(tmp_path)["source"]
     settings = [*SHORT, ONLINE, f"vision.data.source={source}", "train.batch_size=16", "vision.probe.probes=[]"]
     config = load("digits-simclr", settings).config
     with pytest.raises(ConfigError, match=r"vision\.probe\.online: .*without a label.*leave the online probe out"):
         train(config, tmp_path, quiet=True)
-
-
-def test_momentum_has_no_effect_with_adam():
     with pytest.raises(ConfigError, match=r"momentum has no effect with optimizer 'adam'"):
         load("digits-simclr", ["vision.probe.online.momentum=0.9"])
 

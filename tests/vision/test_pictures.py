@@ -70,14 +70,11 @@ def test_a_query_may_have_more_positives_than_it_is_trained_with(tmp_path, monke
     assert found.t_neg == 3
 
 
-def test_the_plane_of_principal_components_keeps_what_lies_in_a_plane():
+def test_projections_keep_planes_and_groups():
     generator = torch.Generator().manual_seed(0)
     basis, _ = torch.linalg.qr(torch.randn(6, 2, generator=generator))
     points = torch.randn(20, 2, generator=generator) @ basis.T + 3
     torch.testing.assert_close(torch.cdist(*[flat(points, "pca")] * 2), torch.cdist(points, points), atol=1e-4, rtol=0)
-
-
-def test_tsne_keeps_groups_apart():
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(60, 5, generator=generator) / 10 + 3 * torch.eye(5)[torch.arange(60) % 3]
     x = flat(points, "tsne")

@@ -274,7 +274,7 @@ def ranks(source):
         yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(2)]
 
 
-def test_every_image_gets_its_own_key_back(ranks, source):
+def test_keys_queue_and_memory_bank_are_one_on_all_ranks(ranks, source):
     """In evaluation mode a key depends on its image alone: shuffling must leave no trace."""
     single = adapter("moco", source)
     batch = next(iter(single.batches(0)))
@@ -282,6 +282,10 @@ def test_every_image_gets_its_own_key_back(ranks, source):
         expected = single.module.key.eval()(batch.views[1])
     assert torch.equal(torch.cat([found["rows"] for found in ranks]), batch.rows)
     torch.testing.assert_close(torch.cat([found["plain"] for found in ranks]), expected)
+    for name in ("queue", "memory"):
+        assert torch.equal(ranks[0][name], ranks[1][name])
+    keys = torch.nn.functional.normalize(torch.cat([found["keys"] for found in ranks]), dim=1)
+    torch.testing.assert_close(ranks[0]["queue"][:BATCH], keys)
 
 
 def test_batch_norm_sees_a_shuffled_half_of_the_batch(ranks, source):
@@ -297,10 +301,3 @@ def test_batch_norm_sees_a_shuffled_half_of_the_batch(ranks, source):
     found = torch.cat([each["keys"] for each in ranks])
     torch.testing.assert_close(found, expected)
     assert (found[: BATCH // 2] - unshuffled).abs().max() > 1e-3
-
-
-def test_queue_and_memory_bank_are_one_on_all_ranks(ranks):
-    for name in ("queue", "memory"):
-        assert torch.equal(ranks[0][name], ranks[1][name])
-    keys = torch.nn.functional.normalize(torch.cat([found["keys"] for found in ranks]), dim=1)
-    torch.testing.assert_close(ranks[0]["queue"][:BATCH], keys)

@@ -56,13 +56,21 @@ def pattern(folder):
     return f"wds:{folder}/train-{{000..{SHARDS - 1:03d}}}.tar"
 
 
-def test_shards_are_read_where_they_lie(shards):
+def test_shards_are_read_by_file_folder_star_and_list(shards):
     images = open_source(pattern(shards), Decoding(size=8)).read("train")
     assert len(images) == SHARDS * EACH
     assert images.labels.tolist() == [i % 4 for i in range(SHARDS * EACH)]
     index = torch.tensor([39, 0, 17])
     expected = np.stack([decode(png(int(i)), 8) for i in index]).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(images.images[index].numpy(), expected)
+    whole = open_source(pattern(shards), Decoding(size=8)).read("train").fingerprint
+    two = "::".join(f"{shards}/train-{part}.tar" for part in ("00[0-2]", "{003..004}"))
+    for source in (f"wds:{shards}", f"wds:{shards}/*.tar", f"wds:{two}"):
+        assert open_source(source, Decoding(size=8)).read("train").fingerprint == whole
+    for path in list(shards.glob("*00[34].tar")):
+        path.rename(shards / f"val-{path.stem[-1]}.tar")
+    parts = load(DataConfig(source=f"wds:{shards}", size=8), Seeds(0))
+    assert (len(parts.train), len(parts.test)) == (3 * EACH, 2 * EACH)
 
 
 @pytest.mark.parametrize(
@@ -76,20 +84,6 @@ def test_shards_are_read_where_they_lie(shards):
 )
 def test_braces_are_the_shells(text, names):
     assert braces(text) == names
-
-
-def test_a_set_of_shards_by_folder_star_and_list(shards):
-    whole = open_source(pattern(shards), Decoding(size=8)).read("train").fingerprint
-    two = "::".join(f"{shards}/train-{part}.tar" for part in ("00[0-2]", "{003..004}"))
-    for source in (f"wds:{shards}", f"wds:{shards}/*.tar", f"wds:{two}"):
-        assert open_source(source, Decoding(size=8)).read("train").fingerprint == whole
-
-
-def test_names_before_the_number_are_splits(shards):
-    for path in list(shards.glob("*00[34].tar")):
-        path.rename(shards / f"val-{path.stem[-1]}.tar")
-    parts = load(DataConfig(source=f"wds:{shards}", size=8), Seeds(0))
-    assert (len(parts.train), len(parts.test)) == (3 * EACH, 2 * EACH)
 
 
 def test_labels_of_json_and_names(tmp_path):

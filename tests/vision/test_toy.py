@@ -14,7 +14,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.vision.toy import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS
 
 
-def test_three_bars_are_three_bars():
+def test_toy_sets_are_bars_and_half_circles():
     points, labels = SETS["three-bars"](3000, np.random.default_rng(0))
     assert labels.bincount().tolist() == [1000, 1000, 1000]
     assert points.mean(0).abs().max() < 1e-5
@@ -24,9 +24,6 @@ def test_three_bars_are_three_bars():
         torch.testing.assert_close(middle[1], torch.tensor((label - 1) * BAR_DISTANCE), atol=0.03, rtol=0)
         assert (bar[:, 1] - middle[1]).abs().max() <= BAR_WIDTH / 2 + 0.03
         assert BAR_LENGTH - 0.1 < bar[:, 0].max() - bar[:, 0].min() <= BAR_LENGTH
-
-
-def test_nested_moons_are_half_circles_inside_each_other():
     points, labels = SETS["nested-moons"](4000, np.random.default_rng(0))
     upper, lower = points[labels == 0], points[labels == 1]
     shift = upper.mean(0) - torch.tensor([0.0, 2 / torch.pi])  # where the upper half circle's centre lies

@@ -88,7 +88,7 @@ def looped(name: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_views_equal_a_loop_over_images_in_float64(name: str) -> None:
+def test_views_equal_a_loop_over_images_in_float64(name):
     recipes, images, drawn = case(name)
     for recipe, p, expected in zip(recipes, drawn, looped(name), strict=True):
         view = Augmentation(recipe).apply(images, p)
@@ -108,7 +108,7 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_number_of_launches_does_not_depend_on_the_batch() -> None:
+def test_the_number_of_launches_does_not_depend_on_the_batch():
     """Outside a processor all images go at once."""
     config, source = AugmentConfig(size=224), torch.Generator().manual_seed(0)
     found = []
@@ -122,7 +122,7 @@ def test_the_number_of_launches_does_not_depend_on_the_batch() -> None:
     assert found[0] == found[1] < 143
 
 
-def test_views_of_a_batch_are_what_each_recipe_draws_in_turn() -> None:
+def test_views_of_a_batch_are_what_each_recipe_draws_in_turn():
     recipes, images, _ = case("different views")
     index = torch.tensor([2, 0, 1, 1])
     found = random_views(images, index, recipes, torch.Generator().manual_seed(3), torch.device("cpu"), slice(1, 3))

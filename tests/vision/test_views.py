@@ -58,7 +58,7 @@ def test_what_else_is_drawn_is_the_same_with_and_without_solarization():
     assert two.solarize.any()
 
 
-def test_every_view_has_its_own():
+def test_every_view_has_its_own_settings_and_small_crops_are_views():
     table = {**OFF, "blur": 0.3, "view": {"1": {"blur": 1.0}, "3": {"solarize": 1.0, "crop_scale": [0.2, 0.5]}}}
     vision = VisionConfig.model_validate_json(json.dumps({"views": 3, "augment": table}))
     views = vision.framework.augmentations(vision)
@@ -66,9 +66,6 @@ def test_every_view_has_its_own():
     assert [view.solarize for view in views] == [0.0, 0.0, 1.0]
     assert views[2].crop_scale == (0.2, 0.5)
     assert views[1] == A.AugmentConfig.model_validate_json(json.dumps({**OFF, "blur": 0.3}))
-
-
-def test_small_crops_are_views_too():
     table = {"method": "swav", "swav": {"small_views": 2, "small_size": 4}, "augment": {"view": {"4": {"grey": 1.0}}}}
     vision = VisionConfig.model_validate_json(json.dumps(table))
     views = vision.framework.augmentations(vision)

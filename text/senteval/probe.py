@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from sklearn import config_context
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
 from threadpoolctl import threadpool_limits
 
 from dipole.core.evaluation.logistic import LARGEST, NotConverged, largest_value, solve_subsets
@@ -109,6 +106,8 @@ def _check_features(x: np.ndarray, name: str) -> None:
 
 def _solve_together(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: Task, settings: Settings) -> Solved:
     """Solve all inner and final problems as columns of one matrix, to convergence."""
+    from sklearn.metrics import f1_score
+
     inner = [train for problem in problems for train, _ in problem.inner]
     columns = [*inner, *(problem.train for problem in problems)]
     subsets = np.zeros((len(y), len(columns)), dtype=bool)
@@ -139,9 +138,13 @@ def _solve_sklearn(x: np.ndarray, y: np.ndarray, problems: list[Problem], task: 
 
     A fold is fitted by one thread. BLAS with several threads is no faster on one fit, and slow if others compute, too.
     """
+    from sklearn import config_context
+    from sklearn.linear_model import LogisticRegression
+
     grid = settings.grid(task.kind)
 
     def predict(train: np.ndarray, test: np.ndarray, values: list[float]) -> list[np.ndarray]:
+
         with config_context(assume_finite=True):  # features have been checked
             fitted, tested, truth = x[train], x[test], y[train]
             models = (LogisticRegression(C=value, random_state=settings.seed) for value in values)

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.model_selection import KFold, StratifiedKFold
-from sklearn.utils import shuffle as sklearn_shuffle
 
 from dipole.core.evaluation.probes import measuring_device
 from dipole.core.train.launch import pick_device
@@ -96,6 +94,8 @@ def arranged(task: Task, protocol: str) -> dict[str, Split]:
 
     SentEval sorts by length. The skip-thoughts scripts (eval_classification, eval_trec, eval_msrp) shuffle or not.
     """
+    from sklearn.utils import shuffle as sklearn_shuffle
+
     if protocol != "skip-thoughts" or task.kind not in ("nested", "holdout"):
         return {name: split.sorted() for name, split in task.splits.items()}
     if task.kind == "nested":
@@ -158,6 +158,8 @@ def _check_kfold(task: Task, y: np.ndarray, kfold: int) -> None:
 
 def _nested(y: np.ndarray, settings: Settings) -> list[Problem]:
     """Cross-validation inside cross-validation."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
     if settings.protocol == "skip-thoughts":
         folds: Any = KFold(settings.kfold)
     else:
@@ -171,6 +173,8 @@ def _nested(y: np.ndarray, settings: Settings) -> list[Problem]:
 
 def _holdout(rows: dict[str, np.ndarray], y: np.ndarray, settings: Settings, task: Task) -> Problem:
     """Cross-validation on the training part, one test."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
     train = rows["train"]
     if settings.protocol != "skip-thoughts":
         folds: Any = StratifiedKFold(settings.kfold, shuffle=True, random_state=settings.seed)

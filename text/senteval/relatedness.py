@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
 BATCH = 64
@@ -58,6 +57,8 @@ def fit_relatedness(
     Args:
         features: "train", "dev", "test": (N, 2d). scores: the same keys, gold scores in [0, 5].
     """
+    from scipy.stats import pearsonr
+
     stream = np.random.RandomState(seed)
     x = {split: torch.as_tensor(value).float() for split, value in features.items()}
     target = torch.as_tensor(soft_targets(scores["train"]))
@@ -97,6 +98,8 @@ def relatedness_result(
     features: Mapping[str, np.ndarray], scores: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, Any]:
     """SentEval's result of SICK-R and STS-B: Pearson on dev, correlations, squared error and predictions on test."""
+    from scipy.stats import pearsonr, spearmanr
+
     dev, predicted = fit_relatedness(features, scores, seed)
     gold = np.asarray(scores["test"], dtype=np.float64)
     return {
@@ -125,6 +128,8 @@ def sts_result(systems: Mapping[str, Sequence[float]], golds: Mapping[str, Seque
     Spearman: "mean" and "wmean" over the data sets (plain and weighted by their sizes, as in SentEval), and "all" (one
     correlation of all pairs of all data sets, as in SimCSE).
     """
+    from scipy.stats import pearsonr, spearmanr
+
     results: dict[str, Any] = {}
     for name, scores in systems.items():
         results[name] = {

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import f1_score
 
 from dipole.core.evaluation.logistic import LARGEST
 from dipole.core.utils.errors import DataError
@@ -102,6 +101,8 @@ def score(
 
 
 def _classification(task: Task, splits: dict[str, Split], probe: Probe) -> Result:
+    from sklearn.metrics import f1_score
+
     parts = list(splits.values())
     first, last = parts[0], parts[-1]
     values: dict[str, Any] = {"devacc": probe.dev, "acc": probe.test}
