@@ -28,6 +28,7 @@ from dipole.core.conformance.subjects import (
     Declared,
     Fit,
     Subject,
+    declared,
     foreign,
     native,
     needed,
@@ -144,7 +145,7 @@ def subject_of(
     if not callable(target):
         raise SpecError(f"{name} cannot be called: a loss is called as loss(a, b), or give a class or function.")
     if inspect.isroutine(target) and _is_loss(target, options or {}, fit):
-        says = says.and_of(target)
+        says = declared(says, target)
         target, options = partial(target, **(options or {})), None
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         _refuse(options, "an instance has its options already", name)

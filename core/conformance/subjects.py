@@ -69,14 +69,15 @@ class Declared:
     stateful: bool = False
     flat: bool = False
 
-    def and_of(self, *owners: Any) -> Declared:
-        """Add the attributes of losses or their classes. Names win over True."""
-        stops = (self.detached, *(getattr(each, "detached", False) for each in owners))
-        return Declared(
-            detached=next((each for each in stops if each and isinstance(each, tuple)), True in stops),
-            stateful=self.stateful or any(getattr(each, "stateful", False) is True for each in owners),
-            flat=self.flat or any(getattr(each, "flat", False) is True for each in owners),
-        )
+
+def declared(says: Declared, *owners: Any) -> Declared:
+    """Add the attributes of losses or their classes to what is said of them. Names win over True."""
+    stops = (says.detached, *(getattr(each, "detached", False) for each in owners))
+    return Declared(
+        detached=next((each for each in stops if each and isinstance(each, tuple)), True in stops),
+        stateful=says.stateful or any(getattr(each, "stateful", False) is True for each in owners),
+        flat=says.flat or any(getattr(each, "flat", False) is True for each in owners),
+    )
 
 
 UNDECLARED, ANY = Declared(), Fit()
@@ -255,7 +256,7 @@ def foreign(
         return value
 
     owners = (target,) if builds and inspect.isclass(target) else (target, build())
-    says = says.and_of(*owners)
+    says = declared(says, *owners)
     detached = says.detached
     truth = twin = None
     if reference is not None:
@@ -344,7 +345,7 @@ def _of_pairs(
         layouts=tuple(each.fitted(fit.dim, fit.labels) for each in LAYOUTS),
         read=read,
         fit=fit,
-        **vars(UNDECLARED.and_of(*owners)),
+        **vars(declared(UNDECLARED, *owners)),
     )
 
 
