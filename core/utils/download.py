@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -51,48 +48,6 @@ class RemoteFile:
         return self.name or self.url.rpartition("/")[2]
 
 
-@dataclass(frozen=True)
-class Version:
-    """What a server says about the file that it sends, to notice when it sends another one.
-
-    total: its size in bytes. unchanged: a value for If-Range, "" if the server gives none that is reliable.
-    """
-
-    url: str
-    total: int | None = None
-    etag: str = ""
-    modified: str = ""
-    unchanged: str = ""
-
-    @classmethod
-    def of(cls, url: str, answer: Any) -> Version:
-        """Read the headers of an answer with all of the file (200), its end (206) or nothing (416)."""
-        headers = answer.headers
-        etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
-        unchanged = ""
-        if etag.startswith('"'):  # others are weak: the same for different bytes
-            unchanged = etag
-        elif not etag and _settled(modified, headers.get("Date", "")):
-            unchanged = modified
-        total = headers.get("Content-Length")
-        if answer.status != 200:
-            total = headers.get("Content-Range", "").rpartition("/")[2]
-        return cls(url, int(total) if total and total.isdecimal() else None, etag, modified, unchanged)
-
-    def differs(self, other: Version) -> bool:
-        """Return whether a header shows that the other answer is of another file. Missing headers show nothing."""
-        told = [(getattr(self, name), getattr(other, name)) for name in ("total", "etag", "modified")]
-        return self.url != other.url or any(one and two and one != two for one, two in told)
-
-
-def _settled(modified: str, date: str) -> bool:
-    """Return whether a date of change is older than the answer, so that a later change has another date (RFC 9110)."""
-    try:
-        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= 2
-    except (ValueError, TypeError):
-        return False
-
-
 def fetch(
     file: RemoteFile,
     folder: Path,
@@ -126,7 +81,7 @@ def fetch(
                 _check(file, path)
                 return path
             _fetch(file, part, path, progress)
-            _version_of(part).unlink(missing_ok=True)
+            _origin_of(part).unlink(missing_ok=True)
             _check(file, part)
             os.replace(part, path)
             sync_folder(path.parent)
@@ -171,8 +126,9 @@ def address(file: RemoteFile) -> str:
 
 
 def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None:
-    url = address(file)
-    while True:
+    """Fetch a file into `part`. A closed connection is opened again as long as bytes arrive."""
+    url, before, problem = address(file), -1, ""
+    while _size(part) > before:
         before = _size(part)
         try:
             if _go_on(url, file, part, progress):
@@ -184,8 +140,6 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
             if isinstance(error, OSError) and error.errno in OF_THE_DISK:
                 raise
             problem = str(getattr(error, "reason", error)) or type(error).__name__
-        if _size(part) <= before:
-            break  # no bytes arrived, so do not retry
     raise DataError(
         f"cannot fetch {url} ({problem}). Repeat the command to resume. Or fetch it by other means, put it at "
         f"{path}, and repeat the command."
@@ -196,59 +150,45 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
 
-def _version_of(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
-
-
-def _begun(part: Path, url: str) -> Version:
-    """Return the version of the file that a part belongs to, without headers if that is unknown."""
-    try:
-        told = json.loads(_version_of(part).read_bytes())
-        return Version(**told)
-    except (OSError, ValueError, TypeError):
-        return Version(url)
-
-
 def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
-    """Fetch the missing part of a file. Return whether it is complete.
+    """Fetch the missing end of a file. Return whether it is complete.
 
-    A part is continued if a checksum will tell whether both belong together, or the server can (If-Range).
+    A part is continued if a checksum will tell whether both belong together, or the server's tag of the file does.
     """
-    done, begun = _size(part), _begun(part, url)
-    if done and done == file.size and file.checksum is not None:
-        return True
-    can_resume = file.checksum is not None or bool(begun.unchanged and begun.url == url)
-    if (file.size is not None and done > file.size) or not can_resume:
-        done = _discard(part)
+    origin = _origin_of(part)
+    tag = ""
+    if origin.is_file() and origin.read_text(encoding="utf-8").startswith(f"{url}\n"):
+        tag = origin.read_text(encoding="utf-8").partition("\n")[2]
+    if not (tag or file.checksum) or (file.size is not None and _size(part) > file.size):
+        part.unlink(missing_ok=True)
+    done = _size(part)
     request = Request(url, headers={"User-Agent": "dipole"})
     if done:
         request.add_header("Range", f"bytes={done}-")
-        if begun.unchanged and begun.url == url:
-            request.add_header("If-Range", begun.unchanged)
+    if done and tag:
+        request.add_header("If-Range", tag)
     try:
         answer: Any = urlopen(request, timeout=PATIENCE)
     except HTTPError as error:
-        if error.code != 416:
+        if not done or error.code != 416:
             raise
-        # Nothing follows: the part is complete, or of another file.
-        there = Version.of(url, error)
-        if there.total == done and not there.differs(begun):
-            return True
-        _discard(part)
-        return _go_on(url, file, part, progress)
+        answer = error  # nothing follows: the part is complete, or of another file
     with answer:
-        found = Version.of(url, answer)
-        if done and answer.status == 206 and (found.differs(begun) or not _starts_at(done, answer)):
-            _discard(part)
+        found = answer.headers.get("ETag", "")
+        whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if tag not in ("", found) and answer.status != 200:
+            part.unlink()
             return _go_on(url, file, part, progress)
-        if not done or answer.status != 206:  # the server sends the full file
-            done = _discard(part)
-            _version_of(part).write_text(json.dumps(asdict(found)), encoding="utf-8")
-        total = found.total
-        if total is None and answer.headers.get("Content-Length", "").isdecimal():
-            total = done + int(answer.headers["Content-Length"])
-        if total is None:
-            total = file.size
+        if answer.status == 416:
+            return file.checksum is not None or whole == str(done)
+        if answer.status != 206:
+            done = 0
+            # A weak tag, W/"...", may be that of other bytes.
+            origin.write_text(f"{url}\n{found}" if found.startswith('"') else "", encoding="utf-8")
+        rest = answer.headers.get("Content-Length", "")
+        total = file.size
+        if rest.isdecimal():
+            total = done + int(rest)
         with open(part, "ab") as target:
             target.truncate(done)
             while chunk := answer.read(CHUNK):
@@ -260,15 +200,9 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
     return total is None or done == total
 
 
-def _discard(part: Path) -> int:
-    for path in (part, _version_of(part)):
-        path.unlink(missing_ok=True)
-    return 0
-
-
-def _starts_at(done: int, answer: Any) -> bool:
-    start = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", f"bytes {done}-"))
-    return start is not None and int(start[1]) == done
+def _origin_of(part: Path) -> Path:
+    """Return the file with the address that a part is from, and the server's tag (ETag) of the file."""
+    return part.with_name(f"{part.name}.origin")
 
 
 def _check(file: RemoteFile, path: Path) -> None:
