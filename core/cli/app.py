@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. Errors are printed on stderr.
-
-    Args:
-        argv: its words; None: those that the process was given.
-    """
+    """Run one command (None: the process's own words) and return its exit code. Errors are printed on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = output.asks_for_json(arguments)
     output.prepare()

@@ -92,10 +92,7 @@ def _shown(text: str, stream: TextIO) -> str:
 def write(text: Any, stream: TextIO | None = None, wrap: bool = True) -> None:
     """Print text of received files on stdout, or another stream, with control characters as escapes.
 
-    Args:
-        text: lines.
-        stream: where.
-        wrap: break lines that are wider than the terminal.
+    `wrap` breaks lines that are wider than the terminal.
     """
     print(_shown(str(text), stream or sys.stdout) if wrap else printable(str(text)), file=stream)
 
@@ -159,10 +156,7 @@ class DeclinedError(DipoleError):
 def confirm(question: str, purpose: str, nothing: str) -> None:
     """Ask a yes/no question on stderr and return if the answer is yes.
 
-    Args:
-        question: without [y/N].
-        purpose: completes "Add --yes", such as "to remove them".
-        nothing: the message for any other answer, such as "nothing was removed".
+    `purpose` completes "Add --yes", such as "to remove them". `nothing` is the message for any other answer.
 
     Raises:
         ConfigError: stdin is no terminal.

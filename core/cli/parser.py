@@ -28,11 +28,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose `error` raises UsageError.
-
-    Attributes:
-        hint_for: returns a hint for unrecognized arguments, or "".
-    """
+    """An ArgumentParser whose `error` raises UsageError. `hint_for` gives a hint for unrecognized arguments, or ""."""
 
     hint_for: Callable[[Sequence[str]], str] = staticmethod(lambda odd: "")
 

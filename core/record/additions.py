@@ -17,13 +17,7 @@ FILE = "measured.json"
 
 
 class AddedResult(Part):
-    """One number, who measured it, and when it was added.
-
-    Attributes:
-        value: the number.
-        source: who or what measured it.
-        time: when it was added, in ISO 8601.
-    """
+    """One number, who or what measured it, and when it was added (ISO 8601)."""
 
     value: float
     source: str

@@ -49,8 +49,7 @@ class Card:
 def write_card(folder: Path, card: Card, record: Any, data: dict[str, Any]) -> None:
     """Write README.md into a folder: licence, data, objective with formula and source, results, how to use it.
 
-    Args:
-        folder: an exported one. card: see `Card`. record: the run's `RunRecord`. data: as `Adapter.data_info` says.
+    `record` is the run's `RunRecord`, and `data` as `Adapter.data_info` says.
     """
     atomic_write(folder / NAME, f"---\n{_head(card, record, data)}---\n{_body(card, record, data)}")
 
@@ -145,10 +144,7 @@ def check_push(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload a folder as a model repository and return its address. The repository is created if missing.
-
-    Args:
-        folder: the folder to upload. repo: OWNER/NAME, or NAME in your account. private: for a new repository.
+    """Upload a folder as a model repository, OWNER/NAME or NAME, and return its address. A missing one is created.
 
     Raises:
         TrainingError: the Hub cannot be reached, or refuses. The folder is kept.

@@ -294,11 +294,9 @@ def first_start(run: Any) -> str | None:
 
 
 def unsupported_reason(ranks: Sequence[dict[str, Any]], module: nn.Module, synchronized: bool) -> str:
-    """Return why another number of ranks cannot continue, or "".
+    """Return why another number of ranks cannot continue what `ranks` saved ("drew", "adapter"), or "".
 
-    Args:
-        ranks: what each rank saved: "drew" (whether it drew from the global generators), "adapter".
-        synchronized: whether batch norm sees the rows of all ranks.
+    `synchronized` says whether batch norm sees the rows of all ranks.
     """
     if any(rank["drew"] for rank in ranks):
         return "each drew random numbers of its own (dropout), which another number of ranks would draw otherwise"

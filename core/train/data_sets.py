@@ -121,12 +121,9 @@ def get(
     name: str, data: DataSet, files: tuple[RemoteFile, ...], folder: Path,
     progress: Callable[[RemoteFile], Progress], waits: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Fetch the files of a data set and prepare its folder atomically. A second process waits for the first.
+    """Fetch the files of a data set and prepare its folder atomically.
 
-    Args:
-        name, data, files, folder: what to fetch, and the folder to fill.
-        progress: of a file.
-        waits: called if another process is at work.
+    A second process calls `waits`, and waits for the first.
 
     Raises:
         DataError: a file cannot be fetched or prepared, differs from the published one, or the disk refused.

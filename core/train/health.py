@@ -45,12 +45,8 @@ def gradient_lengths(
 
         ||d sum_b L_b / d theta||,   ||d L_t / d theta||
 
-    With several ranks every rank calls this. The gradients are those of the global batch.
-
-    Args:
-        weighted: weighted value of each term, (), by name, with a graph, which is kept.
-        bases: names of the terms whose sum is the base objective.
-        parameters: theta.
+    `weighted` has the weighted value of each term, (), with a graph, which is kept. `bases` names the terms of the
+    base. With several ranks every rank calls this. The gradients are those of the global batch.
     """
     first, *others = (weighted[name] for name in bases)
     base = _length(sum(others, first), parameters)
@@ -93,14 +89,7 @@ class Health(Callback):
         return bool(self._every and after // self._every > run.step // self._every)
 
     def see(self, run: Any, outcome: Outcome, pairs: Sequence[Pairs], step: int) -> None:
-        """Measure the outcome of the pairs of this rank. Nothing of training changes.
-
-        Args:
-            run: in progress.
-            outcome: with its graph, which is kept.
-            pairs: what it is of, with this rank's anchors.
-            step: whose evaluation these numbers belong to.
-        """
+        """Measure the outcome of this rank's pairs for the evaluation of `step`. Nothing of training changes."""
         if self._compares and run.config.train.compile not in GRAPHED:  # CUDA graphs overwrite what they returned
             self._compare(run, outcome)
         if self._step < 0:
@@ -116,9 +105,7 @@ class Health(Callback):
     def see_own_loop(self, run: Any, first: bool = False) -> None:
         """Measure a batch of `Adapter.diagnostic_pairs`, for a domain that does not train by `Run.train_step`.
 
-        Args:
-            run: in progress.
-            first: only if nothing has been measured so far.
+        `first` measures only if nothing has been measured so far.
         """
         if first and self._step >= 0:
             return

@@ -67,12 +67,8 @@ def written_out(objective: Any) -> list[list[Any]]:
 def foreign_sources(code: Iterable[Any]) -> dict[str, list[str]]:
     """Return [distribution, version, SHA-256 of the source] of code from outside dipole and its libraries.
 
-    Args:
-        code: functions and classes. The classes that these inherit from count as well.
-
-    Returns:
-        By name: the top-level package of installed code, a single module, or a class of a script or notebook. The first
-        two entries are empty for code that is not installed.
+    Base classes count as well. The keys are the top-level package of installed code, a single module, or a class of a
+    script or notebook. The first two entries are empty for code that is not installed.
     """
     found: dict[str, list[str]] = {}
     for each in (base for one in code for base in getattr(one, "__mro__", (one,))):

@@ -103,17 +103,13 @@ def embed(
 ) -> tuple[int, int]:
     """Write the vectors of inputs to a file atomically, and return their number and width.
 
-    Args:
-        embedder: the model.
-        source, column: see `Embedder.read`.
-        out: NAME.parquet, with a column of identifiers and one of lists of fixed size, or NAME.npy (n, d), with the
-            identifiers in NAME.ids.json.
-        batch_size: rows at a time, >= 1.
-        quiet: no progress.
+    `out` is NAME.parquet, with a column of identifiers and one of lists of fixed size, or NAME.npy (n, d), with the
+    identifiers in NAME.ids.json.
 
     Raises:
-        OptionError: another suffix, or batch_size < 1. DataError: there are no inputs. TrainingError: the disk
-            refused.
+        OptionError: another suffix, or batch_size < 1.
+        DataError: there are no inputs.
+        TrainingError: the disk refused.
     """
     writer = writer_of(out)
     size = embedder.batch_size if batch_size is None else batch_size

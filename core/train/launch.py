@@ -62,12 +62,7 @@ def pick_device(text: str) -> torch.device:
 
 
 class Processes:
-    """The processes of a run: the rank of this one, and collective operations.
-
-    Args:
-        device: of this process.
-        accelerator: of several processes, None for one.
-    """
+    """The processes of a run: the rank of this one, and collective operations. One process has no `accelerator`."""
 
     def __init__(self, device: torch.device, accelerator: Accelerator | None = None) -> None:
         self.device = device

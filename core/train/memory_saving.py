@@ -21,14 +21,9 @@ Forward = Callable[..., Any]
 
 
 class Encoding:
-    """Replace the forward passes of encoders inside `with encoding():`.
+    """Replace the forward passes of `Adapter.encoders` inside `with encoding():`.
 
     Outside the block (evaluation, export, saved weights, copies) the modules are as the domain built them.
-
-    Args:
-        encoders: modules that take rows and give a row for each (`Adapter.encoders`).
-        config: microbatch, activation_checkpointing and compile are looked at.
-        compiles: whether to compile, in the mode of the config.
     """
 
     def __init__(self, encoders: Iterable[nn.Module], config: TrainConfig, compiles: bool) -> None:

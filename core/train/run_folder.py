@@ -19,7 +19,7 @@ from dipole.core.train.config import RunConfig
 from dipole.core.train.recipe import resolve
 from dipole.core.utils.errors import ConfigError, ReceivedError, RecordError, TrainingError
 from dipole.core.utils.files import NO_LOCKS, atomic_write, check_own, is_folder, remove_scratch, why
-from dipole.core.utils.process import LONGEST_OWNER, OWNER, describe_self, pid_in
+from dipole.core.utils.process import LONGEST_OWNER, OWNER, describe_self, read_owner
 from dipole.core.utils.received import read_text, read_toml
 from dipole.core.utils.text import shortened
 
@@ -63,11 +63,11 @@ class RunFolder:
             self._owner.write_text(describe_self())
             atomic_write(self.config, f"# run {config.hash}\n{config.to_toml()}")
         except Timeout:
-            owner = "unknown"
+            owner = {}
             with suppress(ReceivedError):
-                owner = pid_in(read_text(self._owner, LONGEST_OWNER))
+                owner = read_owner(read_text(self._owner, LONGEST_OWNER))
             raise TrainingError(
-                f"another process (pid {owner}) is training this run in {self.path}. "
+                f"another process (pid {owner.get('pid', 'unknown')}) is training this run in {self.path}. "
                 "Wait for it, or choose another --runs."
             ) from None
         except OSError as error:

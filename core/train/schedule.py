@@ -226,13 +226,7 @@ def _plain(term: Any) -> dict[str, Any]:
 
 
 class Schedules:
-    """Sets weights and options of an objective to their values at a step.
-
-    Args:
-        train: the [train] table (`TrainConfig`), checked.
-        objective: what it schedules.
-        steps_per_epoch: >= 1.
-    """
+    """Sets weights and options of an objective to their values at a step."""
 
     def __init__(self, train: Any, objective: Composite | None, steps_per_epoch: int) -> None:
         self._targets = [(target(name, objective), curve) for name, curve in train.curves.items()]

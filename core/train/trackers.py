@@ -48,12 +48,8 @@ def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
 class Trackers:
     """The trackers of a run in progress. Their errors end the run with a message that names the tracker.
 
-    trackers.json of the run's folder has their ids of the run and the number of logged lines.
-
-    Args:
-        folder: of the run, with metrics.jsonl before it is truncated.
-        keep_bytes: size of metrics.jsonl at the checkpoint. Trackers may have later lines too.
-        step: of the checkpoint.
+    trackers.json of the run's folder has their ids of the run and the number of logged lines. `keep_bytes` is the size
+    of metrics.jsonl at the checkpoint of `step`; trackers may have later lines too.
     """
 
     def __init__(

@@ -79,11 +79,7 @@ def _check_settings(domain: str, allowed: frozenset[str], settings: Sequence[str
 def evaluate_run(
     folder: RunFolder, device: str | None = None, settings: Sequence[str] = ()
 ) -> tuple[RunRecord, Evaluated]:
-    """Evaluate the saved model and add the result to the record, unless it was measured on other data.
-
-    Args:
-        folder, device, settings: as `load_run`.
-    """
+    """Evaluate the model of `load_run` and add the result to the record, unless it was measured on other data."""
     record, adapter, objective = load_run(folder, device, settings)
     try:
         found = evaluate(adapter, objective, Seeds(record.seed))

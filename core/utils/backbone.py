@@ -44,13 +44,10 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a network.
+    """A network: a folder, a configuration file, or a name on the Hub.
 
-    Args:
-        text: a folder, a configuration file, or a name on the Hub.
-        setting: its name in a recipe.
-        weights: "pretrained" or "random". None takes pretrained weights if there are any.
-        revision: branch, tag or commit on the Hub.
+    `setting` is its name in a recipe. With weights=None pretrained weights are taken if there are any. `revision` is a
+    branch, tag or commit on the Hub.
     """
 
     text: str
@@ -88,24 +85,13 @@ class Source:
         return _hash_of_files(files)
 
     def error(self, problem: str) -> ConfigError:
-        """Return the error to raise.
-
-        Args:
-            problem: what is wrong.
-        """
+        """Return the error to raise."""
         return ConfigError(f"{self.setting}: {self.text!r} cannot be loaded: {problem.rstrip('.')}.")
 
 
 @dataclass
 class Backbone:
-    """A network and the origin of its weights.
-
-    Attributes:
-        model: the network.
-        pretrained: whether weights were read.
-        commit: on the Hub.
-        missing: parameters that no file had. They are random.
-    """
+    """A network and the origin of its weights. `missing` are parameters that no file had: they are random."""
 
     model: Any
     pretrained: bool
@@ -167,12 +153,9 @@ def read_config(source: Source, takes: str) -> Any:
 
 
 def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) -> Backbone:
-    """Build a network in single precision, with its weights or with random ones.
+    """Build a network in single precision, with its weights or with random ones. `edit` changes its configuration.
 
     On the meta device only the configuration is read.
-
-    Args:
-        edit: changes the configuration before anything is built.
 
     Raises:
         ConfigError: see `read_config`; or pretrained weights are missing, or there is only a pickle.
@@ -207,11 +190,9 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
 
 
 def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:
-    """Return whether a network in evaluation mode gives one input two outputs, as with a random mask. False on meta.
+    """Return whether a network in evaluation mode gives `run` two outputs for one input, as with a random mask.
 
-    Args:
-        model: the network. The mode of each submodule is restored.
-        run: calls it on one input.
+    The mode of each submodule is restored. On meta the answer is False.
     """
     if torch.get_default_device().type == "meta":
         return False

@@ -1,6 +1,6 @@
 """Files of a cache, named by a hash of the content that they depend on (`content_of`).
 
-A damaged cache file is not an error: it is made again (`kept`). Paths and dates are not part of the name, so a changed
+A damaged cache file is not an error: it is made again. Paths and dates are not part of the name, so a changed
 file never gets an old result.
 """
 
@@ -41,42 +41,19 @@ def found(read: Callable[[], T]) -> T | None:
         return None
 
 
-def kept(path: Path, read: Callable[[Path], T | None], make: Callable[[], T], write: Callable[[Path, T], None]) -> T:
-    """Return the content of a cache file. Make and write it if the file is missing or damaged.
-
-    Args:
-        path: the file.
-        read: reads it. None or any exception means that it is damaged.
-        make: makes the content.
-        write: writes it atomically.
-    """
-    content = found(lambda: read(path))
-    if content is None:
-        content = make()
-        write(path, content)
-    return content
-
-
 def kept_json(kind: str, identity: str, make: Callable[[], Any]) -> Any:
-    """Return `make()`, from the cache if it was made for this identity before.
+    """Return `make()`, from the cache if it was made for this identity (hexadecimal digits) before.
 
-    Args:
-        kind: folder in the cache.
-        identity: hash of what the value depends on, in hexadecimal digits.
-        make: makes the value. It is not cached if the cache cannot be written.
+    It is not cached if the cache cannot be written.
     """
-
-    def read(path: Path) -> tuple[Any] | None:
-        told = json.loads(path.read_bytes())
-        intact = told["identity"] == identity and told.get("check") == _check(told["content"])
-        return (told["content"],) if intact else None
-
-    def write(path: Path, content: tuple[Any]) -> None:
-        told = {"identity": identity, "check": _check(content[0]), "content": content[0]}
-        with suppress(OSError):
-            atomic_write(path, json.dumps(told))
-
-    return kept(cache_folder() / kind / f"{identity}.json", read, lambda: (make(),), write)[0]
+    path = cache_folder() / kind / f"{identity}.json"
+    told = found(lambda: dict(json.loads(path.read_bytes()))) or {}
+    if told.get("identity") == identity and told.get("check") == _check(told.get("content")):
+        return told["content"]
+    content = make()
+    with suppress(OSError):
+        atomic_write(path, json.dumps({"identity": identity, "check": _check(content), "content": content}))
+    return content
 
 
 def _check(content: Any) -> int:
@@ -84,14 +61,7 @@ def _check(content: Any) -> int:
 
 
 def content_of(files: Iterable[Path]) -> str:
-    """Return a hash of the contents of files, in their order.
-
-    Files are read completely (one or two seconds for a gigabyte), because equal size, date and inode do not prove equal
-    content.
-
-    Raises:
-        OSError: one cannot be read.
-    """
+    """Return a hash of the contents of files, in their order. Equal size, date and inode do not prove equal content."""
     whole = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:

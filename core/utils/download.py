@@ -57,13 +57,7 @@ def fetch(
     """Fetch a file into a folder and return its path. An existing file is only checked.
 
     An interrupted download is resumed if the server still has the same file. The file gets its name when it is complete
-    and checked. A second process waits for the first and uses its file.
-
-    Args:
-        file: what to fetch.
-        folder: where to. It is created.
-        progress: called with the bytes so far and the size.
-        waits: called if another process is fetching the file.
+    and checked. A second process calls `waits`, waits for the first and uses its file.
 
     Raises:
         DataError: the server cannot be reached or refuses, the disk cannot be written, or size or checksum differ from
@@ -94,11 +88,8 @@ def fetch(
 def alone(path: Path, is_done: Callable[[], bool], waits: Callable[[], None]) -> Iterator[None]:
     """Hold a lock file during the block, where the file system has locks, and wait for a process that holds it.
 
-    Args:
-        path: the lock file. A process that waited for a removed one does not exclude those that come later, so it is
-            removed only when the work is done: the block must look for the result first.
-        is_done: whether the work is done, at the end of the block.
-        waits: called before waiting.
+    A process that waited for a removed lock file does not exclude those that come later. So the file is removed only
+    when the work `is_done`, and the block must look for the result first. `waits` is called before waiting.
     """
     lock = FileLock(path)
     try:

@@ -18,12 +18,7 @@ WINDOWS = os.name == "nt"
 
 
 def install_line(extra: str = "", package: str = "dipole") -> str:
-    """Return the pip command that installs an extra from where the distribution came from: a folder, a file, an index.
-
-    Args:
-        extra: name of the extra; "" for the distribution itself.
-        package: the distribution that declares it.
-    """
+    """Return the pip command that installs an extra from the distribution's origin: a folder, a file, an index."""
     wanted = f"[{extra}]" * bool(extra)
     origin = _origin(package)
     url = str(origin.get("url", ""))
@@ -63,13 +58,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 
 def lazy(package: str, homes: Mapping[str, str], extra: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package that imports its names on first use.
-
-    Args:
-        package: the package's `__name__`.
-        homes: name -> the module that defines it.
-        extra: the extra of dipole that those modules need.
-    """
+    """Return a `__getattr__` for a package that imports its names on first use. They need an extra of dipole."""
 
     def resolve(name: str) -> Any:
         if name not in homes:

@@ -32,13 +32,7 @@ class Layers(NamedTuple):
 
 
 def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
-    """Freeze a part of a network.
-
-    Args:
-        model: the network.
-        how: "none"; "backbone" for the full network; or the number of first layers or stages to freeze. The modules
-            before the first layer are frozen with them.
-        setting: name of this setting in a recipe, for messages.
+    """Freeze a part of a network: "none", "backbone", or its first layers or stages with the modules before them.
 
     Raises:
         ConfigError: the network has fewer layers.
@@ -76,12 +70,9 @@ _stays.__name__ = "train"  # under this name a bound method is pickled
 
 
 def fix_unused(model: nn.Module, features: Tensor) -> list[str]:
-    """Freeze the parameters that features do not depend on and return their names.
+    """Freeze the parameters that features (with their graph) do not depend on and return their names.
 
     An unused head gets no gradient. With several ranks a missing gradient is an error, so the head must be frozen.
-
-    Args:
-        features: output of `model`, with its graph.
     """
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     if not named or not features.requires_grad:

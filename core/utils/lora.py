@@ -18,15 +18,9 @@ def add_lora(
 ) -> None:
     """Add adapters to layers of a network in place. Only the adapters are trained.
 
-    B starts at 0, so the output does not change. Batch norm keeps its statistics.
-
-    Args:
-        rank: of A and B, >= 1.
-        alpha: the adapters are scaled by alpha / rank.
-        dropout: of the inputs of A, in [0, 1).
-        targets: ends of names of the layers to adapt, such as "query". None adapts every linear map of the network's
-            layers, or every convolution if there is none.
-        setting: name of the table in a recipe.
+    B starts at 0, so the output does not change. Batch norm keeps its statistics. `targets` are ends of names of the
+    layers to adapt, such as "query". None adapts every linear map of the network's layers, or every convolution if
+    there is none.
 
     Raises:
         ConfigError: peft is not installed, or no layer has such a name.

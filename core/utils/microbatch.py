@@ -30,13 +30,10 @@ CHECKPOINT = "_gradient_checkpointing_func"
 
 
 def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Forward:
-    """Return a forward pass of `module` that computes `size` rows at a time (use it with `patched_forward`).
+    """Return a forward pass of `module` that computes `size` rows at a time by `run` (use it with `patched_forward`).
 
-    Args:
-        module: takes rows and returns a row for each: tensors, or tuples, lists and dicts of them. Its inputs may also
-            be objects with `split(size)` and `len`. Inputs without rows are passed to every chunk.
-        size: rows of a chunk, >= 1.
-        run: the forward pass of a chunk. Default: the module's own.
+    The module takes rows and returns a row for each: tensors, or tuples, lists and dicts of them. Its inputs may also
+    be objects with `split(size)` and `len`. Inputs without rows are passed to every chunk.
 
     Raises:
         PairsError: from the call, if inputs or outputs do not have one row for each instance.

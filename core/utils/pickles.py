@@ -55,12 +55,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def refusal(folder: Path, deep: bool = False) -> str:
-    """Return why a folder's pickled weights are refused, or "".
-
-    Args:
-        folder: of the weights.
-        deep: whether to search its subfolders.
-    """
+    """Return why pickled weights of a folder, and of its subfolders if `deep`, are refused, or ""."""
     found = next(_alone(folder, deep), None)
     if found is None or allowed():
         return ""

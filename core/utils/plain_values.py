@@ -27,15 +27,10 @@ Keep = Callable[[Any], Any]
 
 
 def encode(value: Any, keep: Keep, place: str) -> Any:
-    """Return a value as JSON with the names of its arrays.
-
-    Args:
-        value: of the types above.
-        keep: stores each tensor and array (a NumPy scalar as an array without axes).
-        place: name of the value in messages.
+    """Return a value as JSON. `keep` stores each tensor and array (a NumPy scalar as an array without axes).
 
     Raises:
-        CheckpointError: it contains another type. The message says where.
+        CheckpointError: it contains another type. The message says where, starting with `place`.
     """
     if type(value) is float and not math.isfinite(value):
         return {"float": repr(value)}
@@ -70,11 +65,7 @@ def encode(value: Any, keep: Keep, place: str) -> Any:
 
 
 def decode(told: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return the value that `encode` wrote.
-
-    Args:
-        told: its JSON.
-        arrays: stored arrays by name.
+    """Return the value that `encode` wrote, given its arrays by name.
 
     Raises:
         ValueError: the JSON has an unknown type. Damage may raise other errors of Python.

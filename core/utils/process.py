@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ CLOCK_SET = 60.0
 
 def describe_self() -> str:
     """Return this process as one line of JSON: id, host, boot, namespace of the ids, and start time."""
-    return json.dumps({"pid": os.getpid(), **_where(), "began": _began(os.getpid())})
+    return json.dumps({"pid": os.getpid(), **_here(), "began": _began(os.getpid())})
 
 
-def pid_in(text: str) -> str:
-    """Return the process id in the file's text, for a message."""
-    return str(_read(text).get("pid") or "unknown")
+def read_owner(text: str) -> dict[str, Any]:
+    """Return what `describe_self` wrote, {} if it cannot be read."""
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_gone(text: str) -> bool:
@@ -38,7 +43,7 @@ def is_gone(text: str) -> bool:
     This host knows its own processes of this boot, and that all of earlier boots have ended. The answer is False for
     other hosts and containers, and for a file that cannot be read.
     """
-    owner, here = _read(text), _where()
+    owner, here = read_owner(text), _here()
     pid = owner.get("pid")
     if not isinstance(pid, int) or not owner.get("host") or owner.get("host") != here["host"]:
         return False
@@ -52,13 +57,8 @@ def is_gone(text: str) -> bool:
 
 def lives_here(text: str) -> bool:
     """Return whether the process that `describe_self` described runs on this host, boot and namespace."""
-    owner, here = _read(text), _where()
-    return isinstance(owner.get("pid"), int) and all(owner.get(k) == v for k, v in here.items()) and not is_gone(text)
-
-
-def host_in(text: str) -> str:
-    """Return the host in the file's text, for a message."""
-    return str(_read(text).get("host") or "an unknown host")
+    owner = read_owner(text)
+    return isinstance(owner.get("pid"), int) and owner.items() >= _here().items() and not is_gone(text)
 
 
 def is_locked(path: Path) -> bool:
@@ -72,35 +72,18 @@ def is_locked(path: Path) -> bool:
         return True
 
 
-def _read(text: str) -> dict[str, Any]:
-    try:
-        found = parse_json(text)
-    except ValueError:  # the system did not tell
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _where() -> dict[str, str]:
-    return {"host": socket.gethostname(), "boot": boot(), "namespace": _space()}
-
-
 def boot() -> str:
     """Return the id of this boot of the machine, or "" if unknown."""
-    return _first_line("/proc/sys/kernel/random/boot_id")
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
-def _space() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _first_line(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+def _here() -> dict[str, str]:
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return {"host": socket.gethostname(), "boot": boot(), "namespace": namespace}
 
 
 def _began(pid: int) -> str | None:

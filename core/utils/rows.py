@@ -22,8 +22,7 @@ CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ROWS = (*JSON, *CSV, *PARQUET)
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
 DIVIDERS = ",;\t|"
-LOOKED_AT = 1 << 16  # characters of a JSON file that are read together
-BLANKS = re.compile(r"\s*")
+LOOKED_AT = 1 << 16  # characters of a JSON file that tell its form
 LONGEST_HEADER = 1 << 16  # bytes
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 NAME = re.compile(r'"?\w[\w -]{0,39}"?')
@@ -55,14 +54,7 @@ class Asker:
 
 
 def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterator[Located]:
-    """Yield the rows of a file, of a folder of files, of a folder that `datasets` saved, or of a data set of the Hub.
-
-    Args:
-        source: a file or folder of .jsonl, .jsonl.gz, .csv, .csv.gz, .tsv, .parquet; a folder written by
-            `save_to_disk`; or "hub:NAME" or "hub:NAME:SUBSET".
-        split: of a data set.
-        encoding: of CSV files.
-        asker: for messages.
+    """Yield the rows of a file, a folder of files, a folder that `datasets` saved, or "hub:NAME" or "hub:NAME:SUBSET".
 
     Raises:
         DataError: nothing is there, or a file cannot be read. The message names file and line.
@@ -141,20 +133,18 @@ def json_rows(file: Path) -> Iterator[Located]:
     try:
         with _opened(file, "utf-8-sig") as lines:
             if _is_array(lines):
-                yield from _array_items(file, lines)
+                text = lines.read()
+                for number, row in enumerate(json.loads(text), 1):
+                    yield f"{file}, item {number}", _whole_text(text, row)
                 return
             for line in lines:
                 number += 1
                 if line.strip():
-                    row = json.loads(line)
-                    _refuse_half_surrogates(line, row)
-                    yield f"{file}, line {number}", row
-    except DataError:
-        raise
+                    yield f"{file}, line {number}", _whole_text(line, json.loads(line))
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{file}, line {number}: not JSON ({error.msg}). Put one JSON value on each line, or make the file one "
-            f"array, [{{...}}, {{...}}]."
+            f"{file}, line {max(number, error.lineno)}: not JSON ({error.msg}). Put one JSON value on each line, or "
+            "make the file one array, [{...}, {...}]."
         ) from None
     except RecursionError:
         raise DataError(f"{file}, line {number}: nested too deeply") from None
@@ -184,44 +174,11 @@ def _is_array(lines: IO[str]) -> bool:
     return not rest.strip() and bool(value) and all(isinstance(each, dict) for each in value)
 
 
-def _array_items(file: Path, lines: IO[str]) -> Iterator[Located]:
-    """Yield the items of one JSON array without holding all of it in memory."""
-    decoder, text, number = json.JSONDecoder(), lines.read(LOOKED_AT).lstrip(), 0
-    at = 1  # behind the bracket
-    while True:
-        at = _behind_blanks(text, at)
-        if text.startswith("]", at):
-            if text[at + 1 :].strip() or lines.read(1).strip():
-                raise DataError(f"{file}: more text follows the array. A file is one array, or one value on each line.")
-            return
-        try:
-            row, end = decoder.raw_decode(text, at)
-            following = _behind_blanks(text, end)
-            if following == len(text):
-                raise json.JSONDecodeError("the array does not end", text, end)
-        except json.JSONDecodeError as error:
-            more = lines.read(max(LOOKED_AT, len(text) - at))
-            if not more:
-                raise DataError(f"{file}, item {number + 1} of the array: not JSON ({error.msg})") from None
-            text, at = text[at:] + more, 0
-            continue
-        if text[following] not in ",]":
-            raise DataError(f"{file}, item {number + 1} of the array: no comma behind it")
-        number += 1
-        _refuse_half_surrogates(text[at:end], row)
-        yield f"{file}, item {number}", row
-        at = following + (text[following] == ",")
-
-
-def _behind_blanks(text: str, at: int) -> int:
-    found = BLANKS.match(text, at)
-    return found.end() if found else at
-
-
-def _refuse_half_surrogates(text: str, row: Any) -> None:
-    """Raise UnicodeEncodeError for half a surrogate pair, which only an escape can write."""
+def _whole_text(text: str, row: Any) -> Any:
+    """Return a row. Raise UnicodeEncodeError for half a surrogate pair, which only an escape can write."""
     if "\\ud" in text.lower():
         json.dumps(row, ensure_ascii=False).encode()
+    return row
 
 
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:

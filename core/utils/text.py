@@ -12,12 +12,7 @@ _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u20
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Write characters that control a terminal, or turn the direction of a line, as escapes: \\x1b, \\u202e.
-
-    Args:
-        text: from a file that may be of another person.
-        keep: control characters that stay.
-    """
+    """Write characters that control a terminal, or turn the direction of a line, as escapes: \\x1b, \\u202e."""
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
@@ -35,13 +30,8 @@ def text_table(rows: Sequence[Sequence[str]], words: Collection[int] = (0,), wid
     """Align the cells of a table: columns in `words` to the left (by default the first), the others to the right.
 
     Control characters in cells are written as escapes. Left columns and names of columns are wrapped until the table
-    fits. If numbers alone are too wide, the table is cut into blocks of columns below each other, which repeat the
-    first column.
-
-    Args:
-        rows: cells, the same number in each row.
-        words: columns of text.
-        width: of the lines (0: of the screen).
+    fits the width (0: of the screen). If numbers alone are too wide, the table is cut into blocks of columns below each
+    other, which repeat the first column.
     """
     rows = [[printable(cell, keep="") for cell in row] for row in rows]
     width = width or screen_width()
@@ -92,12 +82,9 @@ def _aligned(
 
 
 def definitions(entries: Iterable[Sequence[str]], indent: str = "", width: int = 0) -> str:
-    """Format names and what they mean: the meaning starts in one column and is wrapped there.
+    """Format names and their paragraphs: the meaning starts in one column and is wrapped to the width (0: screen).
 
-    Args:
-        entries: a name and its paragraphs. Control characters are written as escapes.
-        indent: before each line.
-        width: of the lines (0: of the screen).
+    Control characters are written as escapes.
     """
     shown = [[printable(part, keep="") for part in entry] for entry in entries]
     width = (width or screen_width()) - len(indent)

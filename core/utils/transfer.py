@@ -43,11 +43,9 @@ def generator(seed: int, device: torch.device) -> torch.Generator | None:
 
 
 def prefetched(items: Iterator[T], device: torch.device | None = None) -> Iterator[T]:
-    """Yield the same items in order, and make the next one in a thread meanwhile.
+    """Yield the same items in order, and make the next one meanwhile, always in the same thread.
 
-    Args:
-        items: drawn from one at a time, always in the same thread.
-        device: of the items' tensors. On CUDA they are made on their own stream, in parallel with the current step.
+    On CUDA their tensors are made on their own stream, in parallel with the current step.
     """
     import torch
 

@@ -16,9 +16,6 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
 
     torch.compiler.disable loads the compiler at once, which takes as long as importing torch. Most commands never
     compile and should not wait for it.
-
-    Args:
-        function: any function. Neither it nor the functions that it calls are compiled.
     """
     left_alone: list[Callable[P, T]] = []
 

@@ -76,14 +76,14 @@ def test_lines_that_are_arrays_stay_lines(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[\n{"a": 1},\n{"a": 2}\n', "item 2 of the array: .*does not end"),
-        ('[\n{"a": 1}\n{"a": 2}]', "item 1 of the array: no comma"),
-        ('[\n{"a": 1}]\n{"b": 2}', "more text follows the array"),
-        ('[\n{"a": tru}]', "item 1 of the array: not JSON"),
+        ('[\n{"a": 1},\n{"a": 2}\n', "line 4: not JSON"),
+        ('[\n{"a": 1}\n{"a": 2}]', "line 3: not JSON"),
+        ('[\n{"a": 1}]\n{"b": 2}', "line 3: not JSON .*Extra data"),
+        ('[\n{"a": tru}]', "line 2: not JSON"),
         ('{\n "data": [{"a": 1}]\n}', "line 1: not JSON .*one JSON value on each line, or make the file one array"),
     ],
 )
-def test_broken_arrays_name_the_item(tmp_path, text, message):
+def test_broken_arrays_name_the_line(tmp_path, text, message):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(DataError, match=message):
         rows(tmp_path / "t.json")

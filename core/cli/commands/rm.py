@@ -70,19 +70,20 @@ def _folder(name: str, runs: Path, force: bool) -> Path:
 def _check_idle(path: Path, force: bool) -> None:
     """Refuse a run that is training. Tell the user if its process was killed, as its record still says running."""
     from dipole.core.utils.errors import ConfigError
-    from dipole.core.utils.process import OWNER, host_in, is_gone, lives_here, pid_in
+    from dipole.core.utils.process import OWNER, is_gone, lives_here, read_owner
 
     try:
         owner = (path / OWNER).read_text(encoding="utf-8", errors="replace")
     except OSError:
         owner = ""
+    told = {"pid": "unknown", "host": "an unknown host"} | read_owner(owner)
     if _is_locked(path) or lives_here(owner):
-        raise ConfigError(f"{path} is being trained by process {pid_in(owner)}. End that first.")
+        raise ConfigError(f"{path} is being trained by process {told['pid']}. End that first.")
     if is_gone(owner):  # an orderly end removes the file
         write(f"{path} was being trained when its process was killed.", sys.stderr)
     elif _says_running(path) and not force:
         raise ConfigError(
-            f"{path} is running according to its record, and process {pid_in(owner)} of {host_in(owner)} cannot "
+            f"{path} is running according to its record, and process {told['pid']} of {told['host']} cannot "
             "be checked from here. Add --force if that process has ended."
         )
 

@@ -212,12 +212,7 @@ def _show_table(name: str, table: type[Settings], as_json: bool) -> None:
 
 
 def setting_rows(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
-    """Yield name, type, default, range and help of each setting. Settings of inner tables have dotted names.
-
-    Args:
-        table: the model.
-        prefix: of all names.
-    """
+    """Yield name, type, default, range and help of each setting. Settings of inner tables have dotted names."""
     from pydantic import BaseModel
 
     for key, field in table.model_fields.items():
