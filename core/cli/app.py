@@ -29,7 +29,7 @@ from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
 from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.first_error import is_first
-from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, package, points
+from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, load_each, points
 from dipole.core.utils.text import definitions, fitted, screen_width
 from dipole.core.utils.version import __version__
 
@@ -170,17 +170,7 @@ def _load(point: EntryPoint) -> Configure:
 
 def broken_commands() -> list[PluginError]:
     """Import the commands of all packages and return what is wrong with them."""
-    taken = dict.fromkeys(_own(), "dipole")
-    broken = []
-    for point in points("commands"):
-        try:
-            if point.name in taken:
-                raise PluginError(point, f"the name is taken by the package {taken[point.name]}.")
-            _load(point)
-        except PluginError as error:
-            broken.append(error)
-        taken.setdefault(point.name, package(point))
-    return broken
+    return load_each("commands", _load, _own())[1]
 
 
 def broken_plugins(kind: str) -> list[PluginError]:

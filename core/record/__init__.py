@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dipole.core.utils.errors import ReceivedError, RecordError
-from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.machine import processor_name, processors
 from dipole.core.utils.process import LONGEST_OWNER, OWNER, is_gone
 from dipole.core.utils.received import parse_json, read_bytes, read_text
@@ -231,10 +231,8 @@ def write_record(path: Path, record: RunRecord) -> None:
     Raises:
         RecordError: the disk refused. The old record is intact.
     """
-    try:
+    with disk_refusing(f"cannot write the record {path}", RecordError):
         atomic_write(path, record.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise RecordError(f"cannot write the record {path}: {why(error)}") from error
 
 
 def finite(values: dict[str, float]) -> dict[str, Number]:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dipole.core.record import Part, RunRecord, now, read_part
 from dipole.core.utils.errors import ConfigError, RecordError
-from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 
 FILE = "measured.json"
 
@@ -64,8 +64,6 @@ def add_results(folder: Path, record: RunRecord, values: dict[str, float], sourc
         )
     new = {name: AddedResult(value=value, source=source, time=now()) for name, value in values.items()}
     found = Additions(results=read_additions(folder).results | new)
-    try:
+    with disk_refusing(f"cannot write {folder / FILE}", RecordError):
         atomic_write(folder / FILE, json.dumps(found.model_dump(), indent=2) + "\n")
-    except OSError as error:
-        raise RecordError(f"cannot write {folder / FILE}: {why(error)}") from error
     return found

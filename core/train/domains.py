@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
 from dipole.core.utils.extras import install_line
-from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, package, points
+from dipole.core.utils.plugins import OURS, PluginError, is_ours, load, load_each, package, points
 
 __all__ = ["Domain", "add_domain", "temporary_domain"]
 
@@ -135,15 +135,7 @@ def _load(point: EntryPoint) -> Domain:
 
 
 def _load_all() -> tuple[dict[str, Domain], list[PluginError]]:
-    found: dict[str, Domain] = {}
-    broken: list[PluginError] = []
-    for point in points("domains"):
-        try:
-            if point.name in found:
-                raise PluginError(point, f"the name is taken by the package {found[point.name].package}.")
-            found[point.name] = _load(point)
-        except PluginError as error:
-            broken.append(error)
+    found, broken = load_each("domains", _load)
     return found | _added, broken
 
 

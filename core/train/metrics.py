@@ -6,15 +6,14 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dipole.core.utils.errors import TrainingError
-from dipole.core.utils.files import why
+from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.received import parse_json, read_lines
 
 
@@ -56,28 +55,25 @@ class MetricsFile:
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Open for appending after cutting the file back to `keep_bytes` (what a checkpoint had seen)."""
         self.path = path
-        try:
+        with self._writing():
             self._file = open(path, "ab")  # noqa: SIM115 (open as long as the run)
             self._file.truncate(min(keep_bytes, path.stat().st_size))
             self._file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise TrainingError(f"cannot write {path}: {why(error)}") from error
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return disk_refusing(f"cannot write {self.path}")
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append one line. Numbers that JSON cannot represent become null."""
         line = json.dumps({key: _short(value) for key, value in values.items()})
-        try:
+        with self._writing():
             self._file.write(f"{line}\n".encode())
             self._file.flush()
-        except OSError as error:
-            raise TrainingError(f"cannot write {self.path}: {why(error)}") from error
 
     def position(self) -> int:
         """Return the size after putting everything on the disk."""
-        try:
+        with self._writing():
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise TrainingError(f"cannot write {self.path}: {why(error)}") from error
         return self._file.tell()
 
     def close(self) -> None:

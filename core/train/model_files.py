@@ -14,7 +14,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from dipole.core.utils.errors import CheckpointError
-from dipole.core.utils.files import disk_error, replacing, why
+from dipole.core.utils.files import disk_error, disk_refusing, replacing, why
 
 if TYPE_CHECKING:
     from dipole.core.objectives.objective import Composite
@@ -29,12 +29,9 @@ def save_kept(folder: Path, adapter: Adapter) -> None:
     """
     if not keeps(type(adapter)):
         return
-    try:
-        with replacing(folder) as temporary:
-            temporary.mkdir()
-            adapter.keep(temporary)
-    except OSError as error:
-        raise CheckpointError(f"cannot save the model {folder}: {why(error)}") from error
+    with disk_refusing(f"cannot save the model {folder}", CheckpointError), replacing(folder) as temporary:
+        temporary.mkdir()
+        adapter.keep(temporary)
 
 
 def keeps(adapter: type[Adapter]) -> bool:

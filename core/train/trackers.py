@@ -20,7 +20,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.schedule import flat
 from dipole.core.utils.errors import ConfigError, ReceivedError, TrainingError, nearest
 from dipole.core.utils.extras import install_line
-from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.files import atomic_write, disk_refusing
 from dipole.core.utils.received import read_bytes, read_json
 
 Ending = Literal["done", "failed", "interrupted"]
@@ -86,10 +86,8 @@ class Trackers:
             if name == "mlflow":
                 key = tracker.tracker.info.run_id
             keys[name] = key
-        try:
+        with disk_refusing(f"cannot write {folder.trackers}"):
             atomic_write(folder.trackers, json.dumps({"keys": keys, "lines": self._logged}))
-        except OSError as error:
-            raise TrainingError(f"cannot write {folder.trackers}: {why(error)}") from error
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Log a line of metrics.jsonl, unless an earlier attempt logged it."""

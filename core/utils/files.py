@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.errors import DipoleError, TrainingError
 
 _SCRATCH = re.compile(r"\..*\.[0-9a-f]{8}\.tmp(\..*)?")
 """Names of temporary files made by `scratch`."""
@@ -37,6 +37,15 @@ def why(error: OSError, option: str = "--runs") -> str:
     """Explain an OSError and how to fix it; `option` is the command line option that chose the path."""
     hint = _HINTS.get(error.errno or 0, "").format(option=option)
     return ". ".join(filter(None, [error.strerror or str(error), hint])) + "."
+
+
+@contextmanager
+def disk_refusing(problem: str, kind: type[DipoleError] = TrainingError, option: str = "--runs") -> Iterator[None]:
+    """Turn an OSError of the block into an error of `kind`: the problem, its reason and the fix (see `why`)."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {why(error, option)}") from error
 
 
 def disk_error(error: BaseException | None) -> OSError | None:

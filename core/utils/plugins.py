@@ -16,10 +16,11 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from itertools import takewhile
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from dipole.core.utils.errors import ConfigError, DipoleError
 
+T = TypeVar("T")
 OURS = "dipole"
 SWITCH = "DIPOLE_PLUGINS"
 # Kind of entry point (group "dipole.KIND") -> what it names.
@@ -169,6 +170,27 @@ def load(point: EntryPoint) -> Any:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise PluginError(point, error) from error
+
+
+def load_each(
+    kind: str, read: Callable[[EntryPoint], T], taken: Iterable[str] = ()
+) -> tuple[dict[str, T], list[PluginError]]:
+    """Return what `read` makes of each entry point of a kind, by name, and the errors of those that cannot be used.
+
+    The first of a name counts. Names of dipole that are no entry points are `taken`.
+    """
+    found: dict[str, T] = {}
+    broken: list[PluginError] = []
+    owners = dict.fromkeys(taken, OURS)
+    for point in points(kind):
+        try:
+            if point.name in owners:
+                raise PluginError(point, f"the name is taken by the package {owners[point.name]}.")
+            found[point.name] = read(point)
+        except PluginError as error:
+            broken.append(error)
+        owners.setdefault(point.name, package(point))
+    return found, broken
 
 
 def import_all(folder: str) -> dict[str, ModuleType]:
