@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.errors import ConfigError, TrainingError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.errors import TrainingError
+from dipole.core.utils.extras import needing
 from dipole.core.utils.files import disk_error
 
 FILE = "model.onnx"
@@ -22,12 +22,10 @@ TOLERANCE = 1e-4
 
 def check_onnx() -> None:
     """Raise ConfigError where the packages are missing."""
-    try:
+    with needing("onnx", "--to onnx"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--to onnx needs {error.name}; install it with: {install_line('onnx')}") from error
 
 
 def write_onnx(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from dipole.core.utils.errors import ConfigError
-from dipole.core.utils.extras import install_line
+from dipole.core.utils.extras import needing
 from dipole.core.utils.freezing import fix_batch_norm, layers
 
 
@@ -25,10 +25,8 @@ def add_lora(
     Raises:
         ConfigError: peft is not installed, or no layer has such a name.
     """
-    try:
+    with needing("lora", f"{setting} (low-rank adapters)"):
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ConfigError(f"{setting}: low-rank adapters need peft; install it with: {install_line('lora')}") from error
     chosen = _targets(model) if targets is None else _named(model, targets, setting)
     if not chosen:
         raise ConfigError(f"{setting}: {type(model).__name__} has no linear map or convolution to adapt.")

@@ -143,7 +143,7 @@ def json_rows(file: Path) -> Iterator[Located]:
                     yield f"{file}, line {number}", _whole_text(line, json.loads(line))
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{file}, line {max(number, error.lineno)}: not JSON ({error.msg}). Put one JSON value on each line, or "
+            f"{file}, line {number or error.lineno}: not JSON ({error.msg}). Put one JSON value on each line, or "
             "make the file one array, [{...}, {...}]."
         ) from None
     except RecursionError:

@@ -44,13 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 def run(arguments: argparse.Namespace) -> int:
     from dipole.core.cli.app import whole_parser
-    from dipole.core.utils.errors import ConfigError
-    from dipole.core.utils.extras import install_line
+    from dipole.core.utils.extras import needing
 
-    try:
+    with needing("completion", "dipole completion"):
         import shtab
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"completion scripts need shtab; install it with: {install_line('completion')}") from error
     parser = whole_parser()
     functions = "\n".join(_marked(parser, arguments.shell))
     script = shtab.complete(parser, shell=arguments.shell, preamble=functions)
