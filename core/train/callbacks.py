@@ -160,16 +160,11 @@ class BestResult:
             raise ConfigError(
                 f"train.best_by: no result {name!r}.{nearest(name, results)} This run measures {', '.join(results)}."
             )
-        value = results[name]
-        if value is None:
-            return False
-        gain = value - self.value
-        if self._by.startswith("-"):
-            gain = -gain
-        if self.step is not None and gain <= 0:
-            return False
-        self.step, self.value = step, value
-        return True
+        value, sign = results[name], (1, -1)[self._by.startswith("-")]
+        is_better = value is not None and (self.step is None or sign * value > sign * self.value)
+        if value is not None and is_better:
+            self.step, self.value = step, value
+        return is_better
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of the record."""

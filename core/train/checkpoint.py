@@ -80,11 +80,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, truncated, damaged, or no checkpoint.
     """
-    match = _NAME.fullmatch(path.name)
     if not is_file(path):
         raise CheckpointError(
             f"no checkpoint {shortened(str(path))}. Give the path of a step-*.safetensors file, or use --resume auto."
         )
+    match = _NAME.fullmatch(path.name)
     if match is None:
         raise CheckpointError(f"{path} is no checkpoint of a run: its name must be step-<number>.<hash>.safetensors.")
     try:
@@ -132,11 +132,11 @@ def starting_state(
         state = load_checkpoint(resume)
     else:
         found, problems = newest_checkpoint(folder)
+        if problems and found is None:
+            problems.append("no checkpoint is left to continue from; starting at step 0.")
         for problem in problems:
             warn(f"warning: {problem}")
         if found is None:
-            if problems:
-                warn("warning: no checkpoint is left to continue from; starting at step 0.")
             return None
         state = found
     name = state.get("hash")

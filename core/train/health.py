@@ -187,10 +187,7 @@ class Health(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        own = state.get("health")
-        if own is None:  # a checkpoint of an earlier version: the untrained encoder is unknown
-            self._step, self._geometry = run.step, [{}]
-            return
+        own = state["health"]
         self._step, self._ratios, self._longest_base = own["step"], own["ratios"], own["base"]
         self._largest = {name: (ratio, weight) for name, (ratio, weight) in own["largest"].items()}
         self._geometry, self._kept = own["geometry"], own["kept"]

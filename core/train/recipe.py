@@ -6,12 +6,13 @@ Precedence: defaults < recipe < --set. All problems of a configuration are repor
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -266,10 +267,10 @@ def describe(error: ValidationError, model: type[BaseModel], skip: str | None = 
         elif kind == "missing":
             lines.append(f"{path}: is required.")
         elif kind in ("literal_error", "enum"):
-            allowed = _allowed_values(location, model) or [context["expected"]]
+            allowed = [each.strip("'") for each in re.split(r", | or ", context["expected"])]
             lines.append(
-                f"{path}: {shortened(repr(got))} is not allowed.{nearest(str(got), map(str, allowed))} "
-                f"Allowed: {', '.join(map(str, allowed))}."
+                f"{path}: {shortened(repr(got))} is not allowed.{nearest(str(got), allowed)} Allowed: "
+                f"{', '.join(allowed)}."
             )
         elif kind == "value_error":
             lines.append(f"{path}: {context['error']}".replace("\n", "\n    "))
@@ -308,15 +309,3 @@ def _table_at(location: Sequence[str], model: type[BaseModel]) -> type[BaseModel
             return None
         model = tables[0]
     return model
-
-
-def _allowed_values(location: Sequence[str], model: type[BaseModel]) -> list[Any]:
-    table = _table_at(location[:-1], model)
-    field = table.model_fields.get(location[-1]) if table else None
-    if field is None:
-        return []
-    values: list[Any] = []
-    for each in [field.annotation, *get_args(field.annotation)]:
-        if getattr(each, "__origin__", None) is Literal:
-            values.extend(get_args(each))
-    return values

@@ -92,9 +92,9 @@ def instead_of_file(path: Path) -> str:
     if is_folder(path):
         return "a folder"
     with suppress(OSError, ValueError):
-        if path.exists() and not path.is_file():
-            return "no regular file"
-        if path.is_symlink() and not path.exists():
+        if path.exists():
+            return "" if path.is_file() else "no regular file"
+        if path.is_symlink():
             return "a link that leads nowhere"
     return ""
 

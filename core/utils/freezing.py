@@ -87,7 +87,9 @@ def fix_unused(model: nn.Module, features: Tensor) -> list[str]:
 def fix_batch_norm(model: nn.Module) -> None:
     """Freeze every batch norm whose parameters do not learn, statistics included."""
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _learns(module):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(
+            each.requires_grad for each in module.parameters()
+        ):
             fix(module)
 
 
@@ -121,7 +123,7 @@ def _lists(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[tuple[str
     """Yield (names on the way to the first layer, layers) of every module list below a module, outer lists first."""
     children = list(module.named_children())
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-        yield path, [child for _, child in children if _has_weights(child)]
+        yield path, [child for _, child in children if any(True for _ in child.parameters())]
     numbered: dict[str, list[tuple[str, nn.Module]]] = {}
     for name, child in children:
         if (match := re.fullmatch(r"(.*\D)\d+", name)) and isinstance(child, nn.Sequential):
@@ -131,11 +133,3 @@ def _lists(module: nn.Module, path: tuple[str, ...]) -> Iterator[tuple[tuple[str
             yield (*path, stages[0][0]), [stage for _, stage in stages]
     for name, child in children:
         yield from _lists(child, (*path, name))
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
-
-
-def _learns(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
