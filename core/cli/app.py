@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and (message := output.cannot_write(error)):
             output.silence(sys.stdout)
             return _report(as_json, kind, message, 1)
-        if _is_out_of_memory(error):
+        from dipole.core.utils.memory import is_out_of_memory  # PyTorch is imported only where a command needs it
+
+        if is_out_of_memory(error):
             said = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or kind
             message = f"out of memory ({said:.300}). Choose smaller sizes (batches, widths, queues, images)."
             return _report(as_json, "OutOfMemory", message, 1)
@@ -75,12 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             "environment to see where it happens."
         )
         return _report(as_json, kind, message, 1)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    from dipole.core.utils.memory import is_out_of_memory  # PyTorch is imported only where a command needs it
-
-    return is_out_of_memory(error)
 
 
 def _report(as_json: bool, kind: str, message: str, code: int, shown: str = "") -> int:

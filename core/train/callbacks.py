@@ -17,7 +17,7 @@ from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.record import Number, RunRecord, hardware, library_versions, now, write_record
 from dipole.core.train.config import RunConfig
 from dipole.core.train.evaluation import Evaluated, diagnose_pairs, evaluate
-from dipole.core.train.metrics import Meter, MetricsFile
+from dipole.core.train.metrics import MetricsFile
 from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import Interrupted
@@ -94,10 +94,14 @@ class TermNotes(Callback):
 
 
 class Metrics(Callback):
-    """Average the values of steps and write them to metrics.jsonl, the progress bar and the trackers."""
+    """Average the values since the last line and write them to metrics.jsonl, the progress bar and the trackers.
+
+    Tensors are summed where they are: nothing waits for the device until a line is due.
+    """
 
     def __init__(self, config: RunConfig, folder: RunFolder, is_main: bool, log: Sequence[str], state: Any) -> None:
-        self._meter = Meter()
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
         self._every = config.train.log_every
         self._file: MetricsFile | None = None
         self._trackers: Trackers | None = None
@@ -108,9 +112,20 @@ class Metrics(Callback):
             self._file = MetricsFile(folder.metrics, seen["metrics_bytes"])
 
     def on_step(self, run: Any, previous: int, values: Mapping[str, Tensor | float]) -> None:
-        self._meter.add(values)
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0) + value
+            self._counts[name] = self._counts.get(name, 0) + 1
         if run.is_finished or crossed(run, previous, self._every):
-            run.log(self._meter.take())
+            run.log(self._means())
+
+    def _means(self) -> dict[str, float]:
+        """Return the means and begin new ones. This waits for the device."""
+        tensors = {name: value.double() for name, value in self._sums.items() if isinstance(value, Tensor)}
+        if tensors:
+            self._sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
+        means = {name: value / self._counts[name] for name, value in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
 
     def write(self, run: Any, values: Mapping[str, float | None]) -> None:
         """Write one line for the current step."""
@@ -130,45 +145,16 @@ class Metrics(Callback):
             self._trackers.close(status)
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"meter": self._meter.state_dict()}
+        state: dict[str, Any] = {"meter": {"sums": dict(self._sums), "counts": dict(self._counts)}}
         if self._file is not None:
             state["metrics_bytes"] = self._file.position()
         return state
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        self._meter.load_state_dict(state["meter"], run.device)
-
-
-class BestResult:
-    """The step at which a result was largest, or smallest for "-NAME". The earliest of equal ones counts."""
-
-    def __init__(self, by: str | None) -> None:
-        self._by = by
-        self.step: int | None = None
-        self.value = 0.0
-
-    def improved(self, step: int, results: Mapping[str, Number]) -> bool:
-        """Remember results if they are the best so far.
-
-        Raises:
-            ConfigError: the run has no result of that name.
-        """
-        if self._by is None:
-            return False
-        name = self._by.removeprefix("-")
-        if name not in results:
-            raise ConfigError(
-                f"train.best_by: no result {name!r}.{nearest(name, results)} This run measures {', '.join(results)}."
-            )
-        value, sign = results[name], (1, -1)[self._by.startswith("-")]
-        is_better = value is not None and (self.step is None or sign * value > sign * self.value)
-        if value is not None and is_better:
-            self.step, self.value = step, value
-        return is_better
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the entry of the record."""
-        return {"by": self._by, "step": self.step, "value": self.value}
+        self._sums, self._counts = dict(state["meter"]["sums"]), dict(state["meter"]["counts"])
+        for name, value in self._sums.items():
+            if isinstance(value, Tensor):
+                self._sums[name] = value.to(run.device)
 
 
 class Evaluation(Callback):
@@ -181,7 +167,8 @@ class Evaluation(Callback):
     def __init__(self, every: int, best_by: str | None, folder: RunFolder) -> None:
         self._every = every
         self._best_weights: Path = folder.checkpoints / "best"  # removed together with the checkpoints
-        self.best = BestResult(best_by)
+        self._best_by = best_by
+        self.best: tuple[int, float] | None = None  # step and value of the best result, the earliest of equal ones
         self.is_due = False
         self.found: tuple[int, Evaluated] | None = None
         # Diagnostics of the last batch, which no checkpoint holds, and the step they are of.
@@ -220,14 +207,14 @@ class Evaluation(Callback):
             except Interrupted as interrupted:
                 set_rng_state(before)
                 signum = interrupted.signum
-        signum = run.interrupts.settled(signum)
+        signum = run.interrupts.ballot.settle(signum)
         if signum:
             run.stop(signum)
         self.is_due = False
         if found is None:
             return None
         self.found = (run.step, found)
-        if self.best.improved(run.step, found.results):
+        if self._is_best(run.step, found.results):
             save_weights(self._best_weights, run.adapter.module, run.objective)
             run.health.keep()
         run.log(found.as_metrics() | run.health.metrics(run.step))
@@ -235,15 +222,35 @@ class Evaluation(Callback):
         run.progress.note(f"step {run.step}{part}: {_first_results(found)}")
         return found
 
+    def _is_best(self, step: int, results: Mapping[str, Number]) -> bool:
+        """Remember results if they are the best so far: the largest of `train.best_by`, or smallest for "-NAME"."""
+        if self._best_by is None:
+            return False
+        name, sign = self._best_by.removeprefix("-"), (1, -1)[self._best_by.startswith("-")]
+        if name not in results:
+            raise ConfigError(
+                f"train.best_by: no result {name!r}.{nearest(name, results)} This run measures {', '.join(results)}."
+            )
+        value = results[name]
+        if value is None or (self.best is not None and sign * value <= sign * self.best[1]):
+            return False
+        self.best = (step, value)
+        return True
+
+    @property
+    def chosen(self) -> dict[str, Any] | None:
+        """Return the best result as the record has it, or None."""
+        return self.best and {"by": self._best_by, "step": self.best[0], "value": self.best[1]}
+
     def finish(self, run: Any) -> None:
         """Restore the best weights if they are older, and compute the reported results (rank 0)."""
         _, pair_values = self._pair_values or (0, None)
-        goes_back = self.best.step is not None and self.best.step != run.step
-        if goes_back:
+        goes_back = self.best is not None and self.best[0] != run.step
+        if self.best is not None and goes_back:
             load_weights(self._best_weights, run.adapter.module, run.objective)
             run.pairs = pair_values = None  # they are of the last weights
-            by, step, value = self.best.as_dict().values()
-            run.progress.note(f"kept: step {step}, where {by} was best, {number(value)}")
+            step, value = self.best
+            run.progress.note(f"kept: step {step}, where {self._best_by} was best, {number(value)}")
         is_first_look = run.adapter.part != run.adapter.reported
         if not goes_back and not is_first_look:
             return
@@ -258,13 +265,13 @@ class Evaluation(Callback):
     def state_dict(self) -> dict[str, Any]:
         values = self._pair_values
         return {
-            "best": {"step": self.best.step, "value": self.best.value},
+            "best": self.best,
             "due": self.is_due,
             "of_pairs": values[1] if values and self.is_due else None,
         }
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
-        self.best.step, self.best.value = state["best"]["step"], state["best"]["value"]
+        self.best = state["best"]
         if state["due"]:
             self.is_due, self._pair_values = True, (state["step"], state["of_pairs"])
 
@@ -298,8 +305,8 @@ def write_run_record(run: Any, status: Status, error: str | None = None) -> RunR
         fields |= {"results": found.results, "histogram": found.histogram}
         fields["diagnostics"] = found.diagnostics | run.health.metrics(run.step)
         fields["notes"] += [*found.remarks, *run.health.lines]
-        if run.evaluation.best.step is not None:
-            fields["chosen"] = {**run.evaluation.best.as_dict(), "on": run.curves_on}
+        if run.evaluation.chosen is not None:
+            fields["chosen"] = {**run.evaluation.chosen, "on": run.curves_on}
     if run.device.type == "cuda":
         fields["peak_device_bytes"] = torch.cuda.max_memory_allocated(run.device)
     record = RunRecord(

@@ -315,7 +315,8 @@ class RunConfig(Settings):
     @field_validator("objective")
     @classmethod
     def _canonical(cls, text: str) -> str:
-        return canonical_objective(text)
+        """Check an objective's text and return its canonical spelling ("none" stays)."""
+        return "none" if text.strip().lower() == "none" else str(_build(text))
 
     @model_validator(mode="after")
     def _schedules_fit(self) -> RunConfig:
@@ -366,11 +367,6 @@ class RunConfig(Settings):
         if type(self).model_validate_json(json.dumps(tomllib.loads(text))) != self:
             raise ConfigError(f"this configuration cannot be written as TOML without loss:\n{text}")
         return text
-
-
-def canonical_objective(text: str) -> str:
-    """Check an objective's text and return its canonical spelling ("none" stays)."""
-    return "none" if text.strip().lower() == "none" else str(_build(text))
 
 
 def _build(text: str) -> Any:

@@ -172,7 +172,7 @@ def _checkpoint(module: nn.Module, forward: Forward, translate: Callable[[Forwar
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), began.replay()),
+            context_fn=lambda: (nullcontext(), began),
             **kwargs,
         )
 

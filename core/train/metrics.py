@@ -1,4 +1,4 @@
-"""Write metrics.jsonl, one line of numbers per logged step, and average the values behind a line."""
+"""Write and read metrics.jsonl, one line of numbers per logged step."""
 
 from __future__ import annotations
 
@@ -10,43 +10,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dipole.core.utils.files import disk_refusing
 from dipole.core.utils.received import parse_json, read_lines
-
-
-class Meter:
-    """Means over the steps since the last line. Tensors are summed where they are: nothing waits for the device."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, values: Mapping[str, Tensor | float]) -> None:
-        """Add one step's values: scalar tensors without a graph, or numbers."""
-        for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0) + value
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def take(self) -> dict[str, float]:
-        """Return the means and reset. This waits for the device."""
-        sums, counts = self._sums, self._counts
-        self._sums, self._counts = {}, {}
-        tensors = {name: value.double() for name, value in sums.items() if isinstance(value, Tensor)}
-        if tensors:
-            sums |= dict(zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True))
-        return {name: value / counts[name] for name, value in sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "counts": dict(self._counts)}
-
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
-        for name, value in self._sums.items():
-            if isinstance(value, Tensor):
-                self._sums[name] = value.to(device)
 
 
 class MetricsFile:

@@ -396,7 +396,7 @@ class Run:
         previous, self.step = self.step, self.step + steps
         values = {**values, **self._scheduled}
         self._scheduled = self._schedules.set(self.step)
-        self.stop_signal = 0 if self.is_finished else self.interrupts.agreed()
+        self.stop_signal = 0 if self.is_finished else self.interrupts.ballot.cast(self.interrupts.received)
         self.progress.update(self.step)
         for callback in self.callbacks:
             callback.on_step(self, previous, values)

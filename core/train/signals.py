@@ -52,7 +52,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.received = 0
         self._finishing = False
-        self._ballot = Ballot()
+        self.ballot = Ballot()  # by which all ranks end at the same step
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -85,17 +85,6 @@ class Interrupts:
             yield
         finally:
             self._finishing = before
-
-    def agreed(self) -> int:
-        """Return the signal that ends the run after this step on every rank, or 0.
-
-        Ranks learn of each other's signals one step late, so that none waits for another.
-        """
-        return self._ballot.cast(self.received)
-
-    def settled(self, signum: int) -> int:
-        """Return the signal that any rank passes here, or 0. Every rank waits for the others."""
-        return self._ballot.settle(signum)
 
     def _handle(self, which: int, frame: FrameType | None) -> None:
         again, self.received = bool(self.received), self.received or which

@@ -74,7 +74,8 @@ def theory_of_run(
             features = objective.transform(features.to(place))
     features = features.cpu()
     projected = features
-    if form == "unit" or (form == "auto" and _is_cosine(objective)):
+    seen = {term.similarity for _, _, term in objective or () if term.similarity is not None}
+    if form == "unit" or (form == "auto" and seen == {"cosine"}):
         features = normalize(features)
     classes = read_labels(labels, given, len(features))
     lines: list[dict[str, Any]] = []
@@ -85,10 +86,6 @@ def theory_of_run(
         raise RecordError(str(error)) from error
     facts = _facts(record, objective, lines)
     return measure(features * scale, classes, choices, facts=facts, metrics=lines, projected=projected)
-
-
-def _is_cosine(objective: Composite | None) -> bool:
-    return {term.similarity for _, _, term in objective or () if term.similarity is not None} == {"cosine"}
 
 
 def read_labels(text: str, given: Tensor | None, rows: int) -> Tensor | None:

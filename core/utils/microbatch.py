@@ -11,7 +11,7 @@ gradient of each parameter once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -90,7 +90,8 @@ def own_forward(module: nn.Module) -> Forward:
 class RngAndBuffers:
     """A copy of the random generators and of a module's buffers, so that a forward pass can be repeated exactly.
 
-    Buffers are what a forward pass changes: running statistics of batch norm, vectors of spectral norm.
+    Buffers are what a forward pass changes: running statistics of batch norm, vectors of spectral norm. A `with` block
+    begins from the copied state, and restores the state before it at its end. It may be entered again.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -100,6 +101,7 @@ class RngAndBuffers:
         if device.type not in ("cpu", "meta"):
             self._device_rng = torch.get_device_module(device).get_rng_state(*self._place)
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self._outer: list[RngAndBuffers] = []
 
     @property
     def _place(self) -> tuple[torch.device, ...]:
@@ -113,26 +115,12 @@ class RngAndBuffers:
         for buffer, copy in self._buffers:
             buffer.data.copy_(copy)
 
-    def replay(self) -> AbstractContextManager[None]:
-        """Run a block from the copied state and restore today's state afterwards. The block may be entered again."""
-        return _Replay(self)
-
-    def retaken(self) -> RngAndBuffers:
-        """Return a copy of today's state."""
-        return RngAndBuffers(self._module, self._device)
-
-
-class _Replay(AbstractContextManager[None]):
-    def __init__(self, start: RngAndBuffers) -> None:
-        self._start = start
-        self._now: list[RngAndBuffers] = []
-
     def __enter__(self) -> None:
-        self._now.append(self._start.retaken())
-        self._start.restore()
+        self._outer.append(RngAndBuffers(self._module, self._device))
+        self.restore()
 
     def __exit__(self, *_: object) -> None:
-        self._now.pop().restore()
+        self._outer.pop().restore()
 
 
 class _Autocast:
@@ -208,7 +196,7 @@ class _Passes:
         """Return the gradients of `leaves`, given those of the outputs."""
         of_parameters: list[Tensor | None] = [None] * len(self._parameters)
         of_inputs: list[list[Tensor]] = [[] for _ in self._wanted]
-        with self._start.replay(), self._autocast.replay(), _plain_checkpoints(self._module):
+        with self._start, self._autocast.replay(), _plain_checkpoints(self._module):
             for number, part in enumerate(self._chunks()):
                 for place in self._wanted:
                     part[place] = part[place].detach().requires_grad_()
