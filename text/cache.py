@@ -38,11 +38,8 @@ T = TypeVar("T")
 def corpus_folder(config: TextSettings, tokenizer: str | None, texts_hash: str | None = None) -> Path | None:
     """Return the folder for the ids of a corpus, or None if they stay in memory.
 
-    The name depends on the contents of the files, not on paths and dates.
-
-    Args:
-        tokenizer: its fingerprint. None: a vocabulary of the corpus's own words.
-        texts_hash: hash of the texts of a pair table, if these are encoded.
+    The name depends on the contents of the files, not on paths and dates. tokenizer: its fingerprint. None: a
+    vocabulary of the corpus's own words. texts_hash: hash of the texts of a pair table, if these are encoded.
     """
     by = tokenizer or ["words", config.vocabulary_size, config.lower]
     if texts_hash is not None:

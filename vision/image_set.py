@@ -144,11 +144,7 @@ class ImageSet:
 def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
     """Return a set with the classes of another part of its data, if these include its own. Else return it unchanged.
 
-    Classes of text are numbered in each part, and a part may lack some.
-
-    Args:
-        images: the set.
-        names: of the classes of the other part.
+    Classes of text are numbered in each part, and a part may lack some. names: of the classes of the other part.
     """
     if images.labels is None or not images.class_names or not set(images.class_names) < set(names):
         return images
@@ -160,13 +156,8 @@ def renumbered(images: ImageSet, names: tuple[str, ...]) -> ImageSet:
 def joined(parts: Sequence[ImageSet]) -> ImageSet:
     """Return the images of several splits of one data set, in their order.
 
-    Images of a split without labels have the label -1, unless no split has labels.
-
-    Args:
-        parts: one or more.
-
-    Raises:
-        DataError: the splits differ in the shape of images or in their classes, or are read as a stream.
+    Images of a split without labels have the label -1, unless no split has labels. Raise DataError for splits that
+    differ in the shape of images or in their classes, or are read as a stream.
     """
     first = parts[0]
     if len(parts) == 1:

@@ -224,13 +224,8 @@ class OnlineProbe:
 
         loss = mean over all views and ranks of -log softmax(W x + b)_y
 
-    It draws no random number, and x carries no gradient: the encoder's weights equal those of a run without it.
-
-    Args:
-        config: its optimizer.
-        encoders: it reads their last features, concatenated.
-        classes: number of classes C. Labels are 0 to C - 1.
-        device: of the features.
+    It draws no random number, and x carries no gradient: the encoder's weights equal those of a run without it. x are
+    the last features of the encoders, concatenated. Labels are 0 to C - 1.
     """
 
     def __init__(self, config: OnlineConfig, encoders: Sequence[Encoder], classes: int, device: torch.device) -> None:
@@ -312,11 +307,7 @@ class OnlineProbe:
 
 
 def count_classes(images: ImageSet, test: ImageSet, shares_classes: bool) -> int:
-    """Return the number of classes for an online probe.
-
-    Raises:
-        ConfigError: an image for training or testing has no label, or the two parts have different classes.
-    """
+    """Return the number of classes for an online probe. Every image for training and testing needs a label."""
     for part in (images, test):
         if not part.all_labelled:
             raise ConfigError(

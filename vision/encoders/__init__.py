@@ -55,9 +55,6 @@ def build_encoder(config: EncoderSettings, channels: int, size: int, share: floa
     """Build the encoder of a [vision.encoder] table for images (channels, size, size).
 
     share: of the width of every layer except vgg16's last; CMC builds two encoders of half width.
-
-    Raises:
-        ConfigError: a setting does not fit the encoder or the images, or the encoder is random in evaluation mode.
     """
     build = builder(config.name)
     assert build is not None  # the configuration has checked it

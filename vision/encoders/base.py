@@ -192,12 +192,9 @@ class Stages(Encoder):
 
 
 def as_encoder(module: nn.Module, channels: int, size: int) -> Encoder:
-    """Wrap any module as an `Encoder`. One image of zeros gives the width of its features.
+    """Wrap any module, images (n, channels, size, size) -> features (n, ...), as an `Encoder`.
 
-    Args:
-        module: images (n, channels, size, size) -> features (n, ...).
-        channels: of the images.
-        size: side of the images in pixels.
+    One image of zeros gives the width of its features.
     """
     if isinstance(module, Encoder):
         return module

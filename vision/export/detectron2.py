@@ -82,11 +82,7 @@ NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def backbone(encoder: Encoder) -> dict[str, np.ndarray]:
-    """Return the weights of a ResNet under detectron2's names: stem.conv1.weight, res2.0.conv1.norm.running_mean, ...
-
-    Raises:
-        ConfigError: the encoder is no ResNet with three channels and the ImageNet stem.
-    """
+    """Return the weights of a ResNet under detectron2's names: stem.conv1.weight, res2.0.conv1.norm.bias, ..."""
     if not isinstance(encoder, ResNetEncoder):
         raise ConfigError(
             f"detectron2 has no backbone like {type(encoder).__name__}; export a run whose vision.encoder.name is "

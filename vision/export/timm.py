@@ -20,11 +20,7 @@ NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def timm_weights(encoder: Encoder) -> dict[str, Tensor]:
-    """Return the weights of a ResNet with the ImageNet stem under timm's names.
-
-    Raises:
-        ConfigError: timm has no such network.
-    """
+    """Return the weights of a ResNet with the ImageNet stem under timm's names."""
     inner: Any = getattr(getattr(encoder, "model", None), "timm_model", None)
     if inner is not None:  # a model of timm that transformers wraps
         return dict(inner.state_dict())

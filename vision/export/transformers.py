@@ -104,11 +104,7 @@ def _fields(encoder: ResNetEncoder) -> dict[str, Any]:
 
 
 def describe(encoder: Encoder) -> list[Any]:
-    """Return name and description of every stage of an encoder, in order.
-
-    Raises:
-        ConfigError: it has an unknown layer.
-    """
+    """Return name and description of every stage of an encoder, in order."""
     if isinstance(encoder, ResNetEncoder):
         return [[encoder.last, {"kind": modeling.RESNET, **_fields(encoder)}]]
     if isinstance(encoder, Stages):

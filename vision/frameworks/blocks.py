@@ -41,11 +41,7 @@ class Blocks(OneBranch):
     The batch is a sequence of blocks of b + 1 images. Each image of a block is x once, with the others as its
     positives. Labels choose the blocks. The block loss does not use labels, but supervised references get them.
 
-    Args:
-        backbone: any module that maps images (n, C, H, W) to features (n, ...), which are flattened.
-        objective: its text, an Objective or a Composite.
-        head: the projection head. None is the paper's (`projection_head`), `nn.Identity()` is none.
-        images: of a block, b + 1.
+    backbone, objective, head: as in `OneBranch`. images: of a block, b + 1.
     """
 
     table = BlocksConfig

@@ -97,11 +97,7 @@ class Branch(nn.Module):
 
 
 def rows_of(output: Any, module: nn.Module) -> Tensor:
-    """Return a module's output as rows (n, width): a tensor (n, ...), or the pooled one of a model of transformers.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a module's output as rows (n, width): a tensor (n, ...), or the pooled one of a model of transformers."""
     if isinstance(output, Mapping):
         output = next((output[name] for name in POOLED if output.get(name) is not None), output)
     if not isinstance(output, Tensor) or output.ndim < 2:
@@ -114,11 +110,7 @@ def rows_of(output: Any, module: nn.Module) -> Tensor:
 
 
 def feature_width(backbone: nn.Module) -> int:
-    """Return the width of the rows that a module makes of images, measured with images of zeros.
-
-    Raises:
-        ConfigError: no size of images fits, or the width depends on it.
-    """
+    """Return the width of the rows that a module makes of images, measured with images of zeros."""
     if isinstance(backbone, Encoder):
         return backbone.taps[backbone.last]
     found = {images.shape[-1]: width for images, width in measured(backbone, _trials(backbone), most=2)}
@@ -172,12 +164,8 @@ def _trials(backbone: nn.Module) -> Iterator[Tensor]:
 class PassedFeatures:
     """Records what the encoders give their projectors, in the order of the calls.
 
-    Args:
-        branches: each then returns (embeddings, features), of which a hook removes the features again. So they are rows
-            of the branch's output also where it runs in microbatches.
-
-    Raises:
-        ConfigError: the encoders have different or unknown widths.
+    Each branch then returns (embeddings, features), of which a hook removes the features again. So they are rows of the
+    branch's output also where it runs in microbatches. Raise ConfigError for encoders of different or unknown widths.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
@@ -210,11 +198,9 @@ class PassedFeatures:
             self._recording = False
 
     def added(self, embedded: EncodedBatch, images: int) -> EncodedBatch:
-        """Return the rows of a batch with the recorded features of each view.
+        """Return the rows of a batch of `images` with the recorded features of each view.
 
-        Args:
-            embedded: the rows.
-            images: of the batch. A row has as many features as images, such as a block's.
+        A row has as many features as images, such as a block's.
         """
         views = [view for each in self._found for view in each.split(images)]
         self._found = []

@@ -26,15 +26,9 @@ from dipole.vision.settings import PairKind, VisionSettings
 
 
 class TextBranch(nn.Module):
-    """A text encoder and its projection head.
+    """A text encoder, whose output has a row for each text, and its projection head, None for a linear layer to `dim`.
 
-    Args:
-        encoder: any module whose output has a row for each text, such as a model of transformers with a pooled output.
-        head: of its features, or None for a linear layer.
-        dim: width of the embedding, for that layer.
-
-    Raises:
-        ConfigError: the width of the features is unknown.
+    Raise ConfigError if the width of the features is needed and unknown.
     """
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:

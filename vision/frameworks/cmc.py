@@ -246,9 +246,6 @@ def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
     """Return a copy of a network for colour images that reads images of fewer channels.
 
     Each channel of the first convolution gets an equal share of the sum of its weights.
-
-    Raises:
-        ConfigError: no convolution reads three channels.
     """
     found = copy.deepcopy(backbone)
     first = next((part for part in found.modules() if isinstance(part, nn.Conv2d)), None)

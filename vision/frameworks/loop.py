@@ -62,11 +62,7 @@ class Trainable(nn.Module):
         self._features: PassedFeatures | None = None
 
     def _build_objective(self) -> None:
-        """Create the parameters of the objective. Call it when the networks exist.
-
-        Raises:
-            ConfigError: the objective has parameters, and the width of the embedding is unknown.
-        """
+        """Create the parameters of the objective, when the networks exist."""
         if self.objective is None or not any(nn.parameter.is_lazy(each) for each in self.objective.parameters()):
             return
         width = None
@@ -134,12 +130,7 @@ class Trainable(nn.Module):
     def _loss_of(
         self, views: Sequence[Tensor], labels: Tensor | None, index: Tensor | None, captions: Any = None
     ) -> Tensor:
-        """Return the loss of a batch, ().
-
-        Args:
-            views, labels, index: as in `forward`.
-            captions: as in `Batch`.
-        """
+        """Return the loss of a batch, (), as `forward`. captions: as in `Batch`."""
         if self.objective is None:
             raise ConfigError(
                 f"{type(self).__name__} has no objective: build it with one, such as "

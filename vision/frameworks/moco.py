@@ -114,12 +114,7 @@ class MoCo(OneBranch):
         return embedded({"query": queries, "key": keys}, batch, self._pair)
 
     def _pair(self, rows: dict[str, Any], seed: int) -> AnyPairs:
-        """Return the pairs of the rows of all ranks.
-
-        Args:
-            rows: "query" and "key", each with (B, d) for each view, and "index" and "labels" (B,).
-            seed: of the step.
-        """
+        """Pair the rows of all ranks: "query" and "key", (B, d) for each view, and "index" and "labels" (B,)."""
         queries, keys = rows["query"], rows["key"]
         settings: dict[str, Any] = {
             "queue": self.queue.all(queries[0].dtype),

@@ -53,11 +53,7 @@ class Predicting(OneBranch):
     """Every view in turn is compared with the image's other views; one of the two sides gets no gradient.
 
     There is one pass of the branch per view, as in the references. The predictor sees the whole batch of a rank,
-    whatever the microbatch.
-
-    Args:
-        backbone, objective, head: as in `OneBranch`.
-        predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
+    whatever the microbatch. predictor: from embeddings (n, d) to (n, d). None is the paper's (`prediction_head`).
     """
 
     table = PredictorConfig
@@ -189,11 +185,7 @@ Schedule = Literal["cosine", "constant"]
 class Following(Predicting):
     """Keys from a slowly moving copy of the branch, whose momentum rises to 1 along a cosine.
 
-    Args:
-        backbone, objective, head, predictor: as in `Predicting`.
-        momentum: of the copy, at the first step.
-        momentum_schedule: "cosine" or "constant".
-        steps: steps of the whole run, for the cosine. None keeps the momentum of the first step.
+    momentum: at the first step. steps: of the whole run, for the cosine. None keeps the first momentum.
     """
 
     def __init__(

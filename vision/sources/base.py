@@ -94,16 +94,7 @@ class Source:
 
 
 def split_names(source: str, split: str, known: Iterable[str]) -> list[str]:
-    """Return the names in a text such as "train+unlabeled".
-
-    Args:
-        source: for messages.
-        split: the text.
-        known: the splits of the source.
-
-    Raises:
-        DataError: the source has no such split, or one is named twice.
-    """
+    """Return the names in a text such as "train+unlabeled". Raise DataError for an unknown or a repeated split."""
     known = tuple(known)
     names = [split] if split in known else [name.strip() for name in split.split("+")]
     for name in names:

@@ -58,11 +58,7 @@ class Tree:
 
 
 def scan(path: Path, parents: tuple[Path, ...] = ()) -> Tree:
-    """Search a folder for images. Links to folders are followed, except to a parent.
-
-    Raises:
-        DataError: a folder cannot be read.
-    """
+    """Search a folder for images. Links to folders are followed, except to a parent."""
     tree, parents = Tree(path), (*parents, path.resolve())
     try:
         with os.scandir(path) as entries:

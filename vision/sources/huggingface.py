@@ -203,14 +203,9 @@ def read_labels(
 
 
 def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
-    """Return the encoded image of a cell.
+    """Return the encoded image of a cell: bytes, or a dictionary with "bytes" or "path", which `read` opens.
 
-    Args:
-        cell: bytes, or a dictionary with "bytes" or "path".
-        read: path -> content.
-
-    Raises:
-        ValueError: the cell is empty, or its file cannot be read.
+    Raise ValueError if the cell is empty, or its file cannot be read.
     """
     if isinstance(cell, bytes):
         return cell

@@ -60,14 +60,8 @@ def labels_of(
 
     Columns that hold no classes (targets of regression, several labels an image) are left out with a warning.
 
-    Args:
-        name: of the table, for messages.
-        columns: that may hold labels, in order of preference.
-        values: column -> its cells.
-        wanted: the one column to read, or None.
-
-    Raises:
-        DataError: the column `wanted` holds no classes.
+    columns: that may hold labels, in order of preference. values: column -> its cells. wanted: the one column to read,
+    or None. Raise DataError if it holds no classes.
     """
     for column in columns:
         try:
@@ -89,11 +83,7 @@ def labels_of(
 
 
 def label_columns(name: str, columns: Sequence[str], wanted: str | None, others: Sequence[str] = ()) -> list[str]:
-    """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`.
-
-    Raises:
-        DataError: there is no column `wanted`.
-    """
+    """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`."""
     if wanted is None:
         return list(dict.fromkeys([*(each for each in LABELS if each in columns), *others]))
     check_column(name, columns, wanted, "label_column")

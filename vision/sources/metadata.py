@@ -24,15 +24,8 @@ Told = tuple[list[Path], Tensor, tuple[str, ...], list[str]]
 def read_metadata(tables: Sequence[Path], images: Sequence[Path], options: Decoding) -> Told | None:
     """Read the labels of images from tables. Return None if the tables name no files or have no labels.
 
-    A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME.
-
-    Args:
-        tables: the files.
-        images: of the folder, sorted.
-        options: the columns, and whether a named file may be missing.
-
-    Raises:
-        DataError: a table cannot be read, has no such column, or names a file that is not there.
+    A table has a column `file_name`, relative to its folder, or NAME_file_name for `image_column` = NAME. Raise
+    DataError if a table cannot be read, has no such column, or names a file that is not there.
     """
     rows: dict[Path, dict[str, Any]] = {}
     absent = []
