@@ -23,10 +23,7 @@ def labelled_documents(source: str, column: str | None = None) -> Iterator[tuple
         source: a file of rows (`located_rows`) with a column `label` beside the text, or "hub:NAME" with the splits
             train and test. A row of a file can have a `split`, train or test. Otherwise every fifth document of
             a class is for testing.
-        column: column that holds the text, as in `read_documents`.
-
-    Raises:
-        DataError: as `read_documents`, or for a row without a label. The message names the row.
+        column: column that holds the text, as in `read_documents`, whose errors it has.
     """
     seen: dict[str, int] = {}
     for part, rows in _labelled_rows(source):

@@ -86,9 +86,6 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
 
     A line is a sentence, an empty one too, so that rows stay in step with the file. A table's own column "id" names its
     rows, which are numbered from 0 otherwise. Files may be packed (.gz).
-
-    Raises:
-        DataError: the file is missing, is of another kind, or a row holds no text. The message names it.
     """
     path = Path(source)
     if source != STDIN and not path.is_file():

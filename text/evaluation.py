@@ -167,10 +167,7 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
     Returns:
         "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten, "next_mrr", the mean of
-        1 / rank, and "chance@1".
-
-    Raises:
-        DataError: a vector is not finite.
+        1 / rank, and "chance@1". Raise DataError if a vector is not finite.
     """
     document = document.to(f.device)
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
@@ -194,10 +191,7 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
     Returns:
         "positive@1" and "positive@10", shares of rows whose positive ranks first or among ten, "positive_mrr", the
         mean of 1 / rank, and "chance@1". With negatives also "triplet/accuracy", the share of negatives that are
-        farther from the anchor than the positive.
-
-    Raises:
-        DataError: a vector is not finite.
+        farther from the anchor than the positive. Raise DataError if a vector is not finite.
     """
     f, g = _unit(f), _unit(g)
     anchor, positive, negatives = (texts.to(f.device) for texts in (anchor, positive, negatives))

@@ -137,9 +137,6 @@ def load(config: DataConfig, seed: Seeds, validation: float = 0.0) -> Parts:
 
     validation: share of the training images that is tested on instead of the test images, which are not read then. It
         is taken from the training images first, so nothing is trained on it.
-
-    Raises:
-        DataError: the data are missing, damaged or do not fit together.
     """
     wanted = read_classes(config.classes)
     source = open_source(config.source, config.decoding(streamed=config.pretrain is None), wanted)

@@ -193,10 +193,8 @@ def recall(a: Tensor, b: Tensor, ids: Tensor, same_kind: bool = False) -> dict[s
         same_kind: both columns number the same items, so the query itself may be a candidate. It does not count.
 
     Returns:
-        "recall@1", "recall@5", "recall@10", and "chance@1", the recall@1 of a random order.
-
-    Raises:
-        DataError: a vector is not finite.
+        "recall@1", "recall@5", "recall@10", and "chance@1", the recall@1 of a random order. Raise DataError if a vector
+        is not finite.
     """
     queries, of_query, query = _distinct(ids[:, 0])
     candidates, of_candidate, candidate = _distinct(ids[:, 1])

@@ -76,15 +76,8 @@ def read_images(
 ) -> Inputs:
     """Read one image, all images of a folder and its subfolders in the order of their names, or any training source.
 
-    Args:
-        source: a file, a folder, or what vision.data.source takes; all its splits are read.
-        column: must be None.
-        decoded, channels, size: as in `ImageEmbedder`.
-        on_corrupt: "refuse" or "skip" images that cannot be decoded.
-        skipped: gets the skipped ones, with the reason.
-
-    Returns:
-        Names and images (C, H, W) uint8.
+    Return names and images (C, H, W) uint8. decoded, channels, size: as in `ImageEmbedder`. on_corrupt: "refuse" or
+    "skip" images that cannot be decoded. skipped: gets these, with the reason.
     """
     if column is not None:
         raise OptionError(f"--column {column}: image files have no columns.")

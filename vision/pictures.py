@@ -46,11 +46,6 @@ def neighbourhood(views: Sequence[Tensor], query: int = 0, t_pos: float = 1.0, t
             positives. The other rows of the second view are the negatives.
         query: index of the image.
         t_pos, t_neg: sharpness of the weights.
-
-    Raises:
-        OptionError: the index is out of range.
-
-    Source: CACR Eqs. 3, 5; Fig. 6, 7.
     """
     images = len(views[0])
     if not 0 <= query < images:
@@ -103,12 +98,7 @@ def draw_query(
 
     The query is in the middle of the map. t-SNE's range is [-10, 10] in both directions, as in the paper.
 
-    Args:
-        images: K + 1 views (B, C, H, W) in [0, 1], those of the embeddings for `found`.
-        found: the weights.
-        path: a .png, .svg or .pdf; its folder is created.
-        title: of the picture.
-        query, projection, seed: as in `neighbourhood` and `flat`.
+    images: K + 1 views (B, C, H, W) in [0, 1], those of the embeddings for `found`. path: a .png, .svg or .pdf.
     """
     order = found.negatives.argsort(descending=True)
     count = min(SHOWN, len(order) // 2) or len(order)

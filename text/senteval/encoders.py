@@ -21,16 +21,9 @@ BATCH = 32  # sentences that a model sees at a time
 
 
 def as_encode(encoder: Any, batch_size: int | None = None, tokenizer: Any = None, pooling: Pooling = "mean") -> Encode:
-    """Return a function from sentences to vectors (n, d).
+    """Return a function from sentences to vectors (n, d). Arguments are those of `evaluate`.
 
-    Args:
-        encoder: such a function, an object with a method `encode`, or a model of transformers.
-        batch_size: sentences at a time, >= 1. None: a function gets all of them, a model 32.
-        tokenizer: of a model of transformers. None: the one that is saved with it.
-        pooling: "mean" of the last hidden states, that of the first token ("cls"), or the model's "pooler".
-
-    Raises:
-        OptionError: the encoder is none of these, an option is out of range, or there is no tokenizer.
+    Raise OptionError if the encoder is of another kind, an option is out of range, or there is no tokenizer.
     """
     if batch_size is not None:
         whole(batch_size, "batch_size", 1)

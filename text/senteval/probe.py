@@ -52,11 +52,7 @@ class Solved:
 
 
 def classify(task: Task, splits: dict[str, Split], features: dict[str, np.ndarray], settings: Settings) -> Probe:
-    """Probe features (N, d) of each split by the protocol of the settings.
-
-    Raises:
-        DataError: a feature is not finite or too large, or there are too few samples for the folds.
-    """
+    """Probe features (N, d) of each split by the protocol of the settings."""
     x = np.concatenate([features[name] for name in splits])
     y = np.concatenate([np.asarray(split.labels, dtype=np.int64) for split in splits.values()])
     _check_features(x, task.name)

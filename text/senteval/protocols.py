@@ -119,11 +119,7 @@ def _take(split: Split, order: Sequence[int]) -> Split:
 
 
 def problems_of(task: Task, splits: dict[str, Split], y: np.ndarray, settings: Settings) -> list[Problem]:
-    """Divide the rows of a task, split after split in the labels `y` (N,), into problems.
-
-    Raises:
-        DataError: a class has fewer samples than there are folds, or a fold has a single class.
-    """
+    """Divide the rows of a task, split after split in the labels `y` (N,), into problems."""
     rows: dict[str, np.ndarray] = {}
     start = 0
     for name, split in splits.items():

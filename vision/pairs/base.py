@@ -63,11 +63,7 @@ class Labels(Kind):
 
 
 def class_order(per_class: int | None, images: ImageSet, batch_size: int, world_size: int, seed: Seeds) -> Order:
-    """Return the order of an epoch: random, or groups of `per_class` images of a class.
-
-    Raises:
-        ConfigError: no image has a label, or the batch is no multiple of `per_class`.
-    """
+    """Return the order of an epoch: random, or groups of `per_class` images of a class."""
     labels = images.labels
     if labels is None or bool((labels < 0).all()):
         raise ConfigError(

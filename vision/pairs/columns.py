@@ -185,16 +185,8 @@ def read_pairs(
     A cell of an image is a path, relative to the table, or the image itself (parquet). A caption may be a list of
     captions, each of which makes a row. Rows with a missing or blank cell are left out, with a warning.
 
-    Args:
-        source: a file of `core.utils.rows`.
-        columns: of images. With captions the last column has them.
-        captioned: whether there are captions.
-        decoding: how images are read.
-        split: of a data set.
-
-    Raises:
-        DataError: the table cannot be read, a column or an image is missing, or an image cannot be decoded. The message
-            names file and line.
+    source: a file of `core.utils.rows`. columns: of images. With captions the last column has them. Raise DataError,
+    which names file and line, if the table cannot be read, or a column or an image is missing or damaged.
     """
     names = list(columns)
     path = Path(source).expanduser()

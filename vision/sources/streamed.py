@@ -139,10 +139,8 @@ class Forward:
     """Rows by number from shards that can only be read from the beginning.
 
     The last `capacity` rows are cached, so rows that are requested nearly in order are read once. A row that left the
-    cache is read again from the beginning of its shard.
-
-    begin: a shard's number -> its rows. bounds: the first row of each shard, and the number of all rows. content: a
-    row -> its bytes.
+    cache is read again from the beginning of its shard. bounds: the first row of each shard, and the number of all
+    rows.
     """
 
     def __init__(
