@@ -285,7 +285,8 @@ def cell_text(row: Any, where: str, column: str | None) -> str | list[str]:
 def pydoc_documents() -> Iterator[Document]:
     """Read the help topics of Python's own `pydoc_data`, English prose, without code, grammar rules and rulers.
 
-    Yield a document for each topic, by name.
+    Returns:
+        A document for each topic, by name.
     """
     from pydoc_data.topics import topics
 

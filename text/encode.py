@@ -163,7 +163,15 @@ class Combined:
 
 
 def halves_normalised(features: np.ndarray, halves: int = 2) -> np.ndarray:
-    """Scale each of `halves` equal parts of every row (n, d) to unit length. A zero part stays zero."""
+    """Scale each of `halves` equal parts of every row to unit length, (n, d). A zero part stays zero.
+
+    Args:
+        features: (n, d).
+        halves: number of parts, >= 1.
+
+    Raises:
+        OptionError: `halves` does not divide d.
+    """
     if features.shape[1] % halves:
         raise OptionError(f"{features.shape[1]} features cannot be cut into {halves} equal parts")
     parts = features.reshape(len(features), halves, -1)

@@ -77,7 +77,7 @@ class Trainable(nn.Module):
         """Pass the encoders' features to the objective as well, from now on.
 
         Returns:
-            their width.
+            Their width.
         """
         branches = self.branches()
         if all(isinstance(branch.projector, nn.Identity) for branch in branches):
@@ -102,10 +102,13 @@ class Trainable(nn.Module):
         raise NotImplementedError
 
     def embed_with_features(self, batch: Batch) -> EncodedBatch:
-        """Embed a batch, with the encoder's features after `pass_features`.
+        """Embed a batch, after `pass_features` with the encoder's features.
 
         Args:
             batch: views of the images.
+
+        Returns:
+            As `embed`.
         """
         if self._features is None:
             return self.embed(batch)
