@@ -474,9 +474,9 @@ def constructor(make: Make) -> Make:
 
 
 def _kept(argument: Any) -> Any:
-    """Return a list of views, which the caller may change, or an iterator over views as a tuple."""
+    """Return a list of views, which the caller may change, or an iterator over views, as a new list."""
     if isinstance(argument, list | Iterator):
-        return tuple(argument)
+        return list(argument)
     return argument
 
 
