@@ -448,12 +448,15 @@ def test_an_answer_is_json_and_nothing_else(arguments, trained, capsys):
     assert json.loads(out) not in (None, "")
 
 
-def escapes(*arguments: object, **environment: str) -> str:
-    """What a command writes on a terminal of its own, both streams."""
+PRINTS = "from dipole.core.utils.console import console; console().print('[bold red]plan[/]')"
+
+
+def escapes(**environment: str) -> str:
+    """What our console writes on a terminal of its own, both streams."""
     pty = pytest.importorskip("pty")  # Windows has none
     leader, follower = pty.openpty()
     given = {**{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI")}, "TERM": "xterm", **environment}
-    command = [sys.executable, "-m", "dipole", *map(str, arguments)]
+    command = [sys.executable, "-c", PRINTS]
     with subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=given) as process:
         os.close(follower)
         written = b""
@@ -473,19 +476,14 @@ def escapes(*arguments: object, **environment: str) -> str:
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def test_a_terminal_without_colour_or_without_wits_gets_plain_text(tmp_path):
-    plan = ("bench", "demo", "--plan", "--runs", tmp_path / "none")
-    plain = escapes(*plan, NO_COLOR="1")
+def test_a_terminal_without_colour_and_a_pipe_get_plain_text():
+    assert ESCAPE in escapes()
+    plain = escapes(NO_COLOR="1")
     assert not [code for code in COLOUR.findall(plain) if re.search(r"\[(?:.*;)?(?:3\d|4\d|9\d)", code)]
-    assert ESCAPE not in escapes(*plan, TERM="dumb")
-
-
-def test_a_pipe_gets_no_escape_codes(tmp_path):
-    found = subprocess.run(
-        [sys.executable, "-m", "dipole", "bench", "demo", "--plan"], capture_output=True, text=True, cwd=tmp_path,
-        check=False, env={**os.environ, "TERM": "xterm-256color", "FORCE_COLOR": ""},
-    )  # fmt: skip
-    assert ESCAPE not in found.stdout + found.stderr
+    assert ESCAPE not in escapes(TERM="dumb")
+    environment = {**os.environ, "TERM": "xterm-256color", "FORCE_COLOR": ""}
+    piped = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, check=True, env=environment)
+    assert piped.stdout == "plan\n"
 
 
 def test_training_into_a_pipe_shows_no_bar(blobs, dipole_process):
