@@ -1,6 +1,5 @@
 """The text domain for the trainer: `TextAdapter` joins data, pairs, encoders and evaluation."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache, cached_property
@@ -17,9 +16,12 @@ from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.hub import is_offline
+from dipole.core.utils.text import warn
 from dipole.core.utils.transfer import prefetched
 from dipole.text import encoders, evaluation, senteval
 from dipole.text.artifacts import READ_BY, Artifacts, Probes, save_artifacts
+from dipole.text.cache import version_of
 from dipole.text.config import TextSettings
 from dipole.text.data import Data, TableData, load_data
 from dipole.text.document_classification import check_parts, document_accuracy, held_back, labelled_documents
@@ -92,7 +94,7 @@ class TextAdapter(Adapter):
             )
         self.pairs.check(self.module)
         for line in self.pairs.notes if self.rank == 0 else ():
-            warnings.warn(line, stacklevel=2)
+            warn(line, stacklevel=2)
 
     # A trained model without its corpus ------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class TextAdapter(Adapter):
         self.embedding_dim = self.module.width
         self.steps_per_epoch = artifacts.values["steps_per_epoch"]
         for line in self._cut_short():
-            warnings.warn(line, stacklevel=2)
+            warn(line, stacklevel=2)
 
     @cached_property
     def _probes(self) -> Probes | None:
@@ -176,6 +178,8 @@ class TextAdapter(Adapter):
             if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
         ]
         try:
+            if config.corpus.startswith("hub:") and is_offline():
+                version_of(config.corpus)
             _check_tasks(config)
         except DataError as error:
             problems.append(str(error))

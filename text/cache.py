@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from filelock import FileLock
 
+from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.cache import cache_folder, content_of, found, sum_of
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_write, why
@@ -83,13 +84,22 @@ def _files(config: TextSettings) -> list[Path]:
         return corpus_files(config.corpus)
 
 
+def version_of(source: str) -> str:
+    """Return the version of "hub:NAME". Raise DataError with the command that fetches it, if there is one."""
+    name = source.removeprefix("hub:")
+    try:
+        return hub_version(name, READER)
+    except DataError as error:
+        raise DataError(f"{error}{how_to_get(name.partition(':')[0].rpartition('/')[2])}") from error
+
+
 def _content(config: TextSettings) -> list[str]:
     """Identify what a corpus holds and how its bytes are decoded."""
     if config.corpus == "pydoc":
         text = "\n".join("\n".join(document.sentences) for document in pydoc_documents())
         return ["pydoc", hashlib.sha256(text.encode()).hexdigest()]
     if config.corpus.startswith("hub:"):
-        return ["hub", config.split, hub_version(config.corpus.removeprefix("hub:"), READER)]
+        return ["hub", config.split, version_of(config.corpus)]
     files = _files(config)
     kinds = ["".join(file.suffixes[-2:]).lower() for file in files]
     split = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -24,6 +23,7 @@ from dipole.core.train.compute_loss import as_composite
 from dipole.core.train.objective_callback import FILE, carry, load_objectives, needs_trainer
 from dipole.core.utils.distributed import all_sum, alone, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
+from dipole.core.utils.text import warn
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query"]
 
@@ -126,7 +126,7 @@ class ContrastiveLoss(nn.Module):
         """
         if self.training and torch.is_grad_enabled() and not self.taken and needs_trainer(self.objective):
             self.taken = True  # said once
-            warnings.warn(
+            warn(
                 f"no trainer looks after the objective {self.objective}, which has parameters of its own. In "
                 "a loop of your own optimise loss.parameters(), call loss.objective.after_step(learning_rate) after "
                 "each step, and save loss.state_dict(). A trainer that was built before dipole.text.ContrastiveLoss "
@@ -205,7 +205,7 @@ class ContrastiveLoss(nn.Module):
         for name, term in outcome.terms.items():
             if term.note and (name, term.note) not in self._noted:
                 self._noted.add((name, term.note))
-                warnings.warn(
+                warn(
                     f"{name} is {term.note}. Sentences of one class are positives of each other, and those of other "
                     "classes negatives: a batch needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL).",
                     stacklevel=4,

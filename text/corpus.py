@@ -1,7 +1,6 @@
 """Read running text: files, folders and data sets as a stream of pieces, with document boundaries."""
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -10,7 +9,7 @@ from typing import Any, Literal, TextIO
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, is_saved, located_rows
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 from dipole.text.splitting import READER, paragraphs, split_sentences
 from dipole.text.text_files import open_text, refuse_binary
 
@@ -117,7 +116,7 @@ def read_pieces(
             if is_empty and len(files) == 1:
                 raise DataError(f"{file} is empty: it holds no sentence")
             if is_empty:
-                warnings.warn(f"{file} is empty and is skipped", stacklevel=2)
+                warn(f"{file} is empty and is skipped", stacklevel=2)
 
 
 def corpus_files(source: str) -> list[Path]:
@@ -134,11 +133,11 @@ def corpus_files(source: str) -> list[Path]:
     broken = [p for p in entries if p.is_symlink() and not p.exists()]
     if broken:
         links = counted(len(broken), "broken link")
-        warnings.warn(f"{broken[0]} is a broken link and is skipped ({links} in {path})", stacklevel=3)
+        warn(f"{broken[0]} is a broken link and is skipped ({links} in {path})", stacklevel=3)
     if not files:
         raise DataError(f"the folder {path} holds no {', '.join(TEXT[:1] + JSON[:2] + CSV[:1] + PARQUET)} file")
     if others := sorted({p.suffix or p.name for p in every} - {p.suffix for p in files}):
-        warnings.warn(f"{path}: files that hold no text are skipped ({', '.join(others[:5])})", stacklevel=3)
+        warn(f"{path}: files that hold no text are skipped ({', '.join(others[:5])})", stacklevel=3)
     return files
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dipole.core.train.config import EvaluatedPart
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.machine import processors
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 from dipole.text.cache import corpus_folder, file_stamps, reading_progress, table_folder
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Piece, read_pieces
@@ -64,7 +64,7 @@ class Data(ABC):
         special = self.tokens.tokenizer.num_special_tokens_to_add(False)
         average = len(self.sentences.tokens) / len(self.sentences) - special
         if average < FEW_TOKENS:
-            warnings.warn(
+            warn(
                 f"{self.config.corpus}: sentences have {average:.1f} tokens on average, so an encoder learns next to "
                 f"nothing about word order or meaning. {ANOTHER_TOKENIZER}",
                 stacklevel=3,
@@ -72,7 +72,7 @@ class Data(ABC):
         seen = self.sentences.tokens[:LOOKED_AT]
         unknown = (seen == self.tokens.unknown).sum() / max(1, len(seen) - special * len(seen) / (average + special))
         if unknown > MANY_UNKNOWN:
-            warnings.warn(
+            warn(
                 f"{self.config.corpus}: {unknown:.0%} of the words are unknown to the tokenizer. {ANOTHER_TOKENIZER}",
                 stacklevel=3,
             )
@@ -122,7 +122,7 @@ class RunningText(Data):
         if batch_size < 2:
             raise ConfigError("train.batch_size 1 leaves a sentence without its neighbours; set it to 2 or more")
         if (config.held_out or validation) and is_loud and not self.sentences.has_neighbours(held_rows):
-            warnings.warn(
+            warn(
                 f"of {config.corpus} no two neighbouring sentences are held out: next sentences are not measured, or "
                 f"measured on training sentences. Raise text.held_out.",
                 stacklevel=2,

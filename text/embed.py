@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from dipole.core.train.inference import Embedder, Inputs, check_features
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.rows import ROWS, Asker, Located, located_rows
+from dipole.core.utils.text import warn
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
 from dipole.text.vocabulary import Tokens
@@ -73,7 +73,7 @@ def _warns_of_unknown(rows: Sequence[str], tokens: Tokens) -> bool:
     share = sum(unknown) / max(1, sum(map(len, found)))
     if not texts or (share < NEARLY_ALL and lost <= MANY_LOST * len(texts)):
         return False
-    warnings.warn(
+    warn(
         f"{share:.0%} of the words are unknown to the model. {lost} of {len(texts)} sentences hold no known word, and "
         f"those of equal length get the same vector. The model was trained on another language or kind of text.",
         stacklevel=3,

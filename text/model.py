@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dipole.core.train.finetuning import LoraTable, fine_tune
-from dipole.core.utils.backbone import Source, Weights, load
+from dipole.core.utils.backbone import Source, Weights, is_random, load
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.freezing import Freeze, fix_unused
 from dipole.core.utils.modes import in_mode
@@ -28,6 +29,8 @@ from dipole.text.encoders.networks import Pooling
 from dipole.text.encoders.sentence_folder import with_modules
 from dipole.text.encoders.tail import Pooled
 from dipole.text.vocabulary import Tokens, expand, read_vectors, words_vocabulary
+
+LONG = 200  # tokens
 
 
 def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> SentenceModel:
@@ -260,11 +263,24 @@ def build_transformer(
     except Exception as error:  # each architecture has its own
         reason = str(error).strip().partition("\n")[0]
         raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason})") from error
+    if _is_random(built.model):
+        raise place.error(
+            f"{type(built.model).__name__} is random in evaluation mode: one sentence got two different vectors"
+        )
     fix_unused(built.model, states)
     fine_tune(built.model, freeze, lora, "text")
     part = Transformer(built.model, pooling)
     part.described, part.remarks = built.described(place), tuple(built.remarks(place))
     return part
+
+
+def _is_random(model: Any) -> bool:
+    """Return whether a model in evaluation mode gives one long sentence two results, as Reformer's hashing does."""
+    length = min(LONG, (getattr(model.config, "max_position_embeddings", None) or LONG) - 2)
+    ids = torch.arange(max(1, length))[None] % model.config.vocab_size
+    with suppress(Exception):  # too long for this architecture
+        return is_random(model, lambda: model(input_ids=ids).last_hidden_state)
+    return False
 
 
 @torch.no_grad()

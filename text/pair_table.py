@@ -1,7 +1,6 @@
 """A table of pairs: each row is an anchor, its positive and negatives, as numbers of distinct texts."""
 
 import hashlib
-import warnings
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import numpy as np
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scratch
 from dipole.core.utils.rows import Located, located_rows
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.config import check_columns
 from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns
@@ -272,7 +271,7 @@ def read_pairs(
             notes.append(f"{table.incomplete} have no {anchor!r} or no {positive!r} and are skipped")
         if table.fewer:
             notes.append(f"{table.fewer} lack a negative and are used with the others")
-        warnings.warn(f"{source}: of {table.read} rows {', '.join(notes)}", stacklevel=2)
+        warn(f"{source}: of {table.read} rows {', '.join(notes)}", stacklevel=2)
     return table
 
 
@@ -299,7 +298,7 @@ def _read(
                 unused = UnusedColumns(row, [*names, *label.columns])
                 if unused.names:
                     listed = ", ".join(map(repr, unused.names))
-                    warnings.warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
+                    warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
         if unused is not None and label.column is None:
             unused.check(row, where)
         weight: float | None = 1

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from dipole.core.utils.errors import DataError, ReceivedError
 from dipole.core.utils.received import read_bytes
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 
 OnCorrupt = Literal["refuse", "skip"]
 LARGEST = 2**30
@@ -41,15 +40,31 @@ T = TypeVar("T")
 Box = tuple[int, int, int, int]  # left, upper, right, lower, as in Pillow
 
 
-def decode(data: bytes, size: int | None) -> np.ndarray:
-    """Decode an image to uint8 (H, W, 3). With a size, take the centred square and resize it to size x size."""
-    picture = open_rgb(data, size)
+def decode(data: bytes, size: int | None, exact: bool = False) -> np.ndarray:
+    """Decode an image to uint8 (H, W, 3). With a size, make it size x size (`centred_box`).
+
+    exact: decode a JPEG at its full resolution.
+    """
+    picture = open_rgb(data, None if exact else size)
     if size is not None and picture.size != (size, size):
-        width, height = picture.size
-        side = min(width, height)
-        box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
-        picture = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR, box=centred_box(*picture.size, size))
     return np.asarray(picture)
+
+
+def centred_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+    """Return the box (left, top, right, bottom) of an image that is resized to size x size for evaluation.
+
+    The result is that of exported image processors, which resize the shorter side to `size`, round the other down to
+    whole pixels, and crop the middle.
+    """
+    short = min(width, height)
+    resized = [size * side // short for side in (width, height)]
+    starts = [(side - size) // 2 for side in resized]
+    (left, right), (top, bottom) = (
+        (start * side / to, (start + size) * side / to)
+        for start, side, to in zip(starts, (width, height), resized, strict=True)
+    )
+    return left, top, right, bottom
 
 
 def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
@@ -259,7 +274,7 @@ class Encoded:
                     "or set vision.data.on_corrupt = 'skip'."
                 )
             if self.skipped.setdefault(place, message) is message:
-                warnings.warn(f"replaced an image file that cannot be decoded: {message}", stacklevel=2)
+                warn(f"replaced an image file that cannot be decoded: {message}", stacklevel=2)
         raise DataError(f"none of {counted(len(self.names), 'image file')} can be decoded.")
 
     def sample(self, count: int) -> Tensor:

@@ -4,6 +4,7 @@ Images are float (n, C, H, W) in [0, 1]. Names that end in an underscore write i
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dipole.core.utils.transfer import constant
@@ -131,11 +132,18 @@ def solarize(images: Tensor, where: Tensor, threshold: int) -> Tensor:
 def centre(images: Tensor, size: int, share: float = 1.0) -> Tensor:
     """Return the view for evaluation: a centred square, resized to size x size, float in [0, 1].
 
-    share: its side over the images' shorter side; default the largest square.
+    share: its side over the images' shorter side; default the largest square, as `decoding.centred_box` has it.
     """
     height, width = images.shape[-2:]
     side = max(1, round(share * min(height, width)))
     if height == width == size == side:
         return unit(images)
+    if share == 1 and height != width:
+        short = min(height, width)
+        whole = F.interpolate(
+            unit(images), [size * height // short, size * width // short], mode="bilinear", antialias=True
+        )
+        top, left = ((now - size) // 2 for now in whole.shape[-2:])
+        return whole[..., top : top + size, left : left + size]
     box = torch.tensor([(height - side) // 2, (width - side) // 2, side, side], dtype=torch.float32)
     return resized_crop(unit(images), box.to(images.device).expand(len(images), -1), size)

@@ -15,7 +15,7 @@ from dipole.core.train.inference import Embedder, Inputs
 from dipole.core.utils.backbone import quietly
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.pickles import refusal, safetensors_only
-from dipole.vision.decoding import attempt, decode, file_bytes, open_rgb
+from dipole.vision.decoding import attempt, decode, file_bytes
 from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.folder import FOLDER, SUFFIXES, image_files
@@ -31,7 +31,7 @@ class ImageEmbedder(Embedder):
         channels: C, 3, or 1 for grey images.
         decoded: side to which square images are decoded (vision.data.size); None as stored.
         size: side of the views. Images that are not square are resized and cropped to it as exported image processors
-            do (`upright_view`); None leaves that to `features`.
+            do (`centred_box`); None leaves that to `features`.
         batch_size: images per forward pass; default as in the run's evaluation.
     """
 
@@ -76,11 +76,10 @@ def read_images(
 ) -> Inputs:
     """Read one image, all images of a folder and its subfolders in the order of their names, or any training source.
 
-    Return names and images (C, H, W) uint8. decoded, channels, size: as in `ImageEmbedder`. on_corrupt: "refuse" or
-    "skip" images that cannot be decoded. skipped: gets these, with the reason.
+    Return names and images (C, H, W) uint8. decoded, channels, size: as in `ImageEmbedder`. column: of images in a
+    table; None finds it. on_corrupt: "refuse" or "skip" images that cannot be decoded. skipped: gets these, with the
+    reason.
     """
-    if column is not None:
-        raise OptionError(f"--column {column}: image files have no columns.")
     told = [] if skipped is None else skipped
     path = Path(source).expanduser()
     files: list[Path] = []
@@ -94,14 +93,16 @@ def read_images(
         (file.relative_to(where).as_posix(), partial(file_bytes, file)) for file in files
     )
     if not files:
-        where, total, images = Path(), None, _of_source(source, path, decoded)
+        where, total, images = Path(), None, _of_source(source, path, decoded, column)
+    elif column is not None:
+        raise OptionError(f"--column {column}: image files have no columns.")
 
     def rows() -> Iterator[tuple[str, Tensor]]:
         for name, read in images:
             if isinstance(read, Tensor):
                 yield name, fit_channels(name, read, channels)
                 continue
-            found = attempt(read, lambda data: upright_view(data, decoded, size))
+            found = attempt(read, lambda data: view_of(data, decoded, size))
             if not isinstance(found, str):
                 yield name, to_tensor(found, channels)
             elif on_corrupt == "skip":
@@ -114,7 +115,9 @@ def read_images(
     return Inputs("path", rows(), total)
 
 
-def _of_source(source: str, path: Path, decoded: int | None) -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
+def _of_source(
+    source: str, path: Path, decoded: int | None, column: str | None
+) -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
     """Return the images of a training source with their names: encoded, or arrays (C, H, W)."""
     reader = reader_of(source)
     if path.is_dir() and (reader is None or reader.reads == FOLDER):
@@ -122,7 +125,9 @@ def _of_source(source: str, path: Path, decoded: int | None) -> Iterator[tuple[s
     if reader is None:
         raise DataError(f"{source} is neither an image nor a folder of images. Or give {described()}.")
     # No memory: the images stay encoded, and are decoded here, one by one.
-    opened = open_source(source, Decoding(decoded or 256, memory=0))
+    opened = open_source(source, Decoding(decoded or 256, memory=0, image_column=column))
+    if column is not None and not opened.has_columns:
+        raise OptionError(f"--column {column}: {source} has no columns.")
 
     def found() -> Iterator[tuple[str, Callable[[], bytes] | Tensor]]:
         for split in opened.splits:
@@ -137,21 +142,12 @@ def _of_source(source: str, path: Path, decoded: int | None) -> Iterator[tuple[s
     return found()
 
 
-def upright_view(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
-    """Decode an image, and bring one that is not square to size x size as exported image processors do.
-
-    They resize the shorter side and then take the centred square.
-    """
+def view_of(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
+    """Decode an image: a square one as in the run, another one directly to size x size."""
     with Image.open(io.BytesIO(data)) as image:
-        is_square = image.width == image.height
-    if is_square or size is None:
-        return decode(data, decoded)
-    picture = open_rgb(data)
-    short = min(picture.size)
-    width, height = (int(size * side / short) for side in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    return np.asarray(picture.crop((left, top, left + size, top + size)))
+        if image.width == image.height:
+            return decode(data, decoded)
+    return decode(data, size, exact=True)
 
 
 def fit_channels(name: str, image: Tensor, channels: int) -> Tensor:
@@ -184,13 +180,11 @@ def onnx_features(file: Path) -> Callable[[Tensor], Tensor]:
 
 def transformers_features(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return the features of a saved model of transformers as a function of its `pixel_values`."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
-    from dipole.vision.encoders.hub import read_pooled
-    from dipole.vision.modeling_dipole_vision import DipoleVisionConfig, DipoleVisionModel
+    from dipole.vision.encoders.hub import read_pooled, register_exports
 
-    AutoConfig.register(DipoleVisionConfig.model_type, DipoleVisionConfig, exist_ok=True)
-    AutoModel.register(DipoleVisionConfig, DipoleVisionModel, exist_ok=True)
+    register_exports()
     if refused := refusal(folder):
         raise DataError(f"{folder} cannot be loaded: {refused}.")
     try:

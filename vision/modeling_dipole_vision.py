@@ -120,7 +120,7 @@ class DipoleVisionModel(PreTrainedModel):
         """Weights come from the file."""
 
     def forward(self, pixel_values: Tensor, **ignored: Any) -> BaseModelOutputWithPooling:
-        """Return the features of the tap as `pooler_output`, (n, width).
+        """Return the features of the tap as `pooler_output`, (n, width), and as a map, `last_hidden_state`.
 
         Args:
             pixel_values: (n, C, H, W) in [0, 1].
@@ -133,4 +133,5 @@ class DipoleVisionModel(PreTrainedModel):
             x = getattr(x, "pooler_output", x)
             if name == self.config.tap:
                 break
-        return BaseModelOutputWithPooling(pooler_output=x.flatten(1))
+        maps = x if x.ndim == 4 else x[:, :, None, None]
+        return BaseModelOutputWithPooling(last_hidden_state=maps, pooler_output=x.flatten(1))

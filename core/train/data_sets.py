@@ -6,7 +6,6 @@ An entry point of the group `dipole.data` names a mapping: name -> `DataSet` (fe
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from dipole.core.utils.download import Progress, RemoteFile, alone, fetch
 from dipole.core.utils.errors import ConfigError, DataError, nearest
 from dipole.core.utils.files import atomic_write, replacing, why
 from dipole.core.utils.plugins import PluginError, load, points
+from dipole.core.utils.text import warn
 
 MARK = ".dipole-data"  # in a folder that was prepared, with the name of its data set
 
@@ -65,7 +65,7 @@ def data_sets() -> dict[str, DataSet | Built]:
         try:
             found = dict(load(point)) | found
         except (PluginError, TypeError, ValueError) as error:
-            warnings.warn(f"the data sets {error}", stacklevel=2)
+            warn(f"the data sets {error}", stacklevel=2)
     return dict(sorted(found.items()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -14,6 +15,16 @@ _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u20
 def printable(text: str, keep: str = "\n\t") -> str:
     """Write characters that control a terminal, or turn the direction of a line, as escapes: \\x1b, \\u202e."""
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
+
+
+def warn(message: str, stacklevel: int = 1) -> None:
+    """Show a UserWarning with control characters as escapes, because it may name what a file of another person holds.
+
+    Args:
+        message: the text.
+        stacklevel: as of `warnings.warn`; 1 is the caller.
+    """
+    warnings.warn(printable(message), stacklevel=stacklevel + 1)
 
 
 def screen_width() -> int:

@@ -11,6 +11,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    ReformerConfig,
 )
 
 from dipole.core.utils.errors import ConfigError
@@ -19,7 +20,7 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.tail import POOLING, Pooled
 from dipole.text.export import export_as
 from dipole.text.exported import open_folder
-from dipole.text.model import build_model
+from dipole.text.model import build_model, build_transformer
 from dipole.text.vocabulary import load_tokens
 from tests.text.tiny_sentences import Record
 
@@ -83,3 +84,20 @@ def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name)
         return
     with pytest.raises(ConfigError, match=r"causal model .*text.pooling = 'lasttoken'"):
         model_of(tmp_path, name, "cls")
+
+
+def test_a_model_that_is_random_in_evaluation_is_refused(tmp_path):
+    """Reformer hashes states at random, in sentences longer than its chunk of 64."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8, "feed_forward_size": 32}
+    config = ReformerConfig(
+        attn_layers=["lsh"],
+        axial_pos_embds=False,
+        num_hashes=1,
+        num_buckets=4,
+        vocab_size=300,
+        is_decoder=False,
+        **sizes,
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="ReformerModel is random in evaluation mode"):
+        build_transformer(str(tmp_path), "mean", 300)

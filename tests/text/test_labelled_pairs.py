@@ -91,7 +91,7 @@ def test_wrong_labels_are_one_message(tmp_path, labels, label, message):
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.filterwarnings("ignore:.*Unused")
 def test_labels_weight_pairs(tmp_path, cached):
-    """The loss is the mean of rows weighted by label / highest label, on one rank and on two."""
+    """The loss is the mean of rows weighted by label / highest label."""
     scores = [5.0, 2.5, 0.0, 4.0]
     settings = {"label": "score", "label_use": "target", "cache": str(tmp_path / "cache") if cached else None}
     config = TextSettings(

@@ -75,9 +75,12 @@ for folder, code in given:
 def test_transformers_loads_the_folders_without_dipole(tmp_path):
     table = colour(tmp_path)
     adapters = {name: built(encoder, tmp_path, **table) for name, encoder in ENCODERS.items()}
-    for name, adapter in adapters.items():
+    for name in (*ENCODERS, "hub linear", "hub resnet18, small stem"):  # an exported folder is the encoder of a run
+        if name.startswith("hub "):
+            folder = tmp_path / name.removeprefix("hub ")
+            adapters[name] = built({"name": f"hub:{folder}", "freeze": "backbone"}, tmp_path, **table)
         (tmp_path / name).mkdir()
-        adapter.export("transformers", tmp_path / name, record())
+        adapters[name].export("transformers", tmp_path / name, record())
         assert any((tmp_path / name).glob("*.py")) == (name not in PLAIN)
     assert json.loads((tmp_path / "resnet18" / "config.json").read_text())["model_type"] == "resnet"
     image = next(iter(adapters.values())).parts.test.images[:1]
@@ -94,6 +97,10 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
         torch.testing.assert_close(
             DipoleVisionModel.from_pretrained(tmp_path / name)(image / 255).pooler_output, wanted
         )
+        if name.startswith("hub "):
+            with torch.no_grad():
+                first = adapters[name.removeprefix("hub ")].module.features(image / 255)
+            torch.testing.assert_close(wanted, first, atol=1e-6, rtol=1e-5)
 
 
 def test_layers_networks_and_pairs_without_a_description_are_refused(tmp_path):

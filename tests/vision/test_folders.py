@@ -14,6 +14,8 @@ from dipole.vision.inference import read_images
 from dipole.vision.sources import Decoding, open_source
 from tests.systems import posix
 
+STREAMS = ({}, {"streaming": True})
+
 
 def images(root, *places, count=3):
     """Image files in the folders `places`, each with its own value."""
@@ -38,9 +40,10 @@ def no_warnings():
     "name", ["train", "test", "val", "valid", "validation", "dev", "unlabeled", "Training", "eval"]
 )
 @pytest.mark.parametrize("inner", ["", "images", "images/part"])
-def test_a_class_may_be_called_as_a_split_is(tmp_path, name, inner):
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_class_may_be_called_as_a_split_is(tmp_path, name, inner, stream):
     images(tmp_path, f"bus/{inner}", f"{name}/{inner}", f"car/{inner}")
-    found = read(tmp_path)
+    found = read(tmp_path, **stream)
     assert found.counts() == {"bus": 3, "car": 3, name: 3}
     assert found.class_names == tuple(sorted(("bus", "car", name)))
 
@@ -73,9 +76,10 @@ def test_classes_with_folders_in_them_are_classes(tmp_path, inner):
         (["set/a", "set/b"], {"train": {"a", "b"}, "set": {"a", "b"}}),
     ],
 )
-def test_splits_are_splits(tmp_path, places, splits):
+@pytest.mark.parametrize("stream", STREAMS)
+def test_splits_are_splits(tmp_path, places, splits, stream):
     images(tmp_path, *places)
-    source = open_source(str(tmp_path), Decoding())
+    source = open_source(str(tmp_path), Decoding(**stream))
     assert {split: set(source.read(split).counts()) for split in source.splits} == splits
 
 
@@ -122,8 +126,9 @@ def test_folders_without_images_are_named_and_no_classes(tmp_path):
     images(tmp_path, "cat", "dog")
     (tmp_path / "bird" / "deep").mkdir(parents=True)
     (tmp_path / "notes").mkdir()
+    (tmp_path / "red\x1b[31m").mkdir()
     (tmp_path / "notes" / "x.txt").write_text("x")
-    with pytest.warns(UserWarning, match="without images are no classes: bird, notes"):
+    with pytest.warns(UserWarning, match=r"without images are no classes: bird, notes, red\\x1b\[31m"):
         found = read(tmp_path)
     assert (found.class_names, sorted(set(found.labels.tolist()))) == (("cat", "dog"), [0, 1])
 

@@ -1,6 +1,8 @@
 """Tables of images: which columns are read, which values are classes, and cells that are no images."""
 
+import datetime
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 from dipole.vision.image_set import ImageSet, joined
+from dipole.vision.inference import read_images
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.labels import class_labels
 from tests.vision.made import png
@@ -72,6 +75,9 @@ def test_a_column_called_image_wins_over_the_first(tmp_path, entrance, name):
     path = table(tmp_path / "t", {"mask": 0, name: 100}, {"mask": IMAGE, name: IMAGE})
     assert first_pixels(read(path, entrance)) == [100 + i for i in range(ROWS)]
     assert first_pixels(read(path, entrance, image_column="mask")) == list(range(ROWS))
+    if entrance == "parquet":
+        rows = read_images(str(path), "mask", 8, 3).rows
+        assert [int(image[0, 0, 0]) for _, image in rows] == list(range(ROWS))
 
 
 def test_several_columns_without_such_a_name_are_said(tmp_path):
@@ -123,10 +129,14 @@ def test_values_that_are_classes(tmp_path, entrance, cells, labels, names):
     [
         (NUMBERS, r"not whole, such as"),
         ([f"{x}" for x in NUMBERS], r"not whole, such as"),
-        (MANY, "holds lists such as"),
-        ([[1.0, 0.0]] * ROWS, "holds lists such as"),
-        ([["a", "b"]] * ROWS, "holds lists such as"),
-        ([{"x": 1}] * ROWS, "holds dicts such as"),
+        (MANY, "holds list values such as"),
+        ([[1.0, 0.0]] * ROWS, "holds list values such as"),
+        ([["a", "b"]] * ROWS, "holds list values such as"),
+        ([{"x": 1}] * ROWS, "holds dict values such as"),
+        ([datetime.date(2020, 1, 1)] * ROWS, "holds date values such as 2020-01-01"),
+        ([Decimal("1.5")] * ROWS, "holds Decimal values such as"),
+        ([b"a", b"b"] * 3, "holds bytes values such as"),
+        ([-5, -4, 0, 1, 2, 3], "holds negative numbers such as -[54], and only -1, no label, is allowed"),
     ],
 )
 def test_values_that_are_no_classes_are_said_and_the_images_read(tmp_path, entrance, cells, why):
@@ -136,6 +146,12 @@ def test_values_that_are_no_classes_are_said_and_the_images_read(tmp_path, entra
     assert (len(found), found.labels) == (ROWS, None)
     with pytest.raises(DataError, match=rf"'label' .*{why}.*label_column"):
         read(path, entrance, label_column="label")
+
+
+@pytest.mark.parametrize("column", ["Label", "CLASS", "cls"])
+def test_names_of_columns_of_labels(tmp_path, column):
+    path = table(tmp_path / "t", {"image": 0, "n": list(range(ROWS)), column: ["b", "a"] * 3}, {"image": IMAGE})
+    assert read(path).labels.tolist() == [1, 0] * 3
 
 
 def test_the_next_column_of_classes_is_taken(tmp_path):

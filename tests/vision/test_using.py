@@ -134,9 +134,11 @@ def test_what_is_no_image_is_refused(tmp_path):
         read_images(str(tmp_path / "nothing"), None, None, 3)
     with pytest.raises(DataError, match="holds no images"):
         read_images(str(tmp_path), None, None, 3)
-    with pytest.raises(OptionError, match="no columns"):
-        read_images(str(tmp_path), "text", None, 3)
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), np.uint8))
+    for source in (tmp_path, tmp_path / "a.png", tmp_path / "a.npz"):
+        with pytest.raises(OptionError, match="no columns"):
+            read_images(str(source), "text", None, 3)
     with pytest.raises(DataError, match=r"a\.png cannot be decoded"):
         list(read_images(str(tmp_path), None, None, 3).rows)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Literal
 
 from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError, nearest
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 
 Sentence = list[str]
 
@@ -140,7 +139,7 @@ class TaskFiles:
         )
         if known not in (None, found) and said not in self.changed:
             self.changed.append(said)
-            warnings.warn(f"{self.task}: {said}", UserWarning, stacklevel=2)
+            warn(f"{self.task}: {said}", stacklevel=2)
 
     def lines(self, relative: str, encoding: str = "utf-8") -> list[str]:
         """Lines ended by newlines, as a file object yields them."""

@@ -279,6 +279,16 @@ FILE = "preprocessor_config.json"
 BILINEAR = 2  # Pillow's number
 
 
+def register_exports() -> None:
+    """Let transformers build the encoders that dipole exports from dipole's own code. A folder's code is never run."""
+    from transformers import AutoConfig, AutoModel
+
+    from dipole.vision.modeling_dipole_vision import DipoleVisionConfig, DipoleVisionModel
+
+    AutoConfig.register(DipoleVisionConfig.model_type, DipoleVisionConfig, exist_ok=True)
+    AutoModel.register(DipoleVisionConfig, DipoleVisionModel, exist_ok=True)
+
+
 @dataclass(frozen=True)
 class Processor:
     """Image size in pixels, and mean and standard deviation of each channel in [0, 1]; None where it has none.
@@ -307,6 +317,7 @@ def processor_of(config: EncoderSettings) -> Processor:
 
 @cache
 def _read(source: backbone.Source, content: str | None) -> Processor:
+    register_exports()
     config = backbone.read_config(source, "pixel_values")
     settings = backbone.image_processor(source)
     if settings:
@@ -359,8 +370,7 @@ def write_processor(
 ) -> None:
     """Write an image processor: resize the shorter side, crop the centred square, divide by 255, normalise.
 
-    `dipole embed RUN` does the same to images that are not square (`inference.upright_view`). Without mean and std it
-    does not normalise.
+    Evaluation and `dipole embed RUN` do the same (`decoding.centred_box`). Without mean and std it does not normalise.
     """
     settings: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor",

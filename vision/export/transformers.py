@@ -22,7 +22,7 @@ from dipole.vision import modeling_dipole_vision as modeling
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Stages
 from dipole.vision.encoders.hub import FILE as PROCESSOR
-from dipole.vision.encoders.hub import HubEncoder, read_pooled, size_options, write_processor
+from dipole.vision.encoders.hub import HubEncoder, read_pooled, register_exports, size_options, write_processor
 from dipole.vision.encoders.resnet import ResNetEncoder
 from dipole.vision.export import TrainedModel
 
@@ -38,6 +38,7 @@ class Normalised(nn.Module):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         told = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
+        register_exports()
         self.model = AutoModel.from_pretrained(folder)
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(told[f"image_{name}"])[:, None, None])
@@ -55,9 +56,8 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
 
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        told = Path(folder) / "config.json"
-        kind = DipoleVisionConfig.model_type
-        if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("model_type", kind) != kind:
+        told = Path(folder) / PROCESSOR
+        if told.is_file() and "image_mean" in json.loads(told.read_text(encoding="utf-8")):
             return Normalised(Path(folder)).eval()
         return modeling.DipoleVisionModel.from_pretrained(folder, *args, **kwargs)
 
@@ -90,7 +90,10 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     else:
         encoder.save_pretrained(folder)  # type: ignore[operator]
     _check(model, folder)
-    write_card(folder, _card(model, encoder, is_plain), record, model.info)
+    has_code = not is_plain or isinstance(getattr(encoder, "model", None), modeling.DipoleVisionModel)
+    if has_code:
+        shutil.copyfile(modeling.__file__, folder / f"{CODE}.py")
+    write_card(folder, _card(model, encoder, has_code), record, model.info)
 
 
 def _has_imagenet_stem(encoder: Encoder) -> bool:
@@ -134,7 +137,6 @@ def _save_with_code(encoder: Encoder, folder: Path, channels: int, size: int, ta
         weights = {name.replace("model.", inside, 1) if "." in name else name: w for name, w in weights.items()}
     model.load_state_dict(weights)
     model.eval().save_pretrained(folder)
-    shutil.copyfile(modeling.__file__, folder / f"{CODE}.py")
     write_processor(folder, size, channels)
 
 
@@ -149,8 +151,8 @@ def _check(model: TrainedModel, folder: Path) -> None:
         raise TrainingError(f"the exported folder would give features that differ by {off:.2g} from the run's")
 
 
-def _card(model: TrainedModel, encoder: Encoder, is_plain: bool) -> Card:
-    trust = "" if is_plain else ", trust_remote_code=True"
+def _card(model: TrainedModel, encoder: Encoder, has_code: bool) -> Card:
+    trust = ", trust_remote_code=True" if has_code else ""
     options = "".join(f", {name}={value}" for name, value in size_options(getattr(encoder, "model", encoder)).items())
     output = encoder.expression if isinstance(encoder, HubEncoder) else "outputs.pooler_output.flatten(1)"
     usage = f"""
@@ -162,7 +164,7 @@ outputs = model(**processor(ImageOps.exif_transpose(Image.open("image.png")), re
 features = {output}
 """
     notes = ""
-    if not is_plain:
+    if has_code:
         notes = (
             "The code of the model is in this folder and needs only torch and transformers. Mean and standard "
             "deviation of the training images are part of the weights. The image processor divides by 255."

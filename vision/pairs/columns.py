@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from torch import Tensor
 from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.rows import Asker, located_rows
 from dipole.core.utils.seeding import Seeds
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
 from dipole.vision.decoding import attempt, decode, describe, file_bytes
 from dipole.vision.image_set import Images, ImageSet, taken
@@ -214,7 +213,7 @@ def read_pairs(
     if not rows:
         raise DataError(f"{source}: none of its {counted(total, 'row')} has all of {', '.join(names)}.")
     if incomplete:
-        warnings.warn(
+        warn(
             f"{source}: {incomplete} of {counted(total, 'row')} lack one of {', '.join(names)}, left out", stacklevel=2
         )
     number_of = {image: number for number, image in enumerate(places)}
@@ -262,7 +261,7 @@ def _decoded(
                     is_broken[number] = True
                     broken.append(f"{files[number][1]} ({found})")
     if broken:
-        warnings.warn(f"skipped {describe(broken, len(files))}", stacklevel=2)
+        warn(f"skipped {describe(broken, len(files))}", stacklevel=2)
     complete = (~is_broken[rows]).all(1).nonzero().flatten()
     if not len(complete):
         raise DataError(f"{name}: {describe(broken, len(files))}, and no row is left.")

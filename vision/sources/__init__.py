@@ -1,6 +1,7 @@
 """Sources of images: a file per kind, found by listing this folder."""
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.hub import is_offline
 from dipole.core.utils.plugins import import_all
 from dipole.vision.sources.base import HUB, READERS, SHARDS, Classes, Decoding, Known, Reader, Source
-from dipole.vision.sources.huggingface import hub
+from dipole.vision.sources.folder import FOLDER
+from dipole.vision.sources.huggingface import hub, hub_name
 from dipole.vision.sources.streamed import open_stream
 from dipole.vision.sources.webdataset import shards
 
@@ -26,11 +28,16 @@ def reader_of(source: str) -> Reader | None:
 def open_source(source: str, options: Decoding, wanted: Classes = None) -> Source:
     """Recognise and open a source. Nothing is decoded before a split is read.
 
+    Files of a folder are read in place, so a folder of images needs no stream.
+
     wanted: the class names to keep, in their order.
     """
-    if options.streaming:
-        return open_stream(source, options, wanted)
     reader = reader_of(source)
+    if options.streaming:
+        folder = reader_of(hub_name(source)) if source.startswith(HUB) else reader
+        if folder is None or folder.reads != FOLDER:
+            return open_stream(source, options, wanted)
+        source, reader, options = hub_name(source), folder, replace(options, memory=0)
     if reader is None:
         names = [name for reader in READERS.values() for name in reader.names]
         raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")

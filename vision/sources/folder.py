@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mimetypes
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.text import are, counted
+from dipole.core.utils.text import are, counted, warn
 from dipole.vision.decoding import file_bytes, shortened
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import SPLITS, Classes, Decoding, Source, register_source
@@ -125,14 +124,14 @@ def image_folder(source: str, options: Decoding, wanted: Classes) -> Source:
     def read(split: str) -> ImageSet:
         part = parts[split]
         if part is tree and len(parts) > 1 and any(len(inner.folders) > 1 for inner in tree.folders.values()):
-            warnings.warn(
+            warn(
                 f"the folders of {path} are read as classes: {shortened(tree.folders)}. They hold folders too. To read "
                 "one as a split, name it as vision.data.train_split",
                 stacklevel=2,
             )
         called = [name for name in names if name.lower() in CALLED]
         if len(called) == 1 < len(names):
-            warnings.warn(
+            warn(
                 f"the folders of {path} are read as splits: {shortened(names)}. If they are classes, rename "
                 f"{called[0]!r}",
                 stacklevel=2,
@@ -194,7 +193,7 @@ def _read_folder(
             "Expected one folder per class (CLASS/file.jpg), split folders (train/CLASS/file.jpg), or loose images."
         )
     if left_out:
-        warnings.warn(
+        warn(
             f"{counted(len(left_out), 'image')} of {path.name} {are(len(left_out))} left out: "
             f"{shortened(left_out, '; ')}",
             stacklevel=2,
@@ -202,7 +201,9 @@ def _read_folder(
     items = list(map(str, files))
     images = decode_all(path.name, items, lambda i: file_bytes(files[i]), labels, names, options, left_out)
     if told is not None:
-        return select(images, wanted)
+        images = select(images, wanted)
+    if options.streaming and options.length is not None:
+        return images.take(torch.arange(min(options.length, len(images))))
     return images
 
 
@@ -220,7 +221,7 @@ def _classes(tree: Tree, empty: Iterable[str], wanted: Classes) -> tuple[str, ..
             )
         classes = wanted
     if without := [name for name in tree.empty if name not in classes]:
-        warnings.warn(f"folders of {tree.path} without images are no classes: {shortened(without)}", stacklevel=2)
+        warn(f"folders of {tree.path} without images are no classes: {shortened(without)}", stacklevel=2)
     return classes
 
 

@@ -1,6 +1,5 @@
 """Data sets of the library `datasets`: on the Hub, saved to disk, or as parquet files."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.rows import is_saved
+from dipole.core.utils.text import warn
 from dipole.vision.decoding import file_bytes
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, Classes, Decoding, Known, Source, register_source
@@ -49,8 +49,11 @@ def loaded(failure: str, load: Callable[[], Any]) -> Any:
     except DataError:
         raise
     except Exception as error:  # `datasets` raises many types
-        message = failure.replace("{kind}", type(error).__name__).replace("{error}", str(error)[:300])
-        raise DataError(message) from error
+        cause = error
+        if type(error).__name__.startswith("DatasetGeneration") and isinstance(error.__cause__, Exception):
+            cause = error.__cause__
+        told = str(cause)[:300].rstrip(".")
+        raise DataError(failure.replace("{kind}", type(error).__name__).replace("{error}", told)) from error
 
 
 @register_source("a Hub id owner/name or hub:NAME", names=tuple(IDS), matches=is_hub_id, general=True, known=SIZES)
@@ -147,7 +150,7 @@ def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> 
         )
     chosen = next((key for key in named if key in found), found[0])
     if len(found) > 1 and chosen not in named:
-        warnings.warn(
+        warn(
             f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set "
             "vision.data.image_column",
             stacklevel=2,
@@ -194,12 +197,12 @@ def label_candidates(name: str, features: Mapping[str, Any], wanted: str | None)
 
 def read_labels(
     name: str, features: Mapping[str, Any], values: Callable[[str], Iterable[Any]], wanted: str | None
-) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return the labels of a table (n,), -1 where missing, and the names of the classes."""
+) -> tuple[Tensor | None, tuple[str, ...], str | None]:
+    """Return the labels of a table (n,), -1 where missing, the names of the classes and the column."""
     labels, names, column = labels_of(name, label_candidates(name, features, wanted), values, wanted)
     if column is None:
-        return None, ()
-    return labels, tuple(getattr(features[column], "names", names))
+        return None, (), None
+    return labels, tuple(getattr(features[column], "names", names)), column
 
 
 def image_bytes(cell: Any, read: Callable[[str], bytes]) -> bytes:
@@ -233,7 +236,7 @@ def undecoded(table: Any, column: str) -> Any:
 def from_table(name: str, table: Any, options: Decoding, wanted: Classes) -> ImageSet:
     """Read a `datasets` table with a column of images."""
     column = image_column(name, table.features, options.image_column)
-    labels, names = read_labels(name, table.features, lambda key: table[key], options.label_column)
+    labels, names, _ = read_labels(name, table.features, lambda key: table[key], options.label_column)
     if wanted is not None and labels is not None:
         rows, labels = wanted_rows(name, labels, names, wanted)
         table, names = table.select(rows.tolist()), wanted

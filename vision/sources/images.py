@@ -1,7 +1,6 @@
 """Encoded images to an `ImageSet`: decoded to one tensor, or left encoded if memory is too small."""
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, nearest
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, warn
 from dipole.vision.decoding import Encoded, Stream, attempt, decode, describe
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding
@@ -83,7 +82,7 @@ def decode_all(
             f"{describe(broken, len(items))}. Repair or remove them, or set vision.data.on_corrupt = 'skip'."
         )
     if broken:
-        warnings.warn(f"skipped {describe(broken, len(items))}", stacklevel=2)
+        warn(f"skipped {describe(broken, len(items))}", stacklevel=2)
     tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
     if labels is not None:
         labels = labels[kept]

@@ -1,7 +1,6 @@
 """Labels of tables: which column has them, and which class each cell means."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,11 +8,16 @@ import torch
 from torch import Tensor
 
 from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.text import warn
 
-LABELS = ("label", "fine_label", "labels", "class", "target", "y")
+LABELS = ("label", "fine_label", "labels", "class", "cls", "target", "y")
 """Names of columns of labels, in order of preference."""
 WHOLE = re.compile(r"-?\d{1,9}")
 DECIMAL = re.compile(r"-?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?")
+
+
+class NoClassesError(ValueError):
+    """A column holds no classes."""
 
 
 def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -22,9 +26,9 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
     Whole numbers stay, also as floats or as text. Other text is numbered by the alphabet.
 
     Raises:
-        ValueError: the values are no classes, with the reason.
+        NoClassesError: the values are no classes, with the reason.
     """
-    told = [_plain(value) for value in values]
+    told = [plain_label(value) for value in values]
     known = {value for value in told if value is not None}
     if not known:
         return None, ()
@@ -38,18 +42,22 @@ def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]
         place = {name: number for number, name in enumerate(names)}
         numbers = {value: place[str(value)] for value in known}
     if fraction := next((value for value in numbers.values() if not float(value).is_integer()), None):
-        raise ValueError(f"holds numbers that are not whole, such as {fraction:g}")
+        raise NoClassesError(f"holds numbers that are not whole, such as {fraction:g}")
+    if negative := next((value for value in numbers.values() if float(value) < -1), None):
+        raise NoClassesError(f"holds negative numbers such as {negative:g}, and only -1, no label, is allowed")
     return torch.tensor([-1 if value is None else int(numbers[value]) for value in told]), names
 
 
-def _plain(value: Any) -> Any:
+def plain_label(value: Any) -> Any:
     """Return a label as a number or text, None where it is missing."""
     if isinstance(value, str):
         return value.strip() or None
     if value is None or value != value:  # NaN
         return None
     if not isinstance(value, bool | int | float):
-        raise ValueError(f"holds {type(value).__name__}s such as {str(value)[:40]}, not one class of each image")
+        raise NoClassesError(
+            f"holds {type(value).__name__} values such as {str(value)[:40]}, not one class of each image"
+        )
     return value
 
 
@@ -66,13 +74,13 @@ def labels_of(
     for column in columns:
         try:
             labels, names = class_labels(values(column))
-        except ValueError as error:
+        except NoClassesError as error:
             problem = f"{name}: the column {column!r} {error}"
             if wanted is not None:
                 raise DataError(
                     f"{problem}. Set vision.data.label_column to a column of classes, or remove it."
                 ) from error
-            warnings.warn(
+            warn(
                 f"{problem}. It is not read. For labels, set vision.data.label_column to a column of classes",
                 stacklevel=2,
             )
@@ -85,7 +93,7 @@ def labels_of(
 def label_columns(name: str, columns: Sequence[str], wanted: str | None, others: Sequence[str] = ()) -> list[str]:
     """Return the columns that may hold labels, in order of preference: `wanted`, or `LABELS` and `others`."""
     if wanted is None:
-        return list(dict.fromkeys([*(each for each in LABELS if each in columns), *others]))
+        return list(dict.fromkeys([*(key for each in LABELS for key in columns if key.lower() == each), *others]))
     check_column(name, columns, wanted, "label_column")
     return [wanted]
 

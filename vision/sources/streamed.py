@@ -20,12 +20,12 @@ from dipole.vision.sources.huggingface import (
     hub_name,
     image_bytes,
     image_column,
-    label_candidates,
     loaded,
     read_labels,
     undecoded,
 )
 from dipole.vision.sources.images import select, stay_encoded
+from dipole.vision.sources.labels import plain_label
 
 MOST_SHARDS = 1024  # a set of more files is read as so many runs of files
 KINDS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json"}
@@ -74,7 +74,6 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
     if table.features is None:
         table = table._resolve_features()
     image = image_column(name, table.features, options.image_column)
-    candidates = label_candidates(name, table.features, options.label_column)
     table = undecoded(table, image)
     shards, counts = 1, [options.length or 0]
     labels: Tensor | None = None
@@ -87,10 +86,10 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
             key = hashlib.sha256(identity.encode()).hexdigest()
             return kept_json("streams", key, lambda: _count(table, shards, image, label))
 
-        counts = [len(each) for each in told(next(iter(candidates), None))]
-        labels, names = read_labels(
+        labels, names, column = read_labels(
             name, table.features, lambda label: (each for shard in told(label) for each in shard), options.label_column
         )
+        counts = [len(each) for each in told(column)]
     if not sum(counts):
         raise DataError(f"{name} holds no images.")
 
@@ -106,12 +105,16 @@ def _stream(name: str, builder: Any, split: str, options: Decoding) -> ImageSet:
 
 
 def _count(table: Any, shards: int, image: str, label: str | None) -> list[list[Any]]:
-    """Return the labels of each shard; None for each image without a label column."""
+    """Return the labels of each shard; None for each image without a label column.
+
+    Raises:
+        NoClassesError: a label is neither a number nor text.
+    """
     narrow = table.select_columns([label or image])
     found = []
     for shard in range(shards):
         rows = narrow.shard(num_shards=shards, index=shard)
-        found.append([None if label is None else row[label] for row in rows])
+        found.append([None if label is None else plain_label(row[label]) for row in rows])
     return found
 
 
