@@ -18,7 +18,9 @@ def play(parser: argparse.ArgumentParser) -> Runner:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--deterministic", action="store_true", default=True, help="the mean action (default)")
     how.add_argument("--stochastic", action="store_false", dest="deterministic", help="actions drawn from the policy")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="record the first episode as .gif or .mp4")
+    parser.add_argument(
+        "-o", "--out", "--video", dest="video", type=Path, metavar="FILE", help="the first episode as .gif or .mp4"
+    )
     parser.add_argument("--size", type=int, metavar="PIXELS", help="size of the video, at most 4096")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: the recipe's, or auto)")

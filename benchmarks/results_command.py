@@ -49,7 +49,7 @@ def add(places: Sequence[Path], to: Path, replaces: bool = False) -> list[Added]
     places, or `to` is a file, RecordError if a results file there is damaged, or cannot be written.
     """
     if is_file(to):
-        raise ConfigError(f"--to {to}: give a folder. Each suite gets a file there.")
+        raise ConfigError(f"--out {to}: give a folder. Each suite gets a file there.")
     found = gather(places)
     if not found.manifests:
         where = ", ".join(map(str, places))

@@ -186,7 +186,7 @@ def some_files(place: Path) -> list[Path]:
     """Return the results files of a place. DataError if there are none."""
     if paths := results_files(place):
         return paths
-    raise DataError(f"no results file {place}, and none in it. `dipole results add RUNS --to DIR` writes some.")
+    raise DataError(f"no results file {place}, and none in it. `dipole results add RUNS --out DIR` writes some.")
 
 
 def known_runs(places: Iterable[Path]) -> dict[str, RunRecord]:

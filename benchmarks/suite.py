@@ -20,6 +20,7 @@ from dipole.benchmarks.claims.protocol import deviations, leaves, tuples
 from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, FileName, JobEntry, Manifest, RowEntry, filled
 from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.names import of_another_kind
 from dipole.core.train.recipe import describe, load
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
@@ -369,9 +370,10 @@ def read_suite(name: str | Path) -> Suite:
     if not is_file(path):
         if found := instead_of_file(path):
             raise ConfigError(f"{path} is {found}: give a suite file, or a name of `dipole list suites`.")
+        text = str(name)
         raise ConfigError(
-            f"no suite {shortened(str(name))!r}.{nearest(str(name), suites())} Give the name of a shipped "
-            "one (`dipole list suites`) or the path of a suite file."
+            f"no suite {shortened(text)!r}.{of_another_kind(text) or nearest(text, suites())} Give the name of a "
+            "shipped one (`dipole list suites`) or the path of a suite file."
         )
     try:
         return Suite.model_validate(tuples(expand(read_toml(path))))

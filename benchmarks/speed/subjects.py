@@ -63,12 +63,9 @@ def _compiled(case: Case, device: torch.device) -> Loss:
 
 
 def _lightly(case: Case, device: torch.device) -> Loss:
-    from lightly.loss import DCLLoss, NTXentLoss
+    from lightly.loss import NTXentLoss
 
-    if case.loss == "dcl":
-        loss = DCLLoss(temperature=0.5)
-    else:
-        loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
+    loss = NTXentLoss(temperature=TEMPERATURES[case.loss])
     return lambda views: loss(*views)
 
 
@@ -96,7 +93,6 @@ BUILD: dict[str, Callable[[Case, torch.device], Loss]] = {
     "siglip-kernel": _siglip,
     "dense PyTorch, compiled": _compiled,
     "lightly NTXentLoss": _lightly,
-    "lightly DCLLoss": _lightly,
     "pytorch-metric-learning NTXentLoss": _metric_learning,
 }
 
@@ -113,7 +109,6 @@ def subjects(case: Case, device: torch.device) -> list[str]:
         "siglip-kernel": case.loss == "infonce" and case.views == 2 and find_spec("siglip_kernel"),
         "dense PyTorch, compiled": is_plain,
         "lightly NTXentLoss": ntxent and find_spec("lightly"),
-        "lightly DCLLoss": case.loss == "dcl" and case.views == 2 and find_spec("lightly"),
         "pytorch-metric-learning NTXentLoss": ntxent and is_small and find_spec("pytorch_metric_learning"),
     }
     return [name for name in BUILD if has[name]]

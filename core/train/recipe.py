@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
+from dipole.core.train.names import of_another_kind
 from dipole.core.train.shipped import shipped_recipes
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
@@ -52,9 +53,10 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
         looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
         if looks_like_path:
             raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")
+        name = str(recipe)
         raise ConfigError(
-            f"unknown recipe {shortened(str(recipe))!r}.{nearest(str(recipe), shipped)} "
-            f"Shipped recipes: {', '.join(shipped) or 'none'}; or give the path of a .toml file."
+            f"unknown recipe {shortened(name)!r}.{of_another_kind(name) or nearest(name, shipped)} Give a name of "
+            "`dipole list recipes`, or the path of a .toml file."
         )
     try:
         return read_toml(path)

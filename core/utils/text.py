@@ -129,7 +129,7 @@ def fitted(text: str, width: int) -> str:
 def _fitted(line: str, width: int) -> list[str]:
     if len(line) <= width:
         return [line]
-    indent = line[: len(line) - len(line.lstrip())]
+    indent = line[: len(line) - len(line.lstrip(" \t#"))]  # lines of a comment are comments
     # Spaces inside a command are replaced while the line is broken.
     joined = _COMMAND.sub(lambda found: found[0].replace(" ", "\0") if len(found[0]) < width else found[0], line)
     found = textwrap.wrap(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 import shutil
 import struct
@@ -57,8 +58,9 @@ def unpack(archive: Path, folder: Path) -> None:
         else:
             _untar(archive, folder)
     except (*DAMAGED, OSError) as error:
-        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno is not None):
-            raise  # of the disk; gzip and bz2 raise an OSError without a number
+        # Errors of the disk have a number, those of gzip and bz2 none. A wrong offset in a zip is an invalid argument.
+        if isinstance(error, DataError) or (isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)):
+            raise
         reason = str(error).partition("\n")[0].rstrip(":.") or type(error).__name__
         raise DataError(f"{archive} is damaged or not an archive: {reason}. Remove it and fetch it again.") from error
 
@@ -70,6 +72,8 @@ def _untar(archive: Path, folder: Path) -> None:
                 _inside(archive, folder, member.name).mkdir(parents=True, exist_ok=True)
             else:
                 _write(archive, folder, member.name, member.isreg() and opened.extractfile(member))
+        if not opened.getmembers():
+            raise tarfile.ReadError("it has no files")  # nothing but zeros is a valid archive
         # The checksum of a compressed stream is behind its last byte.
         while opened.fileobj is not None and opened.fileobj.read(CHUNK):
             pass
@@ -77,6 +81,8 @@ def _untar(archive: Path, folder: Path) -> None:
 
 def _unzip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as opened:
+        if not opened.namelist():
+            raise zipfile.BadZipFile("it has no files")
         for member in opened.infolist():
             if member.is_dir():
                 _inside(archive, folder, member.filename).mkdir(parents=True, exist_ok=True)

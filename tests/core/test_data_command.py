@@ -267,8 +267,13 @@ def test_archives_are_checked_to_the_last_byte(tmp_path, kind):
         ]
         changed += [whole[:-1], whole[:-9]]
     else:
-        changed = [whole.replace(whole[60:64], bytes(4), 1)]
-    changed += [whole[: len(whole) // 2], whole[: len(whole) // 2] + b"\xff" * 9 + whole[len(whole) // 2 + 9 :]]
+        offset = whole[:-3] + bytes([whole[-3] ^ 255]) + whole[-2:]  # of the list of files
+        changed = [whole.replace(whole[60:64], bytes(4), 1), whole[:-4] + b"\xff" + whole[-3:], offset]
+    changed += [
+        bytes(len(whole)),
+        whole[: len(whole) // 2],
+        whole[: len(whole) // 2] + b"\xff" * 9 + whole[len(whole) // 2 + 9 :],
+    ]
     for content in changed:
         path.write_bytes(content)
         with pytest.raises(DataError, match="is damaged or not an archive"):

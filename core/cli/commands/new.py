@@ -51,8 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "--domain", action="store_true", help="start a domain of that name, with a toy data set and a recipe"
     )
     parser.add_argument(
-        "--into", type=Path, metavar="FOLDER", help="where to make its folder (default: the current folder)"
-    )
+        "-o", "--out", "--into", dest="into", type=Path, metavar="FOLDER",
+        help="where to make its folder (default: the current folder)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
     return run
 

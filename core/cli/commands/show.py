@@ -6,10 +6,9 @@ import argparse
 import inspect
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from dipole.core.cli import Runner
 from dipole.core.cli.app import broken_plugins
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
 
     from dipole.core.objectives.registry import Entry
     from dipole.core.train.config import Settings
-
-
-USE = "Use it with: dipole train RECIPE --set {domain}.method={name}"
 
 
 def configure(parser: argparse.ArgumentParser) -> Runner:
@@ -63,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             texts = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
         facts = [{"name": name, "kind": kind, "path": str(found[kind]), "text": text} for kind, text in texts.items()]
         if not arguments.json:
-            write("\n".join(texts.values()), wrap=False)
+            write("\n".join(texts.values()))
         elif len(facts) == 1:
             print(json.dumps(facts[0]))
         else:
@@ -75,19 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
         _show_table(name, tables[name], arguments.json)
     else:
         from dipole.core.objectives.registry import registry
+        from dipole.core.train.names import kinds, parts
         from dipole.core.utils.errors import SpecError
 
         try:
             entry = registry.get(name)
         except SpecError as error:
-            parts = _parts()
-            if name.lower() in parts:
-                _show_part(name.lower(), *parts[name.lower()], arguments.json)
+            if part := parts().get(name.lower()):
+                _show_part(name.lower(), *part, arguments.json)
                 return 0
-            # The last kind of a name is the one that is suggested.
-            kinds = {each: domain for each, (domain, _) in parts.items()} | dict.fromkeys(domain_names(), "domain")
-            kinds |= {each: kind for kind, paths in files.items() for each in paths} | registry.names()
-            near = nearest(name.lower(), kinds)
+            near = nearest(name.lower(), kinds())
             folders = [*broken_plugins("recipes"), *broken_plugins("suites")]
             broken = "".join(f"\nThis plug-in cannot be used: {each}" for each in folders)
             said = str(error)
@@ -99,26 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parts() -> dict[str, tuple[str, type]]:
-    """Return names that a domain adds, such as frameworks: name -> domain and class."""
-    from dipole.core.train.domains import domains, resolve
-    from dipole.core.utils.errors import DipoleError
-
-    found: dict[str, tuple[str, type]] = {}
-    for domain in domains().values():
-        with suppress(DipoleError, ImportError):
-            parts = resolve(domain.parts)() if domain.parts else {}
-            found |= {each: (domain.name, part) for each, part in parts.items()}
-    return found
-
-
 def _show_part(name: str, domain: str, part: type, as_json: bool) -> None:
+    from dipole.core.train.names import USE
+
     about = inspect.getdoc(part) or ""
     if as_json:
         print(json.dumps({"name": name, "kind": "framework", "domain": domain, "text": about}))
         return
-    use = USE.format(name=name, domain=domain)
-    write(f"{name}  (framework of {domain})\n\n{_paragraph(about)}\n\n{use}")
+    use = USE["framework"].format(name=name, domain=domain)
+    write(f"{name}  (framework of {domain})\n\n{_paragraph(about)}\n\nUse it with: {use}")
 
 
 def _expanded(path: Path) -> str:
@@ -238,6 +220,10 @@ def _bound(metadata: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        kind, *rest = get_args(annotation)
+        bounds = [_bound(each) for field in rest for each in getattr(field, "metadata", ())]
+        return " ".join([_type(kind), *filter(None, bounds)])
     inner = [each for each in get_args(annotation) if each is not type(None)]
     if str(get_origin(annotation)) == "typing.Literal":
         return " | ".join(map(str, inner))
