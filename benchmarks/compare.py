@@ -59,7 +59,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(json.dumps(answer | {"level": LEVEL, "correction": "Holm"}, indent=2))
         return 0
     for title, group in (("first", first), ("second", second)):
-        seeds = ", ".join(str(record.seed) for record in group)
+        seeds = ", ".join(map(str, sorted(record.seed for record in group)))
         line = f"{title:<6}  {group[0].hash}  {group[0].name}  {group[0].objective}  seeds {seeds}"
         write(printable(line, keep=""))
     rows: list[tuple[str, ...]] = [("setting", "first", "second")]

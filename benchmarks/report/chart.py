@@ -67,7 +67,7 @@ class Chart:
     @property
     def description(self) -> str:
         """The alternative text."""
-        return f"{self.title}: {self.y_label or 'rows'} over {self.x_label}. {self.shown}"
+        return printable(f"{self.title}: {self.y_label or 'rows'} over {self.x_label}. {self.shown}")
 
     def numbers(self) -> ReportTable:
         """Return the numbers of the chart as a table."""

@@ -47,7 +47,7 @@ def to_files(chart: Chart) -> dict[str, str | bytes]:
     title = printable(chart.title)
     titled = {**chart.spec, "title": title}
     svg = with_colours(to_svg(titled), light())
-    about = f"<title>{escape(title)}</title><desc>{escape(printable(chart.description))}</desc>"
+    about = f"<title>{escape(title)}</title><desc>{escape(chart.description)}</desc>"
     svg = re.sub(r"(<svg[^>]*>)", lambda m: m[1] + about, svg, count=1)
     written = json.dumps({"$schema": SCHEMA, **titled, "config": CONFIG}, indent=1, allow_nan=False)
     return {".svg": svg, ".pdf": _converter().svg_to_pdf(svg), ".vl.json": _coloured(written, light())}

@@ -14,6 +14,7 @@ from dipole.benchmarks.report.document import Report, Section
 from dipole.benchmarks.report.picture import Picture, drawn_at_once
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
+from dipole.core.utils.text import printable
 from dipole.core.utils.version import __version__
 
 RUNTIME = "vega.js"
@@ -59,6 +60,7 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
     environment = Environment(
         loader=PackageLoader("dipole.benchmarks", "templates"),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -80,6 +82,11 @@ def _page(report: Report, sections: Sequence[Section], link: Callable[[str], str
         notes=lambda pictures: list(dict.fromkeys(picture.note for picture in pictures if picture.note)),
         is_number=lambda value: isinstance(value, int | float),
     )
+
+
+def _shown(value: object) -> object:
+    """Write control characters of a text as escapes. Our own files and charts are Markup, which stays."""
+    return printable(value) if type(value) is str else value
 
 
 def _drawn(picture: Picture, is_now: bool) -> str:
