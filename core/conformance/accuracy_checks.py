@@ -151,15 +151,15 @@ def slope_along(
 ) -> float:
     """Return the central difference along a direction. Inputs are moved in place, where an instance may hold them."""
     ends = []
-    with torch.no_grad(), warnings.catch_warnings():
+    kept = [x.detach().clone() for x in inputs]
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sign in (1, -1):
-            kept = [x.clone() for x in inputs]
-            for x, d in zip(inputs, direction, strict=True):
-                x.add_(d, alpha=sign * step)
-            ends.append(float(function(*inputs)))
-            for x, before in zip(inputs, kept, strict=True):
-                x.copy_(before)
+        for moved in (step, -step, 0.0):
+            with torch.no_grad():
+                for x, before, d in zip(inputs, kept, direction, strict=True):
+                    x.copy_(before + moved * d)
+            if moved:
+                ends.append(float(function(*inputs).detach()))
     return (ends[0] - ends[1]) / (2 * step)
 
 
