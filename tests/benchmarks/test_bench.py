@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,8 +125,9 @@ def assert_whole(folder, count):
 
 
 def test_continues_after_a_kill_without_losing_or_repeating_a_run(tmp_path):
-    few = '"train.batch_size=32", "vision.data.limit=128", "train.epochs=2"'
-    (tmp_path / "tiny.toml").write_text(SUITE.replace('"train.epochs=2"', few))
+    small = 'set = ["train.steps=4", "train.batch_size=32", "toy.points=64", "toy.test_points=40"]'
+    suite = SUITE.replace("digits-simclr", "gaussian-classes")
+    (tmp_path / "tiny.toml").write_text(re.sub(r"set = \[.train\.epochs.*\]", small, suite))
     runner = start(tmp_path)
     first = next(iter(wait_for(lambda: finished(tmp_path), "finished run")))
     claims = tmp_path / "runs" / BENCH / "claims"
@@ -141,7 +143,7 @@ def test_continues_after_a_kill_without_losing_or_repeating_a_run(tmp_path):
     assert "1 run done, 1 finished before, 1 failed" in output
     broken = next(line for line in output.splitlines() if line.strip().startswith("log:")).split()[-1]
     assert "not finite" in (tmp_path / broken).read_text()
-    assert "again: dipole train digits-simclr" in output
+    assert "again: dipole train gaussian-classes" in output
     assert record.stat().st_mtime_ns == before
     assert starts(tmp_path)[first] == 1
     done = finished(tmp_path)

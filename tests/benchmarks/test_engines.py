@@ -23,15 +23,14 @@ from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 
 SHORT = (
-    "train.epochs=", "train.warmup=0", "train.batch_size=32", "train.checkpoint_every=1", "train.log_every=1",
-    "vision.data.limit=64", "vision.probe.probes=['knn']", "vision.probe.baselines=false",
+    "train.batch_size=32", "train.checkpoint_every=1", "train.log_every=1", "toy.points=64", "toy.test_points=40",
 )  # fmt: skip
 
 
 def task(seed, steps=2, *more):
     settings = [*SHORT, f"seed={seed}", f"train.steps={steps}", *more]
-    command = ["train", "digits-simclr", *(part for text in settings for part in ("--set", text))]
-    return Task(load("digits-simclr", settings).config.hash, f"seed {seed}", command)
+    command = ["train", "gaussian-classes", *(part for text in settings for part in ("--set", text))]
+    return Task(load("gaussian-classes", settings).config.hash, f"seed {seed}", command)
 
 
 def run(engine, tasks, runs):
@@ -74,7 +73,7 @@ class Killer(threading.Thread):
     ids=["pool", "local", "slurm"],
 )
 def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp_path, make):
-    victim, *others = task(0, 60), task(1), task(2), task(3)
+    victim, *others = task(0, 200), task(1), task(2), task(3)
     engine = make()
     killer = Killer(tmp_path, victim.hash, times=1, parent=isinstance(engine, SlurmEngine))
     results = run(engine, [victim, *others], tmp_path)
@@ -83,7 +82,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp
     assert read_records(tmp_path).done.keys() == {each.hash for each in [victim, *others]}
     # Each step was trained and logged once: the second process began where the first one's checkpoint ends.
     lines = map(json.loads, (tmp_path / victim.hash / "metrics.jsonl").read_text().splitlines())
-    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 61))
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 201))
     assert [starts(each, tmp_path) for each in [victim, *others]] == [2, 1, 1, 1]
 
 
@@ -99,12 +98,12 @@ def test_a_run_whose_worker_is_killed_twice_has_failed_by_name_and_no_other(tmp_
 
 
 def test_slurm_trains_jobs_and_reports_one_that_fails(tmp_path):
-    good, bad = task(0), task(1, 2, f"vision.data.source={tmp_path}/absent")
+    good, bad = task(0), task(1, 2, "train.learning_rate=1e30")
     results = run(SlurmEngine(2, 1, cluster="local"), [good, bad], tmp_path / "runs")
     assert results["seed 0"].status == "done"
     assert read_records(tmp_path / "runs").done.keys() == {good.hash}
     assert results["seed 1"].status == "failed"
-    assert "absent" in results["seed 1"].message
+    assert "not finite" in results["seed 1"].message
 
 
 @pytest.mark.skipif(shutil.which("sbatch") is not None, reason="there is a SLURM here")
@@ -182,7 +181,7 @@ def test_ray_restarts_the_job_of_a_lost_node_and_trains_as_one_process_does(two_
     assert len(list(started.iterdir())) == 3
     assert not list((runs / BENCH).glob("shared-*"))
     for each in tasks:
-        alone = train(load("digits-simclr", each.command[3::2]).config, tmp_path / "alone", quiet=True)
+        alone = train(load("gaussian-classes", each.command[3::2]).config, tmp_path / "alone", quiet=True)
         record = read_records(runs).done[each.hash]
         assert (record.results, record.diagnostics) == (alone.results, alone.diagnostics)
 
