@@ -57,6 +57,7 @@ SHOWN = ("mean ", "diagnostic ", "table")
 PICTURES = {
     "controlled.svg": ("controlled", "linear, tuned"),
     "controlled-labels.svg": ("controlled-labels", "linear"),
+    "controlled-range.svg": ("controlled-range", "imbalance"),
     "cacr-weights.svg": ("cacr-table9", "ours beside the printed"),
     "cacr-positives.svg": ("cacr-figure9", "number of positives"),
     "class-means.svg": ("arora-table1-wiki3029", "avg-10: ours beside the printed"),
