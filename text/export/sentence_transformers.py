@@ -116,14 +116,14 @@ def _layer(own: nn.Module, a: dict[str, Any]) -> nn.Module:
     if a["kind"] == "dropout":
         return Dropout(a["p"])
     if a["kind"] == "layer_norm":
-        module = LayerNorm(a["size"])
-        module.norm.load_state_dict(own.state_dict())
-        return module
+        norm = LayerNorm(a["size"])
+        norm.norm.load_state_dict(own.state_dict())
+        return norm
     activation = getattr(nn, a["activation"])()
-    residual = {"use_residual": True} if a["residual"] else {}  # older versions do not know the argument
-    module = Dense(a["size"], a["out"], a["bias"], activation, **residual)
-    module.load_state_dict(own.state_dict())
-    return module
+    residual: dict[str, Any] = {"use_residual": True} if a["residual"] else {}  # older versions lack the argument
+    dense = Dense(a["size"], a["out"], a["bias"], activation, **residual)
+    dense.load_state_dict(own.state_dict())
+    return dense
 
 
 def _transformer(encoder: SentenceEncoder, model: nn.Module) -> nn.Module:
