@@ -184,7 +184,7 @@ def _direction(rows: Tensor, moves: Callable[[int, int], bool]) -> Tensor | None
         equations[number, i], equations[number, j] = rows[j], rows[i]
     wanted = torch.tensor([0.0] * count + [float(moves(i, j)) for i, j in pairs], dtype=rows.dtype)
     matrix = equations.flatten(1)
-    step = torch.linalg.pinv(matrix) @ wanted
+    step: Tensor = torch.linalg.pinv(matrix) @ wanted
     if torch.allclose(matrix @ step, wanted, atol=1e-7):
         return step.view_as(rows)
     return None

@@ -310,7 +310,7 @@ def _temperatures(target: Any, name: str, named: Sequence[str]) -> tuple[str, ..
 
 def native(text: str, fit: Fit = ANY) -> Subject:
     """Wrap a registered objective, written as text. It may be a regularizer alone."""
-    terms = list(read(text).terms)
+    terms = [term for term in read(text).terms if isinstance(term, Objective)]
     adjustable = dict.fromkeys(name for term in parse(text) for name in _adjustable(term))
     known = all(_reference(term) for term in terms)
     return _of_pairs(text, partial(read, text), known, tuple(adjustable), fit, terms, read)
@@ -391,11 +391,11 @@ def read(text: str, **temperatures: float) -> Composite:
     based = any(entry.kind == "objective" for entry in entries)
     if based and not temperatures:
         return objective(text)
-    built, weights = [], []
+    built: list[Objective] = []
+    weights: list[float] = []
     for term, entry in zip(terms, entries, strict=True):
         lowered = {name: temperatures[name] for name in _adjustable(term) if name in temperatures}
         built.append(entry.target(**dict(term.options) | lowered))
-        weights.append(term.weight)
-        if term.weight is None:
-            weights[-1] = entry.weight if based else 1.0
+        default = entry.weight if based else 1.0
+        weights.append(default if term.weight is None else term.weight)
     return Composite(built, weights)

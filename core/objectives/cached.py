@@ -86,7 +86,7 @@ class Cached(nn.Module):
                 "positives: give two or more, or `pairs`, a function from embeddings to Pairs such as "
                 "lambda z: Pairs.from_blocks(z.view(-1, 2, d))."
             )
-        found = self.objective(*embeddings)
+        found: Outcome | Tensor = self.objective(*embeddings)
         if isinstance(found, Outcome):
             return found.loss
         return found
