@@ -57,7 +57,7 @@ class Chart:
     y_label: str
     rows: Rows
     shown: str
-    draw: Callable[[Any], Any]
+    draw: Callable[[Any], Any] = field(repr=False)
     columns: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, Rows] = field(default_factory=dict)
     is_narrow: bool = False

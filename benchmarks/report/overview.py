@@ -159,7 +159,7 @@ def of_power(suite: SuiteResults) -> list[str]:
     if not tests:
         return []
     words = " and ".join(dict.fromkeys(each.words for each in tests))
-    return [f"Half of the tests show {words} with a power of {power_cell(suite).text} or more (Holm)."]
+    return [f"Half of the tests have a power of at least {power_cell(suite).text} for {words} (Holm)."]
 
 
 def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:

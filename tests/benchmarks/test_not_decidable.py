@@ -79,7 +79,8 @@ def test_the_printed_numbers_of_a_paper_protocol_are_not_decided_either(runs_fol
 
 def test_a_claim_of_another_suite_does_not_rest_on_it():
     """arora-c06 is about two tables: without one of them its comparisons have no data."""
-    asked, other = shipped("arora-table2-cifar100"), shipped("arora-table2-text")
+    marked, other = shipped("arora-table2-cifar100"), shipped("arora-table2-text")
+    asked = SuiteResults(marked.manifest.model_copy(update={"not_decidable": ""}), marked.records)
 
     def told(results, *others):
         return next(each for each in results.claims(others) if each.ours.claim.id == "arora-c06")
@@ -124,5 +125,3 @@ def test_results_with_and_without_the_mark_are_merged(tmp_path):
     for suite in (old, new):
         write_results_file(tmp_path / "a.jsonl", suite)
         assert read_results_file(tmp_path / "a.jsonl") == suite
-    write_results_file(tmp_path / "a.jsonl", old)
-    assert (tmp_path / "a.jsonl").read_bytes() == (SHIPPED / "six-tasks-small.jsonl").read_bytes()

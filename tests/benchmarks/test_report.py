@@ -553,7 +553,7 @@ def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
     today = power(1.0, spread, 5, is_paired=True)
     assert overview.power_cell(suite).sort == pytest.approx(today)
     assert overview.of_power(suite) == [
-        f"Half of the tests show 1 point with a power of {100 * today:.0f} % or more (Holm)."
+        f"Half of the tests have a power of at least {100 * today:.0f} % for 1 point (Holm)."
     ]
 
 
