@@ -18,6 +18,7 @@ from dipole.vision.sources.images import decode_all, wanted_rows
 from dipole.vision.sources.labels import check_column, label_columns, labels_of
 from dipole.vision.sources.metadata import METADATA
 
+SETTING = "vision.data.image_column (--column of `dipole embed`)"
 IMAGES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 """Names of columns of images, in order of preference."""
 CAST = "table.cast_column({column!r}, datasets.Image())"
@@ -146,13 +147,12 @@ def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> 
         problems += [_no_images(key, feature) for key, feature in features.items() if _is_list(feature)]
         raise DataError(
             f"{name} has no image column; its columns are {', '.join(features)}. "
-            f"{next(iter(problems), 'Set vision.data.image_column.')}"
+            f"{next(iter(problems), f'Set {SETTING}.')}"
         )
     chosen = next((key for key in named if key in found), found[0])
     if len(found) > 1 and chosen not in named:
         warn(
-            f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set "
-            "vision.data.image_column",
+            f"{name} has several columns of images: {', '.join(found)}. It reads {chosen!r}; for another set {SETTING}",
             stacklevel=2,
         )
     return chosen
@@ -177,14 +177,14 @@ def _no_images(column: str, feature: Any) -> str:
     if _is_list(feature) and (isinstance(inner, ImageFeature) or (isinstance(inner, dict) and "bytes" in inner)):
         return (
             f"The column {column!r} holds lists of images. Make a row of each image, or set "
-            "vision.data.image_column to another column."
+            f"another column by {SETTING}."
         )
     if _is_list(feature) or type(feature).__name__.startswith("Array"):
         return (
             f"The column {column!r} holds arrays. Store them as images ({CAST.format(column=column)} for lists), or "
             "all of them as `images` uint8 (n, H, W, C) in an .npz."
         )
-    return f"The column {column!r} holds {kind or type(feature).__name__}, not images. Set vision.data.image_column."
+    return f"The column {column!r} holds {kind or type(feature).__name__}, not images. Set {SETTING}."
 
 
 def label_candidates(name: str, features: Mapping[str, Any], wanted: str | None) -> list[str]:
