@@ -1,7 +1,7 @@
 """Turn sentences into vectors with a trained encoder."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,9 @@ from dipole.core.utils.errors import DataError, OptionError
 from dipole.core.utils.progress import Progress
 from dipole.text.encoders import Batch, SentenceModel
 from dipole.text.encoders.batch import by_tokens, pad
-from dipole.text.vocabulary import Tokens
+
+if TYPE_CHECKING:
+    from dipole.text.vocabulary import Tokens
 
 Normalize = Literal["halves", "unit", "none"]
 
@@ -31,7 +33,7 @@ class SentenceEncoder:
     def __init__(
         self,
         model: SentenceModel,
-        tokens: Tokens,
+        tokens: "Tokens",
         normalize: Normalize = "halves",
         max_length: int | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,

@@ -108,7 +108,7 @@ def house(tmp_path_factory):
     """The packages with a vision of its own, to which three files have been added."""
     folder = tmp_path_factory.mktemp("house")
     (folder / "dipole").mkdir()
-    for file in ("__init__.py", "__main__.py"):
+    for file in ("__init__.py", "__init__.pyi", "__main__.py"):
         shutil.copy(ROOT / "dipole" / file, folder / "dipole" / file)
     for package in ("core", "benchmarks"):
         (folder / "dipole" / package).symlink_to(ROOT / package)
