@@ -167,3 +167,11 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
     offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
     place = first.unsqueeze(1) + offsets  # (A, n)
     return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)
+
+
+def spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
+    """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
+    share = runs[0][1] // batch
+    if share > 1:
+        return values.repeat_interleave(share).repeat(len(runs))
+    return values.repeat(len(runs))

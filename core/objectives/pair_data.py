@@ -25,11 +25,11 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.indices import (
     NO_VIEW,
     PairLayout,
-    Runs,
     absolute,
     pads_last,
     real_first,
     relative,
+    spread,
     views_of,
 )
 from dipole.core.utils.errors import PairsError
@@ -153,15 +153,15 @@ class PairData:
         candidate_labels = None
         if labels is not None:
             labels = labels.to(device)
-            candidate_labels = _spread(labels, every, batch)
+            candidate_labels = spread(labels, every, batch)
             if labels_behind is not None and behind:
                 candidate_labels = torch.cat([candidate_labels, labels_behind.to(device)])
             elif behind:
                 candidate_labels = None
-            labels = _spread(labels, own, batch)
+            labels = spread(labels, own, batch)
         index = torch.arange(batch, device=device) if index is None else index.to(device)
-        candidate_index = _spread(index, every, batch)
-        index = candidate_index if every == own else _spread(index, own, batch)
+        candidate_index = spread(index, every, batch)
+        index = candidate_index if every == own else spread(index, own, batch)
         if behind:
             candidate_index = torch.cat([candidate_index, index.new_full((behind,), -1)])
         if weights is not None:
@@ -496,11 +496,3 @@ def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs:
     if "weights" in rows:
         given["weights"] = by_anchor(rows["weights"], len(rows["weights"].flatten(0, 1)), runs)
     return getattr(cls, name)(**given)
-
-
-def _spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
-    """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
-    share = runs[0][1] // batch
-    if share > 1:
-        return values.repeat_interleave(share).repeat(len(runs))
-    return values.repeat(len(runs))
