@@ -141,7 +141,7 @@ def more_seeds(suite: SuiteResults) -> Cell:
     text = "none" if more == 0 else str(more)
     if more >= MOST_SEEDS // 2:
         text = "thousands"
-    return Cell(text, more, f"for {' and '.join(dict.fromkeys(each.words for each in tests))}")
+    return Cell(text, more, f"for {_effects(tests)}")
 
 
 def power_cell(suite: SuiteResults) -> Cell:
@@ -149,8 +149,7 @@ def power_cell(suite: SuiteResults) -> Cell:
     tests = planned(suite)
     if not tests:
         return EMPTY
-    value = median([each.power for each in tests])
-    return Cell(f"{100 * value:.0f} %", value)
+    return _power_of(tests)
 
 
 def of_power(suite: SuiteResults) -> list[str]:
@@ -158,8 +157,16 @@ def of_power(suite: SuiteResults) -> list[str]:
     tests = planned(suite)
     if not tests:
         return []
-    words = " and ".join(dict.fromkeys(each.words for each in tests))
-    return [f"Half of the tests have a power of at least {power_cell(suite).text} for {words} (Holm)."]
+    return [f"Half of the tests have a power of at least {_power_of(tests).text} for {_effects(tests)} (Holm)."]
+
+
+def _power_of(tests: Sequence[Planned]) -> Cell:
+    value = median([each.power for each in tests])
+    return Cell(f"{100 * value:.0f} %", value)
+
+
+def _effects(tests: Sequence[Planned]) -> str:
+    return " and ".join(dict.fromkeys(each.words for each in tests))
 
 
 def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
