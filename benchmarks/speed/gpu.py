@@ -35,6 +35,7 @@ from dipole.benchmarks.speed.subjects import BUILD, DTYPES, SHARP, Case, subject
 from dipole.benchmarks.speed.timing import RESULTS, floor, rates, time_and_memory, write
 from dipole.core.cli.parser import positive
 from dipole.core.objectives import engine
+from dipole.core.objectives.similarity import fits
 from dipole.core.utils.errors import DipoleError
 
 LOSSES = ("infonce", SHARP, "infonce+dp(reduction=anchor_sum)")
@@ -64,7 +65,9 @@ def attempt(case: Case, name: str, device: torch.device) -> dict[str, Any]:
             lambda: case.embeddings(device, generator, name), lambda views: loss(views).backward(), device
         )
         if name.startswith("dipole"):
-            found["engine"] = "kernels" if engine.served() > served else "tiles"
+            found["engine"] = "dense" if fits(case.rows, case.rows, device) else "tiles"
+            if engine.served() > served:
+                found["engine"] = "kernels"
         return found
     except torch.OutOfMemoryError:
         return {"error": "out of memory"}

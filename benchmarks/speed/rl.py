@@ -236,11 +236,11 @@ def main() -> None:
     if options.allocator == "kept" and not keep_freed_memory():
         parser.error("--allocator kept needs glibc; use --allocator system")
     torch.set_num_threads(options.threads)
-    name = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()})"
+    name, unit = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()})", "processor milliseconds"
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        name, unit = torch.cuda.get_device_name(device), "milliseconds"
     setting = {"processor": name, "torch": torch.__version__, "threads": options.threads}
-    results = Results(options.out, setting | {"allocator": options.allocator, "unit": "processor milliseconds"})
+    results = Results(options.out, setting | {"allocator": options.allocator, "unit": unit})
     for size in options.batches:
         if "update" in parts:
             results.add("update", str(size), against_peer(updates(size, options.rounds, options.peer, device)))

@@ -238,8 +238,9 @@ def kernels_match(subject: Subject) -> str:
         for dtype, limit in ((torch.float32, SINGLE), (torch.bfloat16, HALF_GRADIENT)):
             leaves = {name: leaf.detach().to(device).requires_grad_() for name, leaf in layout.leaves(dtype).items()}
             try:
+                instance = subject.make(layout, torch.float32).to(device)
                 with device:
-                    found = subject.result(subject.make(layout, torch.float32).to(device), layout, leaves)
+                    found = subject.result(instance, layout, leaves)
             except DipoleError:
                 refused.append(layout.name)
                 break

@@ -63,7 +63,7 @@ def similarities(
     known = pairs.known
     if known.partners:
         return paired(x, y, pairs.positives), _between_views(x, y, pairs, wanted, bound, embeddings)
-    if _is_dense(len(x), len(y)):
+    if _is_dense(len(x), len(y), x.device):
         return dense(
             x,
             y,
@@ -101,9 +101,9 @@ def statistics_of(
     )
 
 
-def _is_dense(anchors: int, candidates: int) -> bool:
+def _is_dense(anchors: int, candidates: int, device: torch.device) -> bool:
     name = requested()
-    return name == "dense" or (name != "triton" and fits(anchors, candidates))
+    return name == "dense" or (name != "triton" and fits(anchors, candidates, device))
 
 
 def _between_views(
@@ -122,7 +122,7 @@ def _between_views(
     for (_, length), partner in zip(known.anchor_views, known.partners, strict=True):
         mine, theirs = slice(start, start + length), slice(partner * batch, (partner + 1) * batch)
         start, outside = start + length, excluded[mine] - theirs.start
-        if _is_dense(length, batch):
+        if _is_dense(length, batch, x.device):
             of_block = partial(counts.__getitem__, mine)
             none = outside[:, :0]
             _, found = dense(x[mine], y[theirs], none, outside, wanted, counts=of_block, bound=bound, padded=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import reads_at_once
-from dipole.core.objectives.similarity import fits
+from dipole.core.objectives.similarity import LARGEST
 
 NO_VIEW = -1  # the view number of candidates outside the batch, such as the rows of a queue
 
@@ -163,7 +163,7 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
     first = torch.searchsorted(ordered, labels)
     count = torch.searchsorted(ordered, labels, right=True) - first
     # For large matrices, lists as wide as all candidates would cost more than waiting.
-    waits = reads_at_once(count) or not fits(len(labels), len(others))
+    waits = reads_at_once(count) or len(labels) * len(others) >= LARGEST
     offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
     place = first.unsqueeze(1) + offsets  # (A, n)
     return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)

@@ -37,7 +37,7 @@ from dipole.core.utils.errors import ConfigError, DataError, DipoleError, Traini
 from dipole.core.utils.first_error import first_message
 from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, duration, quietly
-from dipole.core.utils.seeding import Seeds, rng_state, seed_everything, set_deterministic
+from dipole.core.utils.seeding import Seeds, deterministic, rng_state, seed_everything
 from dipole.core.utils.sync_batch_norm import synchronize
 from dipole.core.utils.text import counted
 
@@ -86,8 +86,7 @@ def train(
     if record is not None and record.status == "done":
         return record
     trackers = check_trackers([*log, *(["tensorboard"] if tensorboard else [])])
-    set_deterministic(config.deterministic)
-    with Interrupts() as interrupts, quietly(quiet):
+    with Interrupts() as interrupts, quietly(quiet), deterministic(config.deterministic):
         try:
             begin = resume if isinstance(resume, Path) or not overwrite else "never"
             return _train(config, folder, begin, quiet, trackers, interrupts)

@@ -53,7 +53,8 @@ def load_run(
     if settings:
         _check_settings(config.domain, domain.data_fields, settings)
         config = folder.read_config(settings)
-    set_deterministic(config.deterministic)
+    if config.deterministic:
+        set_deterministic()
     place = pick_device(device or config.device)
     kept = folder.kept if keeps(domain) else None
     if kept is not None and not kept.is_dir():

@@ -148,12 +148,28 @@ def isolated(seed: int) -> Iterator[None]:
         set_rng_state(before)
 
 
-def set_deterministic(enabled: bool) -> None:
+@contextmanager
+def deterministic(enabled: bool) -> Iterator[None]:
+    """Run a block under `set_deterministic` if `enabled`, and give PyTorch's settings back as they were."""
+    import torch
+
+    if not enabled:
+        yield
+        return
+    before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    set_deterministic()
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def set_deterministic() -> None:
     """Make PyTorch refuse operations without a deterministic implementation (`deterministic = true` in a recipe)."""
     import torch
 
-    if enabled:
-        # cuBLAS reads this once, when its first handle is made.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(enabled)
-    torch.backends.cudnn.benchmark = not enabled and torch.backends.cudnn.benchmark
+    # cuBLAS reads this once, when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

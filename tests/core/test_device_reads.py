@@ -76,6 +76,11 @@ TERMS = {
 SCALARS = "align_uniform", "blocks", "dp", "rbf"
 
 
+def may_wait(text: str, name: str) -> bool:
+    """Lists as long as the candidates: whether a scalar has any negative, a block any other, is asked."""
+    return name.startswith(("labels", "own columns")) and any(term in text for term in SCALARS)
+
+
 def outcomes(text: str, device: torch.device, dtype: torch.dtype = torch.float64) -> Iterator[tuple[str, object]]:
     """What a term makes of every kind of pairs: a loss with its gradients, or why it refuses them."""
     generator = torch.Generator().manual_seed(0)
@@ -113,8 +118,7 @@ def test_an_objective_reads_nothing_back(text):
         except PairsError:
             continue  # refused by its shape
         except WaitError:
-            # Lists as long as the candidates: whether a scalar has any negative, a block any other, is asked.
-            if not name.startswith(("labels", "own columns")) or not any(term in text for term in SCALARS):
+            if not may_wait(text, name):
                 faults.append(f"{name}: waits")
         except Exception as error:
             faults.append(f"{name}: {error!r:.300}")

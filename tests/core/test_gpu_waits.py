@@ -16,22 +16,30 @@ from dipole.core.utils.errors import PairsError
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from device_reads import no_cuda_waits
-from test_device_reads import TERMS, outcomes
+from test_device_reads import TERMS, may_wait, outcomes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
 def test_an_objective_waits_for_nothing(text):
-    device = torch.device("cuda")
-    with_first = dict(outcomes(text, device))
-    for name, run in outcomes(text, device):
+    on_cpu, with_first = (dict(outcomes(text, torch.device(kind))) for kind in ("cpu", "cuda"))
+    faults, done = [], 0
+    for name, run in outcomes(text, torch.device("cuda")):
         try:
-            with_first[name]()  # constants, workspaces and compiled kernels
+            on_cpu[name]()  # what is refused there ends the process on a GPU
         except PairsError:
             continue
-        with no_cuda_waits():
-            run()
+        with_first[name]()  # constants, workspaces and compiled kernels
+        try:
+            with no_cuda_waits():
+                run()
+            done += 1
+        except RuntimeError as error:
+            if not may_wait(text, name):
+                faults.append(f"{name}: {error}")
+    assert not faults, "\n".join(faults)
+    assert done
 
 
 def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, monkeypatch):

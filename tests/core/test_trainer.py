@@ -410,6 +410,17 @@ def test_failure_while_the_disk_is_full_is_still_one_message(blobs, tmp_path, mo
     assert quiet(blobs, "train.checkpoint_every=4", runs=runs).status == "done"
 
 
+@pytest.mark.parametrize("mode", ["default", "error"])
+def test_a_run_gives_pytorchs_determinism_back(blobs, tmp_path, mode):
+    torch.set_deterministic_debug_mode(mode)
+    try:
+        for setting in ("true", "false"):
+            quiet(blobs, f"deterministic={setting}", "train.steps=2", runs=tmp_path)
+            assert torch.get_deterministic_debug_mode() == {"default": 0, "error": 2}[mode]
+    finally:
+        torch.set_deterministic_debug_mode("default")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
 def test_resume_on_a_gpu(blobs, tmp_path, monkeypatch, precision):

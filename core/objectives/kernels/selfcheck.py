@@ -38,7 +38,8 @@ def _listed(problem: Problem) -> int:
 def verdict(problem: Problem) -> str:
     """Return the error of the kernels for a matrix like this, or an empty string."""
     try:
-        return _compare(problem)
+        with torch.device("cpu"):  # the numbers are drawn there, whatever PyTorch's default device is
+            return _compare(problem)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
 
