@@ -81,7 +81,7 @@ def test_the_script_runs_on_a_processor(capsys, tmp_path):
     for row in losses:
         assert 0 < row["ms"] <= row["median_ms"]
         assert row["floor_ms"] > 0
-        assert row.get("engine", "tiles") == "tiles"
+        assert row.get("engine", "dense") == "dense"  # 64 rows
     assert report["left_out"] == []
     assert "| infonce | 64 | 16 | float32 | dense PyTorch |" in capsys.readouterr().out
 
