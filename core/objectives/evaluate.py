@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.engine import similarities
-from dipole.core.objectives.gather import GlobalPairs
-from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.pairs import GlobalPairs, Pairs
 from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, world_size

@@ -13,40 +13,11 @@ from dipole.core.objectives.checks import check_tensor, reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
 from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES
-from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.pairs import GlobalPairs, Pairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.text import counted
 
 Input = EncodedBatch | Pairs | Sequence[Pairs]
-
-
-@dataclass(frozen=True)
-class GlobalPairs:
-    """The pairs of the global batch and the position of this rank's rows in it."""
-
-    pairs: tuple[Pairs, ...]  # one or several, each over the rows of all ranks
-    own: slice | None = None  # this rank's rows among `total`. None in a single process
-    total: int = 0  # rows of the global batch
-    # The encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
-    features: tuple[Tensor, ...] = ()
-
-    def local(self, pairs: Pairs) -> Pairs:
-        """Return pairs over the rows of all ranks with only this rank's anchors."""
-        if self.own is None:
-            return pairs
-        if len(pairs.anchors) % self.total:
-            raise PairsError(
-                f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over "
-                "all ranks; a "
-                "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
-            )
-        return pairs.narrow(self.own, self.total)
-
-    @property
-    def local_pairs(self) -> tuple[Pairs, ...]:
-        """All pairs, with only this rank's anchors."""
-        return tuple(map(self.local, self.pairs))
 
 
 def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:

@@ -1,6 +1,4 @@
-"""The layout of pairs and the index tensors of their constructors. Only `same_label` may wait for the device."""
-
-from dataclasses import dataclass
+"""The index tensors of the constructors of pairs. Only `same_label` may wait for the device."""
 
 import torch
 from torch import Tensor
@@ -11,30 +9,6 @@ from dipole.core.objectives.similarity import LARGEST
 NO_VIEW = -1  # the view number of candidates outside the batch, such as the rows of a queue
 
 Runs = tuple[tuple[int, int], ...]  # view and length of each run of rows. Every run goes through the batch once
-
-
-@dataclass(frozen=True)
-class PairLayout:
-    """Facts about the indices of `Pairs`, which its constructors know."""
-
-    anchor_views: Runs  # runs of the anchors
-    candidate_views: Runs  # runs of the candidates
-    first_negative: int = 0  # candidates before this index are positives of some anchor and never negatives
-    among: int = 0  # number of anchors, the first ones, that are also candidates
-    fewest: int | None = None  # number of positives that every anchor has, except at the ends of documents
-    padded: bool = False  # -1 may occur among positives or ignored, or a candidate may be listed twice
-    mutual: bool = False  # anchors are candidates, and i excludes j exactly if j excludes i
-    shared: int | None = None  # a candidate is a positive of at most this many anchors
-    queue: int = 0  # number of past embeddings or hard negatives, which follow the candidates of the batch
-    queue_of_keys: bool = False  # the encoder of the keys made the queue, and not that of the anchors or a copy of it
-    sides: bool = False  # anchors and candidates are two views from two encoders, and an anchor's own side is ignored
-    by_label: bool = False  # positives are rows of the same class
-    of_block: int = 0  # number of anchors from each block, block after block
-    draw: int = 0  # seed of random choices among blocks, the same on every rank
-    view_pairs: bool = False  # anchors are view x of every pair of views x < y, and candidates are all views
-    # View y of each run of anchors, if its negatives lie in this view alone. The other views' rows are ignored first.
-    partners: tuple[int, ...] = ()
-    added: bool = False  # the values of several Pairs of a batch are added instead of averaged
 
 
 def other_views(count: int, batch: int, device: torch.device) -> Tensor:
@@ -167,11 +141,3 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
     offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
     place = first.unsqueeze(1) + offsets  # (A, n)
     return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)
-
-
-def spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
-    """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
-    share = runs[0][1] // batch
-    if share > 1:
-        return values.repeat_interleave(share).repeat(len(runs))
-    return values.repeat(len(runs))

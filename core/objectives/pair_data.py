@@ -1,4 +1,4 @@
-"""The data of pairs: embeddings with indices of positives and ignored rows. `pairs.py` has the constructors."""
+"""The data of pairs: embeddings with indices of positives and ignored rows, without constructors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,11 @@ from dipole.core.objectives.checks import (
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.indices import (
     NO_VIEW,
-    PairLayout,
+    Runs,
     absolute,
     pads_last,
     real_first,
     relative,
-    spread,
     views_of,
 )
 from dipole.core.utils.errors import PairsError
@@ -39,6 +38,30 @@ OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
 OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
 SHARED = ("queue", "queue_labels")
 """Arguments of constructors that are the same on every rank. All other tensors have a row for each instance."""
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """Facts about the indices of `Pairs`, which its constructors know."""
+
+    anchor_views: Runs  # runs of the anchors
+    candidate_views: Runs  # runs of the candidates
+    first_negative: int = 0  # candidates before this index are positives of some anchor and never negatives
+    among: int = 0  # number of anchors, the first ones, that are also candidates
+    fewest: int | None = None  # number of positives that every anchor has, except at the ends of documents
+    padded: bool = False  # -1 may occur among positives or ignored, or a candidate may be listed twice
+    mutual: bool = False  # anchors are candidates, and i excludes j exactly if j excludes i
+    shared: int | None = None  # a candidate is a positive of at most this many anchors
+    queue: int = 0  # number of past embeddings or hard negatives, which follow the candidates of the batch
+    queue_of_keys: bool = False  # the encoder of the keys made the queue, and not that of the anchors or a copy of it
+    sides: bool = False  # anchors and candidates are two views from two encoders, and an anchor's own side is ignored
+    by_label: bool = False  # positives are rows of the same class
+    of_block: int = 0  # number of anchors from each block, block after block
+    draw: int = 0  # seed of random choices among blocks, the same on every rank
+    view_pairs: bool = False  # anchors are view x of every pair of views x < y, and candidates are all views
+    # View y of each run of anchors, if its negatives lie in this view alone. The other views' rows are ignored first.
+    partners: tuple[int, ...] = ()
+    added: bool = False  # the values of several Pairs of a batch are added instead of averaged
 
 
 @dataclass(frozen=True)
@@ -182,53 +205,6 @@ class PairData:
         )
 
     # Changed copies ---------------------------------------------------------------------------------------------------
-
-    def with_intra_batch(self) -> Self:
-        """Add the anchors to the candidates, so that the other anchors become negatives (CACR, App. C.2).
-
-        Anchors that are already candidates are not added again. Rows of the same instance are never negatives.
-
-        Returns:
-            Pairs with the same anchors. The added anchors follow the C candidates.
-        """
-        known, count = self.known, len(self.anchors)
-        if known.sides:
-            # The first ignored row of an anchor is the anchor itself.
-            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
-            return replace(self, ignored=ignored, layout=replace(known, sides=False))
-        if known.view_pairs and not known.partners:
-            return self  # already done
-        if known.view_pairs:
-            # The first ignored rows are those of the anchor's view, itself first.
-            batch = known.candidate_views[0][1]
-            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, batch:]], 1)
-            return replace(self, ignored=ignored, layout=replace(known, partners=()))
-        if count == known.among:
-            return self
-        runs = known.anchor_views
-        batch = runs[0][1]
-        row = torch.arange(count, device=self.anchors.device).unsqueeze(1)
-        # Runs have the same order, so the same position in every run is the same instance.
-        mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
-        place = mates - known.among
-        added = torch.where(place >= 0, place + len(self.candidates), -1)
-        changes: dict[str, Any] = {}
-        for of_candidates, of_anchors in zip(OF_CANDIDATES, ("anchors", "labels", "index"), strict=True):
-            values, more = getattr(self, of_candidates), getattr(self, of_anchors)
-            known_to_both = values is not None and more is not None
-            changes[of_candidates] = torch.cat([values, more[known.among :]]) if known_to_both else None
-        return replace(
-            self,
-            **changes,
-            ignored=torch.cat([self.ignored, added], 1),
-            layout=replace(
-                known,
-                candidate_views=known.candidate_views + runs[known.among // batch :],
-                among=count,
-                padded=known.padded or known.among > 0,
-                mutual=False,
-            ),
-        )
 
     def first_positives(self, count: int) -> Self:
         """Keep the first positives of each anchor. The others are ignored and do not become negatives.
@@ -457,6 +433,14 @@ class PairData:
         mask[:, : self.first_negative] = False
         # Padding writes into an extra column that is removed.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+
+
+def spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
+    """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
+    share = runs[0][1] // batch
+    if share > 1:
+        return values.repeat_interleave(share).repeat(len(runs))
+    return values.repeat(len(runs))
 
 
 def constructor(make: Make) -> Make:

@@ -1,8 +1,9 @@
 """Pairs: anchors, candidates, positives and ignored rows. This is the input of every objective."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -10,34 +11,30 @@ from torch import Tensor
 from dipole.core.objectives.checks import (
     as_views,
     check_alike,
-    check_classes,
-    check_count,
+    check_indices,
     check_matrix,
     check_queue,
     check_row_values,
     check_tensor,
     shape_of,
 )
+from dipole.core.objectives.constructors import Constructors
 from dipole.core.objectives.indices import (
     NO_VIEW,
-    PairLayout,
     Runs,
     joined,
-    neighbours,
-    other_members,
     other_views,
-    pads_last,
-    same_label,
+    partners_of_views,
     with_queue,
 )
-from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, OfRows, constructor
-from dipole.core.objectives.pair_views import PairsOfViews
-from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, OfRows, PairLayout, constructor
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
+ViewNegatives = Literal["all", "queries", "view_pairs"]
 
-class Pairs(PairsOfViews):
+
+class Pairs(Constructors):
     """Embeddings with the indices of positives and ignored candidates. This is the input of every objective.
 
     The negatives of anchor i are all candidates that are neither its positives nor ignored for it.
@@ -71,218 +68,192 @@ class Pairs(PairsOfViews):
 
     @classmethod
     @constructor
-    def from_labels(
+    def from_views(
         cls,
-        z: Tensor | Sequence[Tensor],
-        labels: Tensor,
+        views: Sequence[Tensor],
+        labels: Tensor | None = None,
         index: Tensor | None = None,
-        queue: Tensor | None = None,
-        queue_labels: Tensor | None = None,
+        negatives: ViewNegatives = "all",
         *,
         weights: Tensor | None = None,
     ) -> Self:
-        """Supervised contrast (Khosla et al. 2020): all rows of an anchor's class but itself are its positives.
-
-        Every row is an anchor, and the rows of other classes are its negatives. Classes may have any number of rows. A
-        row without another row of its class on any rank has no positive. Means leave such a row out
-        (`TermValue.left_out` counts them), but it remains a negative of the others.
+        """SimCLR with any number of views: the other views of a row's instance are its positives.
 
         Args:
-            z: (B, d), or V views (B, d) each. Views of one instance are also positives of each other.
-            labels: (B,) integers, the class of each instance. Negative if unknown: all other instances are then
-                negatives.
+            views: V >= 2 tensors (B, d) of one shape, dtype and device, row b of each a view of instance b.
+            labels: (B,) class of each instance.
             index: (B,) index of each instance in the data set.
-            queue: (Q, d) further candidates, for example earlier batches, the same on every rank.
-            queue_labels: (Q,) classes of the queue. Rows of an anchor's class are also positives.
-            weights: (B,) of rows, see `Pairs`. The positives depend on other rows, so weights of pairs are refused.
+            negatives: with "all" every row is an anchor, and all V (B - 1) views of the other instances are its
+                negatives. With "view_pairs" the anchors are the rows of view x, for each pair of views x < y. The row
+                of view y is the positive, and the B - 1 other rows of view y are the negatives (the code of CACR's
+                authors). With "queries" only the first views are anchors, and the B - 1 first views of the other
+                instances are negatives.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`. Where anchors have several positives, weight k of a
+                row is that of the k-th next view in cyclic order.
 
         Returns:
-            Pairs of A = V B anchors and C = V B + Q candidates. Positives are padded with -1 to one width K.
+            Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "view_pairs",
+            A = V (V - 1) / 2 B anchors, C = V B candidates and K = 1. Two views are `cross(views[0], views[1])`. The
+            attraction of `cacr` averages over all V views and their V - 1 positives. With "queries", A = B anchors,
+            C = V B candidates (the other views, then the first ones) and K = V - 1.
 
         Raises:
-            PairsError: there are no views, views differ in shape, dtype or device, labels are not integers (B,), or
-                only one of queue and queue_labels is given.
+            PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
+                (B,), or `negatives` is invalid.
         """
-        views = [z] if isinstance(z, Tensor) else []
-        if not isinstance(z, Tensor):
-            views = as_views(z, "from_labels needs embeddings (B, d), or a list of views (B, d) each.", 1)
-        check_alike(views, "z" if isinstance(z, Tensor) else "views")
-        check_classes(labels, len(views[0]))
-        behind, count = check_queue(queue, ("z", views[0])), len(views)
-        if behind:
-            check_classes(queue_labels, behind, "queue_labels")
-        elif queue is None and queue_labels is not None:
-            raise PairsError("queue_labels are of the rows of a queue, but from_labels has none: give queue=.")
-
-        batch = len(views[0])
-        points = joined(*views)  # (VB, d), view-major
-        own = torch.arange(count * batch, device=points.device)
-        # Each instance of unknown class gets its own class.
-        told = labels.to(own.device).repeat(count)
-        told = others = torch.where(told < 0, -1 - own % batch, told)
-        if behind and queue_labels is not None:
-            past = queue_labels.to(own.device)
-            others = torch.cat([told, torch.where(past < 0, -1 - batch, past)])  # a class that no row has
-        same = same_label(told, others)
+        views = as_views(views, "from_views needs a list of at least two views, each (B, d).")
+        if negatives not in get_args(ViewNegatives):
+            raise PairsError(f"negatives must be 'view_pairs', 'all' or 'queries', got {negatives!r}.")
+        check_alike(views)
+        if negatives == "view_pairs" and len(views) == 2:
+            return cls.cross(views[0], views[1], labels=labels, index=index, weights=weights)
+        if negatives == "queries":
+            keys = torch.stack(list(views[1:]), 1)
+            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index, weights=weights)
+        of_rows = OfRows(labels, index, weights)
+        count, batch = len(views), len(views[0])
+        z = torch.cat(views)  # (VB, d), view-major
+        runs = tuple([(number, batch) for number in range(count)])
+        if negatives == "view_pairs":
+            first, partners = zip(*combinations(range(count), 2), strict=True)
+            anchors = torch.cat([views[x] for x in first])
+            anchor_runs = tuple([(x, batch) for x in first])
+            layout = PairLayout(anchor_runs, runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
+            return cls._of_batch(batch, layout, anchors, z, *partners_of_views(count, batch, z.device), of_rows)
+        layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
+        own = torch.arange(count * batch, device=z.device)
+        steps = own[batch::batch]  # to the same place of each other view
         own = own.unsqueeze(1)
-        # A row is in its own class, so removing it leaves one entry of padding.
-        positives = pads_last(torch.where(same == own, -1, same))[:, :-1]
-        runs = tuple((number, batch) for number in range(count))
+        return cls._of_batch(batch, layout, z, z, (own + steps) % len(z), own, of_rows)
+
+    @classmethod
+    @constructor
+    def cross(
+        cls,
+        queries: Tensor,
+        keys: Tensor,
+        queue: Tensor | None = None,
+        intra_batch: bool = False,
+        labels: Tensor | None = None,
+        ignored: Tensor | None = None,
+        *,
+        batch_negatives: bool = True,
+        queue_labels: Tensor | None = None,
+        queue_of: Literal["queries", "keys"] = "queries",
+        index: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Self:
+        """One direction between two encoders: MoCo, CMC, the CURL agent.
+
+        Args:
+            queries: (B, d), the anchors.
+            keys: (B, d) with row b the positive of query b, or (B, K >= 1, d) for K positives each.
+            queue: (Q, d) further negatives, for example the keys of earlier batches, the same on every rank. An empty
+                queue counts as None.
+            intra_batch: add the other queries to the negatives (CACR, App. C.2).
+            labels: (B,) class of each query and its keys.
+            ignored: (B, E) candidates that are not negatives, such as exact duplicates, padded with -1. Key k of query
+                b is candidate k B + b, and the queue follows.
+            batch_negatives: False leaves the keys of the other queries out. Negatives are then the queue and, with
+                `intra_batch`, the other queries (CACR Algorithm 3, or a memory bank).
+            queue_labels: (Q,) class of each row of the queue. A queue without them leaves all candidates without
+                labels.
+            queue_of: the encoder of the queue. "queries" means the encoder of the queries or a copy of it (MoCo).
+                "keys" means another encoder (the other half's memory bank in CMC). Only objectives that compare rows
+                within a side use it.
+            index: (B,) index of each query in the data set.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`.
+
+        Returns:
+            Pairs of A = B anchors, C = K B + Q candidates (K B + Q + B with `intra_batch`) and K positives.
+
+        Raises:
+            PairsError: rows differ from the queries in number, width, dtype or device, labels, index or queue_labels
+                have a wrong length, an index in `ignored` is out of range, or `queue_of` is invalid.
+        """
+        check_matrix("queries", queries)
+        if queue_of not in ("queries", "keys"):
+            raise PairsError(f"queue_of must be 'queries' or 'keys', got {queue_of!r}.")
+        batch = len(queries)
+        check_tensor("keys", keys, "(B, d) or (B, K, d)")
+        if keys.ndim == 2:
+            keys = keys.unsqueeze(1)
+        if keys.ndim != 3 or len(keys) != batch or keys.shape[1] == 0:
+            raise PairsError(f"keys must be (B, d) or (B, K, d) with B = {batch} like queries, got {shape_of(keys)}.")
+        check_matrix("keys", keys[:, 0], ("queries", queries))
+        behind = check_queue(queue, ("queries", queries))
+        if queue is None or behind:
+            check_row_values(queue_labels, behind, "queue_labels")
+        count = keys.shape[1]
+        own = torch.arange(batch, device=queries.device).unsqueeze(1)
+        listed = ignored is not None
+        if ignored is None:
+            ignored = own[:, :0]
+        check_indices("ignored", ignored, queries, count * batch + behind)
         layout = PairLayout(
-            runs,
-            with_queue(runs, behind),
-            among=count * batch,
-            padded=True,
-            mutual=not behind,
+            ((0, batch),),
+            with_queue(tuple([(number + 1, batch) for number in range(count)]), behind),
+            first_negative=0 if batch_negatives else count * batch,
+            fewest=count,
+            padded=listed,
+            shared=1,
             queue=behind,
-            by_label=True,
+            queue_of_keys=behind > 0 and queue_of == "keys",
         )
-        candidates, of_rows = joined(points, queue), OfRows(labels, index, weights, weighs_pairs=False)
-        return cls._of_batch(
-            batch, layout, points, candidates, positives, own, of_rows, behind, queue_labels, views=False
+        candidates = joined(keys.transpose(0, 1).flatten(0, 1), queue)
+        positives = own + torch.arange(0, count * batch, batch, device=own.device)
+        of_rows = OfRows(labels, index, weights)
+        pairs = cls._of_batch(batch, layout, queries, candidates, positives, ignored, of_rows, behind, queue_labels)
+        if intra_batch:
+            return pairs.with_intra_batch()
+        return pairs
+
+    def with_intra_batch(self) -> Self:
+        """Add the anchors to the candidates, so that the other anchors become negatives (CACR, App. C.2).
+
+        Anchors that are already candidates are not added again. Rows of the same instance are never negatives.
+
+        Returns:
+            Pairs with the same anchors. The added anchors follow the C candidates.
+        """
+        known, count = self.known, len(self.anchors)
+        if known.sides:
+            # The first ignored row of an anchor is the anchor itself.
+            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, len(self.candidates) // 2 :]], 1)
+            return replace(self, ignored=ignored, layout=replace(known, sides=False))
+        if known.view_pairs and not known.partners:
+            return self  # already done
+        if known.view_pairs:
+            # The first ignored rows are those of the anchor's view, itself first.
+            batch = known.candidate_views[0][1]
+            ignored = torch.cat([self.ignored[:, :1], self.ignored[:, batch:]], 1)
+            return replace(self, ignored=ignored, layout=replace(known, partners=()))
+        if count == known.among:
+            return self
+        runs = known.anchor_views
+        batch = runs[0][1]
+        row = torch.arange(count, device=self.anchors.device).unsqueeze(1)
+        # Runs have the same order, so the same position in every run is the same instance.
+        mates = row % batch + torch.arange(len(runs), device=row.device) * batch  # (A, runs)
+        place = mates - known.among
+        added = torch.where(place >= 0, place + len(self.candidates), -1)
+        changes: dict[str, Any] = {}
+        for of_candidates, of_anchors in zip(OF_CANDIDATES, ("anchors", "labels", "index"), strict=True):
+            values, more = getattr(self, of_candidates), getattr(self, of_anchors)
+            known_to_both = values is not None and more is not None
+            changes[of_candidates] = torch.cat([values, more[known.among :]]) if known_to_both else None
+        return replace(
+            self,
+            **changes,
+            ignored=torch.cat([self.ignored, added], 1),
+            layout=replace(
+                known,
+                candidate_views=known.candidate_views + runs[known.among // batch :],
+                among=count,
+                padded=known.padded or known.among > 0,
+                mutual=False,
+            ),
         )
-
-    @classmethod
-    @constructor
-    def from_window(
-        cls,
-        f: Tensor,
-        g: Tensor,
-        document: Tensor,
-        window: int = 1,
-        self_logit: Literal["drop", "zero"] = "drop",
-        labels: Tensor | None = None,
-        index: Tensor | None = None,
-        *,
-        weights: Tensor | None = None,
-    ) -> Self:
-        """Quick Thoughts (Logeswaran & Lee 2018): match f(sentence) with g(neighbours) among g of the batch.
-
-        Args:
-            f: (B, d) of consecutive sentences, the anchors.
-            g: (B, d) of the same sentences by the other encoder, the candidates.
-            document: (B,) long, the document of each sentence; neighbours never cross documents.
-            window: sentences on each side that are positives, >= 1.
-            self_logit: "drop" leaves the sentence itself out. "zero" keeps it as a negative with logit 0, as in the
-                authors' code, by adding the zero vector as a candidate. Terms that count pairs see it at distance
-                D = 0.5.
-            labels: (B,) class of each sentence.
-            index: (B,) index of each sentence in the corpus.
-            weights: (B,) of rows, see `Pairs`. The positives depend on other rows, so weights of pairs are refused.
-
-        Returns:
-            Pairs of A = B anchors, C = B candidates (B + 1 with "zero") and K = 2 window positives, padded with -1 at
-            the ends of documents.
-
-        Raises:
-            PairsError: f, g and document differ in rows, f and g differ in width, dtype or device, window is not an
-                integer >= 1, or `self_logit` is invalid.
-        """
-        check_matrix("f", f)
-        check_matrix("g", g, ("f", f))
-        batch = len(f)
-        check_row_values(document, batch, "document")
-        if len(g) != batch or document is None:
-            raise PairsError(
-                f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
-            )
-        check_count("window", window, 1)
-        if self_logit not in ("drop", "zero"):
-            raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
-        zero, most = int(self_logit == "zero"), 2 * int(window)
-        document = document.to(f.device)
-        layout = PairLayout(((0, batch),), with_queue(((1, batch),), zero), fewest=most, padded=True, shared=most)
-        candidates = joined(g, g.new_zeros(zero, g.shape[1]))
-        positives, own = neighbours(document, int(window)), torch.arange(batch, device=f.device).unsqueeze(1)
-        of_rows, unknown = OfRows(labels, index, weights, weighs_pairs=False), document.new_full((1,), -1)
-        return cls._of_batch(batch, layout, f, candidates, positives, own, of_rows, zero, unknown, views=False)
-
-    @classmethod
-    @constructor
-    def from_blocks(
-        cls,
-        x: Tensor,
-        anchors: Literal["first", "all"] = "first",
-        candidates: Literal["points", "means"] = "points",
-        labels: Tensor | None = None,
-        index: Tensor | None = None,
-        draw: int = 0,
-        *,
-        weights: Tensor | None = None,
-    ) -> Self:
-        """Blocks of similar points (Arora et al., Sec. 6.3): match a point with the rest of its block.
-
-        A block of b in Eq. 12 is x and its b positives, so b + 1 points here.
-
-        Args:
-            x: (n >= 1, b + 1, d), n blocks of 2 points or more.
-            anchors: "first" takes the first point of each block, "all" takes each point.
-            candidates: "points" takes all points. "means" takes for each block the mean of its points other than the
-                anchor (only with anchors="first").
-            labels: (n,) class of each block.
-            index: (n,) number of each block in the data set.
-            draw: integer seed for objectives that sample other blocks (`blocks(k=4)`). Change it in every step, and use
-                the same on every rank.
-            weights: (n,) of rows or (n, K) of pairs, see `Pairs`.
-
-        Returns:
-            Pairs of A = n anchors (n (b + 1) with "all"), C = n (b + 1) candidates and K = b positives. With "means",
-            C = n and K = 1.
-
-        Raises:
-            PairsError: x is not a floating tensor of this shape, `anchors` or `candidates` is invalid, or means are
-                combined with anchors="all".
-        """
-        shape = "(n >= 1, b + 1 >= 2, d >= 1)"
-        check_tensor("x", x, shape)
-        if x.ndim != 3 or 0 in x.shape or x.shape[1] < 2 or not x.is_floating_point():
-            raise PairsError(f"x must be floating-point blocks of shape {shape}, got {shape_of(x)}.")
-        if anchors not in ("first", "all") or candidates not in ("points", "means"):
-            raise PairsError(
-                f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
-            )
-        if candidates == "means" and anchors != "first":
-            raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
-
-        n, size, width = x.shape
-        first, of_rows = ((0, n),), OfRows(labels, index, weights)
-        if candidates == "means":
-            own = torch.arange(n, device=x.device).unsqueeze(1)
-            layout = PairLayout(first, ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
-            points, means = full_precision(x[:, 0]), full_precision(x[:, 1:]).mean(1)
-            return cls._of_batch(n, layout, points, means, own, own[:, :0], of_rows, views=False)
-        points = x.reshape(n * size, width)
-        own = torch.arange(n * size, device=x.device).view(n, size, 1)
-        positives = other_members(n, size, x.device)  # (n, b+1, b)
-        run = ((0, n * size),)
-        if anchors == "first":
-            layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
-            return cls._of_batch(n, layout, x[:, 0], points, positives[:, 0], own[:, 0], of_rows, views=False)
-        most = size - 1
-        layout = PairLayout(run, run, among=n * size, fewest=most, mutual=True, shared=most, of_block=size, draw=draw)
-        positives, own = positives.flatten(0, 1), own.flatten(0, 1)
-        return cls._of_batch(n, layout, points, points, positives, own, of_rows, views=False)
-
-    @classmethod
-    @constructor
-    def of_points(cls, points: Tensor) -> Self:
-        """Use all points as anchors and candidates, without positives. Each other point is a negative.
-
-        Args:
-            points: (n >= 1, d) of a floating dtype.
-
-        Returns:
-            Pairs of A = C = n and K = 0.
-
-        Raises:
-            PairsError: `points` is not such a tensor.
-        """
-        check_matrix("points", points)
-
-        own = torch.arange(len(points), device=points.device).unsqueeze(1)
-        run = ((0, len(points)),)
-        layout = PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0)
-        return cls._of_batch(len(points), layout, points, points, own[:, :0], own, OfRows())
 
     def within_sides(self) -> tuple[Self, ...]:
         """Return pairs of different instances within each side, if anchors and candidates come from two encoders.
@@ -426,3 +397,31 @@ class Pairs(PairsOfViews):
             halves[name] = (halves[name] - batch).clamp_min(-1)
         layout = PairLayout(((0, batch),), ((1, batch),), fewest=known.fewest, padded=padded)
         return type(self)(**halves, views=self.views, layout=layout)
+
+
+@dataclass(frozen=True)
+class GlobalPairs:
+    """The pairs of the global batch and the position of this rank's rows in it."""
+
+    pairs: tuple[Pairs, ...]  # one or several, each over the rows of all ranks
+    own: slice | None = None  # this rank's rows among `total`. None in a single process
+    total: int = 0  # rows of the global batch
+    # The encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
+    features: tuple[Tensor, ...] = ()
+
+    def local(self, pairs: Pairs) -> Pairs:
+        """Return pairs over the rows of all ranks with only this rank's anchors."""
+        if self.own is None:
+            return pairs
+        if len(pairs.anchors) % self.total:
+            raise PairsError(
+                f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over "
+                "all ranks; a "
+                "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
+            )
+        return pairs.narrow(self.own, self.total)
+
+    @property
+    def local_pairs(self) -> tuple[Pairs, ...]:
+        """All pairs, with only this rank's anchors."""
+        return tuple(map(self.local, self.pairs))

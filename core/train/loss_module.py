@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dipole.core.objectives.gather import GlobalPairs, all_gather_pairs
+from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Outcome
+from dipole.core.objectives.pairs import GlobalPairs
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.memory_saving import Encoding
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.options import check_whole
-from dipole.core.objectives.pair_views import ViewNegatives
-from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.pairs import Pairs, ViewNegatives
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.seeding import Seeds
