@@ -77,7 +77,8 @@ for name, text in OBJECTIVES.items():
 # Accuracy is measured on the encoder's features, before the projector.
 # `adapter.features` returns the embeddings after the projector, which the objective
 # sees. Accuracy therefore shows changes of the embeddings only weakly. The last run is
-# some points lower, and accuracy does not say why.
+# some points lower, and accuracy does not say why. dipole warned about it at the end
+# of the run: `the term 'dp' dominates`. The plots show what that does.
 
 # %% [markdown]
 # ## Distances
