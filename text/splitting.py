@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from dipole.core.utils.rows import Asker
-from dipole.text.vocabulary import THAI, UNSPACED
+from dipole.text.vocabulary import CHINESE, KATAKANA, THAI, UNSPACED
 
 READER = Asker("text", "text.split", "text.encoding")
 # Longer paragraphs are cut at a blank first, or at a sentence mark. No sentence is that long, but a file without line
@@ -22,6 +22,8 @@ ABBREVIATIONS = (
     "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
     "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
 )
+# An abbreviation with inner full stops (D.C., Ph.D., z.B., \u0442.\u0435.) does not end a sentence before a small letter.
+DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])")
 # Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal without . ? ! and those of
 # dead scripts, and the Tibetan shad.
 MARKS = (
@@ -34,14 +36,23 @@ MARKS = (
 )
 GREEK = "\u0370-\u03ff\u1f00-\u1fff"
 _CLOSING = "\"')\\]}\u2019\u201d\u00bb\u203a\u300d\u300f\u3011\u300b\u3009\u3015\u3017\uff09\uff3d\uff5d\uff63"
-# A full-width full stop (no decimal point), two Ethiopic word marks, a Greek question mark, and . ? ! between letters
-# that have no blanks.
-OTHER_END = re.compile(
-    rf"(?:[{MARKS}]|\uff0e(?![0-9A-Za-z\uff10-\uff5a])|\u1361\u1361|(?<=[{GREEK}]{{2}})[;\u037e](?=\s|$)|(?<=[{UNSPACED}])[.?!]+(?=[{UNSPACED}]))"
-    rf"[{MARKS}.?!]*[{_CLOSING}]*\s*"
-)
-_HAS_OTHER = re.compile(f"[{MARKS}\uff0e\u1361{GREEK}{UNSPACED}]")
-_THAI_BLANK = re.compile(f"(?<=[{THAI}]) (?=[{THAI}])")
+_INDIC = "\u0900-\u0dff"
+_SHAD = "\u0f0d-\u0f11"  # Tibetan
+_REPEATS = "\u0e46\u0ec6"  # Thai and Lao signs of repetition, with blanks around them
+_ENDS = "|".join((
+    f"[{MARKS}]",
+    "\uff0e(?![0-9A-Za-z\uff10-\uff5a])",  # a full-width full stop, no decimal point
+    "\u1361\u1361|(?<=[\u1200-\u137f])::",  # two Ethiopic word marks
+    rf"(?<=[{GREEK}]{{2}})[;\u037e](?=\s|$)",
+    r"(?<=[\u0561-\u0587]):(?=\s|$)",  # a colon for the Armenian full stop
+    rf"(?<=[{_INDIC}])\s?\|+(?=\s|$)",  # a bar for the danda
+    # . ? ! between letters that have no blanks. Thai has the full stop in abbreviations only.
+    rf"(?<=[{UNSPACED}])[?!]+(?=[{UNSPACED}A-Z])",
+    rf"(?<=\w)[.?!]+(?=[{CHINESE}{KATAKANA}])|(?<=[{CHINESE}{KATAKANA}])[.?!]+(?=[A-Z])",
+))  # fmt: skip
+OTHER_END = re.compile(rf"(?:{_ENDS})(?:[{MARKS}.?!]|\s+[{_SHAD}])*[{_CLOSING}]*\s*")
+_HAS_OTHER = re.compile(f"[{MARKS}\uff0e{GREEK}{_INDIC}{UNSPACED}{KATAKANA}\u0531-\u0587\u1200-\u137f]")
+_THAI_BLANK = re.compile(f"(?<=[{THAI}])(?<![{_REPEATS}]) (?=[{THAI}])(?![{_REPEATS}\u0e2f\u0eaf])")
 
 
 @cache
@@ -54,6 +65,9 @@ def _punkt() -> Any:
         """NLTK's tokenizer with a shortcut for plain sentence ends, which halves its time."""
 
         def text_contains_sentbreak(self, text: str) -> bool:
+            dotted = DOTTED.match(text)
+            if dotted and dotted[1].islower():
+                return False
             end = PLAIN_END.match(text)
             if end and (end[2] != "." or end[1].lower() not in parameters.abbrev_types):
                 return True

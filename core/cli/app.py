@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = output.asks_for_json(arguments)
     output.prepare()
     try:
-        code = _main(arguments, as_json)
+        with output.plain_warnings():
+            code = _main(arguments, as_json)
         output.finish()
         return code
     except UsageError as error:

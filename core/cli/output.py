@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
@@ -95,6 +96,25 @@ def write(text: Any, stream: TextIO | None = None, wrap: bool = True) -> None:
     `wrap` breaks lines that are wider than the terminal.
     """
     print(_shown(str(text), stream or sys.stdout) if wrap else printable(str(text)), file=stream)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show warnings for the user as "warning: ...", without the line of the source that gives them."""
+    usual = warnings.formatwarning
+
+    def shown(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if category is not UserWarning:
+            return usual(message, category, filename, lineno, line)
+        return f"{_shown(f'warning: {message}', sys.stderr)}\n"
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def say(text: str, stream: TextIO) -> None:

@@ -200,3 +200,21 @@ def test_of_two_streams_the_answer_alone_is_on_stdout(blobs, dipole_process):
         out, err = process.communicate(timeout=120)
     assert json.loads(out)["status"] == "done"
     assert "negatives per anchor" in err
+
+
+def test_warnings_show_no_line_of_the_source():
+    lines = (
+        "import warnings",
+        "from dipole.core.cli.output import plain_warnings",
+        "with plain_warnings():",
+        "    warnings.warn('two\\x1b words')",
+        "    warnings.warn('old', FutureWarning)",
+        "warnings.warn('after')",
+    )
+    program = [sys.executable, "-c", "\n".join(lines)]
+    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=100).stderr.splitlines()
+    assert said[0] == r"warning: two\x1b words"
+    assert [line for line in said if "Warning: " in line] == [
+        "<string>:5: FutureWarning: old",
+        "<string>:6: UserWarning: after",
+    ]

@@ -44,6 +44,23 @@ def test_sentences(script):
     assert split_sentences(blank.join(SENTENCES[script])) == SENTENCES[script]
 
 
+@pytest.mark.parametrize(
+    ("blank", "wanted"),
+    [
+        (" ", ["He has a Ph.D. from M.I.T. in it.", "Das ist d.h. so.", "Он дома и т.ч. тут.", "The U.N. met?"]),
+        ("", ["我用Python.", "很好用.", "你呢?", "Yes, 我用2.0版!", "テスト.", "コンピュータ."]),
+        (" ", ["सर्दी है |", "तुम कहाँ हो |", "आमि |", "ठीक a|b"]),
+        (" ", ["Հայաստանը երկիր է:", "Երեւանը քաղաք է:"]),
+        (" ", ["እኔ ነኝ::", "አንተስ?", "እሺ::"]),
+        (" ", ["བོད་ཡིག་ནི། །", "བོད་ཀྱི་ཡིག །"]),
+        (" ", ["เกิดพ.ศ.๒๕๔๐ที่กรุงเทพฯ", "เด็ก ๆ ไปโรงเรียน", "ปลา ฯลฯ"]),
+    ],
+)
+def test_marks_as_people_type_them(blank, wanted):
+    """ASCII marks in place of a script's own, abbreviations, and blanks that end no sentence."""
+    assert split_sentences(blank.join(wanted)) == wanted
+
+
 def test_marks_joiners_and_greek_letters_are_those_of_unicode():
     """All Sentence_Terminal characters of scripts in use are known."""
     rare = regex.compile(r"[\p{Samaritan}\p{Coptic}\u2024\u2e2e\u2e3c\u2e53-\u2e61\uff0e.?!]")  # \uff0e: another rule
