@@ -1,5 +1,6 @@
 """Labels of a pair table: which rows are pairs, how much they weigh, and labels that would be ignored."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,13 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import warn
 
-# Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs.
-USUAL = frozenset({
-    "label", "labels", "gold_label", "is_duplicate", "is_paraphrase", "paraphrase", "quality", "score", "scores",
-    "similarity", "similarity_score", "relatedness", "relatedness_score", "entailment", "entailment_label",
-    "entailment_judgment", "judgment", "target",
-})  # fmt: skip
+# Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs. See `plain_name`.
+USUAL = frozenset(
+    "label labels goldlabel gold goldscore isduplicate duplicate isdup isparaphrase paraphrase quality score scores "
+    "similarity similarityscore simscore sim similar issimilar cosinesimilarity relatedness relatednessscore relevance "
+    "relevant entailment entailmentlabel entailmentjudgment judgment judgement match ismatch equivalent target".split()
+)
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
@@ -53,7 +55,8 @@ class PairLabel:
         if self.start is None and value not in (0, 1):
             raise DataError(
                 f"{where}: the column {self.column!r} holds {value:g}, and only 0 and 1 say which rows are pairs. Set "
-                f"text.label_from to the least label of a pair, or text.label_use = 'target'."
+                f"text.label_from to the least label of a pair, to a name (\"0\" in quotation marks is the label 0 alone), or "
+                f"text.label_use = 'target'."
             )
         least = 1.0
         if self.start is not None:
@@ -88,6 +91,11 @@ ALL_ROWS = PairLabel()
 """There are no labels."""
 
 
+def plain_name(name: Any) -> str:
+    """Return the name of a column in small letters and digits: "#1 String" and "is_duplicate" as "1string", "isduplicate"."""
+    return re.sub(r"[\W_]+", "", str(name)).lower()
+
+
 def _weight_of(is_pair: bool) -> float | None:
     if is_pair:
         return 1.0
@@ -95,19 +103,35 @@ def _weight_of(is_pair: bool) -> float | None:
 
 
 class UnusedColumns:
-    """Columns that were found by their usual names leave others unused. Labels among them must not vary."""
+    """Columns that are not used. Labels among them must not vary if the others were found by their usual names.
 
-    def __init__(self, row: dict[str, Any], used: Iterable[str]) -> None:
+    Args:
+        row: the first row.
+        used: names of columns that are used.
+        are_chosen: the user has named the columns. Labels that vary give a warning, and no error.
+    """
+
+    def __init__(self, row: dict[str, Any], used: Iterable[str], are_chosen: bool = False) -> None:
         self.names = [str(name) for name in row if name not in used]
-        self.labels = {name: str(row[name]) for name in row if str(name).lower() in USUAL and name not in used}
+        self.labels = {name: str(row[name]) for name in row if plain_name(name) in USUAL and name not in used}
+        self._are_chosen = are_chosen
 
     def check(self, row: dict[str, Any], where: str) -> None:
-        """Raise DataError if a label differs from that of the first row."""
+        """Raise DataError, or warn once, if a label differs from that of the first row."""
         for name, first in self.labels.items():
-            if str(row.get(name)) != first:
+            value = str(row.get(name))
+            if value == first:
+                continue
+            found = f"it holds {first[:40]!r} and {value[:40]!r}"
+            use = (
+                f"Set text.label = {name!r} to train rows of label 1, where text.label_from sets another label and "
+                f"text.label_use = 'target' weights rows."
+            )
+            if not self._are_chosen:
                 raise DataError(
-                    f"{where}: the column {name!r} seems to say which rows belong together: it holds {first[:40]!r} "
-                    f"and {str(row.get(name))[:40]!r}. Set text.label = {name!r} to train rows of label 1, where "
-                    f"text.label_from sets another label and text.label_use = 'target' weights rows. Or set "
+                    f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
                     f"text.columns to train every row as a pair."
                 )
+            warn(f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5)
+            self.labels = {}
+            return

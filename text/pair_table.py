@@ -17,10 +17,10 @@ from dipole.core.utils.rows import Located, located_rows
 from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.config import check_columns
-from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns
+from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns, plain_name
 from dipole.text.splitting import READER
 
-# Usual names: anchor, positive, and names of negatives, which can have a number (negative_3).
+# Usual names, as `plain_name` compares them: anchor, positive, and names of negatives, which can have a number (negative_3).
 USUAL = (
     ("anchor", "positive", ("negative",)),
     ("anchor", "pos", ("neg",)),
@@ -31,8 +31,14 @@ USUAL = (
     ("premise", "entailment", ("contradiction",)),
     ("sent0", "sent1", ("hard_neg",)),
     ("sentence1", "sentence2", ("negative", "sentence3")),
-    ("sentence_1", "sentence_2", ("negative",)),
     ("text1", "text2", ("negative",)),
+    ("question1", "question2", ("negative",)),
+    ("premise", "hypothesis", ("negative",)),
+    ("sentence_A", "sentence_B", ("negative",)),
+    ("text_a", "text_b", ("negative",)),
+    ("#1 String", "#2 String", ("negative",)),
+    ("query", "passage", ("negative",)),
+    ("query", "document", ("negative",)),
 )
 TELL_AFTER = 1 << 20  # characters
 ARRAYS = ("anchor", "positive", "negatives")
@@ -294,11 +300,10 @@ def _read(
         if not names:
             names = tuple(columns or _usual(row, where))
             _check_present([*names, *label.columns], row, where)
-            if columns is None:
-                unused = UnusedColumns(row, [*names, *label.columns])
-                if unused.names:
-                    listed = ", ".join(map(repr, unused.names))
-                    warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
+            unused = UnusedColumns(row, [*names, *label.columns], columns is not None)
+            if columns is None and unused.names:
+                listed = ", ".join(map(repr, unused.names))
+                warn(f"{source}: pairs are {', '.join(map(repr, names))}. Unused: {listed}", stacklevel=4)
         if unused is not None and label.column is None:
             unused.check(row, where)
         weight: float | None = 1
@@ -334,11 +339,11 @@ def _read(
 
 def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
     """Find the columns with usual names: anchor, positive, negatives."""
-    lower = {str(name).lower(): str(name) for name in row}
+    plain = {plain_name(name): str(name) for name in row}
     for anchor, positive, starts in USUAL:
-        if anchor in lower and positive in lower:
-            hard = [name for each, name in lower.items() if _numbered_as(each, starts) and each != positive]
-            return (lower[anchor], lower[positive], *hard)
+        used = tuple(plain.get(plain_name(name), "") for name in (anchor, positive))
+        if all(used):
+            return (*used, *(name for name in map(str, row) if _numbered_as(name.lower(), starts) and name not in used))
     known = ", ".join(f"{anchor}/{positive}/{starts[0]}" for anchor, positive, starts in USUAL)
     raise DataError(
         f"{where}: no usual names among the columns {', '.join(map(str, row))}; known are {known}. "

@@ -31,13 +31,19 @@ def table_of(folder, labels, name="label", anchor="sentence1", positive="sentenc
         (("premise", "entailment"), "gold_label", ["entailment", "neutral", "entailment"]),
         (("question", "answer"), "Similarity", ["0.9", "0.9", "0.1"]),
         (("text1", "text2"), "is_duplicate", [True, False, True]),
+        (("question1", "question2"), "isDuplicate", [0, 1, 1]),
+        (("Premise", "Hypothesis"), "label", [0, 2, -1]),  # SNLI
+        (("#1 String", "#2 String"), "Quality", ["1", "0", "1"]),  # MRPC
+        (("sentence_A", "sentence_B"), "relatedness score", [4.5, 3.2, 4.5]),  # SICK
+        (("Query", "passage"), "Relevance", [1, 0, 1]),
     ],
 )
 def test_labels_that_vary_are_not_ignored(tmp_path, columns, name, labels):
     source = table_of(tmp_path, labels, name, *columns)
     with pytest.raises(DataError, match=rf"line [23]: the column '{name}' .*text.label = '{name}'.*text.columns"):
         read_pairs(source)
-    assert len(read_pairs(source, columns)) == 3
+    with pytest.warns(UserWarning, match=f"the column '{name}' is unused.*Every row is trained .*text.label"):
+        assert len(read_pairs(source, columns)) == 3
 
 
 def test_unused_columns_are_named(tmp_path):
@@ -45,7 +51,7 @@ def test_unused_columns_are_named(tmp_path):
         assert len(read_pairs(table_of(tmp_path, [1, 1, 1]))) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read_pairs(table_of(tmp_path, [1, 0, 1]), ["sentence1", "sentence2"])
+        read_pairs(table_of(tmp_path, [1, 1, 1]), ["sentence1", "sentence2"])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,7 @@ def test_unused_columns_are_named(tmp_path):
         ([True, None, False, "yes"], None, [0, 3]),
         ([5.0, 3.8, 0.4], 3.5, [0, 1]),
         ([0.0, -0.5, -1.0], 0, [0]),
+        ([0, 2, -1, 1, 0], "0", [0, 4]),  # NLI as the Hub has it
         (["entailment", "neutral", "Entailment "], "entailment", [0, 2]),
     ],
 )
