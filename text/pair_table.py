@@ -296,7 +296,10 @@ def _read(
     for where, row in rows:
         read += 1
         if not isinstance(row, dict):
-            raise DataError(f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}")
+            raise DataError(
+                f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}. Write each row as an "
+                f'object, {{"anchor": "...", "positive": "..."}}.'
+            )
         if not names:
             names = tuple(columns or _usual(row, where))
             _check_present([*names, *label.columns], row, where)
@@ -326,7 +329,7 @@ def _read(
             tell(characters, read)
             characters = 0
     if not names:
-        raise DataError(f"{source} holds no row")
+        raise DataError(f"{source} holds no row. Choose another file, or write it again if it should have rows.")
     if filtered == read:
         raise DataError(f"{source}: none of {counted(read, 'row')} has a label of a pair in {label.column!r}.")
     if incomplete + filtered == read:
@@ -344,6 +347,9 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
         used = tuple(plain.get(plain_name(name), "") for name in (anchor, positive))
         if all(used):
             return (*used, *(name for name in map(str, row) if _numbered_as(name.lower(), starts) and name not in used))
+    for name, cell in row.items():
+        if isinstance(cell, list) and cell and isinstance(cell[0], dict):
+            raise DataError(f"{where}: the rows seem to be the items of {name!r}. Write that array as the whole file.")
     known = ", ".join(f"{anchor}/{positive}/{starts[0]}" for anchor, positive, starts in USUAL)
     raise DataError(
         f"{where}: no usual names among the columns {', '.join(map(str, row))}; known are {known}. "

@@ -17,7 +17,7 @@ from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.text import counted
 
-JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json"), (".parquet",)
+JSON, PARQUET = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".ndjson"), (".parquet",)
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ROWS = (*JSON, *CSV, *PARQUET)
 LONGEST_CELL = 2**31 - 1  # bytes of a CSV cell; the library's own limit is 128 KiB
@@ -151,7 +151,7 @@ def json_rows(file: Path) -> Iterator[Located]:
     except UnicodeEncodeError:
         raise DataError(f"{file}, line {number}: half a surrogate pair is no text") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason})") from None
+        raise DataError(f"{file}, after line {number}: not UTF-8 ({error.reason}). Save it as UTF-8.") from None
     except ValueError as error:  # an integer of thousands of digits
         raise DataError(f"{file}, line {number}: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -171,7 +171,7 @@ def _is_array(lines: IO[str]) -> bool:
         value = json.loads(first)
     except ValueError:
         return True
-    return not rest.strip() and bool(value) and all(isinstance(each, dict) for each in value)
+    return not rest.strip() and all(isinstance(each, dict) for each in value)
 
 
 def _whole_text(text: str, row: Any) -> Any:
@@ -216,7 +216,10 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
                     )
                 yield where, dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise DataError(f"{file}, line {begins}: not CSV ({error})") from None
+        raise DataError(
+            f"{file}, line {begins}: not CSV ({error}). Divide cells by commas in .csv and by tabs in .tsv, and double a "
+            "quotation mark in a quoted cell."
+        ) from None
     except UnicodeDecodeError as error:
         fix = "Save it as UTF-8"
         if asker.encoding:
@@ -263,9 +266,13 @@ def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
     """Stream the rows of a parquet file."""
     load_dataset = asker.package("datasets").load_dataset
     try:
-        yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
+        if asker.package("pyarrow.parquet").read_metadata(file).num_rows:
+            yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
     except Exception as error:  # pyarrow and datasets have no common base
-        raise DataError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from error
+        raise DataError(
+            f"{file} is not a readable parquet file: {str(error).splitlines()[0].rstrip('.')}. If it is damaged, fetch or write it "
+            "again."
+        ) from error
 
 
 def hub_rows(name: str, split: str, asker: Asker) -> Iterable[Any]:

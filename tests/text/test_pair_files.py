@@ -4,6 +4,7 @@ import csv
 import json
 import random
 
+import pandas
 import pytest
 
 from dipole.core.utils import rows as reading
@@ -64,6 +65,28 @@ def test_reads_arrays_and_lines_alike(tmp_path, monkeypatch, written, looked_at)
     }[written]
     (tmp_path / "t.json").write_text(text, encoding="utf-8", newline="")
     assert rows(tmp_path / "t.json") == VALUES
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.json", b"[]", "holds no row. Choose"),
+        ("a.json", b'{"data": [{"anchor": "a", "positive": "b"}]}', "items of 'data'. Write that array"),
+        ("a.json", b'[["a", "b"], ["c", "d"]]', 'Write each row as an object, {"anchor"'),
+        ("a.ndjson", '{"anchor": "\xe9"}'.encode("latin-1"), "not UTF-8 .* Save it as UTF-8"),
+        ("a.csv", b'"anchor";"positive"\n"a";"b"\n', "line 1: not CSV .* Divide cells by commas"),
+        ("a.parquet", b"", "0 bytes. If it is damaged, fetch or write it again"),
+        ("a.parquet", None, "holds no row. Choose another file"),
+    ],
+)
+def test_files_without_rows_say_what_to_do(tmp_path, capfd, name, data, message):
+    if data is None:
+        pandas.DataFrame({"anchor": [], "positive": []}).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        read_pairs(str(tmp_path / name))
+    assert "Failed to read" not in capfd.readouterr().err
 
 
 def test_lines_that_are_arrays_stay_lines(tmp_path):

@@ -233,3 +233,13 @@ def test_the_advice_for_lists_works(tmp_path):
 def test_a_column_of_bytes_is_read(tmp_path):
     path = table(tmp_path / "t", {"jpg": [picture(i)["bytes"] for i in range(ROWS)]})
     assert first_pixels(read(path)) == list(range(ROWS))
+
+
+def test_a_file_without_rows(tmp_path):
+    path = table(tmp_path / "t", {"image": 0})
+    empty = datasets.load_dataset(str(path))["train"].select([])
+    empty.to_parquet(path / "train-00001-of-00002.parquet")
+    assert len(read(path)) == ROWS
+    empty.to_parquet(path / "train-00000-of-00001.parquet")
+    with pytest.raises(DataError, match="holds no row. Choose another file"):
+        read(path)

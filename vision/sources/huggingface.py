@@ -114,11 +114,13 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
 
     def read(split: str) -> ImageSet:
         from datasets import load_dataset
+        from pyarrow.parquet import read_metadata
 
-        table = loaded(
-            f"{path} cannot be read as parquet: {{error}}.",
-            lambda: load_dataset("parquet", data_files={"train": splits[split]}, split="train"),
-        )
+        failure = f"{path} cannot be read as parquet: {{error}}. If it is damaged, fetch or write it again."
+        filled = loaded(failure, lambda: [file for file in splits[split] if read_metadata(file).num_rows])
+        if not filled:
+            raise DataError(f"{path} holds no row. Choose another file, or write it again if it should have rows.")
+        table = loaded(failure, lambda: load_dataset("parquet", data_files={"train": filled}, split="train"))
         return from_table(path.stem, table, options, wanted)
 
     return Source(str(path), tuple(splits), read, True)
