@@ -55,7 +55,7 @@ class PairLabel:
         if self.start is None and value not in (0, 1):
             raise DataError(
                 f"{where}: the column {self.column!r} holds {value:g}, and only 0 and 1 say which rows are pairs. Set "
-                f"text.label_from to the least label of a pair, to a name (\"0\" in quotation marks is the label 0 alone), or "
+                f'text.label_from to the least label of a pair, to a name ("0" in quotation marks is the label 0 alone), or '
                 f"text.label_use = 'target'."
             )
         least = 1.0
@@ -132,6 +132,8 @@ class UnusedColumns:
                     f"{where}: the column {name!r} seems to say which rows belong together: {found}. {use} Or set "
                     f"text.columns to train every row as a pair."
                 )
-            warn(f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5)
+            warn(
+                f"{where}: the column {name!r} is unused: {found}. Every row is trained as a pair. {use}", stacklevel=5
+            )
             self.labels = {}
             return
