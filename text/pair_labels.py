@@ -11,11 +11,12 @@ from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import warn
 
 # Columns that tell pairs from other rows: QQP, PAWS, MRPC, STS-B, SICK, NLI sets and mined pairs. See `plain_name`.
-USUAL = frozenset(
-    "label labels goldlabel gold goldscore isduplicate duplicate isdup isparaphrase paraphrase quality score scores "
-    "similarity similarityscore simscore sim similar issimilar cosinesimilarity relatedness relatednessscore relevance "
-    "relevant entailment entailmentlabel entailmentjudgment judgment judgement match ismatch equivalent target".split()
-)
+USUAL = frozenset({
+    "label", "labels", "goldlabel", "gold", "goldscore", "isduplicate", "duplicate", "isdup", "isparaphrase",
+    "paraphrase", "quality", "score", "scores", "similarity", "similarityscore", "simscore", "sim", "similar",
+    "issimilar", "cosinesimilarity", "relatedness", "relatednessscore", "relevance", "relevant", "entailment",
+    "entailmentlabel", "entailmentjudgment", "judgment", "judgement", "match", "ismatch", "equivalent", "target",
+})  # fmt: skip
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
@@ -55,8 +56,8 @@ class PairLabel:
         if self.start is None and value not in (0, 1):
             raise DataError(
                 f"{where}: the column {self.column!r} holds {value:g}, and only 0 and 1 say which rows are pairs. Set "
-                f'text.label_from to the least label of a pair, to a name ("0" in quotation marks is the label 0 alone), or '
-                f"text.label_use = 'target'."
+                f'text.label_from to the least label of a pair, or to a name ("0" in quotation marks is the label 0 '
+                f"alone), or set text.label_use = 'target'."
             )
         least = 1.0
         if self.start is not None:
@@ -92,7 +93,7 @@ ALL_ROWS = PairLabel()
 
 
 def plain_name(name: Any) -> str:
-    """Return the name of a column in small letters and digits: "#1 String" and "is_duplicate" as "1string", "isduplicate"."""
+    """Return the small letters and digits of a column's name: "1string" of "#1 String"."""
     return re.sub(r"[\W_]+", "", str(name)).lower()
 
 

@@ -20,7 +20,7 @@ from dipole.text.config import check_columns
 from dipole.text.pair_labels import ALL_ROWS, PairLabel, UnusedColumns, plain_name
 from dipole.text.splitting import READER
 
-# Usual names, as `plain_name` compares them: anchor, positive, and names of negatives, which can have a number (negative_3).
+# Usual names, as `plain_name` compares them: anchor, positive, and negatives, which can have a number (negative_3).
 USUAL = (
     ("anchor", "positive", ("negative",)),
     ("anchor", "pos", ("neg",)),

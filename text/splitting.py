@@ -22,7 +22,7 @@ ABBREVIATIONS = (
     "vs etc e.g i.e cf al viz no vol vols pp ed eds fig figs sec eq ch inc ltd co corp bros dept univ "
     "jan feb mar apr jun jul aug sep sept oct nov dec mt ft a.m p.m b.c a.d u.s u.k esq"
 )
-# An abbreviation with inner full stops (D.C., Ph.D., z.B., \u0442.\u0435.) does not end a sentence before a small letter.
+# An abbreviation with inner full stops (D.C., Ph.D., z.B.) does not end a sentence before a small letter.
 DOTTED = re.compile(r"(?:[^\W\d_]{1,3}\.){2,}\s+([^\W\d_])")
 # Marks that end a sentence with or without a blank after them: Unicode's Sentence_Terminal without . ? ! and those of
 # dead scripts, and the Tibetan shad.

@@ -217,8 +217,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
                 yield where, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise DataError(
-            f"{file}, line {begins}: not CSV ({error}). Divide cells by commas in .csv and by tabs in .tsv, and double a "
-            "quotation mark in a quoted cell."
+            f"{file}, line {begins}: not CSV ({error}). Divide cells by commas in .csv and by tabs in .tsv, and "
+            "double a quotation mark in a quoted cell."
         ) from None
     except UnicodeDecodeError as error:
         fix = "Save it as UTF-8"
@@ -269,9 +269,9 @@ def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
         if asker.package("pyarrow.parquet").read_metadata(file).num_rows:
             yield from load_dataset("parquet", data_files=str(file), split="train", streaming=True)
     except Exception as error:  # pyarrow and datasets have no common base
+        why = str(error).splitlines()[0].rstrip(".")
         raise DataError(
-            f"{file} is not a readable parquet file: {str(error).splitlines()[0].rstrip('.')}. If it is damaged, fetch or write it "
-            "again."
+            f"{file} is not a readable parquet file: {why}. If it is damaged, fetch or write it again."
         ) from error
 
 

@@ -241,5 +241,5 @@ def test_a_file_without_rows(tmp_path):
     empty.to_parquet(path / "train-00001-of-00002.parquet")
     assert len(read(path)) == ROWS
     empty.to_parquet(path / "train-00000-of-00001.parquet")
-    with pytest.raises(DataError, match="holds no row. Choose another file"):
+    with pytest.raises(DataError, match=r"holds no row\. Choose another file"):
         read(path)
