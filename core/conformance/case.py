@@ -6,7 +6,7 @@ Embeddings are 1-d float64 tensors only so that autograd gives the gradient of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -129,6 +129,11 @@ class Case:
         """Return the anchors with a positive, over which the mean runs."""
         return [i for i in range(len(self.anchors)) if self.positives[i]]
 
+    def on_sphere(self) -> Case:
+        """Return the case with all vectors at length 1. Zero vectors stay zero."""
+        anchors, candidates = [unit(x) for x in self.anchors], [unit(x) for x in self.candidates]
+        return replace(self, anchors=anchors, candidates=candidates)
+
 
 def _plain(numbers: Tensor | None) -> list[int] | None:
     if numbers is None:
@@ -143,7 +148,7 @@ def ramp(x: Number) -> Number:
 
 
 def dot(x: Vector, y: Vector) -> Number:
-    return (x * y).sum()
+    return x @ y
 
 
 def norm(x: Vector) -> Number:
@@ -173,10 +178,10 @@ def total(values: Iterable[Number]) -> Number:
     Args:
         values: numbers, () each.
     """
-    result = torch.zeros((), dtype=torch.float64)
-    for value in values:
-        result = result + value
-    return result
+    found = list(values)
+    if not found:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack(found).sum()
 
 
 def mean(values: Sequence[Number]) -> Number:
@@ -191,11 +196,12 @@ def mean(values: Sequence[Number]) -> Number:
 def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
     """Return s_ij for cosine, dot or bilinear (a_i^T W c_j with the rows of W in parameters["W"])."""
 
+    if similarity == "cosine":
+        case = case.on_sphere()
+
     def s(i: int, j: int) -> Number:
         a, c = case.anchors[i], case.candidates[j]
-        if similarity == "cosine":
-            return cosine(a, c)
-        if similarity == "dot":
+        if similarity in ("cosine", "dot"):
             return dot(a, c)
         return total(a[row] * dot(weights, c) for row, weights in enumerate(case.parameters["W"]))
 
@@ -203,8 +209,8 @@ def similarity_of(case: Case, similarity: str) -> Callable[[int, int], Number]:
 
 
 def squared_distance(x: Vector, y: Vector) -> Number:
-    """Return the squared distance of the unit vectors."""
-    return 2 - 2 * cosine(x, y)
+    """Return the squared distance of two vectors of length 1."""
+    return 2 - 2 * dot(x, y)
 
 
 Temperature = float | str  # a number, or "learned": then parameters["logit_scale"] is log(1/tau) (Radford et al. 2021)

@@ -207,7 +207,7 @@ def align_uniform(
     Of two encoders each has its uniformity, and their mean counts; where a queue belongs to the anchors' encoder, they
     alone have one. uniform_over=views: each view of an encoder has its own.
     """
-    aligned = []
+    case, aligned = case.on_sphere(), []
     for i in range(len(case.anchors)):
         a = case.anchors[i]
         d_pos = [squared_distance(a, case.candidates[p]) for p in case.positives[i]]
@@ -313,7 +313,7 @@ def cacr(
             return -((-rbf_t * d).exp())
         return d
 
-    attraction, repulsion = [], []
+    case, attraction, repulsion = case.on_sphere(), [], []
     attracted = [(case.anchors[i], case.positives[i]) for i in case.counted()]
     if case.view_pairs:
         total_rows, views = len(case.candidates), len(set(case.candidate_views))
@@ -348,7 +348,7 @@ def cacr(
 
 def uaur(case: Case) -> Number:
     """CACR Eq. 11: expected cost of the positives minus expected cost of the negatives, all pairs alike."""
-    losses = []
+    case, losses = case.on_sphere(), []
     for i in case.counted():
         pos = [squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]]
         neg = [squared_distance(case.anchors[i], case.candidates[j]) for j in case.negatives(i)]
@@ -358,7 +358,7 @@ def uaur(case: Case) -> Number:
 
 def triplet(case: Case, *, margin: float, mode: str) -> Number:
     """CACR App. B.5: [cost of the positives - cost of the negatives + margin]_+, expected or hardest."""
-    losses = []
+    case, losses = case.on_sphere(), []
     for i in case.counted():
         pos = [squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]]
         neg = [squared_distance(case.anchors[i], case.candidates[j]) for j in case.negatives(i)]

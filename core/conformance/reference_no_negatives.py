@@ -53,6 +53,7 @@ def swav(
 
 def regression(case: Case) -> Number:
     """Grill et al. 2020, Eq. 2: the squared distance of unit vectors."""
+    case = case.on_sphere()
     return mean([mean([squared_distance(case.anchors[i], case.candidates[p]) for p in case.positives[i]])
                  for i in case.counted()])  # fmt: skip
 

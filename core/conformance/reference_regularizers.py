@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from dipole.core.conformance.case import Case, Number, Vector, cosine, dot, mean, norm, ramp, total, unit
+from dipole.core.conformance.case import Case, Number, Vector, dot, mean, norm, ramp, total, unit
 
 
 def distance_polarization(case: Case, *, delta_pos: float, delta_neg: float, reduction: str = "mean") -> Number:
     """LMCL Eqs. 6-10: |min((D - delta_pos)(D - delta_neg), 0)| over all pairs of distinct instances."""
-    sums, pairs = [], 0
+    case, sums, pairs = case.on_sphere(), [], 0
     for i in range(len(case.anchors)):
         others = case.negatives(i) + ([] if case.views else case.positives[i])
         pairs += len(others)
         penalties = []
         for j in others:
-            d = (1 - cosine(case.anchors[i], case.candidates[j])) / 2
+            d = (1 - dot(case.anchors[i], case.candidates[j])) / 2
             penalties.append(ramp((d - delta_pos) * (delta_neg - d)))
         sums.append(total(penalties))
     if reduction == "mean":
