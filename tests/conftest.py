@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker and each process of a test compiles everything
 os.environ.pop("COLUMNS", None)  # of pytest-xdist: with it messages are wrapped in pipes too
 
 # How fast examples are drawn and run says how busy a machine is, not whether the code is right.
