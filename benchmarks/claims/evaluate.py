@@ -4,7 +4,7 @@ A claim has tests, which name rows and columns of tables. A test yields comparis
 claim say what has to hold for them (`verdicts.judge`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import exp, inf, isfinite, nan
@@ -18,6 +18,8 @@ from dipole.benchmarks.claims.verdicts import (
     AGREES,
     DIFFERS,
     NO_ROOM,
+    NOT_COMPARED,
+    NOT_DECIDABLE,
     NOT_LEARNT,
     UNDECIDED,
     Contrast,
@@ -28,8 +30,7 @@ from dipole.benchmarks.claims.verdicts import (
     default_part,
     judge,
 )
-from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import Summary, seeds_needed, summarize
+from dipole.benchmarks.statistics import Summary, holm, number, seeds_needed, summarize
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
@@ -181,6 +182,59 @@ class Outcome:
                 yield part.mean
             elif decide(part.evidence, part.evidence.p) == UNDECIDED:
                 yield from [item for item in part.items if item.verdict == UNDECIDED] or part.items
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim on the printed numbers and on ours. `p_holm` is of ours among all claims that the suite can test.
+
+    `not_decidable` says why the suite cannot decide anything. Its claims have no p-value then.
+    """
+
+    printed: Outcome
+    ours: Outcome
+    is_paper_protocol: bool
+    p_holm: float
+    not_decidable: str = ""
+
+    @property
+    def verdict_alone(self) -> str:
+        """The verdict on our numbers, as one claim of several."""
+        if self.not_decidable and self.ours.claim.tests:
+            return NOT_DECIDABLE
+        return self.ours.verdict_at(self.p_holm)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on our numbers, and whether they are by another protocol."""
+        if self.is_paper_protocol or self.verdict_alone in (NO_DATA, NO_TEST, NOT_DECIDABLE):
+            return self.verdict_alone
+        return f"{self.verdict_alone} ({NOT_COMPARED})"
+
+    @property
+    def why(self) -> str:
+        """The reason for the verdict, or what its seeds can show."""
+        if self.verdict_alone == NOT_DECIDABLE:
+            return self.not_decidable
+        return self.ours.why(self.verdict_alone)
+
+
+def judged_claims(
+    claims: Sequence[Claim], ours: Mapping[str, Grid], by_protocol: Collection[str], not_decidable: str = ""
+) -> list[Claimed]:
+    """Return the claims on the printed numbers and on ours.
+
+    Args:
+        claims: of one paper.
+        ours: a grid for each table's id, as far as we have it.
+        by_protocol: ids of the tables that we filled by the paper's protocol.
+        not_decidable: why the suite cannot decide anything, or "".
+    """
+    outcomes = [evaluate(claim, ours) for claim in claims]
+    printed = [evaluate(claim, published.tables()) for claim in claims]
+    is_paper = [all(name in by_protocol for name in claim.tables if name in ours) for claim in claims]
+    adjusted = holm([nan if not_decidable else outcome.p for outcome in outcomes])
+    return [Claimed(*each, not_decidable) for each in zip(printed, outcomes, is_paper, adjusted, strict=True)]
 
 
 def evaluate(claim: Claim, grids: Mapping[str, Grid]) -> Outcome:

@@ -6,11 +6,10 @@ from math import isfinite, nan
 from typing import Any
 
 from dipole.benchmarks.claims.claim_specs import LEVEL
-from dipole.benchmarks.claims.equivalence import Estimate, against, of_one_more_trial, of_summaries
+from dipole.benchmarks.claims.equivalence import NOTHING, Estimate, Evidence, against, of_one_more_trial, of_summaries
 from dipole.benchmarks.claims.published import PrintedCell
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED, decide
-from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import Summary, holm
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, decide
+from dipole.benchmarks.statistics import Summary, holm, number
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.text import counted
 
@@ -28,6 +27,7 @@ class Comparison:
     verdict: str
     basis: str
     p: float = nan
+    evidence: Evidence = NOTHING
 
 
 def margin(metric: str, value: float) -> float:
@@ -59,13 +59,13 @@ def compare(cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_sam
         return None
     width = margin(metric, cell.mean)
     found, basis = _difference(cell.mean, cell.std, n or 1, ours)
-    verdict, p = NOT_COMPARED, nan
+    verdict, p, evidence = NOT_COMPARED, nan, NOTHING
     if is_same_protocol:
         evidence = against(found, -width, width)
         if isfinite(found.error):
             p = evidence.p
         verdict = decide(evidence, p)
-    return Comparison(found.value, *found.interval(), verdict, basis, p)
+    return Comparison(found.value, *found.interval(), verdict, basis, p, evidence)
 
 
 def _difference(mean: float, std: float | None, n: int, ours: Summary) -> tuple[Estimate, str]:
@@ -93,7 +93,7 @@ def among(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     for each, p in zip(comparisons, holm(alone), strict=True):
         if each is not None and each.verdict in (AGREES, DIFFERS) and p >= LEVEL:
             basis = f"{each.basis}, {each.verdict} alone (p = {number(each.p)}) but not among {family}"
-            each = replace(each, verdict=UNDECIDED, basis=basis)
+            each = replace(each, verdict=decide(each.evidence, p), basis=basis)
         found.append(each)
     return found
 

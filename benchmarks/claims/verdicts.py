@@ -27,8 +27,7 @@ from dipole.benchmarks.claims.equivalence import (
     reach,
     smaller_spread,
 )
-from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import Summary
+from dipole.benchmarks.statistics import Summary, number
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
 NO_ROOM, NOT_LEARNT, NOT_DECIDABLE = "no room", "not learnt", "not decidable on this hardware"

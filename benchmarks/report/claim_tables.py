@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.evaluate import NO_DATA, Outcome, evaluate
+from dipole.benchmarks.claims.evaluate import NO_DATA, Claimed, Outcome, evaluate
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS
-from dipole.benchmarks.report.results import Claimed, SuiteResults
+from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
 
 KINDS = (

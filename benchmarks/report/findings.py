@@ -10,8 +10,7 @@ from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import LEVEL
 from dipole.benchmarks.report.results import CellResult, SuiteResults
-from dipole.benchmarks.report.table import number
-from dipole.benchmarks.statistics import summarize
+from dipole.benchmarks.statistics import number, summarize
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import are, counted
 

@@ -8,13 +8,14 @@ from math import nan
 from statistics import median, median_high
 
 from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.evaluate import Claimed
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import LEVEL
-from dipole.benchmarks.report.results import CellResult, Claimed, SuiteResults, base_of
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number, number_cell
-from dipole.benchmarks.statistics import PairedTest, power, seeds_needed
+from dipole.benchmarks.report.results import CellResult, SuiteResults, base_of
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number_cell
+from dipole.benchmarks.statistics import PairedTest, number, power, seeds_needed
 from dipole.core.utils.text import are, counted
 
 FEW = 5

@@ -9,9 +9,9 @@ from math import isfinite, nan
 from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.evaluate import NO_DATA, NO_TEST, Outcome, evaluate
+from dipole.benchmarks.claims.evaluate import Claimed, judged_claims
 from dipole.benchmarks.claims.printed import Comparison, among, compare, protocol_differences
-from dipole.benchmarks.claims.verdicts import NOT_COMPARED, NOT_DECIDABLE
+from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
 from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
 from dipole.benchmarks.statistics import PairedTest, Summary, detectable, difference, holm, summarize
@@ -92,41 +92,6 @@ class CellResult:
         if test is None or not test.spread > 0:
             return nan
         return detectable(test.spread, test.n, alpha=LEVEL / self.family, is_paired=test.method != "Welch")
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A claim on the printed numbers and on ours. `p_holm` is of ours among all claims that the suite can test.
-
-    `not_decidable` says why the suite cannot decide anything. Its claims have no p-value then.
-    """
-
-    printed: Outcome
-    ours: Outcome
-    is_paper_protocol: bool
-    p_holm: float
-    not_decidable: str = ""
-
-    @property
-    def verdict_alone(self) -> str:
-        """The verdict on our numbers, as one claim of several."""
-        if self.not_decidable and self.ours.claim.tests:
-            return NOT_DECIDABLE
-        return self.ours.verdict_at(self.p_holm)
-
-    @property
-    def verdict(self) -> str:
-        """The verdict on our numbers, and whether they are by another protocol."""
-        if self.is_paper_protocol or self.verdict_alone in (NO_DATA, NO_TEST, NOT_DECIDABLE):
-            return self.verdict_alone
-        return f"{self.verdict_alone} ({NOT_COMPARED})"
-
-    @property
-    def why(self) -> str:
-        """The reason for the verdict, or what its seeds can show."""
-        if self.verdict_alone == NOT_DECIDABLE:
-            return self.not_decidable
-        return self.ours.why(self.verdict_alone)
 
 
 def curves_on(records: Iterable[RunRecord]) -> str:
@@ -300,20 +265,9 @@ class SuiteResults:
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
         asked = tuple(mine[name] for name in sorted({name for claim in claims for name in claim.tables} & set(mine)))
         if asked not in self._claimed:
-            self._claimed[asked] = self._judge(claims, mine, self.not_decidable)
+            papers = {name for name, suite in mine.items() if suite.manifest.is_paper_protocol}
+            self._claimed[asked] = judged_claims(claims, mine, papers, self.not_decidable)
         return list(self._claimed[asked])
-
-    @staticmethod
-    def _judge(
-        claims: Sequence[published.Claim], mine: Mapping[str, "SuiteResults"], not_decidable: str
-    ) -> list[Claimed]:
-        ours = [evaluate(claim, mine) for claim in claims]
-        is_paper = [
-            all(mine[name].manifest.is_paper_protocol for name in claim.tables if name in mine) for claim in claims
-        ]
-        printed = [evaluate(claim, published.tables()) for claim in claims]
-        adjusted = holm([nan if not_decidable else outcome.p for outcome in ours])
-        return [Claimed(*each, not_decidable) for each in zip(printed, ours, is_paper, adjusted, strict=True)]
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
         """Return column -> row -> values by seed."""

@@ -26,7 +26,8 @@ from dipole.benchmarks.report.chart import (
     width_beside,
     wrapped,
 )
-from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number
+from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number
+from dipole.benchmarks.statistics import number
 from dipole.core.utils.text import counted
 
 SPAN = 20

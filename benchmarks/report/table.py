@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
+from dipole.benchmarks.statistics import number
 from dipole.core.utils.text import printable
 
 
@@ -142,22 +143,6 @@ LATEX = str.maketrans(
 
 def _latex(text: str) -> str:
     return " ".join(text.split()).translate(LATEX)
-
-
-def number(value: float) -> str:
-    """Format a number with about four digits."""
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value:.2e}"
-    if size >= 1000:
-        return f"{value:.0f}"
-    if size >= 100:
-        return f"{value:.1f}"
-    if size >= 1:
-        return f"{value:.2f}"
-    if size >= 0.001 or value == 0:
-        return f"{value:.3f}"
-    return f"{value:.2g}"
 
 
 def is_number(text: str) -> bool:

@@ -21,6 +21,7 @@ from dipole.benchmarks.statistics.differences import (
     summarize,
     wilcoxon,
 )
+from dipole.benchmarks.statistics.estimates import number
 from dipole.benchmarks.statistics.power import detectable, pooled_std, power, seeds_needed
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "difference",
     "holm",
     "iqm_interval",
+    "number",
     "paired",
     "pooled_std",
     "power",

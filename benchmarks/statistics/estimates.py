@@ -248,3 +248,19 @@ def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) 
         variance, spread = variance + own, spread + own**2 / (count - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return Estimate(value, variance, variance**2 / spread)
+
+
+def number(value: float) -> str:
+    """Format a number with about four digits."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value:.2e}"
+    if size >= 1000:
+        return f"{value:.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    if size >= 0.001 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:.2g}"

@@ -42,9 +42,8 @@ import install
 
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.table import number
 from dipole.benchmarks.report.tables import results_table
-from dipole.benchmarks.statistics import PairedTest, difference
+from dipole.benchmarks.statistics import PairedTest, difference, number
 from dipole.benchmarks.studies import polarization
 
 ROOT = Path(__file__).resolve().parents[2]
