@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 # What every rank would otherwise import by itself, for seconds.
-IMPORTED = ["torch.distributed", "torch.nn.parallel", "pytest", "dipole.core.train.run"]
+IMPORTED = ["torch.distributed", "torch._dynamo", "torch.nn.parallel", "pytest", "dipole.core.train.run"]
 
 
 def start_ranks(work, args, ranks):

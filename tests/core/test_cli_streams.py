@@ -99,7 +99,7 @@ def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path):
 def test_what_an_alphabet_lacks_is_written_out(encoding, blobs, tmp_path):
     name = "\N{GREEK SMALL LETTER LAMDA}-\N{SNOWMAN}"
     assert main(["train", str(blobs), "--quiet", "--set", f"name={name}"]) == 0
-    found = shell("dipole list runs; dipole train nothing-$'\\u2603'", tmp_path, PYTHONIOENCODING=encoding)
+    found = shell("dipole list runs; dipole rm nothing-$'\\u2603'", tmp_path, PYTHONIOENCODING=encoding)
     assert "\\u03bb-\\u2603" in found.stdout
     assert "\\u2603" in found.stderr
     assert "Unicode" not in found.stderr

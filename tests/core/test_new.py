@@ -10,13 +10,15 @@ import pytest
 
 from dipole.core.cli import main
 
+INSTALL = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
 
-def test_a_new_package_installs_and_passes_its_own_tests(tmp_path):
+
+@pytest.mark.parametrize("chosen", [pytest.param("", marks=pytest.mark.slow), "not compile and not ranks and not size"])
+def test_a_new_package_installs_and_passes_its_own_tests(tmp_path, chosen):
     pytest.importorskip("setuptools")
     assert main(["new", "My-Objectives", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "My-Objectives"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*install, "--target", tmp_path / "site", folder], check=True, capture_output=True, text=True)
+    subprocess.run([*INSTALL, "--target", tmp_path / "site", folder], check=True, capture_output=True, text=True)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     shown = subprocess.run(
         [sys.executable, "-m", "dipole.core.cli", "show", "my_objectives_spread"],
@@ -24,7 +26,7 @@ def test_a_new_package_installs_and_passes_its_own_tests(tmp_path):
     )  # fmt: skip
     assert "My-Objectives 0.1.0" in shown.stdout, shown.stderr
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen],
         env=environment, cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
     assert tests.returncode == 0, tests.stdout
@@ -92,8 +94,7 @@ def test_a_new_domain_installs_and_trains(tmp_path):
         assert not path.is_file() or "@" not in path.read_text().replace("actions/checkout@", "").replace(
             "actions/setup-python@", ""
         ).replace("@torch", "")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*install, "--target", tmp_path / "site", folder], check=True, capture_output=True, text=True)
+    subprocess.run([*INSTALL, "--target", tmp_path / "site", folder], check=True, capture_output=True, text=True)
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, cwd=folder, capture_output=True, text=True,

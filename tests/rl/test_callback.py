@@ -306,34 +306,39 @@ def leaves(value):
     if type(value).__name__ in ("dict", "OrderedDict"):
         return set().union(*map(leaves, value.values()))
     return set().union(*map(leaves, value)) if type(value) in (list, tuple) else {type(value).__name__}
-for name in sys.argv[2:]:
-    agent = getattr(stable_baselines3, sys.argv[1]).load(name, device="cpu")
-    actions = agent.predict(np.load("shown.npy"), deterministic=True)[0]
-    print(json.dumps([sorted(leaves(agent.contrastive)), actions.tolist()]))
+for algorithm in sys.argv[1:]:
+    for name in "agent", "again", "best_model":
+        agent = getattr(stable_baselines3, algorithm).load(f"{algorithm}/{name}", device="cpu")
+        actions = agent.predict(np.load(f"{algorithm}/shown.npy"), deterministic=True)[0]
+        print(json.dumps([sorted(leaves(agent.contrastive)), actions.tolist()]))
 """
 
 
-@pytest.mark.parametrize("algorithm", [SAC, PPO])
-def test_saved_agents_and_best_models_load_without_dipole(algorithm, tmp_path):
-    """Of `save`, of an agent that was loaded and saved again, and of EvalCallback in the midst of training."""
+def saved_agents(algorithm, folder):
+    """Write an agent, the agent loaded and saved again, and the one that EvalCallback saved. Return its actions."""
     settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 8}
     env = DotEnv(size=36)
     agent = algorithm("CnnPolicy", env, batch_size=8, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
-    best = EvalCallback(DotEnv(size=36), None, None, 1, 20, best_model_save_path=tmp_path, verbose=0)
+    best = EvalCallback(DotEnv(size=36), None, None, 1, 20, best_model_save_path=folder, verbose=0)
     agent.learn(32, callback=[ContrastiveCallback("infonce(similarity=bilinear) + 0.1*dp", batch_size=8), best])
-    agent.save(tmp_path / "agent.zip")
-    algorithm.load(tmp_path / "agent.zip", device="cpu").save(tmp_path / "again.zip")
+    agent.save(folder / "agent.zip")
+    algorithm.load(folder / "agent.zip", device="cpu").save(folder / "again.zip")
     shown = np.stack([env.observation_space.sample() for _ in range(3)])
-    np.save(tmp_path / "shown.npy", shown)
-    command = [sys.executable, "-c", _ALONE, algorithm.__name__, "agent.zip", "again.zip", "best_model.zip"]
+    np.save(folder / "shown.npy", shown)
+    return agent.predict(shown, deterministic=True)[0]
+
+
+def test_saved_agents_and_best_models_load_without_dipole(tmp_path):
+    expected = [saved_agents(algorithm, tmp_path / algorithm.__name__) for algorithm in (SAC, PPO)]
+    command = [sys.executable, "-c", _ALONE, "SAC", "PPO"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = agent.predict(shown, deterministic=True)[0]
-    assert len(found) == 3
+    assert len(found) == 6
     assert set().union(*(kinds for kinds, _ in found)) <= {"Tensor", "str", "float", "int", "bool", "NoneType"}
-    for _, actions in found[:2]:
-        np.testing.assert_array_equal(np.array(actions, expected.dtype), expected)
+    for first, wanted in zip((0, 3), expected, strict=True):
+        for _, actions in found[first : first + 2]:
+            np.testing.assert_array_equal(np.array(actions, wanted.dtype), wanted)
 
 
 def envs(count):

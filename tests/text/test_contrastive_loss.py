@@ -320,6 +320,7 @@ def rank_main(rank, folder, kept):
     torch.save(every_case(folder, rank, 2, gathered=False), os.path.join(kept, f"apart{rank}.pt"))
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_process(folder, tmp_path):
     tiny_model(folder)
     start_ranks(rank_main, (str(folder), str(tmp_path)), 2)

@@ -54,10 +54,18 @@ def model_of(folder, name, pooling, pad=None):
     return SentenceEncoder(build_model(config, len(tokens), None).eval(), tokens, "none", 32)
 
 
-@pytest.mark.parametrize("to", ["onnx", "sentence-transformers", "transformers"])
-@pytest.mark.parametrize(("name", "pooling", "pad"), [("gpt2", "lasttoken", None), ("qwen3", "mean", "<|hole|>")])
-def test_decoders_are_exported(tmp_path, name, pooling, pad, to):
+GPT2, QWEN3 = ("gpt2", "lasttoken", None), ("qwen3", "mean", "<|hole|>")
+SIMPLE = "sentence-transformers", "transformers"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "to"),
+    [*((each, to) for each in (GPT2, QWEN3) for to in SIMPLE), (QWEN3, "onnx"),
+     pytest.param(GPT2, "onnx", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_decoders_are_exported(tmp_path, decoder, to):
     """With the saved padding token, or the end of text where there is none."""
+    name, pooling, pad = decoder
     encoder = model_of(tmp_path / "model", name, pooling, pad)
     (tmp_path / "out").mkdir()
     export_as(to, encoder, tmp_path / "out", Record())

@@ -119,19 +119,37 @@ FOLDERS = {
 LONG = ["the cat sat on a mat far home red blue green tree sky", "a", "Rain RAIN night", "", *TEXTS]
 
 
-@pytest.mark.parametrize("kind", FOLDERS)
-def test_prompts_and_limits_of_a_folder(tmp_path, kind):
-    """Vectors are the library's before and after training, in every export, which keeps prompts and the limit."""
-    library = folder_of(tmp_path, **FOLDERS[kind])
-    wanted = library.encode(LONG)
+def adapter_of(tmp_path, **kept):
+    """The adapter of a run on a table, which starts from the folder."""
     table = tmp_path / "pairs.jsonl"
     table.write_text("".join(json.dumps({"anchor": a, "positive": b}) + "\n" for a, b in zip(*PAIRS, strict=True)))
     config = TextSettings(
         corpus=str(table), pairs="columns", encoder="transformer", transformer=str(tmp_path / "model"),
         tokenizer=str(tmp_path / "model"), held_out=0, normalize="none",
     )  # fmt: skip
-    context = {"batch_size": 2, "seed": Seeds(0), "device": torch.device("cpu"), "workdir": tmp_path}
-    adapter = TextAdapter(config, **context)
+    return TextAdapter(config, batch_size=2, seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, **kept)
+
+
+def assert_exported(tmp_path, adapter, library, to):
+    (tmp_path / to).mkdir()
+    adapter.export(to, tmp_path / to, Record())
+    texts = [text for text in LONG if text]  # a plain model has no vector of an empty sentence
+    found = open_folder(tmp_path / to, torch.device("cpu"), None).vectors(texts).numpy()
+    assert found == pytest.approx(library.encode(texts), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * ("two" not in k)) for k in FOLDERS])
+def test_onnx_keeps_prompts_and_limits_of_a_folder(tmp_path, kind):
+    library = folder_of(tmp_path, **FOLDERS[kind])
+    assert_exported(tmp_path, adapter_of(tmp_path), library, "onnx")
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_prompts_and_limits_of_a_folder(tmp_path, kind):
+    """Vectors are the library's before and after training, in every export, which keeps prompts and the limit."""
+    library = folder_of(tmp_path, **FOLDERS[kind])
+    wanted = library.encode(LONG)
+    adapter = adapter_of(tmp_path)
     anchors = adapter.data.sentences.ids(adapter.table.anchor)
     limit = FOLDERS[kind].get("limit", 32)
     trained = library.tokenizer([adapter.tokens.prompt + text for text in PAIRS[0]], truncation=True, max_length=50)
@@ -139,7 +157,7 @@ def test_prompts_and_limits_of_a_folder(tmp_path, kind):
     assert adapter.encoder().encode(LONG) == pytest.approx(wanted, abs=1e-5)
     (tmp_path / "kept").mkdir()
     adapter.keep(tmp_path / "kept")
-    again = TextAdapter(config, **context, kept=tmp_path / "kept")
+    again = adapter_of(tmp_path, kept=tmp_path / "kept")
     again.module.load_state_dict(adapter.module.state_dict())
     assert again.encoder().encode(LONG) == pytest.approx(wanted, abs=1e-5)
     export_sentence_transformer(again.encoder(), tmp_path / "exported")
@@ -147,12 +165,7 @@ def test_prompts_and_limits_of_a_folder(tmp_path, kind):
     assert exported.encode(LONG) == pytest.approx(wanted, abs=1e-5)
     assert exported.encode_document(LONG) == pytest.approx(library.encode_document(LONG), abs=1e-5)
     assert exported.max_seq_length == library.max_seq_length
-    for name in ("onnx", "transformers"):
-        (tmp_path / name).mkdir()
-        again.export(name, tmp_path / name, Record())
-        texts = [text for text in LONG if text]  # a plain model has no vector of an empty sentence
-        found = open_folder(tmp_path / name, torch.device("cpu"), None).vectors(texts).numpy()
-        assert found == pytest.approx(library.encode(texts), abs=1e-5), name
+    assert_exported(tmp_path, again, library, "transformers")
 
 
 def test_a_limit_without_room_for_a_word_is_refused(tmp_path):

@@ -280,7 +280,7 @@ ENCODERS = {
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] if kind not in ("projected", "bert") else []) for kind in ENCODERS],
+    [pytest.param(kind, marks=[pytest.mark.slow] if kind != "projected" else []) for kind in ENCODERS],
 )
 def test_onnx_gives_the_same_vectors(tmp_path, kind):
     from dipole.text.export import export_as
