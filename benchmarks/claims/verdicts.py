@@ -1,7 +1,7 @@
 """Where a verdict is made: from comparisons to agrees, differs or undecided.
 
 Each comparison is a difference of two sides, tested against the region that its claim names (`equivalence.py`). The
-tests of all comparisons together are the evidence on a part of the claim (`judge`). The verdict follows from the
+tests of all comparisons together are the evidence on a part of the claim (`judge_part`). The verdict follows from the
 evidence and its p-value (`decide`).
 """
 
@@ -186,7 +186,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedPart:
     """A part of a claim on one set of numbers: its comparisons, and the evidence of all of them together.
 
     `missing` comparisons have no data. `mean` is the mean of all if the part is about it. `side` is that of its bound
@@ -220,7 +220,7 @@ class Judged:
         return worst
 
 
-def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
+def judge_part(part: Part, contrasts: Sequence[Contrast | None]) -> JudgedPart:
     """Judge one part of a claim. Comparisons without data are None."""
     spec, known = part.spec, [each for each in contrasts if each is not None]
     items = [_spread_item(each) if spec.is_spread else _item(part, each) for each in known]
@@ -246,7 +246,7 @@ def judge(part: Part, contrasts: Sequence[Contrast | None]) -> Judged:
         side = "beyond"
     elif turns == {-1}:
         side = "below"
-    return Judged(part, tuple(items), missing, evidence, mean, side)
+    return JudgedPart(part, tuple(items), missing, evidence, mean, side)
 
 
 def default_part(test: Mapping[str, Any]) -> Part:

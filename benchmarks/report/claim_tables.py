@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.evaluate import NO_DATA, Claimed, Outcome, evaluate
+from dipole.benchmarks.claims.judge import NO_DATA, Claimed, JudgedClaim, judge_claim
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
@@ -60,7 +60,7 @@ def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
                 ours.setdefault(each.ours.claim.id, []).append((suite.manifest.name, each))
     rows = []
     for claim in published.claims():
-        printed, found = evaluate(claim, published.tables()), ours.get(claim.id, [])
+        printed, found = judge_claim(claim, published.tables()), ours.get(claim.id, [])
         verdict = Cell("no runs here", sub=claim.not_tested, mark="open")
         if not claim.tests:
             verdict = replace(verdict, text="no test in numbers")
@@ -99,7 +99,7 @@ def _reads(claim: published.Claim) -> str:
     return "; ".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
 
 
-def _printed(outcome: Outcome) -> Cell:
+def _printed(outcome: JudgedClaim) -> Cell:
     """Counts, and the verdict where the paper prints a spread and says of how many trials."""
     found = _counts(outcome)
     if not outcome.claim.tests or not outcome.items:
@@ -109,12 +109,12 @@ def _printed(outcome: Outcome) -> Cell:
     return replace(found, sub="not tested, because no spread is printed")
 
 
-def _estimate(outcome: Outcome) -> Cell:
+def _estimate(outcome: JudgedClaim) -> Cell:
     found = outcome.deciding
     return EMPTY if found is None else Cell(found.words, number_cell(found.value).sort)
 
 
-def _counts(outcome: Outcome) -> Cell:
+def _counts(outcome: JudgedClaim) -> Cell:
     if not outcome.claim.tests:
         return Cell("not testable by numbers")
     count = len(outcome.items)

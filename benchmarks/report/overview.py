@@ -8,7 +8,7 @@ from math import nan
 from statistics import median, median_high
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.evaluate import Claimed
+from dipole.benchmarks.claims.judge import Claimed
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of

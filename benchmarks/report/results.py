@@ -9,7 +9,7 @@ from math import isfinite, nan
 from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.evaluate import Claimed, judged_claims
+from dipole.benchmarks.claims.judge import Claimed, judged_claims
 from dipole.benchmarks.claims.printed import Comparison, among, compare, protocol_differences
 from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE
 from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry

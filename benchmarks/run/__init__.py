@@ -1,1 +1,1 @@
-"""Jobs: engines that start them, workers that train them, claims that keep them apart."""
+"""Jobs: engines that start them, workers that train them, locks that keep them apart."""

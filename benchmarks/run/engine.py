@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from dipole.benchmarks.run import worker
-from dipole.benchmarks.run.claim import is_held
+from dipole.benchmarks.run.job_lock import is_held
 from dipole.benchmarks.run_records import BENCH, is_done
 from dipole.core.record import now
 from dipole.core.utils.files import check_own, why

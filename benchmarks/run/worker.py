@@ -1,4 +1,4 @@
-"""One job in a process of its own: claim it, train it as `dipole train` does, give the claim back.
+"""One job in a process of its own: lock it, train it as `dipole train` does, give the lock back.
 
     python -m dipole.benchmarks.run.worker RUNS HASH PROCESSES PARENT -- train RECIPE --set ...
     python -m dipole.benchmarks.run.worker --rank train RECIPE --set ...    one rank, started by torchrun
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from dipole.benchmarks.run.claim import TakenError, claim
+from dipole.benchmarks.run.job_lock import TakenError, locked
 from dipole.benchmarks.run_records import BENCH, is_done
 
 TAKEN = 79
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     command = argv[argv.index("--") + 1 :]
     follow(parent)
     try:
-        with claim(runs / BENCH / "claims", name), _stopped_by(runs / BENCH / "stops" / name):
+        with locked(runs / BENCH / "claims", name), _stopped_by(runs / BENCH / "stops" / name):
             if is_done(runs / name):  # another runner may have finished it since its record was looked at
                 return 0
             if not _is_that_run(command, name):

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from dipole.benchmarks.run import engine as engines
-from dipole.benchmarks.run.claim import claim
 from dipole.benchmarks.run.engine import Task, environment_for, log_of, run_worker
+from dipole.benchmarks.run.job_lock import locked
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine, visible_gpus
 from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.cli import main
@@ -246,7 +246,7 @@ def test_a_folder_that_takes_no_log_fails_the_job_and_not_the_suite(tmp_path, en
 
 def test_a_task_that_another_runner_holds_is_waited_for_without_starting_anything(tmp_path):
     task = Task("a" * 12, "one", ["train", "digits-simclr"])
-    with claim(tmp_path / BENCH / "claims", task.hash):
+    with locked(tmp_path / BENCH / "claims", task.hash):
         assert run_worker(task, tmp_path, environment_for(1)) is None
         assert not log_of(task, tmp_path).exists()
 

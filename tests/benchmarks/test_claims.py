@@ -13,7 +13,7 @@ from scipy import stats
 from dipole.benchmarks.claims import equivalence, published
 from dipole.benchmarks.claims.claim_specs import Part
 from dipole.benchmarks.claims.equivalence import Evidence
-from dipole.benchmarks.claims.evaluate import evaluate
+from dipole.benchmarks.claims.judge import judge_claim
 from dipole.benchmarks.claims.printed import compare
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_ROOM, NOT_LEARNT, UNDECIDED
 from dipole.benchmarks.gather import gather
@@ -32,7 +32,7 @@ TESTABLE = [id_ for id_, claim in CLAIMS.items() if claim.tests]
 
 
 def made(id_, want, seeds=8):
-    return evaluate(CLAIMS[id_], grids(*RAW[id_], want, seeds))
+    return judge_claim(CLAIMS[id_], grids(*RAW[id_], want, seeds))
 
 
 @pytest.mark.parametrize("id_", TESTABLE)
@@ -53,7 +53,7 @@ def test_one_seed_decides_nothing_and_says_so(id_):
         name: Grid(RAW[id_][2][name], {place: {0: each[0]} for place, each in grid.cells.items()})
         for name, grid in grids(*RAW[id_], "agrees").items()
     }
-    outcome = evaluate(CLAIMS[id_], one)
+    outcome = judge_claim(CLAIMS[id_], one)
     assert outcome.verdict == UNDECIDED
     assert np.isnan(outcome.p)
     assert "10 seeds" in outcome.why(UNDECIDED)
@@ -140,7 +140,7 @@ ARORA = ("avg-2", "avg-5", "top-5", "top-1")
     ],
 )
 def test_gaps_are_compared_with_the_bound(id_, gaps, noise, verdict):
-    assert evaluate(CLAIMS[id_], with_gaps(id_, gaps, noise=noise)).verdict == verdict
+    assert judge_claim(CLAIMS[id_], with_gaps(id_, gaps, noise=noise)).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_gaps_are_compared_with_the_bound(id_, gaps, noise, verdict):
     ],
 )
 def test_a_printed_effect_beyond_the_bound_of_the_metric_has_no_room(id_, gaps, level, verdict):
-    outcome = evaluate(CLAIMS[id_], with_gaps(id_, gaps, level=level))
+    outcome = judge_claim(CLAIMS[id_], with_gaps(id_, gaps, level=level))
     assert outcome.verdict == verdict
     assert ("does not fit between our base and the bound" in outcome.why(verdict)) == (verdict == NO_ROOM)
 
@@ -167,7 +167,7 @@ def test_a_printed_effect_beyond_the_bound_of_the_metric_has_no_room(id_, gaps, 
 def test_a_base_at_the_untrained_level_is_not_learnt(id_, untrained, is_learnt):
     gaps = dict.fromkeys((*CIFAR, "ImageNet-100", "ImageNet-1K"), 8.0)
     gaps = {column: gap for column, gap in gaps.items() if column in with_gaps(id_, {})[_table(id_)].columns}
-    verdict = evaluate(CLAIMS[id_], with_gaps(id_, gaps, untrained=untrained)).verdict
+    verdict = judge_claim(CLAIMS[id_], with_gaps(id_, gaps, untrained=untrained)).verdict
     assert verdict == (AGREES if is_learnt else NOT_LEARNT)
 
 
@@ -181,7 +181,7 @@ def test_ratios_and_bounds_are_not_claims():
     mild = times({"CACR (K=4)": 1.67, "CACR (K=10)": 3.05})
     assert mild.verdict == AGREES
     assert mild.items[0].low < 1.67 < mild.items[0].high
-    outcome = evaluate(CLAIMS["lmcl-c09"], published.tables())
+    outcome = judge_claim(CLAIMS["lmcl-c09"], published.tables())
     (item,) = outcome.items
     assert item.value == pytest.approx(1.5)
     assert not item.holds
@@ -195,7 +195,7 @@ def times(factors, id_="cacr-c22"):
         (row["method"], "seconds", "mean"): dict(enumerate(0.04 * factors.get(row["method"], 1) * np.exp(0.02 * e)))
         for row, e in zip(table["rows"], noise, strict=True)
     }
-    return evaluate(CLAIMS[id_], {"cacr-table11": Grid(table, cells)})
+    return judge_claim(CLAIMS[id_], {"cacr-table11": Grid(table, cells)})
 
 
 def test_significant_is_asked_of_every_set_named():
@@ -220,7 +220,7 @@ def test_significant_is_asked_of_every_set_named():
 
 
 def _judge(id_, table, cells):
-    return evaluate(
+    return judge_claim(
         CLAIMS[id_], {table["id"]: Grid(table, {k: dict(enumerate(map(float, v))) for k, v in cells.items()})}
     )
 
@@ -255,9 +255,9 @@ def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by
     for gap, verdict in ((6.0, UNDECIDED), (2.0, DIFFERS)):
         cells = with_gaps("cacr-c16", dict.fromkeys(CIFAR, gap))["cacr-table9"].cells
         less = {place: each for place, each in cells.items() if place[1] != "STL-10"}
-        outcome = evaluate(CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], less)})
+        outcome = judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], less)})
         assert (outcome.verdict, outcome.missing) == (verdict, 1)
-    assert "1 comparison without data" in evaluate(
+    assert "1 comparison without data" in judge_claim(
         CLAIMS["cacr-c16"],
         {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})},
     ).why(UNDECIDED)
@@ -270,16 +270,16 @@ def _above(cells):
 def test_printed_spreads_are_tested_by_welch_from_what_is_printed():
     """LMCL Table 1 prints deviations over 20 trials, most tables none."""
     claim, table = CLAIMS["lmcl-c01"], published.table("lmcl-table1")
-    outcome = evaluate(claim, published.tables())
+    outcome = judge_claim(claim, published.tables())
     for item in outcome.parts[0].items:
         ours, base = (table.find(row).cells[item.label] for row in ("LMCT (Ours)", "Conventional CT"))
         expected = stats.ttest_ind_from_stats(ours.mean, ours.std, 20, base.mean, base.std, 20, equal_var=False)
         assert item.p == pytest.approx(expected.pvalue)
-    printed = evaluate(CLAIMS["lmcl-c02"], published.tables())
+    printed = judge_claim(CLAIMS["lmcl-c02"], published.tables())
     assert not printed.is_tested
     assert printed.verdict == UNDECIDED
     # Three trials with these spreads: no F-test of three against three tells 44 from 142.
-    spreads = evaluate(CLAIMS["lmcl-c12"], published.tables())
+    spreads = judge_claim(CLAIMS["lmcl-c12"], published.tables())
     assert spreads.is_tested
     assert spreads.verdict == UNDECIDED
 

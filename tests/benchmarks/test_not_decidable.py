@@ -6,7 +6,7 @@ from math import isfinite, isnan
 
 import pytest
 
-from dipole.benchmarks.claims.evaluate import NO_TEST
+from dipole.benchmarks.claims.judge import NO_TEST
 from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE
 from dipole.benchmarks.gather import gather
 from dipole.benchmarks.report import findings, overview, tables

@@ -6,8 +6,8 @@ from math import isnan
 import pytest
 from scipy import stats
 
-from dipole.benchmarks.claims import evaluate as claims_module
-from dipole.benchmarks.claims.evaluate import evaluate
+from dipole.benchmarks.claims import judge as claims_module
+from dipole.benchmarks.claims.judge import judge_claim
 from dipole.benchmarks.claims.printed import among, compare, margin, protocol_differences
 from dipole.benchmarks.claims.published import Claim, PrintedCell, claims, figures, table, tables
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, UNDECIDED
@@ -43,10 +43,10 @@ def test_exchanged_columns_missing_rows_and_other_protocols():
     assert "SUBJ and MPQA" in table("lmcl-table4").notes[0]
     assert "SUBJ and MPQA" in table("cllr-table2").notes[0]
     assert all("SUBJ and MPQA are" not in note for note in table("lmcl-table5").notes)
-    outcome = evaluate(CLAIM, {"t": Ours({("base", "A"): [1.0, 2.0], ("new", "A"): [2.0, 3.5]})})
+    outcome = judge_claim(CLAIM, {"t": Ours({("base", "A"): [1.0, 2.0], ("new", "A"): [2.0, 3.5]})})
     assert (len(outcome.items), outcome.missing) == (1, 1)
-    assert evaluate(CLAIM, {}).verdict == claims_module.NO_DATA
-    assert evaluate(Claim("y", "p", "s", "w", "text"), {}).verdict == claims_module.NO_TEST
+    assert judge_claim(CLAIM, {}).verdict == claims_module.NO_DATA
+    assert judge_claim(Claim("y", "p", "s", "w", "text"), {}).verdict == claims_module.NO_TEST
     ours = summarize([75.1, 75.2, 75.0])
     assert compare(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
     assert compare(PrintedCell(None), None, ours, "accuracy %", True) is None
@@ -60,7 +60,7 @@ def test_exchanged_columns_missing_rows_and_other_protocols():
 def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
     """The data files state the outcome of every test on the printed numbers."""
     for test in claim.tests:
-        outcome = evaluate(Claim(claim.id, "", "", "", "", (test,)), tables())
+        outcome = judge_claim(Claim(claim.id, "", "", "", "", (test,)), tables())
         stated = test["published"]
         # Printed dashes are no comparisons; only one claim touches rows that have them.
         assert outcome.missing == (11 if claim.id == "cacr-c31" else 0)
@@ -100,7 +100,7 @@ def test_a_claim_is_supported_contradicted_or_open():
     base = {("base", "A"): [70.0, 70.3, 70.1, 70.2], ("base", "B"): [50.0, 51.0, 52.0, 53.0]}
 
     def verdict(a, b):
-        return evaluate(CLAIM, {"t": Ours({**base, ("new", "A"): a, ("new", "B"): b})}).verdict
+        return judge_claim(CLAIM, {"t": Ours({**base, ("new", "A"): a, ("new", "B"): b})}).verdict
 
     assert verdict([72.0, 72.4, 72.1, 72.2], [50.3, 51.2, 53.0, 52.9]) == AGREES
     assert verdict([68.0, 68.4, 68.1, 68.2], [50.3, 51.2, 53.0, 53.9]) == DIFFERS

@@ -1,8 +1,8 @@
-"""One claim per job, so that several runners on one folder never do the same job at the same time.
+"""One lock per job, so that several runners on one folder never do the same job at the same time.
 
-A claim is a lock file, which the operating system releases with its process, also after kill -9, and a file that names
+It is a lock file, which the operating system releases with its process, also after kill -9, and a file that names
 the process: host, boot, process namespace, number, and start time. Another host or container may share the folder
-without sharing the lock. There a claim counts while its process renews the file, and for `STALE_AFTER` seconds more.
+without sharing the lock. There a lock counts while its process renews the file, and for `STALE_AFTER` seconds more.
 """
 
 import json
@@ -26,16 +26,16 @@ GLIMPSE = 0.5
 
 
 class TakenError(Exception):
-    """Another living process holds the claim."""
+    """Another living process holds the lock."""
 
 
 @contextmanager
-def claim(folder: Path, name: str) -> Iterator[None]:
-    """Hold the claim `name` for the duration of the block. TakenError if a living process has it."""
+def locked(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock `name` for the duration of the block. TakenError if a living process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     try:
-        # `is_held` takes the lock for a moment to see whether it is free: that is not a claim.
+        # `is_held` takes the lock for a moment to see whether it is free: that does not hold it.
         lock = FileLock(path.with_suffix(".lock")).acquire(timeout=GLIMPSE, poll_interval=0.01)
     except Timeout as error:
         raise TakenError(name) from error
@@ -56,7 +56,7 @@ def claim(folder: Path, name: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether the claim FOLDER/NAME.json belongs to a living process."""
+    """Return whether the lock FOLDER/NAME.json belongs to a living process."""
     return is_locked(path.with_suffix(".lock")) or _is_renewed_elsewhere(path)
 
 

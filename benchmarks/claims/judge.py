@@ -1,7 +1,7 @@
 """The papers' statements, evaluated one by one on any grid of numbers: the printed tables or our own.
 
 A claim has tests, which name rows and columns of tables. A test yields comparisons (`Contrast`), and the parts of the
-claim say what has to hold for them (`verdicts.judge`).
+claim say what has to hold for them (`verdicts.judge_part`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ from dipole.benchmarks.claims.verdicts import (
     UNDECIDED,
     Contrast,
     Item,
-    Judged,
+    JudgedPart,
     Side,
     decide,
     default_part,
-    judge,
+    judge_part,
 )
 from dipole.benchmarks.statistics import Summary, holm, number, seeds_needed, summarize
 from dipole.core.utils.errors import DataError
@@ -68,12 +68,12 @@ class Grid(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JudgedClaim:
     """A claim on one set of grids: how each part of it was judged, and how many comparisons have no data."""
 
     claim: Claim
     missing: int
-    parts: tuple[Judged, ...]
+    parts: tuple[JudgedPart, ...]
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -191,8 +191,8 @@ class Claimed:
     `not_decidable` says why the suite cannot decide anything. Its claims have no p-value then.
     """
 
-    printed: Outcome
-    ours: Outcome
+    printed: JudgedClaim
+    ours: JudgedClaim
     is_paper_protocol: bool
     p_holm: float
     not_decidable: str = ""
@@ -230,14 +230,14 @@ def judged_claims(
         by_protocol: ids of the tables that we filled by the paper's protocol.
         not_decidable: why the suite cannot decide anything, or "".
     """
-    outcomes = [evaluate(claim, ours) for claim in claims]
-    printed = [evaluate(claim, published.tables()) for claim in claims]
+    outcomes = [judge_claim(claim, ours) for claim in claims]
+    printed = [judge_claim(claim, published.tables()) for claim in claims]
     is_paper = [all(name in by_protocol for name in claim.tables if name in ours) for claim in claims]
     adjusted = holm([nan if not_decidable else outcome.p for outcome in outcomes])
     return [Claimed(*each, not_decidable) for each in zip(printed, outcomes, is_paper, adjusted, strict=True)]
 
 
-def evaluate(claim: Claim, grids: Mapping[str, Grid]) -> Outcome:
+def judge_claim(claim: Claim, grids: Mapping[str, Grid]) -> JudgedClaim:
     """Judge every part of a claim on the grids by table id. Comparisons of an absent table count as missing."""
     parts = claim.parts or tuple(
         default_part(test).model_copy(update={"tests": (i,)}) for i, test in enumerate(claim.tests)
@@ -251,8 +251,8 @@ def evaluate(claim: Claim, grids: Mapping[str, Grid]) -> Outcome:
                 # A dash in the paper's own table is no comparison.
                 if contrast or is_printed:
                     contrasts.append(contrast)
-        judged.append(judge(part, contrasts))
-    return Outcome(claim, missing, tuple(judged))
+        judged.append(judge_part(part, contrasts))
+    return JudgedClaim(claim, missing, tuple(judged))
 
 
 Found = Iterator[tuple[str, Contrast | None]]
