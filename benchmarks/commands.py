@@ -27,7 +27,7 @@ def bench(parser: argparse.ArgumentParser) -> Runner:
     """Run a suite: recipes x objectives x seeds."""
     add = parser.add_argument
     add("suite", nargs="?", metavar="SUITE", help="a shipped suite or a suite file. Without it: list the suites")
-    add("--scale", choices=("small", "paper"), default="small", help="small (default) or the paper's")
+    add("--scale", choices=("small", "paper"), help="small (default, if the suite has it) or the paper's")
     add_overrides(parser, "change settings of every run, such as text.senteval=FOLDER")
     _running(parser)
     add("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 in place of the suite's own")
@@ -175,15 +175,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     from dipole.benchmarks.run.bench import bench, bench_all, plan_all
 
     a = arguments
-    common = _named_options(a, "scale", "runs", "jobs", "threads", "known")
+    common = _named_options(a, "runs", "jobs", "threads", "known")
     with json_answer(a.json) as answer:
         if a.all:
-            code = bench_all(**common, within=a.within, answer=answer)
+            code = bench_all(a.scale or "small", **common, within=a.within, answer=answer)
         elif a.suite is None:
-            code = plan_all(**common, answer=answer)
+            code = plan_all(a.scale or "small", **common, answer=answer)
         else:
             own = _named_options(a, "engine", "effect", "overrides", "seeds")
-            code = bench(a.suite, **common, **own, plan_only=a.plan, slurm=dict(a.slurm), answer=answer)
+            code = bench(a.suite, a.scale, **common, **own, plan_only=a.plan, slurm=dict(a.slurm), answer=answer)
     if not a.plan and not a.json:
         shipped = _place("shipped")
         places = join("shipped" if place == shipped else str(place) for place in [a.runs, *a.known])

@@ -185,7 +185,7 @@ class Suite(Settings):
         (0, 1, ...) that replace the scale's own.
         """
         if scale not in self.scale:
-            raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Allowed: {', '.join(self.scale)}.")
+            raise ConfigError(f"suite {self.name!r} has no scale {scale!r}. Add --scale {' or '.join(self.scale)}.")
         if odd := [text for text in overrides if "=" not in text]:
             raise ConfigError(f"--set {odd[0]!r} is not of the form key=value or table.key=value.")
         if fixed := [f"{key} ({OWN[key]})" for text in overrides if (key := _key(text)) in OWN]:

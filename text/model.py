@@ -262,7 +262,10 @@ def build_transformer(
             states = built.model(input_ids=torch.zeros(1, 1, dtype=torch.long)).last_hidden_state
     except Exception as error:  # each architecture has its own
         reason = str(error).strip().partition("\n")[0]
-        raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason})") from error
+        fix = "Give an encoder or a decoder"
+        if getattr(built.model.config, "is_encoder_decoder", False):
+            fix = "Load its encoder with sentence-transformers and train it with dipole.text.ContrastiveLoss"
+        raise place.error(f"{type(built.model).__name__} gives no states for tokens alone ({reason}). {fix}") from error
     if _is_random(built.model):
         raise place.error(
             f"{type(built.model).__name__} is random in evaluation mode: one sentence got two different vectors"

@@ -39,7 +39,7 @@ EngineName = Literal["local", "ray", "slurm"]
 
 def bench(
     name: str,
-    scale: ScaleName = "small",
+    scale: ScaleName | None = None,
     runs: Path = Path("runs"),
     engine: EngineName = "local",
     jobs: int | None = None,
@@ -56,12 +56,16 @@ def bench(
 ) -> int:
     """Run what is missing of a suite and return the exit code: 1 if a job failed or, with `plan_only`, cannot be built.
 
-    The arguments are the options of `dipole bench` (`commands.py`). `answer` is filled with what `--json` prints, and
-    `mentions_shipped` says whether to mention shipped results of this suite.
+    The arguments are the options of `dipole bench` (`commands.py`). Without `scale`: small, or the suite's only one.
+    `answer` is filled with what `--json` prints, and `mentions_shipped` says whether to mention shipped results of this
+    suite.
     """
     answer = {} if answer is None else answer
     console, stderr = consoles(console)
-    sized = read_suite(name).at(scale, overrides, seeds)
+    suite = read_suite(name)
+    if scale is None:
+        scale = min(suite.scale, key=("small", "paper").index)
+    sized = suite.at(scale, overrides, seeds)
     wanted = sized.jobs()
     elsewhere = known_runs(known)
     records = elsewhere | finished(runs)

@@ -1,5 +1,7 @@
 """Data that are not there are reported before the first job, with the command that fetches them."""
 
+import json
+
 import pytest
 
 from dipole.core.cli import main
@@ -63,3 +65,10 @@ def test_a_set_of_the_hub_without_a_network_names_the_command(tmp_path, capsys, 
 def test_a_run_that_cannot_be_built_leaves_no_folder(tmp_path):
     assert main(["train", "digits-simclr", "--quiet", "--runs", str(tmp_path), "--set", "train.batch_size=5000"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_suite_of_one_scale_needs_no_option(capsys):
+    assert main(["bench", "lmcl-table5-500k", "--plan", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scale"] == "paper"
+    assert main(["bench", "lmcl-table5-500k", "--plan", "--scale", "small"]) == 2
+    assert "Add --scale paper." in capsys.readouterr().err
