@@ -34,7 +34,7 @@ from dipole.vision.decoding import Encoded
 from dipole.vision.encoders import Encoder
 from dipole.vision.evaluation import Evaluation, transformed
 from dipole.vision.export import FORMATS, TrainedModel, export_as
-from dipole.vision.frameworks.base import Batch, Branch, Method, Setup
+from dipole.vision.frameworks.base import Batch, Branch, Framework, Setup
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.image_ops import centre
@@ -62,7 +62,7 @@ class VisionAdapter(Adapter):
     data_fields: ClassVar[frozenset[str]] = frozenset({"data"})
 
     config: VisionConfig
-    module: Method
+    module: Framework
 
     def __init__(self, config: VisionConfig, **context: Unpack[Context]) -> None:
         super().__init__(config, **context)
@@ -89,7 +89,7 @@ class VisionAdapter(Adapter):
             self.module = self.module.to(memory_format=self._layout)  # type: ignore[call-overload]
         # Baselines are probed on the encoder as it was before training.
         # A finished run has no pretrained weights of a model of transformers: there is no baseline then.
-        self._untrained: Method | None = None
+        self._untrained: Framework | None = None
         pretrained = config.encoder.is_hub or config.caption is not None
         if config.probe.baselines and not (self._artifacts is not None and pretrained):
             self._untrained = copy.deepcopy(self.module)
@@ -307,7 +307,7 @@ class VisionAdapter(Adapter):
             self.draw(self.workdir / "pictures" / f"step-{self._step}.png", objective, f"step {self._step}")
         return results
 
-    def _evaluate_baselines(self, evaluation: Evaluation, untrained: Method, shape: BlockShape) -> dict[str, float]:
+    def _evaluate_baselines(self, evaluation: Evaluation, untrained: Framework, shape: BlockShape) -> dict[str, float]:
         if self._artifacts is not None:
             _copy_statistics(untrained, self.module)
         results = evaluation.results(untrained.to(self.device), None, shape)
@@ -367,7 +367,7 @@ def _order(config: VisionConfig, images: ImageSet, batch_size: int, world_size: 
     return order
 
 
-def _build(config: VisionConfig, images: ImageSet, batch_size: int) -> tuple[int, Method]:
+def _build(config: VisionConfig, images: ImageSet, batch_size: int) -> tuple[int, Framework]:
     """Return the side of the views in pixels, and the framework with its networks."""
     size = config.augment.size or min(images.images.shape[-2:])
     module = config.framework.from_config(config, Setup(images, size, batch_size, config.encoder))

@@ -9,7 +9,7 @@ from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.augment import MOST_VIEWS
-from dipole.vision.frameworks import Method, by_name
+from dipole.vision.frameworks import Framework, by_name
 from dipole.vision.frameworks.base import AnyPairs
 from dipole.vision.image_set import ImageSet
 
@@ -38,11 +38,11 @@ def carriers(
     rows = partial(_rows, batch_size, dim, device)
     found: dict[str, int] = {}
     for count in dict.fromkeys((views, 2, (objective.positives_wanted or 1) + 1)):
-        for name, method in by_name().items():
-            if name in found or not _can_train(method, images, count, batch_size):
+        for name, framework in by_name().items():
+            if name in found or not _can_train(framework, images, count, batch_size):
                 continue
             try:
-                outcome = objective(method.sample(count, rows, labels))
+                outcome = objective(framework.sample(count, rows, labels))
             except PairsError:
                 continue
             if not any(term.note for term in outcome.terms.values()):  # a note means that a term stays 0
@@ -54,14 +54,14 @@ def _rows(count: int, dim: int, device: torch.device | None, *shape: int) -> Ten
     return torch.randn(count, *shape, dim, device=device)
 
 
-def _can_train(method: type[Method], images: ImageSet | None, views: int, batch_size: int) -> bool:
+def _can_train(framework: type[Framework], images: ImageSet | None, views: int, batch_size: int) -> bool:
     """Return whether a framework can train on images with a number of views, or of positives and the anchor."""
-    most = {"views": MOST_VIEWS, "": None}.get(method.positives_key, batch_size)
-    if "augmented" not in method.pairs or (most is not None and not 1 < views <= most):
+    most = {"views": MOST_VIEWS, "": None}.get(framework.positives_key, batch_size)
+    if "augmented" not in framework.pairs or (most is not None and not 1 < views <= most):
         return False
     try:
         if images is not None:
-            method.check_images(images)
+            framework.check_images(images)
     except ConfigError:
         return False
     return True
@@ -91,8 +91,8 @@ def explain(
 
 def _setting(name: str, count: int, views: int) -> str:
     """Return a framework with the setting that gives it enough positives, if it is not set already."""
-    method = by_name()[name]
-    key = method.positives_key
+    framework = by_name()[name]
+    key = framework.positives_key
     if not key or (key == "views" and count == views):
         return name
-    return f"{name} ({key} = {count - (not method.counts_anchor)})"
+    return f"{name} ({key} = {count - (not framework.counts_anchor)})"

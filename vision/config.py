@@ -7,13 +7,13 @@ from pydantic import Field, create_model, model_validator
 
 from dipole.vision.augment import MOST_VIEWS
 from dipole.vision.encoders.hub import processor_of
-from dipole.vision.frameworks import DEFAULT, Method, by_name
+from dipole.vision.frameworks import DEFAULT, Framework, by_name
 from dipole.vision.pairs import kind_of
 from dipole.vision.settings import VisionSettings
 
 FRAMEWORKS = by_name()
-CAPTIONED = [name for name, method in FRAMEWORKS.items() if method.reads_captions]
-SINGLE = [name for name, method in FRAMEWORKS.items() if method.single]
+CAPTIONED = [name for name, framework in FRAMEWORKS.items() if framework.reads_captions]
+SINGLE = [name for name, framework in FRAMEWORKS.items() if framework.single]
 
 if TYPE_CHECKING:
     FrameworkName = str
@@ -21,8 +21,8 @@ else:
     FrameworkName = Literal[tuple(FRAMEWORKS)]
 
 
-def _negatives(name: str, method: type[Method]) -> str:
-    return f"{name}: {method.negatives_mean or f'none, {method.without_negatives}'}"
+def _negatives(name: str, framework: type[Framework]) -> str:
+    return f"{name}: {framework.negatives_mean or f'none, {framework.without_negatives}'}"
 
 
 class CheckedSettings(VisionSettings):
@@ -33,7 +33,7 @@ class CheckedSettings(VisionSettings):
         None, ge=1, le=MOST_VIEWS, description=f"views per image, K + 1; default 2, and 1 for {' and '.join(SINGLE)}"
     )
     negatives: int | None = Field(
-        None, ge=1, description="; ".join(_negatives(name, method) for name, method in FRAMEWORKS.items())
+        None, ge=1, description="; ".join(_negatives(name, framework) for name, framework in FRAMEWORKS.items())
     )
 
     @model_validator(mode="after")
@@ -43,9 +43,9 @@ class CheckedSettings(VisionSettings):
             self._fill("method", CAPTIONED[0])
         if problems := [*self._pair_problems(), *self._framework_problems()]:
             raise ValueError("; ".join(problems))
-        method = self.framework
-        if method.projector is not None and self.encoder.projector == "mlp":
-            layers, norm = method.projector
+        framework = self.framework
+        if framework.projector is not None and self.encoder.projector == "mlp":
+            layers, norm = framework.projector
             update: dict[str, Any] = {}
             if self.encoder.projector_layers is None:
                 update["projector_layers"] = layers
@@ -53,12 +53,12 @@ class CheckedSettings(VisionSettings):
                 update["projector_norm"] = norm
             self._fill("encoder", self.encoder.model_copy(update=update))
         if self.views is None:
-            self._fill("views", 1 if method.single else kind_of(self).views(self))
+            self._fill("views", 1 if framework.single else kind_of(self).views(self))
         if self.negatives is None:
-            self._fill("negatives", method.default_negatives)
-        if method.table is not None and self.own_table is None:
-            self._fill(self.method, method.table())
-        views = len(method.augmentations(self))
+            self._fill("negatives", framework.default_negatives)
+        if framework.table is not None and self.own_table is None:
+            self._fill(self.method, framework.table())
+        views = len(framework.augmentations(self))
         if beyond := [number for number in self.augment.view if int(number) > views]:
             raise ValueError(f"augment.view.{beyond[0]} has no effect: an image has {views} views")
         if self.encoder.is_hub and self.augment.size is None and (side := processor_of(self.encoder).size):
@@ -72,7 +72,7 @@ class CheckedSettings(VisionSettings):
         """Describe settings that do not fit vision.pairs."""
         problems = []
         if self.pairs not in self.framework.pairs:
-            able = [name for name, method in FRAMEWORKS.items() if self.pairs in method.pairs]
+            able = [name for name, framework in FRAMEWORKS.items() if self.pairs in framework.pairs]
             allowed = f"it takes pairs = {' or '.join(map(repr, self.framework.pairs))}"
             problems.append(
                 f"method {self.method!r} cannot carry pairs = {self.pairs!r}: {allowed}; methods that can: "
@@ -94,18 +94,18 @@ class CheckedSettings(VisionSettings):
 
     def _framework_problems(self) -> list[str]:
         """Describe settings that do not fit the framework."""
-        method = self.framework
+        framework = self.framework
         problems = [
             f"[vision.{name}] has no effect with method {self.method!r}"
             for name, other in FRAMEWORKS.items()
             if other.table is not None and name != self.method and getattr(self, name) is not None
         ]
-        if method.single and self.views not in (None, 1):
-            problems.append(f"method {self.method!r} takes views = 1: {method.single}")
-        if not method.single and self.views == 1 and self.pairs != "labels":
+        if framework.single and self.views not in (None, 1):
+            problems.append(f"method {self.method!r} takes views = 1: {framework.single}")
+        if not framework.single and self.views == 1 and self.pairs != "labels":
             problems.append(f"method {self.method!r} needs views = 2 or more")
-        if not method.negatives_mean and self.negatives is not None:
-            problems.append(f"negatives has no effect with method {self.method!r}; {method.without_negatives}")
+        if not framework.negatives_mean and self.negatives is not None:
+            problems.append(f"negatives has no effect with method {self.method!r}; {framework.without_negatives}")
         if self.encoder.projector != "mlp":
             problems += [
                 f"encoder.{name} has no effect with projector {self.encoder.projector!r}; choose projector = 'mlp'"
@@ -134,7 +134,7 @@ class CheckedSettings(VisionSettings):
         return 1 if self.framework.counts_anchor else self.positives - 1
 
     @property
-    def framework(self) -> type[Method]:
+    def framework(self) -> type[Framework]:
         """The class of the method."""
         return FRAMEWORKS[self.method]
 
@@ -148,8 +148,8 @@ else:
         __module__=__name__,
         __doc__="The [vision] table.",
         **{
-            name: (method.table | None, Field(None, description=f"only with method = {name!r}"))
-            for name, method in FRAMEWORKS.items()
-            if method.table is not None
+            name: (framework.table | None, Field(None, description=f"only with method = {name!r}"))
+            for name, framework in FRAMEWORKS.items()
+            if framework.table is not None
         },
     )

@@ -18,7 +18,7 @@ from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation, crop_features
 from dipole.vision.config import VisionConfig
 from dipole.vision.data import Parts
-from dipole.vision.frameworks.base import Method
+from dipole.vision.frameworks.base import Framework
 from dipole.vision.frameworks.clip import CLIP
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import Images
@@ -46,7 +46,7 @@ class Evaluation:
         """Return whether there are labels for probes. Pairs of a table need none."""
         return self.config.pairs != "columns" or self.parts.train.labels is not None
 
-    def results(self, module: Method, objective: Any, shape: BlockShape) -> dict[str, float]:
+    def results(self, module: Framework, objective: Any, shape: BlockShape) -> dict[str, float]:
         """Return the numbers of the probes and of retrieval.
 
         objective: its projection is applied to the embeddings, unless it is None. shape: of the blocks of a probe.
@@ -61,7 +61,7 @@ class Evaluation:
             found |= self._retrieval(module, objective, self.parts.test_pairs)
         return found
 
-    def probe(self, module: Method, read: Callable[[Tensor], Tensor], shape: BlockShape) -> dict[str, float]:
+    def probe(self, module: Framework, read: Callable[[Tensor], Tensor], shape: BlockShape) -> dict[str, float]:
         """Return the numbers of the probes on features, `read` of views (n, C, H, W)."""
         config, train, test = self.config.probe, self.parts.train, self.parts.test
         data = (
@@ -73,7 +73,7 @@ class Evaluation:
             on_crops = partial(self._probe_on_crops, module, read, config.crops)
         return probe(config, data, self.seed.probe, shape, on_crops)
 
-    def _probe_on_crops(self, module: Method, read: Callable[[Tensor], Tensor], crops: CropsConfig) -> ProbeResult:
+    def _probe_on_crops(self, module: Framework, read: Callable[[Tensor], Tensor], crops: CropsConfig) -> ProbeResult:
         """Train a linear probe on random crops of the training images, and test it on the centre of the test images."""
         train, test = self.parts.train, self.parts.test
         augment = crops.augment(self.size)
@@ -83,7 +83,9 @@ class Evaluation:
         with frozen(module):
             return linear_probe_on_views(rows, labels[0], tested, labels[1], self.config.probe.descent, self.seed.probe)
 
-    def extract(self, module: Method, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0) -> Tensor:
+    def extract(
+        self, module: Framework, read: Callable[[Tensor], Tensor], images: Images, share: float = 1.0
+    ) -> Tensor:
         """Return a function's features (n, d) of the centres of images, in evaluation mode.
 
         share: the side of the centred square over the shorter side.
@@ -93,7 +95,7 @@ class Evaluation:
             parts = [read(view).flatten(1).float() for view in views]
         return torch.cat([part.to(self.features_device) for part in parts])
 
-    def online_accuracy(self, module: Method, online: OnlineProbe) -> float:
+    def online_accuracy(self, module: Framework, online: OnlineProbe) -> float:
         """Return the accuracy of the online probe on the test images."""
         test = self.parts.test
         assert test.labels is not None
@@ -105,7 +107,7 @@ class Evaluation:
                 correct += int(online.correct(labels.to(self.device)))
         return correct / len(test)
 
-    def _retrieval(self, module: Method, objective: Any, pairs: PairedSet) -> dict[str, float]:
+    def _retrieval(self, module: Framework, objective: Any, pairs: PairedSet) -> dict[str, float]:
         """Find the pair of each row among all others. With captions, also classify images by their captions."""
         read = transformed(module.embedding, objective)
         first = self.extract(module, read, pairs.images)
@@ -128,7 +130,7 @@ class Evaluation:
             found["zero_shot/accuracy"] = zero_shot(self.extract(module, read, test.images), captions, test.labels)
         return found
 
-    def _embed_captions(self, module: Method, objective: Any, captions: Sequence[str]) -> Tensor:
+    def _embed_captions(self, module: Framework, objective: Any, captions: Sequence[str]) -> Tensor:
         assert isinstance(module, CLIP)
         parts = []
         with frozen(module):
@@ -140,7 +142,7 @@ class Evaluation:
                 z = objective.transform(z)
         return z.to(self.features_device)
 
-    def draw(self, path: Path, module: Method, objective: Any, batch_size: int, when: str, query: int = 0) -> None:
+    def draw(self, path: Path, module: Framework, objective: Any, batch_size: int, when: str, query: int = 0) -> None:
         """Write the picture of a query in a mini-batch: images with their weights, and a map of the batch.
 
         Images and views are the same in every call. There are as many views as in training (two for CMC), or one more

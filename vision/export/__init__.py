@@ -18,7 +18,7 @@ from dipole.core.utils.extras import needing
 if TYPE_CHECKING:
     from dipole.vision.artifacts import KnownImages
     from dipole.vision.config import VisionConfig
-    from dipole.vision.frameworks.base import Method
+    from dipole.vision.frameworks.base import Framework
 
 FORMATS = tuple(sorted(file.name for file in iter_modules(__path__)))
 
@@ -28,7 +28,7 @@ class TrainedModel:
     """A trained framework."""
 
     config: VisionConfig
-    module: Method
+    module: Framework
     images: KnownImages  # for pretraining
     size: int  # side of the views in pixels
     info: dict[str, Any]  # the record's description of the data

@@ -10,7 +10,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.train.onnx_file import FILE, OUTPUT, write_onnx
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.export import TrainedModel
-from dipole.vision.frameworks.base import Method
+from dipole.vision.frameworks.base import Framework
 
 INPUT = "pixel_values"
 
@@ -18,12 +18,12 @@ INPUT = "pixel_values"
 class Features(nn.Module):
     """The features of a framework, of both encoders if it has two."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, framework: Framework) -> None:
         super().__init__()
-        self.method = method
+        self.framework = framework
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.method.features(pixel_values)
+        return self.framework.features(pixel_values)
 
 
 def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:

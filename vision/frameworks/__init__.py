@@ -6,17 +6,17 @@ from dipole.core.utils.extras import needing
 from dipole.core.utils.plugins import import_all
 
 with needing("vision", __name__):
-    from dipole.vision.frameworks.base import METHODS, Method
+    from dipole.vision.frameworks.base import FRAMEWORKS, Framework
 
     _files = import_all(__name__)
 
 DEFAULT = "simclr"
 
 
-def by_name() -> dict[str, type[Method]]:
+def by_name() -> dict[str, type[Framework]]:
     """Return all frameworks: the default first, then those of several views per image, then those of one."""
-    names = sorted(METHODS, key=lambda name: (name != DEFAULT, bool(METHODS[name].single), name))
-    return {name: METHODS[name] for name in names}
+    names = sorted(FRAMEWORKS, key=lambda name: (name != DEFAULT, bool(FRAMEWORKS[name].single), name))
+    return {name: FRAMEWORKS[name] for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from dipole.vision.image_set import ImageSet, Order, image_order
 from dipole.vision.registry import Entries
 from dipole.vision.settings import PairKind, VisionSettings
 
-__all__ = ["Batch", "Branch", "Method", "Setup", "register_framework"]
+__all__ = ["Batch", "Branch", "Framework", "Setup", "register_framework"]
 
 AnyPairs = Pairs | tuple[Pairs, ...]
 Rows = Callable[..., Tensor]
@@ -68,7 +68,7 @@ class Setup:
         return Branch(encoder, projector, self.encoder.tap, width)
 
 
-class Method(Trainable):
+class Framework(Trainable):
     """A framework: `loss = model(views)`, then `model.after_step()` after the optimizer's step.
 
     A subclass defines `embed`, which gives rows and how to pair them. With a queue or a momentum copy it defines
@@ -196,12 +196,12 @@ class Method(Trainable):
         return encoder
 
 
-class OneBranch(Method):
+class OneBranch(Framework):
     """A framework with one network, which is used after training.
 
     Args:
         backbone: any module that maps images (n, C, H, W) to features (n, ...), or a `Branch`.
-        objective: as in `Method`.
+        objective: as in `Framework`.
         head: the projection head of a backbone. None is the paper's (`projection_head`), `nn.Identity()` is none.
 
     Raises:
@@ -289,11 +289,11 @@ def instances(batch: Batch, like: Tensor) -> dict[str, Tensor]:
     return found
 
 
-METHODS: Entries[type[Method]] = Entries("a framework")
+FRAMEWORKS: Entries[type[Framework]] = Entries("a framework")
 
 
-def register_framework(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Register a subclass of `Method` under a name for vision.method.
+def register_framework(name: str) -> Callable[[type[Framework]], type[Framework]]:
+    """Register a subclass of `Framework` under a name for vision.method.
 
     Args:
         name: an unused name.
@@ -305,8 +305,8 @@ def register_framework(name: str) -> Callable[[type[Method]], type[Method]]:
         RegistryError: from the decorator, if the name is taken.
     """
 
-    def decorate(method: type[Method]) -> type[Method]:
-        METHODS.add(name, method)
-        return method
+    def decorate(framework: type[Framework]) -> type[Framework]:
+        FRAMEWORKS.add(name, framework)
+        return framework
 
     return decorate

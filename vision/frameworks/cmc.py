@@ -22,7 +22,7 @@ from dipole.vision.frameworks.base import (
     AnyPairs,
     Batch,
     Branch,
-    Method,
+    Framework,
     Rows,
     Setup,
     embedded,
@@ -79,7 +79,7 @@ class CMCConfig(Settings):
 
 
 @register_framework("cmc")
-class CMC(Method):
+class CMC(Framework):
     """Contrastive multiview coding (Tian et al. 2020): L and ab of one view through two networks, in both directions.
 
     With a memory bank, as in the authors' code, negatives are drawn from a running mean of every image's embedding per
