@@ -124,6 +124,7 @@ def assert_whole(folder, count):
     return done
 
 
+@pytest.mark.slow
 def test_continues_after_a_kill_without_losing_or_repeating_a_run(tmp_path, monkeypatch):
     small = 'set = ["train.steps=4", "train.batch_size=32", "toy.points=64", "toy.test_points=40"]'
     suite = SUITE.replace("digits-simclr", "gaussian-classes")

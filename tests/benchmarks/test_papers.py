@@ -25,7 +25,7 @@ def paper_scale():
     return [suite.at("paper") for suite in found if suite.published and "paper" in suite.scale]
 
 
-@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("scale", ["small", pytest.param("paper", marks=pytest.mark.slow)])
 def test_every_suite_can_be_built(scale):
     for name in suites():
         suite = read_suite(name)

@@ -312,6 +312,7 @@ def test_a_suite_that_hides_its_differences_is_held_against_the_shipped_one(tmp_
     assert not sized.manifest(sized.jobs()).is_paper_protocol
 
 
+@pytest.mark.slow
 def test_the_plan_of_all_suites_has_a_line_for_each(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")

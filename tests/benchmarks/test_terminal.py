@@ -20,9 +20,9 @@ metric = "knn/accuracy"
 method = "a name of a method that is too long for any column of eighty characters to have room for it"
 objective = "infonce"
 [scale.small]
-recipe = "digits-simclr"
+recipe = "gaussian-classes"
 seeds = [0]
-set = ["train.epochs=1", "vision.data.limit=400", "vision.probe.baselines=false", "vision.probe.probes=['knn']"]
+set = ["train.steps=4", "train.batch_size=32", "toy.points=64", "toy.test_points=40"]
 """
 
 

@@ -74,6 +74,7 @@ def test_lightning_module(tmp_path):
     assert bool((kept != torch.eye(32)).any())
 
 
+@pytest.mark.slow
 def test_plain_loop_on_two_processes(capsys):
     losses = example("plain_loop").main(steps=4)
     assert losses[-1] < losses[0]

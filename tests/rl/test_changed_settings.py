@@ -39,10 +39,15 @@ def saved(tmp_path_factory):
     return found
 
 
-def case(saved, algorithm, name):
-    path, folder, settings = saved["sde" if name in SDE else algorithm]
-    value = not settings.tanh if name == "tanh" else CHANGED.get(name)
-    return path, folder, getattr(settings, name), value
+def groups():
+    """Settings to change together: a few groups for each saved agent, and the length of the replay by itself."""
+    for key in ("sac", "drq", "sde"):
+        algorithm = "drq" if key == "drq" else "sac"
+        names = [name for name in attributes(algorithm) if name in CHANGED and (name in SDE) == (key == "sde")]
+        rest = [name for name in names if name != "buffer_size"]
+        for group in (rest[::3], rest[1::3], rest[2::3], [name for name in names if name == "buffer_size"]):
+            if group:
+                yield key, algorithm, group
 
 
 def test_every_setting_is_in_one_of_the_two_lists():
@@ -50,25 +55,24 @@ def test_every_setting_is_in_one_of_the_two_lists():
     assert not set(CHANGED) & set(FIXED)
 
 
-@pytest.mark.parametrize(("algorithm", "name"), [each for each in NAMES if each[1] in CHANGED])
-def test_changed_setting_is_honoured_and_survives(saved, tmp_path, algorithm, name, monkeypatch):
+@pytest.mark.parametrize(("key", "algorithm", "names"), list(groups()))
+def test_changed_settings_are_honoured_and_survive(saved, tmp_path, key, algorithm, names, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    path, folder, before, value = case(saved, algorithm, name)
-    assert value != before
-    loaded = AGENTS[algorithm].load(path, env=DotEnv(), device="cpu", **{name: value})
-    opened = open_agent(path, env=DotEnv(), device="cpu", **{name: value})
-    agents = [loaded, opened]
-    if name != "buffer_size":  # the checkpoint's replay has another length
-        agents.append(resume(folder, DotEnv(), device="cpu", **{name: value}))
-    for agent in agents:
-        assert getattr(agent.settings, name) == value
-        assert_used(agent, name, value)
+    path, folder, settings = saved[key]
+    changed = {name: CHANGED[name] for name in names} | {name: not settings.tanh for name in names if name == "tanh"}
+    assert not [name for name, value in changed.items() if value == getattr(settings, name)]
+    loaded = AGENTS[algorithm].load(path, env=DotEnv(), device="cpu", **changed)
+    agents = [loaded, open_agent(path, env=DotEnv(), device="cpu", **changed)]
+    if "buffer_size" not in names:  # the checkpoint's replay has another length
+        agents.append(resume(folder, DotEnv(), device="cpu", **changed))
     loaded.save(tmp_path / "again.zip")
-    again = AGENTS[algorithm].load(tmp_path / "again.zip", env=DotEnv(), device="cpu")
-    checkpoint = snapshots.save(agents[-1], tmp_path / "checkpoint")
-    for agent in (again, open_agent(tmp_path / "again.zip", device="cpu"), resume(checkpoint, DotEnv(), device="cpu")):
-        assert getattr(agent.settings, name) == value
-        assert_used(agent, name, value)
+    agents.append(AGENTS[algorithm].load(tmp_path / "again.zip", env=DotEnv(), device="cpu"))
+    checkpoint = snapshots.save(agents[-2], tmp_path / "checkpoint")
+    agents += [open_agent(tmp_path / "again.zip", device="cpu"), resume(checkpoint, DotEnv(), device="cpu")]
+    for agent in agents:
+        for name, value in changed.items():
+            assert getattr(agent.settings, name) == value, name
+            assert_used(agent, name, value)
 
 
 def assert_used(agent, name, value):

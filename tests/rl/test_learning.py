@@ -32,7 +32,7 @@ def random_return():
     "objective",
     [
         pytest.param("none", marks=pytest.mark.slow),
-        "infonce(similarity=bilinear, temperature=1)",
+        pytest.param("infonce(similarity=bilinear, temperature=1)", marks=pytest.mark.slow),
         pytest.param("infonce(similarity=bilinear, temperature=1) + dp", marks=pytest.mark.slow),
         pytest.param("cacr(k=2)", marks=pytest.mark.slow),
     ],

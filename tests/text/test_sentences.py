@@ -140,6 +140,7 @@ sentences.encode_pieces(read_pieces(sys.argv[1]), sentences.Cut(9), vocabulary_s
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_continued(books, tmp_path, monkeypatch):
     folder = tmp_path / "ids"
     program = [sys.executable, "-c", FILLING, str(books), str(folder)]

@@ -72,6 +72,7 @@ for folder, code in given:
 )
 
 
+@pytest.mark.slow
 def test_transformers_loads_the_folders_without_dipole(tmp_path):
     table = colour(tmp_path)
     adapters = {name: built(encoder, tmp_path, **table) for name, encoder in ENCODERS.items()}

@@ -395,6 +395,7 @@ def on_a_rank(rank, meet, folder, out):
     torch.save({case: one_step(case, folder, rank, 2) for case in CASES}, os.path.join(out, f"{rank}.pt"))
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_process(table):
     with tempfile.TemporaryDirectory() as out:
         start_ranks(on_a_rank, (os.path.join(out, "meet"), str(table), out), 2)
