@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipole.benchmarks.manifest import Manifest, read_manifests
-from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.results_file import (
     StoredRun,
     StoredSuite,
@@ -17,6 +16,7 @@ from dipole.benchmarks.results_file import (
     results_files,
     strangers,
 )
+from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import Collection, Problem, read_records
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord

@@ -15,7 +15,6 @@ from dipole.benchmarks.report.picture import Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.results import SuiteResults, curves_on
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart
-from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.training_charts import (
     LOSS,
     Group,
@@ -28,6 +27,7 @@ from dipole.benchmarks.report.training_charts import (
     models_of,
     training_pictures,
 )
+from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.statistics import Interval, Summary, number, summarize
 from dipole.core.record import RunRecord
 

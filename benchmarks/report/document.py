@@ -8,8 +8,8 @@ from dipole.benchmarks.gather import gather, places_of
 from dipole.benchmarks.report import charts, claim_tables, findings, overview, searches, tables
 from dipole.benchmarks.report.picture import Picture
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import ReportTable
+from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import Collection
 from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
 from dipole.core.record import RunRecord, now

@@ -13,8 +13,8 @@ from dipole.benchmarks.report.curve_charts import Line, Points, histogram, line_
 from dipole.benchmarks.report.picture import MOST_LINES, Picture, ends, pictured
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.row_charts import Tile, heat_map
-from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.results_file import Curve
+from dipole.benchmarks.run_files import RunFiles
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted
 

@@ -21,9 +21,9 @@ from dipole.benchmarks.report.curve_charts import (
 )
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart, rank_chart
-from dipole.benchmarks.report.run_files import RunFiles
 from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
 from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.statistics import number
 
 altair = pytest.importorskip("altair")

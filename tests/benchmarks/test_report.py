@@ -21,11 +21,11 @@ from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.run_files import RunFiles, read_curves
 from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_markdown
 from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import Curve
+from dipole.benchmarks.run_files import RunFiles, read_curves
 from dipole.benchmarks.run_records import is_done, read_records
 from dipole.benchmarks.statistics import number, power
 from dipole.core.cli import main
