@@ -63,7 +63,7 @@ def bench(
     answer = {} if answer is None else answer
     console, stderr = consoles(console)
     suite = read_suite(name)
-    chosen_scale = scale or min(suite.scale, key=("small", "paper").index)
+    chosen_scale: ScaleName = scale or min(suite.scale, key=("small", "paper").index)
     sized = suite.at(chosen_scale, overrides, seeds)
     wanted = sized.jobs()
     elsewhere = known_runs(known)
