@@ -63,12 +63,14 @@ def bench(
     answer = {} if answer is None else answer
     console, stderr = consoles(console)
     suite = read_suite(name)
-    chosen_scale: ScaleName = scale or min(suite.scale, key=("small", "paper").index)
-    sized = suite.at(chosen_scale, overrides, seeds)
+    if scale is None and "small" in suite.scale:
+        scale = "small"
+    scale = scale or "paper"
+    sized = suite.at(scale, overrides, seeds)
     wanted = sized.jobs()
     elsewhere = known_runs(known)
     records = elsewhere | finished(runs)
-    answer |= {"suite": name, "scale": chosen_scale}
+    answer |= {"suite": name, "scale": scale}
     if plan_only:
         # A plan for a cluster needs no cluster.
         slots = jobs or 1
@@ -91,7 +93,7 @@ def bench(
     missing = {job.hash for job in wanted if job.hash not in records}
     if mentions_shipped and not known and (count := len(shipped_runs(sized) & missing)):
         say(stderr, f"dipole ships the results of {count} of {len(wanted)} runs: --known {SHIPPED_NAME}.")
-    if not overrides and (kept := stored_overrides(known).get((sized.suite.name, chosen_scale))):
+    if not overrides and (kept := stored_overrides(known).get((sized.suite.name, scale))):
         settings = " ".join(f"--set {quote(each)}" for each in kept)
         say(stderr, f"The known results were made with {settings}. Add this, or all runs are repeated.")
     check_data([job for job in wanted if job.hash in missing], stderr)
