@@ -339,9 +339,11 @@ def class_numbers(labels: Tensor, batch: int) -> Tensor:
     """
     if labels.shape != (batch,):
         raise PairsError(f"labels must be one class number for each of {batch} sentences, got {tuple(labels.shape)}.")
+    if labels.dtype == torch.bool:
+        return labels.long()
     if not labels.is_floating_point():
         return labels
-    if not bool((labels == labels.round()).all()):
+    if not bool((labels.isfinite() & (labels == labels.round())).all()):
         raise PairsError(
             "labels are scores, not classes: one column of text needs a column 'label' of whole numbers. "
             "For pairs with scores take two columns and a loss such as CoSENTLoss."

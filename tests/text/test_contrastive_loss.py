@@ -149,8 +149,10 @@ def test_labels_that_were_read_as_floats(folder, cached):
     kind = dipole.text.CachedContrastiveLoss if cached else dipole.text.ContrastiveLoss
     loss, column, classes = kind(model, "infonce"), features(model, 1), torch.tensor([0, 0, 1, 1, 1, 2])
     assert loss(column, classes.double()).item() == loss(column, classes).item()
-    with pytest.raises(PairsError, match="labels are scores, not classes"):
-        loss(column, torch.rand(ROWS))
+    assert loss(column, classes == 1).item() == loss(column, (classes == 1).long()).item()
+    for scores in (torch.rand(ROWS), classes / 0.0):
+        with pytest.raises(PairsError, match="labels are scores, not classes"):
+            loss(column, scores)
     with pytest.raises(PairsError, match=r"one class number for each of 6 sentences, got \(6, 1\)"):
         loss(column, classes[:, None])
 
