@@ -15,6 +15,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
+from dipole.core.train.data_sets import how_to_get
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.hub import is_offline
 from dipole.core.utils.text import warn
@@ -173,8 +174,12 @@ class TextAdapter(Adapter):
     @classmethod
     def missing_data(cls, config: Any) -> list[str]:
         problems = [
-            f"no {name} at {source}."
-            for name, source in (("corpus", config.corpus), ("labelled documents", config.labelled))
+            f"no {name} at {source}. Set text.{key} to a file or folder, or hub:NAME."
+            + "".join(how_to_get(part.partition(".")[0]) for part in Path(source).parts)
+            for key, name, source in (
+                ("corpus", "corpus", config.corpus),
+                ("labelled", "labelled documents", config.labelled),
+            )
             if source and source != "pydoc" and not source.startswith("hub:") and not Path(source).exists()
         ]
         try:

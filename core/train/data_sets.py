@@ -90,10 +90,12 @@ def find(name: str) -> DataSet:
 
 
 def how_to_get(name: str) -> str:
-    """Return a sentence with the command that fetches a data set and its settings, "" for an unknown one."""
-    data = fetched().get(name)
+    """Return a sentence with the command that fetches or builds a data set, or "" if it is unknown."""
+    data = data_sets().get(name)
     if data is None:
         return ""
+    if isinstance(data, Built):
+        return f" `dipole data {name} --help` says how to build it."
     return f" `dipole data get {name}` fetches it; then add --set {data.use.format(folder=f'data/{name}')}."
 
 

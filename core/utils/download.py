@@ -144,12 +144,13 @@ def _size(part: Path) -> int:
 def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
     """Fetch the missing end of a file. Return whether it is complete.
 
-    A part is continued if a checksum will tell whether both belong together, or the server's tag of the file does.
+    A part is continued if a checksum will tell whether both belong together, or the server's tag of the file does. An
+    answer with other bytes than those that are missing starts the file again.
     """
     origin = _origin_of(part)
-    tag = ""
+    tag = length = ""
     if origin.is_file() and origin.read_text(encoding="utf-8").startswith(f"{url}\n"):
-        tag = origin.read_text(encoding="utf-8").partition("\n")[2]
+        _, tag, length = origin.read_text(encoding="utf-8").split("\n")
     if not (tag or file.checksum) or (file.size is not None and _size(part) > file.size):
         part.unlink(missing_ok=True)
     done = _size(part)
@@ -166,17 +167,23 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
         answer = error  # nothing follows: the part is complete, or of another file
     with answer:
         found = answer.headers.get("ETag", "")
-        whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        if tag not in ("", found) and answer.status != 200:
+        span, _, whole = answer.headers.get("Content-Range", "").rpartition("/")
+        is_same = tag in ("", found) and (length in ("", whole) or whole in ("", "*"))
+        if done and answer.status == 416 and is_same and whole in ("", str(done)) and (whole or file.checksum):
+            return True
+        if done and answer.status != 200 and not (is_same and span.startswith(f"bytes {done}-")):
             part.unlink()
             return _go_on(url, file, part, progress)
-        if answer.status == 416:
-            return file.checksum is not None or whole == str(done)
+        if not done and answer.status in (204, 206):
+            raise ValueError(f"the server sends {answer.status} {answer.reason}, not the file")
+        packed = answer.headers.get("Content-Encoding", "identity")
+        if packed != "identity" and not file.path.endswith((".gz", ".tgz")):
+            raise ValueError(f"the server packs the file: Content-Encoding {packed}")
+        rest = answer.headers.get("Content-Length", "")
         if answer.status != 206:
             done = 0
             # A weak tag, W/"...", may be that of other bytes.
-            origin.write_text(f"{url}\n{found}" if found.startswith('"') else "", encoding="utf-8")
-        rest = answer.headers.get("Content-Length", "")
+            origin.write_text(f"{url}\n{found}\n{rest}" if found.startswith('"') else "", encoding="utf-8")
         total = file.size
         if rest.isdecimal():
             total = done + int(rest)
@@ -200,6 +207,8 @@ def _check(file: RemoteFile, path: Path) -> None:
     size, problem = path.stat().st_size, ""
     if file.size is not None and size != file.size:
         problem = f"{size} bytes; the published file has {file.size}"
+    elif file.size is None and not size:
+        problem = "0 bytes"
     elif file.checksum is not None:
         kind, _, published = file.checksum.partition(":")
         found = digest(path, kind)

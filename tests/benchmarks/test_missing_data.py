@@ -19,6 +19,7 @@ ONE = '{ method = "one", objective = "infonce" }'
 CASES = {
     "senteval": ("pydoc-bow", "text.senteval=data/senteval", "dipole data get senteval"),
     "corpus": ("pydoc-bow", "text.corpus=no.txt", "no corpus at no.txt"),
+    "built": ("pydoc-bow", "text.corpus=x/wiki3029.jsonl.gz", "`dipole data wiki3029 --help`"),
     "labelled": ("pydoc-bow", "text.labelled=no.jsonl", "no labelled documents at no.jsonl"),
     "npz": ("digits-simclr", "vision.data.source=data/cifar10/train.npz", "dipole data get cifar10"),
     "test part": ("digits-simclr", "vision.data.test=gone/test.npz", "no data at gone/test.npz"),
@@ -48,17 +49,24 @@ def test_train_reports_them_and_leaves_no_folder(case, tmp_path, capsys, monkeyp
     assert not list(tmp_path.rglob("config.toml"))
 
 
-def test_a_set_of_the_hub_without_a_network_names_the_command(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("recipe", "data", "setting"),
+    [
+        ("cifar10-simclr", "cifar10", "vision.data.source=data/cifar10/train.npz"),
+        ("quick-thoughts", "bookcorpus", "text.corpus=data/bookcorpus"),
+    ],
+)
+def test_a_set_of_the_hub_without_a_network_names_the_command(recipe, data, setting, tmp_path, capsys, monkeypatch):
     import datasets
     import huggingface_hub
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    assert main(["train", "cifar10-simclr", "--quiet", "--runs", str(tmp_path)]) == 1
+    assert main(["train", recipe, "--quiet", "--runs", str(tmp_path)]) == 1
     said = capsys.readouterr().err
-    assert "`dipole data get cifar10` fetches it" in said
-    assert "--set vision.data.source=data/cifar10/train.npz" in said
+    assert f"`dipole data get {data}` fetches it" in said
+    assert f"--set {setting}" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -29,7 +29,8 @@ CONTENT = bytes(range(256)) * 4000
 class Server(BaseHTTPRequestHandler):
     """Serves `files` with `headers`; knows ranges, and closes the connection after `stops` bytes of an answer.
 
-    If-Range is honoured if `if_range` is set. An ETag of "content" is a hash of the file.
+    If-Range is honoured if `if_range` is set. An ETag of "content" is a hash of the file, unless `tag` is one. `shift`
+    bytes before the asked ones are sent too.
     """
 
     def __init__(self, files, asked, settings, *arguments):
@@ -48,11 +49,11 @@ class Server(BaseHTTPRequestHandler):
         if "Last-Modified" in headers and data != CONTENT:
             headers["Last-Modified"] = "Thu, 01 Jan 2015 00:00:09 GMT"
         if "ETag" in headers:
-            headers["ETag"] += f'"{hashlib.md5(data).hexdigest()}"'
+            headers["ETag"] += f'"{self.settings.get("tag") or hashlib.md5(data).hexdigest()}"'
         known = (headers.get("ETag"), headers.get("Last-Modified"))
         if self.settings.get("if_range") and self.headers.get("If-Range", known[0]) not in known:
             begin = None
-        start = int(begin.removeprefix("bytes=").rstrip("-")) if begin else 0
+        start = int(begin.removeprefix("bytes=").rstrip("-")) - self.settings.get("shift", 0) if begin else 0
         if start >= len(data) and begin:
             self.send_response(416)
             headers["Content-Range"] = f"bytes */{len(data)}"
@@ -160,6 +161,34 @@ def test_without_a_checksum_only_a_known_file_is_resumed(serve, tmp_path, kind):
     file, _, asked = cut_off(serve, tmp_path, kind)
     assert fetch(file, tmp_path).read_bytes() == CONTENT
     assert asked == [("x.bin", "bytes=5000-" if HEADERS[kind][2] else None)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "other"),
+    [({"shift": 10}, CONTENT), ({"shift": 5000}, CONTENT), ({"tag": "a"}, OTHER[:-1]), ({"tag": "a"}, OTHER[:1000])],
+)
+def test_an_answer_with_other_bytes_starts_again(serve, tmp_path, settings, other):
+    """The server ignores where to begin, or another file has the tag of the first."""
+    files = {"x.bin": CONTENT}
+    settings = settings | {"headers": {"ETag": ""}, "stops": 5000, "answers": 1}
+    url, _ = serve(files, settings)
+    with pytest.raises(DataError, match="503"):
+        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    settings.update(stops=0, answers=0)
+    files["x.bin"] = other
+    assert fetch(RemoteFile(f"{url}/x.bin"), tmp_path).read_bytes() == other
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "said"),
+    [({"Content-Encoding": "gzip"}, CONTENT, "Content-Encoding gzip"), ({}, b"", "the file has 0 bytes")],
+)
+def test_answers_that_are_not_the_file(serve, tmp_path, headers, content, said):
+    url, _ = serve({"x.bin": content, "x.tgz": CONTENT}, {"headers": headers})
+    with pytest.raises(DataError, match=said):
+        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    assert not (tmp_path / "x.bin").exists()
+    assert fetch(RemoteFile(f"{url}/x.tgz"), tmp_path).read_bytes() == CONTENT  # servers say so of packed files
 
 
 def test_another_mirror_is_another_file(serve, tmp_path, monkeypatch):
