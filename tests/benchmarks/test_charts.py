@@ -1,4 +1,4 @@
-"""Charts: the data in them, what Vega makes of it, and the files, against numbers worked out by hand."""
+"""Charts: their data, their drawing by Vega and their files, against independent numbers."""
 
 import json
 import re
@@ -43,8 +43,8 @@ ONE_OF_EACH = [
 
 
 @pytest.mark.parametrize("chart", ONE_OF_EACH, ids=lambda chart: chart.title)
-def test_every_kind_is_valid_and_drawn_with_names_of_colours_alone(chart):
-    """The schema of Vega-Lite accepts the spec; no colour is fixed that a theme could make illegible."""
+def test_every_kind_is_valid_and_uses_named_colours(chart):
+    """The schema of Vega-Lite accepts the spec. No fixed colour could be illegible in a theme."""
     spec = chart.spec
     altair.Chart.from_dict(spec, validate=True)
     assert spec["description"].startswith(chart.title)
@@ -62,7 +62,7 @@ def test_every_kind_is_valid_and_drawn_with_names_of_colours_alone(chart):
 
 @pytest.mark.parametrize("values", [[], [nan], [3.0], [2.0, 2.0]])
 def test_charts_of_little_or_nothing(values):
-    """No picture for no data; a single or constant value still gets axes around it."""
+    """Without data there is no picture. A single or constant value gets axes around it."""
     chart = line_chart("t", "x", "y", [Line("l", list(range(len(values))), values)])
     assert (chart is not None) == any(v == v for v in values)
     if chart is not None:
@@ -101,7 +101,7 @@ def test_missing_values_interrupt_lines_and_intervals_show_their_reference():
     assert 0 <= float(rule) < float(marker) <= 300
 
 
-def test_what_doubles_gets_a_logarithmic_axis():
+def test_doubling_values_get_a_logarithmic_axis():
     assert doubles([16, 32, 64, 128])
     assert not doubles([1, 2, 3, 4])
     assert not doubles([0, 1, 2, 4, 8])
@@ -128,7 +128,7 @@ def test_series_differ_in_colour_and_marker_and_long_names_keep_every_line():
         assert f"a_long_option_of_number={i})" in re.sub(r"</tspan><tspan[^>]*>", "", svg)
 
 
-def test_seeds_are_dots_and_printed_numbers_stand_beside_ours(runs_folder):
+def test_seeds_are_dots_and_printed_numbers_have_a_series(runs_folder):
     rows = [("SimCLR (CL)", "infonce", None)]
     results = runs_folder.results("t", rows, ["CIFAR-10"], lambda r, c, s: 0.8 + 0.01 * s, published="cacr-table6")
     (picture,) = charts.measured(results)
@@ -141,7 +141,7 @@ def test_seeds_are_dots_and_printed_numbers_stand_beside_ours(runs_folder):
     assert ours["high"] - ours["x"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
 
 
-def test_a_grid_is_one_heat_map_and_says_who_is_missing(runs_folder):
+def test_a_grid_is_one_heat_map_without_missing_cells(runs_folder):
     rows = [("base", "infonce", None), ("hcl", "hcl", "base"), ("dcl", "dcl", "base")]
     value = {"base": 0.5, "hcl": 0.6, "dcl": 0.45}
     results = runs_folder.results("grid", rows, "ab", lambda r, c, s: None if (r, c) == ("dcl", "b") else value[r])
@@ -173,7 +173,7 @@ def test_histograms_that_are_compared_have_one_scale(runs_folder):
     assert top == pytest.approx(max(row["y"] for p in found for row in p.chart.rows), rel=1e-5)
 
 
-def test_cost_is_drawn_where_it_differs(runs_folder):
+def test_costs_that_differ_are_drawn(runs_folder):
     for objective, seconds in (("infonce", 10.0), ("hcl", 40.0)):
         runs_folder.record(objective=objective, wall_seconds=seconds)
     (section,) = [s for s in make_report(runs_folder.path).sections if s.id == "other-runs"]
@@ -194,7 +194,7 @@ def test_runs_outside_suites_are_compared(runs_folder):
     assert rows == {"infonce": (2, pytest.approx(0.55)), "hcl": (2, pytest.approx(0.75))}
 
 
-def test_the_first_lines_say_what_was_found_and_where(runs_folder):
+def test_the_first_lines_summarise_the_findings(runs_folder):
     noise = [0.00, 0.02, 0.01]
     rows = [("infonce", "infonce", None), ("hcl", "hcl", "infonce")]
     results = runs_folder.results(
@@ -212,7 +212,7 @@ def test_the_first_lines_say_what_was_found_and_where(runs_folder):
     assert machines == "Measured on Test processor (Linux x86_64), with dipole 0.1.0."
 
 
-def test_differences_that_hold_are_named_with_their_side(runs_folder):
+def test_significant_differences_are_named_with_their_sign(runs_folder):
     value = {"base": 0.5, "up": 0.7, "down": 0.4}
     rows = [("base", "base", None), ("up", "up", "base"), ("down", "down", "base")]
     runs_folder.results("s", rows, "a", lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
@@ -251,8 +251,8 @@ def test_studies_draw_differences_from_the_base_with_their_intervals(runs_folder
         assert [row["x"], row["low"], row["high"]] == pytest.approx([np.mean(gains), low, high], rel=1e-4)
 
 
-def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folder, tmp_path):
-    """No picture has more lines or rows than can be told apart; what was chosen is said."""
+def test_twenty_models_of_fifty_seeds_are_readable(runs_folder, tmp_path):
+    """No picture has too many lines or rows. Its note names the choice."""
     rows = [(f"m{i}", f"m{i}", None if i == 0 else "m0") for i in range(20)]
     runs_folder.suite(
         "many", rows, [("a", "vision")], lambda r, c, s: 0.5 + int(r[1:]) / 100 + (s * 7 % 50) / 1e3, range(50),
@@ -274,7 +274,7 @@ def test_twenty_models_of_fifty_seeds_are_no_block_of_a_hundred_lines(runs_folde
     assert len(html) < 3.5e6
 
 
-def test_what_is_beyond_the_first_pictures_is_drawn_when_unfolded(runs_folder, tmp_path):
+def test_further_pictures_are_drawn_when_unfolded(runs_folder, tmp_path):
     rows = [(f"m{i}", f"m{i}", None) for i in range(3)]
     runs_folder.suite("wide", rows, [(f"c{i}", "vision") for i in range(6)], lambda r, c, s: 0.5, seeds=(0,))
     report = write_report(runs_folder.path, tmp_path / "report.html")

@@ -1,4 +1,4 @@
-"""Commands about runs that are there: compare, rm; completion; answers for programs and plain text for pipes."""
+"""Commands about runs: list, compare and rm. Shell completion. JSON answers, and plain text for pipes."""
 
 import argparse
 import json
@@ -161,7 +161,7 @@ def test_control_characters_of_received_records_are_escapes(text, trained, capsy
     assert text.encode("unicode_escape").decode() in shown
 
 
-def test_compare_decides_nothing_with_one_seed_and_wants_finished_runs(trained, capsys):
+def test_compare_needs_two_seeds_and_finished_runs(trained, capsys):
     for seed in (1, 2):
         shutil.rmtree(trained["dcl", seed])
     first, second = trained["infonce", 0], trained["dcl", 0]
@@ -211,8 +211,8 @@ def test_rm_knows_a_run_by_any_of_its_paths(trained, capsys, monkeypatch):
 
 
 @posix
-def test_what_rm_could_not_remove_is_no_run(trained, capsys, monkeypatch):
-    """And what else was removed is told."""
+def test_the_rest_of_a_failed_rm_is_no_run(trained, capsys, monkeypatch):
+    """The answer names what was removed and what was not."""
     first, second = trained["infonce", 0], trained["infonce", 1]
     stuck = first / "metrics.jsonl"
     unlink = os.unlink
@@ -243,7 +243,7 @@ def test_what_rm_could_not_remove_is_no_run(trained, capsys, monkeypatch):
     assert [len(group) for group in json.loads(out)["runs"]] == [1, 3]
 
 
-def test_list_runs_tells_every_run_in_a_line(trained, capsys):
+def test_list_runs_has_a_line_for_each_run(trained, capsys):
     """Without a record, without a configuration, with a damaged record, and one that is trained now."""
     bare, alone, damaged, running = *(trained["dcl", seed] for seed in range(3)), trained["infonce", 0]
     (bare / "record.json").unlink()
@@ -265,7 +265,7 @@ def test_list_runs_tells_every_run_in_a_line(trained, capsys):
     lines = out.splitlines()
     assert len(lines) == 1 + len(trained)
     assert len({line.index("  seed ") for line in lines[1:] if "unreadable" not in line}) == 1
-    # What is listed is a run to every command: it can be removed.
+    # `rm` removes every listed run.
     assert dipole(capsys, "rm", bare.name, alone, damaged, "--yes")[0] == 0
     Path("afile").touch()
     for folder, words in (("afile", "it is a file"), ("nowhere", "no such folder")):
@@ -299,7 +299,7 @@ def test_rm_refuses_a_run_that_is_trained(trained, capsys):
         code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
     assert code == 2
     assert "is being trained" in err
-    # Where nothing can be locked, the process that lives tells.
+    # Without locks, the living process says that it trains.
     (folder / OWNER).write_text(describe_self())
     change(folder, status="running")
     code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
@@ -308,7 +308,7 @@ def test_rm_refuses_a_run_that_is_trained(trained, capsys):
     assert folder.is_dir()
 
 
-def test_rm_of_a_killed_run_says_so(trained, capsys):
+def test_rm_of_a_killed_run(trained, capsys):
     folder = trained["infonce", 0]
     change(folder, status="running")
     owner = subprocess.run(
@@ -323,7 +323,7 @@ def test_rm_of_a_killed_run_says_so(trained, capsys):
 
 
 @pytest.mark.parametrize("owner", [{"host": "elsewhere", "pid": 7}, 7, None])
-def test_rm_of_a_run_of_another_host_wants_a_word(trained, capsys, owner):
+def test_rm_of_a_run_of_another_host_needs_force(trained, capsys, owner):
     folder = trained["infonce", 0]
     change(folder, status="running")
     if isinstance(owner, dict):
@@ -369,7 +369,7 @@ def test_bash_completes_commands_options_names_and_files(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
-def test_every_shell_gets_a_script_that_names_every_command(shell, tmp_path, capsys):
+def test_scripts_of_all_shells_name_every_command(shell, tmp_path, capsys):
     pytest.importorskip("shtab")
     told = json.loads(dipole(capsys, "completion", shell, "--json")[1])
     assert told["shell"] == shell
@@ -382,7 +382,7 @@ def test_every_shell_gets_a_script_that_names_every_command(shell, tmp_path, cap
         assert (read.returncode, read.stderr) == (0, "")
 
 
-def test_a_broken_command_of_somebody_keeps_no_other_from_being_completed(monkeypatch, capsys):
+def test_a_broken_command_of_a_package_breaks_no_other_completion(monkeypatch, capsys):
     pytest.importorskip("shtab")
 
     def half(parser: argparse.ArgumentParser) -> Any:
@@ -399,7 +399,7 @@ def test_a_broken_command_of_somebody_keeps_no_other_from_being_completed(monkey
     assert "digits-simclr" in out
 
 
-def test_a_setting_that_is_long_keeps_its_line_short(trained, capsys):
+def test_long_settings_are_shortened(trained, capsys):
     long = "a" * 500
     for seed in range(3):
         config = json.loads((trained["dcl", seed] / "record.json").read_text())["config"]
@@ -441,7 +441,7 @@ def test_every_command_has_json():
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_an_answer_is_json_and_nothing_else(arguments, trained, capsys):
+def test_stdout_is_json_alone(arguments, trained, capsys):
     places = {"RUN": trained["infonce", 0], "OTHER": trained["dcl", 1]}
     code, out, _ = dipole(capsys, *(places.get(each, each) for each in arguments), "--json")
     assert code == 0
@@ -452,7 +452,7 @@ PRINTS = "from dipole.core.utils.console import console; console().print('[bold 
 
 
 def escapes(**environment: str) -> str:
-    """What our console writes on a terminal of its own, both streams."""
+    """Return both streams of our console on a terminal."""
     pty = pytest.importorskip("pty")  # Windows has none
     leader, follower = pty.openpty()
     given = {**{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI")}, "TERM": "xterm", **environment}
@@ -490,4 +490,6 @@ def test_training_into_a_pipe_shows_no_bar(blobs, dipole_process):
     with dipole_process("train", blobs) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0
+    assert "negatives per anchor" in err
+    assert "objective  infonce" in out
     assert not set("\x1b\r\u2501\u2588") & set(out + err)

@@ -1,7 +1,6 @@
-"""Streams as a shell makes them: no reader, a full disk, closed, another alphabet; and questions that are asked."""
+"""Streams of a shell: without a reader, on a full disk, closed, or in another encoding. Questions to the user."""
 
 import io
-import json
 import os
 import shlex
 import signal
@@ -22,14 +21,14 @@ from dipole.core.utils.errors import ConfigError
 HERE = Path(__file__).parent
 FULL = Path("/dev/full")
 needs_shell = pytest.mark.skipif(not FULL.exists(), reason="needs a POSIX shell and /dev/full")
-# As Python buffers by itself, and not at all.
+# With and without buffering.
 BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
 
 
 def shell(
     command: str, folder: Path, program: str = "-m dipole", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What a line of bash does; `dipole` in it is this package's, with streams as Python buffers them by itself."""
+    """Run a line of bash in which `dipole` is this package."""
     given = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
     function = f'dipole() {{ {shlex.quote(sys.executable)} {program} "$@"; }}\n'
     line = ["bash", "-o", "pipefail", "-c", function + command]
@@ -37,7 +36,7 @@ def shell(
 
 
 @needs_shell
-@pytest.mark.parametrize(("command", "buffered"), zip(["--help", "list recipes"], BUFFERED, strict=True))
+@pytest.mark.parametrize(("command", "buffered"), list(zip(["--help", "list recipes"], BUFFERED, strict=True)))
 def test_a_full_disk_or_a_closed_stdout_is_one_message_and_1(command, buffered, tmp_path):
     for target, words in (("> /dev/full", "The disk is full"), (">&-", "stdout is closed")):
         found = shell(f"dipole {command} {target}", tmp_path, **buffered)
@@ -48,8 +47,8 @@ def test_a_full_disk_or_a_closed_stdout_is_one_message_and_1(command, buffered, 
 
 
 @needs_shell
-@pytest.mark.parametrize(("command", "buffered"), zip(["--version", "list runs --json"], BUFFERED, strict=True))
-def test_a_reader_that_has_gone_is_no_error_to_speak_of(command, buffered, tmp_path):
+@pytest.mark.parametrize(("command", "buffered"), list(zip(["--version", "list runs --json"], BUFFERED, strict=True)))
+def test_a_closed_pipe_prints_no_error(command, buffered, tmp_path):
     found = shell(f"dipole {command} | true", tmp_path, **buffered)
     assert (found.returncode, found.stderr) == (1, "")
 
@@ -60,7 +59,7 @@ def test_a_reader_that_has_gone_is_no_error_to_speak_of(command, buffered, tmp_p
     [("| true", BUFFERED[0]), ("> /dev/full", BUFFERED[1]), (">&-", BUFFERED[0]), (">&- 2>&-", BUFFERED[1]),
      ("> /dev/full 2>&1", BUFFERED[0])],
 )  # fmt: skip
-def test_an_error_told_to_a_dead_stdout_keeps_its_exit_code(target, buffered, tmp_path):
+def test_an_error_keeps_its_exit_code_without_stdout(target, buffered, tmp_path):
     found = shell(f"dipole list nothing --json {target}", tmp_path, **buffered)
     assert found.returncode == 2
     assert found.stdout == ""
@@ -70,8 +69,8 @@ def test_an_error_told_to_a_dead_stdout_keeps_its_exit_code(target, buffered, tm
 
 @needs_shell
 @pytest.mark.parametrize("target", ["2>&-", "<&- 2> /dev/full", "2>&1 >&- | true"])
-def test_training_ends_well_where_nobody_hears_of_it(target, blobs, tmp_path):
-    """And one whose result cannot be printed has it on record."""
+def test_training_finishes_without_a_working_stream(target, blobs, tmp_path):
+    """The record has the result that cannot be printed."""
     found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
     (folder,) = (tmp_path / "runs").iterdir()
     assert read_record(folder / "record.json").status == "done"
@@ -82,8 +81,8 @@ def test_training_ends_well_where_nobody_hears_of_it(target, blobs, tmp_path):
 
 
 @needs_shell
-def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path):
-    """Where number 1 is free, the first file that is opened gets it, and a child that prints writes into it."""
+def test_files_do_not_replace_a_closed_stream(tmp_path):
+    """Without stdout, the first file that is opened would get its number, and children would print into it."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\nfrom dipole.core.cli import output\noutput.prepare()\n"
@@ -96,7 +95,7 @@ def test_files_do_not_take_the_place_of_a_closed_stream(tmp_path):
 
 @needs_shell
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
-def test_what_an_alphabet_lacks_is_written_out(encoding, blobs, tmp_path):
+def test_characters_outside_the_encoding_are_escaped(encoding, blobs, tmp_path):
     name = "\N{GREEK SMALL LETTER LAMDA}-\N{SNOWMAN}"
     assert main(["train", str(blobs), "--quiet", "--set", f"name={name}"]) == 0
     found = shell("dipole list runs; dipole rm nothing-$'\\u2603'", tmp_path, PYTHONIOENCODING=encoding)
@@ -107,7 +106,7 @@ def test_what_an_alphabet_lacks_is_written_out(encoding, blobs, tmp_path):
 
 @needs_shell
 @pytest.mark.parametrize("command", ["rm {run}", "data get cifar10"])
-def test_a_closed_stdin_is_nobody_to_be_asked(command, blobs, tmp_path):
+def test_a_closed_stdin_is_not_asked(command, blobs, tmp_path):
     assert main(["train", str(blobs), "--quiet"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     found = shell(f"dipole {command.format(run=folder.name)} <&-", tmp_path)
@@ -117,21 +116,21 @@ def test_a_closed_stdin_is_nobody_to_be_asked(command, blobs, tmp_path):
 
 
 class Terminal(io.StringIO):
-    """Somebody who types."""
+    """A user who types."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Interrupting(Terminal):
-    """Somebody who presses Ctrl-C."""
+    """A user who presses Ctrl-C."""
 
     def readline(self, *_: object) -> str:  # type: ignore[override]
         raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("typed", [Terminal("n\n"), Terminal("\n"), Terminal(""), Terminal("y es\n"), Interrupting()])
-def test_another_answer_than_yes_is_1_and_a_word(typed, blobs, capsys, monkeypatch):
+def test_any_answer_but_yes_removes_nothing(typed, blobs, capsys, monkeypatch):
     assert main(["train", str(blobs), "--quiet"]) == 0
     (folder,) = Path("runs").iterdir()
     monkeypatch.setattr(sys, "stdin", typed)
@@ -159,7 +158,7 @@ def test_a_question_is_asked_on_stderr(capsys, monkeypatch):
         confirm("Fetch it?", "to fetch it", "nothing was fetched")
 
 
-def test_ctrl_c_says_how_to_go_on_only_where_one_can(capsys, monkeypatch):
+def test_ctrl_c_says_how_to_continue_if_possible(capsys, monkeypatch):
     def stopped(_: object) -> int:
         raise KeyboardInterrupt
 
@@ -173,7 +172,7 @@ def test_ctrl_c_says_how_to_go_on_only_where_one_can(capsys, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are for others")
-def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path):
+def test_ctrl_c_during_imports_is_one_line(tmp_path):
     """The first module that `main` imports takes its time."""
     script = (
         "import sys, time\nfrom dipole.core.cli import main\n"
@@ -193,28 +192,3 @@ def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (1, "interrupted.\n")
-
-
-def test_of_two_streams_the_answer_alone_is_on_stdout(blobs, dipole_process):
-    with dipole_process("train", blobs, "--json") as process:  # type: ignore[attr-defined]
-        out, err = process.communicate(timeout=120)
-    assert json.loads(out)["status"] == "done"
-    assert "negatives per anchor" in err
-
-
-def test_warnings_show_no_line_of_the_source():
-    lines = (
-        "import warnings",
-        "from dipole.core.cli.output import plain_warnings",
-        "with plain_warnings():",
-        "    warnings.warn('two\\x1b words')",
-        "    warnings.warn('old', FutureWarning)",
-        "warnings.warn('after')",
-    )
-    program = [sys.executable, "-c", "\n".join(lines)]
-    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=100).stderr.splitlines()
-    assert said[0] == r"warning: two\x1b words"
-    assert [line for line in said if "Warning: " in line] == [
-        "<string>:5: FutureWarning: old",
-        "<string>:6: UserWarning: after",
-    ]

@@ -84,7 +84,7 @@ LIBRARY = {
 }
 """Frameworks built in Python, with their objective."""
 CASES += [(name, None) for name in LIBRARY]
-SHARES = {1: [(12,)], 2: [(6, 6), (8, 4)], 3: [(4, 4, 4), (6, 2, 4)]}
+SHARES = {"unequal": [(8, 4)], "equal": [(6, 6)], "three ranks": [(4, 4, 4), (6, 2, 4)]}
 # cacr(k=2) asks for two positives, and these have one.
 ONE_POSITIVE = (
     "simclr, 5 negatives", "moco, queue alone", "moco, intra-batch",
@@ -152,11 +152,11 @@ def own_gradient_alone(rows, sizes):
 
 
 @leaving_together
-def every_case(rank, file, folder, world_size):
+def every_case(rank, file, folder, divisions):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(divisions[0]))
     found = {}
-    for shares in SHARES[world_size]:
+    for shares in divisions:
         own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
         for case in CASES:
             found[(*case, shares)] = step(case, own)
@@ -173,11 +173,16 @@ def every_case(rank, file, folder, world_size):
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SHARES[name], marks=[pytest.mark.slow] * (name != "unequal")) for name in SHARES],
+    ids=list(SHARES),
+)
 def many(request):
     with tempfile.TemporaryDirectory() as folder:
-        start_ranks(every_case, (os.path.join(folder, "meet"), folder, request.param), request.param)
-        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(request.param)]
+        count = len(request.param[0])
+        start_ranks(every_case, (os.path.join(folder, "meet"), folder, request.param), count)
+        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(count)], request.param
 
 
 def differences(one, ranks):
@@ -192,10 +197,11 @@ def differences(one, ranks):
 
 
 def test_every_framework_on_ranks_is_one_process(many):
+    many, divisions = many
     carried = 0
     for case in CASES:
         one = step(case)
-        for shares in SHARES[len(many)]:
+        for shares in divisions:
             ranks = [rank[(*case, shares)] for rank in many]
             if "error" in one:
                 assert case[0] in ONE_POSITIVE
@@ -209,7 +215,7 @@ def test_every_framework_on_ranks_is_one_process(many):
             assert not any(one["notes"]) or case[0] in QUEUE_ALONE
             carried += not any(one["notes"])
     left_out = len(ONE_POSITIVE) + len(QUEUE_ALONE)
-    assert carried == (len(CASES) - left_out) * len(SHARES[len(many)])
+    assert carried == (len(CASES) - left_out) * len(divisions)
 
 
 def test_every_framework_in_microbatches_is_the_undivided_batch():
@@ -222,16 +228,17 @@ def test_every_framework_in_microbatches_is_the_undivided_batch():
 
 
 def test_every_framework_in_microbatches_on_ranks_is_one_process(many):
+    many, divisions = many
     for name in FRAMEWORKS:
         one = step((name, "infonce"))
-        for shares in SHARES[len(many)]:
+        for shares in divisions:
             ranks = [rank["in microbatches", name, shares] for rank in many]
             assert all(value < 1e-10 for value in differences(one, ranks).values()), (name, shares)
 
 
 @pytest.mark.parametrize(("wrong", "what"), [("no gradient", "gradients"), ("local pairs", "loss")])
 def test_a_wrong_gather_would_be_seen(many, wrong, what):
-    assert differences(step(("simclr", "infonce")), [rank[wrong] for rank in many])[what] > 1e-3
+    assert differences(step(("simclr", "infonce")), [rank[wrong] for rank in many[0]])[what] > 1e-3
 
 
 # Batch norm, queue and bank --------------------------------------------------------------------------------------
