@@ -477,4 +477,6 @@ def _matrix(matrix: Array) -> Tensor:
         raise PairsError(f"matrix must be of shape (m, n), got {tuple(x.shape)}.")
     if not (x.is_floating_point() or x.is_complex()):
         x = x.double()
+    if x.dtype == torch.complex32:
+        x = x.to(torch.complex64)
     return full_precision(finite_rows(x, "the matrix"))

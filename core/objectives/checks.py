@@ -28,6 +28,8 @@ def check_tensor(name: str, x: Any, shape: str) -> Tensor:
         kind, fix = f"a quantized tensor ({x.dtype})", "use .dequantize()"
     elif has_no_values(x):
         kind, fix = "a tensor on the meta device, which has no values", "create it on a real device"
+    elif x.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        kind, fix = f"a tensor of {x.dtype}", "use .long()"
     elif x.dtype.itemsize == 1 and x.is_floating_point():
         kind, fix = f"a tensor of {x.dtype}", "use .to(torch.bfloat16)"
     if kind:

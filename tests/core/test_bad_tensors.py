@@ -59,6 +59,8 @@ BAD = {
     "quantized": quantized,
     "integers": lambda: torch.ones(B, D).long(),
     "booleans": lambda: torch.ones(B, D).bool(),
+    "unsigned row": lambda: torch.ones(B).to(torch.uint64),
+    "half complex": lambda: torch.ones(B, D, dtype=torch.complex32),
     "complex": lambda: torch.ones(B, D) * 1j,
     "complex row": lambda: torch.ones(B) * 1j,
     "double": lambda: z().double(),
