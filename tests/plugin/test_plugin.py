@@ -52,16 +52,31 @@ def site(tmp_path_factory):
 CHECKS = ["reference", "gradcheck", "low temperature", "float16", "one anchor", "no negatives", "state", "tiled"]
 
 
-def test_an_installed_package_adds_an_objective(site):
-    listed, shown, checked, wrong = dipole(
-        site,
-        "list",
-        "show decoupled --json",
-        f"check 'decoupled(temperature=0.2) + 0.1*dp' --json --only {shlex.join(CHECKS)}",
-        "check 'decoupled(temperature=-1)'",
+CHECK = f"check 'decoupled(temperature=0.2) + 0.1*dp' --json --only {shlex.join(CHECKS)}"
+WRONG = "check 'decoupled(temperature=-1)'"
+COMMANDS = (
+    "list", "show decoupled --json", CHECK, WRONG, "list domains --json", "list recipes --json", "show two-rings",
+    "show rings --json", "doctor --json", "train two-rings --quiet --set rings.noise=0.2 --runs {runs}",
+    "train two-rings --set rings.nose=0.2", "--help", "greet --help", "greet you", "gret you", "list commands --json",
+    "list objectives --json", "list objectives",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers(site, tmp_path_factory):
+    """The folder of runs, and the answer to each of COMMANDS."""
+    runs = tmp_path_factory.mktemp("runs")
+    return runs, dict(
+        zip(COMMANDS, dipole(site, *(each.replace("{runs}", str(runs)) for each in COMMANDS)), strict=True)
     )
-    assert "decoupled" in listed[1]
-    facts = json.loads(shown[1])
+
+
+def test_an_installed_package_adds_an_objective(answers):
+    _, told = answers
+    checked, wrong = told[CHECK], told[WRONG]
+    assert "decoupled" in told["list"][1]
+    facts = json.loads(told["show decoupled --json"][1])
+    assert facts["package"] == "dipole-example 0.1"
     assert facts["source"] == "Yeh et al. 2022"
     assert [(o["name"], o["default"], o["range"]) for o in facts["options"]] == [("temperature", 0.1, "> 0")]
     (report,) = json.loads(checked[1])
@@ -72,17 +87,9 @@ def test_an_installed_package_adds_an_objective(site):
     assert "^" in wrong[2]
 
 
-def test_an_installed_package_adds_a_domain_with_its_recipe(site, tmp_path):
-    listed, recipes, shown, table, doctor, trained, evaluated = dipole(
-        site,
-        "list domains --json",
-        "list recipes --json",
-        "show two-rings",
-        "show rings --json",
-        "doctor --json",
-        f"train two-rings --quiet --set rings.noise=0.2 --runs {tmp_path}",
-        "train two-rings --set rings.nose=0.2",
-    )
+def test_an_installed_package_adds_a_domain_with_its_recipe(answers):
+    runs, told = answers
+    listed, recipes, shown, table, doctor, trained, wrong = (told[command] for command in COMMANDS[4:11])
     (domain,) = [each for each in json.loads(listed[1])["domains"] if each["name"] == "rings"]
     assert domain["summary"] == "points on two rings, told apart by their radius"
     assert domain["package"] == "dipole-example"
@@ -97,17 +104,15 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(site, tmp_path):
     parts = "objectives: decoupled, domains: rings, commands: greet, recipes: example"
     assert findings["plug-in dipole-example 0.1"]["detail"] == parts
     assert trained[0] == 0, trained[2]
-    (folder,) = tmp_path.iterdir()
+    (folder,) = runs.iterdir()
     record = json.loads((folder / "record.json").read_text())
     assert (record["status"], record["objective"]) == ("done", "decoupled")
-    assert evaluated[0] == 2
-    assert "Did you mean 'noise'?" in evaluated[2]
+    assert wrong[0] == 2
+    assert "Did you mean 'noise'?" in wrong[2]
 
 
-def test_an_installed_package_adds_a_command(site):
-    overview, explained, greeted, near, listed = dipole(
-        site, "--help", "greet --help", "greet you", "gret you", "list commands --json"
-    )
+def test_an_installed_package_adds_a_command(answers):
+    overview, explained, greeted, near, listed = (answers[1][command] for command in COMMANDS[11:16])
     commands = {each["name"]: each for each in json.loads(listed[1])["commands"]}
     assert commands["greet"]["package"] == "dipole-example 0.1"
     assert commands["train"]["package"] == "dipole"
@@ -118,12 +123,11 @@ def test_an_installed_package_adds_a_command(site):
     assert "Did you mean 'greet'?" in near[2]
 
 
-def test_what_packages_add_is_listed_with_them_and_can_be_left_out(site, monkeypatch):
-    listed, told, shown = dipole(site, "list objectives --json", "list objectives", "show decoupled --json")
+def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers, monkeypatch):
+    listed, plain = (answers[1][command] for command in COMMANDS[16:])
     packages = {each["name"]: each["package"] for each in json.loads(listed[1])["objectives"]}
     assert (packages["decoupled"], packages["infonce"]) == ("dipole-example 0.1", "dipole")
-    assert "(by dipole-example 0.1)" in told[1]
-    assert json.loads(shown[1])["package"] == "dipole-example 0.1"
+    assert "(by dipole-example 0.1)" in plain[1]
     monkeypatch.setenv("DIPOLE_PLUGINS", "none")
     listed, unknown, overview, doctor = dipole(site, "list", "show decoupled", "--help", "doctor --json")
     assert not any(word in listed[1] for word in ("decoupled", "rings", "greet"))

@@ -74,7 +74,7 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
         "weight alone": (objective, moved[0]),
         "fixed": ("objective=infonce(similarity=bilinear) + 0.5*dp",),
     }.items():
-        config = short(*overrides)
+        config = short(*overrides, "train.steps=60")
         train(config, tmp_path, quiet=True)
         weights[name] = load_file(tmp_path / config.hash / "model" / "module.safetensors")
         lines[name] = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]

@@ -144,9 +144,8 @@ def test_ranks_with_and_without_microbatches_are_one_process(ranks, single):
     assert min(off(ranks[1], single).values()) > 1e-6
 
 
-@pytest.mark.parametrize("microbatch", [1, 3])
 @pytest.mark.parametrize("encoder", ["uni", "combine", "bow", "transformer"])
-def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microbatch):
+def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder):
     """Sentences of unequal length, with dropout of the sentence vectors, which is drawn for the batch."""
     settings = {"encoder": encoder} if encoder == "bow" else {"encoder": "gru", "direction": encoder}
     dropout = 0.2
@@ -161,8 +160,9 @@ def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microba
         settings, dropout = {"encoder": "transformer", "transformer": str(tmp_path / "config.json")}, 0.0
     cases = {name: case for name, case in CASES.items() if dropout or case[0].get("pairs") != "views"}
     whole = measured(corpus, dropout=dropout, cases=cases, **settings)
-    divided = measured(corpus, dropout=dropout, microbatch=microbatch, cases=cases, **settings)
-    assert max(off(divided, whole).values()) < 1e-12
+    for microbatch in (1, 3):
+        divided = measured(corpus, dropout=dropout, microbatch=microbatch, cases=cases, **settings)
+        assert max(off(divided, whole).values()) < 1e-12
 
 
 def test_a_block_stays_on_one_rank(corpus):
