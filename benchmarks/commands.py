@@ -152,7 +152,8 @@ def _running(parser: argparse.ArgumentParser) -> None:
     text = "options of sbatch with --engine slurm, such as partition=gpu time=600 gpus_per_node=1"
     add("--slurm", metavar="KEY=VALUE", help=text, **slurm)
     add("--jobs", type=positive, metavar="N", help="jobs at a time (default: one per GPU or core)")
-    add("--threads", type=positive, metavar="N", help="computing threads of a job")
+    text = "computing threads of a job (default: OMP_NUM_THREADS, or one where runs share a process, or a job's cores)"
+    add("--threads", type=positive, metavar="N", help=text)
 
 
 def _named_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A controlled data set: Gaussian classes whose class, instance and nuisance dimensions are known."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,19 @@ def with_noise(labels: Tensor, share: float, classes: int, generator: torch.Gene
 
 
 class Network(nn.Module):
-    """An MLP encoder and its projector. The features of the encoder are probed, the projector's output is trained."""
+    """An MLP encoder and its projector. The features of the encoder are probed, the projector's output is trained.
+
+    A call returns both: the projector's output (n, EMBEDDING), and the features (n, FEATURES).
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = mlp([INPUTS, HIDDEN, FEATURES])
         self.projector = nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, EMBEDDING))
 
-    def forward(self, points: Tensor) -> Tensor:
-        embedded: Tensor = self.projector(self.encoder(points))
-        return embedded
+    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.encoder(points)
+        return self.projector(features), features
 
 
 class GaussianClasses:
@@ -88,7 +92,7 @@ class GaussianClasses:
     balanced, also if those for training are not. Probes are trained on the training points with their true labels.
     """
 
-    width = EMBEDDING
+    width, features = EMBEDDING, FEATURES
 
     def __init__(self, config: ToyConfig, seed: Seeds) -> None:
         self.config, self.seed = config, seed
@@ -99,6 +103,7 @@ class GaussianClasses:
         noise = seed.torch("data", "labels")
         self.noisy_labels = with_noise(self.labels, config.label_noise, config.classes, noise)
         self.module = Network()
+        self.passes_features = False
 
     def batch(self, index: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return the labels for training, the numbers of the points and the views of each point."""
@@ -107,8 +112,12 @@ class GaussianClasses:
 
     def embed(self, batch: tuple[Tensor, ...]) -> EncodedBatch:
         labels, index, *views = batch
-        rows = {"view": [self.module(view) for view in views]}
-        return embedded(rows, Batch(views, labels, index, 0), self._pair)
+        outputs, features = zip(*map(self.module, views), strict=True)
+        found = embedded({"view": outputs}, Batch(views, labels, index, 0), self._pair)
+        if not self.passes_features:
+            return found
+        named = {f"features of view {number}": each for number, each in enumerate(features)}
+        return replace(found, rows={**found.rows, **named}, features=tuple(named))
 
     def _pair(self, rows: dict[str, Any], seed: int) -> Pairs:
         return Pairs.from_views(rows["view"], rows["labels"], rows["index"], self.config.negatives)
@@ -125,7 +134,7 @@ class GaussianClasses:
     def embedded(self, split: str) -> tuple[Tensor, Tensor]:
         """Return the embeddings of the points of a split, and the labels."""
         points, labels = self.points(split)
-        return self.module(points).cpu(), labels
+        return self.module(points)[0].cpu(), labels
 
     def evaluate(self, split: str, objective: Any, workdir: Path) -> dict[str, float]:
         """Return the accuracy of a linear and a 20-NN probe of the encoder's features."""

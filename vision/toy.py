@@ -174,9 +174,10 @@ class ToyAdapter(Adapter):
         return self.world.embed(batch)
 
     def pass_features(self) -> int:
-        if isinstance(self.world, GaussianClasses):
-            raise ConfigError("the toy domain passes no features of its encoder. Use cllr(variant=printed).")
-        return self.embedding_dim
+        if isinstance(self.world, Plane):  # a linear map without a head
+            return self.embedding_dim
+        self.world.passes_features = True
+        return self.world.features
 
     def fit(self, run: Any) -> None:
         if run.step == 0 and isinstance(self.world, Plane):

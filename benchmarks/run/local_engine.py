@@ -23,7 +23,7 @@ class LocalEngine(Engine):
 
     Args:
         jobs: processes at a time. Default: one per GPU, or one per core without GPUs.
-        threads: computing threads of a process. Default: the cores divided among the processes.
+        threads: computing threads of a process. Default: OMP_NUM_THREADS, or the cores divided among the processes.
         gpus: names for CUDA_VISIBLE_DEVICES. Default: those this process sees.
     """
 
@@ -32,7 +32,7 @@ class LocalEngine(Engine):
             gpus = visible_gpus()
         self.gpus = list(gpus)
         super().__init__(jobs or len(self.gpus) or processors())
-        self.threads = threads or max(1, processors() // self.slots)
+        self.threads = threads or asked_threads() or max(1, processors() // self.slots)
 
     def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
         available = len(set(self.gpus))
@@ -66,14 +66,14 @@ class PoolEngine(Engine):
 
     Args:
         jobs: processes at a time. Default: one per core.
-        threads: computing threads of a process. Default: the cores divided among the processes.
+        threads: computing threads of a process. Default: OMP_NUM_THREADS, or one, as small runs gain nothing from more.
     """
 
     shares_processes = True
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
         super().__init__(jobs or processors())
-        self.threads = threads or max(1, processors() // self.slots)
+        self.threads = threads or asked_threads() or 1
 
     def prepare(self, tasks: Sequence[Task], runs: Path) -> None:
         self._free: queue.SimpleQueue[ProcessPoolExecutor | None] = queue.SimpleQueue()
@@ -139,6 +139,12 @@ class FreeGPUs:
             with self._changed:
                 self._free += names
                 self._changed.notify_all()
+
+
+def asked_threads() -> int | None:
+    """Return the number that OMP_NUM_THREADS names, or None."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) or None if text.isdecimal() else None
 
 
 def _set_threads(threads: int) -> None:

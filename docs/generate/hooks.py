@@ -27,6 +27,8 @@ from pydantic import BaseModel
 from dipole.core.cli.commands.show import setting_rows
 
 MEMBERS = "    options:\n      heading: {name}\n      toc_label: {short}\n"
+LONG = 10
+"""A class with this many methods and properties has its own page in the reference."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -137,19 +139,28 @@ def brought() -> list[str]:
 
 
 def rooms() -> dict[str, list[str]]:
-    """Return the pages of the reference: one per package, at most three names deep."""
+    """Return the pages of the reference: one per package, at most three names deep, and one for each long class."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, (_, value) in public.public_names().items():
-        parts = name.split(".")[: None if inspect.ismodule(value) else -1][:3]
-        folder = links.ROOT.joinpath(*parts[1:])
-        found[".".join(parts if folder.is_dir() else parts[:2])].append(name)
+        is_long = inspect.isclass(value) and len([*public.members(public.Entry("", value, None))]) >= LONG
+        found[name if is_long else room_of(name, value)].append(name)
     return dict(sorted(found.items()))
+
+
+def room_of(name: str, value: Any) -> str:
+    """Return the package whose page has a public name or a link to it."""
+    parts = name.split(".")[: None if inspect.ismodule(value) else -1][:3]
+    folder = links.ROOT.joinpath(*parts[1:])
+    return ".".join(parts if folder.is_dir() else parts[:2])
 
 
 def reference(room: str, names: list[str]) -> str:
     """Return one page of the reference."""
     homes = public.public_names()
     parts = [f"# {room}"]
+    long = [each for each in rooms() if each in homes and each != room and room_of(each, homes[each][1]) == room]
+    if long:
+        parts.append(f"On pages of their own: {', '.join(f'[`{name}`]({name}.md)' for name in long)}.")
     for name in names:
         short = name.rpartition(".")[2]
         place, value = homes[name]

@@ -1,4 +1,7 @@
-"""Prepare tables for narrow screens: each cell of a table with three or more columns gets its column as a label."""
+"""Prepare tables for the screen: heads such as `imbalance/imbalance=1` may break, and cells name their column.
+
+On a narrow screen each cell of a table with three or more columns shows that name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,14 @@ NARROW = 2
 
 def labelled(html: str) -> str:
     """Return a page's HTML with labelled cells."""
-    return TABLE.sub(_table, html)
+    return TABLE.sub(_table, HEAD.sub(_breakable, html))
+
+
+def _breakable(match: re.Match[str]) -> str:
+    """Allow a line break after / and = in a head without markup."""
+    if "<" in match[1]:
+        return match[0]
+    return match[0].replace(match[1], re.sub(r"([/=])(?=\w)", r"\1<wbr>", match[1]))
 
 
 def _table(match: re.Match[str]) -> str:

@@ -266,9 +266,17 @@ def test_bad_requests_are_one_message(tmp_path, capsys, monkeypatch):
 
 def test_a_task_that_needs_more_gpus_than_there_are_is_refused_before_anything_runs(tmp_path):
     engine = LocalEngine(gpus=["0", "1"])
-    assert (engine.slots, engine.threads) == (2, max(1, processors() // 2))
+    assert engine.slots == 2
     with pytest.raises(ConfigError, match="needs 3 GPUs, 2 are visible"):
         list(engine.run([Task("h", "big", ["train"], processes=3)], tmp_path))
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("3", (3, 3)), ("", (processors(), 1)), ("two", (processors(), 1))])
+def test_threads_of_a_single_job(monkeypatch, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert (LocalEngine(jobs=1, gpus=[]).threads, PoolEngine(jobs=1).threads) == threads
+    assert (LocalEngine(jobs=1, threads=5, gpus=[]).threads, PoolEngine(jobs=1, threads=5).threads) == (5, 5)
+    assert LocalEngine(gpus=["0", "1"]).threads == (3 if asked == "3" else max(1, processors() // 2))
 
 
 def test_workers_see_only_their_gpus_and_threads(monkeypatch):

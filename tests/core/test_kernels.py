@@ -307,6 +307,28 @@ def test_objectives_by_kernels_equal_their_loops_on_every_layout(interpreted, te
     assert outcome == ("-" if text in NO_STATISTICS else "ok"), detail
 
 
+def weighted(*shape):
+    import dipole
+    from tests.core.test_weights import by_loops, some_weights
+
+    views, weights = [rows(11, 13, seed).requires_grad_() for seed in range(3)], some_weights(*shape)
+    before = engine.served()
+    found = dipole.objective("infonce(temperature=0.1)")(Pairs.from_views(views, weights=weights)).loss
+    assert engine.served() > before
+    wanted = by_loops(Pairs.from_views([view.double() for view in views], weights=weights), 0.1, joint=False)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+    for slope, exact in zip(torch.autograd.grad(found, views), torch.autograd.grad(wanted, views), strict=True):
+        torch.testing.assert_close(slope, exact, rtol=1e-4, atol=1e-6)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "shape", [(11,), (33,), (11, 2), (33, 2)], ids=["instances", "rows", "instances, pairs", "pairs"]
+)
+def test_weights_of_rows_and_of_pairs(interpreted, shape):
+    interpreted(weighted, *shape)
+
+
 def rows_without_negatives():
     x = unit(4, 3, 0).requires_grad_()
     everything = torch.arange(4).repeat(4, 1)

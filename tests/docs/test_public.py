@@ -255,7 +255,9 @@ def test_public_names_have_pages_that_link_to_them(hooks):
     assert "dipole.rl.sampling.FrameBatch" in rooms["dipole.rl"]
     assert "dipole.rl.episodes.evaluate" in rooms["dipole.rl.episodes"]
     assert {"dipole.text.senteval", "dipole.text.senteval.tasks.Task"} <= set(rooms["dipole.text.senteval"])
-    assert "dipole.core.train.adapter.Adapter" in rooms["dipole.core.train"]
+    assert rooms["dipole.core.train.adapter.Adapter"] == ["dipole.core.train.adapter.Adapter"]
+    linked = "On pages of their own: [`dipole.Objective`](dipole.Objective.md), [`dipole.Pairs`](dipole.Pairs.md), "
+    assert linked in hooks.reference("dipole", rooms["dipole"])
     assert "dipole.objective" in rooms["dipole"]
     assert hooks.elsewhere(Derived) == f"As in the `Base` of {__name__.partition('.')[0]}: `said`."
     page = hooks.reference("dipole.core", ["dipole.rl.ContrastiveSAC", "dipole.core.train.config.TrainConfig"])

@@ -2,14 +2,19 @@
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
+from dipole import objective
 from dipole.core.cli import main
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
+from dipole.core.train.run_folder import find_run
+from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.gaussian_classes import (
     CLASS,
+    FEATURES,
     INSTANCE,
     NUISANCE,
     GaussianClasses,
@@ -123,11 +128,33 @@ def test_settings_of_the_classes_are_refused_for_planes(name):
         load("lmcl-toy", [f"toy.{name}"])
 
 
-def test_small_sets_and_the_released_cllr_are_refused(tmp_path):
+def test_small_sets_are_refused():
     with pytest.raises(ConfigError, match="9 for 10 classes"):
         load("gaussian-classes", ["toy.points=9"])
-    with pytest.raises(ConfigError, match="variant=printed"):
-        train(load("gaussian-classes", ["objective=infonce + cllr(variant=released)"]).config, tmp_path, quiet=True)
+
+
+def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
+    data = of(points=200)
+    batch = data.batch(torch.arange(32), torch.Generator().manual_seed(0))
+    assert data.embed(batch).features == ()
+    data.passes_features = True
+    found = data.embed(batch)
+    loss = objective("infonce + cllr(variant=released, rank=5)").build(data.width, data.features)
+    L = loss.terms[1].L
+    rows = [normalize(data.module.encoder(view), dim=1) for view in batch[2:]]
+    expected = sum((each - normalize(each @ L.T @ L, dim=1)).norm() for each in rows) / 32
+    value = loss(found).terms["cllr"].value
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=0)
+
+
+def test_a_run_with_the_released_cllr_is_the_same_in_microbatches(tmp_path):
+    found = []
+    for more in ([], ["train.microbatch=16"]):
+        settings = ["train.steps=10", "objective=infonce + cllr(variant=released, rank=5)", *more]
+        record = train(load("gaussian-classes", settings).config, tmp_path, quiet=True)
+        found.append(load_run(find_run(record.hash, tmp_path))[2].terms[1].L.detach())
+    assert found[0].shape == (5, FEATURES)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_training_finds_classes_that_the_untrained_network_does_not(tmp_path):
