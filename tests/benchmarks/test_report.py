@@ -603,8 +603,7 @@ def test_suites_of_a_report_are_in_the_order_of_the_papers(runs_folder):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize("protocol", [{}, {"epochs": 5, "data": "half of mine"}])
+@pytest.mark.parametrize(("count", "protocol"), [(1, {}), (6, {"epochs": 5, "data": "half of mine"})])
 def test_suites_of_ones_own_mention_no_paper(runs_folder, tmp_path, count, protocol):
     for i in range(count):
         runs_folder.suite(

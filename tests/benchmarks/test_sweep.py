@@ -18,9 +18,10 @@ from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, read_summarie
 from dipole.core.record import read_part, read_record
 from dipole.core.utils.errors import ConfigError
 
+RECIPE = "gaussian-classes"
 SHORT = (
-    "train.epochs=", "train.steps=4", "train.evaluate_every=2", "train.warmup=0", "train.batch_size=32",
-    "vision.data.limit=120", "vision.probe.probes=['knn']", "vision.probe.baselines=false", "vision.encoder.width=8",
+    "train.steps=4", "train.evaluate_every=2", "train.warmup=0", "train.batch_size=32", "toy.points=64",
+    "toy.test_points=40",
 )  # fmt: skip
 SPACE = ("objective.infonce.temperature=log(0.05, 1)", "train.optimizer=choice(adam, sgd)")
 
@@ -28,7 +29,7 @@ SPACE = ("objective.infonce.temperature=log(0.05, 1)", "train.optimizer=choice(a
 def quietly(space=SPACE, trials=3, **options):
     options = {"metric": "knn/accuracy", "overrides": SHORT, "seeds": 1, "jobs": 2, "threads": 1} | options
     with open(os.devnull, "w") as nowhere:
-        return sweep("digits-simclr", space, trials=trials, console=Console(file=nowhere), **options)
+        return sweep(RECIPE, space, trials=trials, console=Console(file=nowhere), **options)
 
 
 def test_a_space_is_read_as_it_is_written():
@@ -159,7 +160,7 @@ def test_a_trial_whose_process_is_gone_is_proposed_again(tmp_path):
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
-    overrides = [*SHORT, "train.steps=4000", "train.evaluate_every=4000", "train.batch_size=16"]
+    overrides = [*SHORT, "train.steps=40000", "train.evaluate_every=40000", "train.batch_size=16"]
     import threading
 
     from dipole.benchmarks.run.engine import Task
@@ -167,8 +168,8 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     from dipole.benchmarks.suite import Job
     from dipole.core.train.recipe import load
 
-    config = load("digits-simclr", overrides).config
-    job = Job(config.hash, config, "digits-simclr", tuple(overrides))
+    config = load(RECIPE, overrides).config
+    job = Job(config.hash, config, RECIPE, tuple(overrides))
 
     def stop_soon():
         metrics = tmp_path / job.hash / "metrics.jsonl"
@@ -183,14 +184,14 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     assert result.status == "failed"
     record = read_record(tmp_path / job.hash / "record.json")
     assert record.status == "interrupted"
-    assert 0 < record.steps < 4000
+    assert 0 < record.steps < 40000
     assert not list((tmp_path / ".bench" / "stops").iterdir())
 
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_and_loses_no_trial(tmp_path):
     command = [
-        sys.executable, "-m", "dipole.core.cli", "sweep", "digits-simclr", "--set", *SHORT, "--space", *SPACE,
+        sys.executable, "-m", "dipole.core.cli", "sweep", RECIPE, "--set", *SHORT, "--space", *SPACE,
         "--metric", "knn/accuracy", "--trials", "6", "--seeds", "1", "--runs", str(tmp_path), "--name", "mine",
     ]  # fmt: skip
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -302,6 +302,7 @@ def test_killed_and_interrupted_processes_continue(blobs, tmp_path, dipole_proce
     assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one_process(blobs, tmp_path):
     """Two gloo ranks of 8 instances under torchrun against one process of 16, weight by weight."""
     import torch
