@@ -251,7 +251,11 @@ def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) 
 
 
 def number(value: float) -> str:
-    """Format a number with about four digits."""
+    """Format a number with about four digits.
+
+    Args:
+        value: the number.
+    """
     size = abs(value)
     if size >= 1e6:
         return f"{value:.2e}"
