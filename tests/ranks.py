@@ -11,16 +11,20 @@ import torch.multiprocessing as mp
 IMPORTED = ["torch.distributed", "torch._dynamo", "torch.nn.parallel", "pytest", "dipole.core.train.run"]
 
 
-def start_ranks(work, args, ranks):
-    """Call `work(rank, *args)` in so many processes and wait.
+def start_method():
+    """Return the quickest way to start processes: forked from one that has imported what they need, or `spawn`.
 
-    Where the system can, they are forked from one that has imported what they need; its environment is that of the
-    first call, so a test that sets variables for its ranks takes torch's `spawn`.
+    The environment of forked processes is that of the first call. A test that sets variables for them uses `spawn`.
     """
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    if method == "forkserver":
-        multiprocessing.get_context(method).set_forkserver_preload(IMPORTED)
-    mp.start_processes(work, args, nprocs=ranks, start_method=method)
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
+    return "forkserver"
+
+
+def start_ranks(work, args, ranks):
+    """Call `work(rank, *args)` in so many processes and wait."""
+    mp.start_processes(work, args, nprocs=ranks, start_method=start_method())
 
 
 def leaving_together(work):

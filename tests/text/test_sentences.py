@@ -26,6 +26,7 @@ from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, Piece, read_documents, read_pieces
 from dipole.text.sentences import Cut, encode_documents, encode_pieces
 from dipole.text.vocabulary import build_vocabulary, word_cutter, words_vocabulary
+from tests.ranks import start_method
 from tests.systems import was_killed
 from tests.text.odd_text import text_of
 
@@ -226,7 +227,7 @@ def fill(folder, barrier, number):
 
 
 def test_two_processes_read_a_corpus_once(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(start_method())
     barrier, folder = context.Barrier(2), tmp_path / "cache"
     processes = [context.Process(target=fill, args=(folder, barrier, number)) for number in range(2)]
     for process in processes:

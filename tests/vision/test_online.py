@@ -142,7 +142,7 @@ def rank_main(rank, file, folder, shares):
     torch.save({"weight": probe.weight.detach(), "found": found, "spread": every}, os.path.join(folder, f"{rank}.pt"))
 
 
-@pytest.mark.parametrize("shares", [(3, 3), (1, 3, 2)])
+@pytest.mark.parametrize("shares", [pytest.param((3, 3), marks=pytest.mark.slow), (1, 3, 2)])
 def test_ranks_are_one_process(shares):
     probe, found = learn(OnlineConfig())
     with tempfile.TemporaryDirectory() as folder:
