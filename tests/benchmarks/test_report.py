@@ -105,10 +105,19 @@ def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, da
     runs_folder.suite("s", rows, [("A", "vision")], lambda r, c, s: 0.5 + s / 100, kind="study")
     damage(runs_folder)
     before = sorted(tmp_path.rglob("*"))
-    report = write_report(runs_folder.path, tmp_path / "all")
+    report = write_report(runs_folder.path, tmp_path / "report.md")
     (problems,) = [sheet for sheet in report.tables if sheet.name == "problems"]
     assert len(problems.rows) == 1
-    new = set(tmp_path.rglob("*")) - set(before)
+    assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "report.md"}
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "\ud800"])
+def test_no_name_leads_out_of_the_folder_of_a_report(runs_folder, tmp_path, name):
+    runs_folder.suite("s", [("a", "infonce", None), ("b", "dcl", "a")], [("A", "vision")], lambda r, c, s: 0.5)
+    damaged(runs_folder, ".bench/suites/s-small.json", suite=name)
+    before = set(tmp_path.rglob("*"))
+    write_report(runs_folder.path, tmp_path / "all")
+    new = set(tmp_path.rglob("*")) - before
     assert {path.parent for path in new} == {tmp_path / "all", tmp_path / "all" / "charts", tmp_path}
 
 
