@@ -287,6 +287,15 @@ def _is_random(model: Any) -> bool:
 
 
 @torch.no_grad()
+def is_first_token_blind(model: Any) -> bool:
+    """Return whether the first state of a transformer depends on its own token alone, as in decoders."""
+    words = model.config.vocab_size
+    ids = torch.tensor([[0, 1, 2], [0, 2, 1]], device=next(model.parameters()).device) % words
+    with in_mode(False, model):
+        first, second = model(input_ids=ids).last_hidden_state[:, 0]
+    return words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6)
+
+
 def check_first_token(side: Part, source: str) -> None:
     """Raise ConfigError if a transformer is pooled at its first token, and this does not see the others (decoders).
 
@@ -295,11 +304,7 @@ def check_first_token(side: Part, source: str) -> None:
     if "cls" not in next(part.pooling for part in side.modules() if isinstance(part, Pooled | Transformer)):
         return
     model = next(part.model for part in side.modules() if isinstance(part, Transformer))
-    words = model.config.vocab_size
-    ids = torch.tensor([[0, 1, 2], [0, 2, 1]]) % words
-    with in_mode(False, model):
-        first, second = model(input_ids=ids).last_hidden_state[:, 0]
-    if words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6):
+    if is_first_token_blind(model):
         raise ConfigError(
             f"text.pooling = 'cls' takes the first token, which sees no other token in the causal model {source!r}: "
             f"sentences would have one vector. Set text.pooling = 'lasttoken' or 'mean'."

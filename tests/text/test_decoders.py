@@ -14,13 +14,14 @@ from transformers import (
     ReformerConfig,
 )
 
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, OptionError
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.tail import POOLING, Pooled
 from dipole.text.export import export_as
 from dipole.text.exported import open_folder
 from dipole.text.model import build_model, build_transformer
+from dipole.text.senteval.encoders import as_encode
 from dipole.text.vocabulary import load_tokens
 from tests.text.tiny_sentences import Record
 
@@ -92,6 +93,10 @@ def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name)
         return
     with pytest.raises(ConfigError, match=r"causal model .*text.pooling = 'lasttoken'"):
         model_of(tmp_path, name, "cls")
+    with pytest.raises(OptionError, match=r"causal model .*pooling='mean'"):
+        as_encode(AutoModel.from_pretrained(tmp_path), pooling="cls")
+    with pytest.raises(OptionError, match="AutoTokenizer"):
+        as_encode(AutoModel.from_pretrained(tmp_path), tokenizer=str(tmp_path))
 
 
 def test_a_model_that_is_random_in_evaluation_is_refused(tmp_path):

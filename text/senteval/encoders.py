@@ -67,7 +67,11 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         raise OptionError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     if getattr(config, "is_encoder_decoder", False):
         base = cast(Any, base).get_encoder()
+    if pooling == "cls":
+        _check_first_token(model, base)
     tokenizer = tokenizer or _saved_tokenizer(model)
+    if not callable(tokenizer):
+        raise OptionError(f"tokenizer must be one of transformers, such as AutoTokenizer gives, got {tokenizer!r}")
     if tokenizer.pad_token is None:
         raise OptionError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
     limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or torch.inf)
@@ -95,6 +99,16 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         return (states * mask).sum(1) / mask.sum(1).clamp_min(1)
 
     return encode
+
+
+def _check_first_token(model: nn.Module, base: nn.Module) -> None:
+    from dipole.text.model import is_first_token_blind  # its packages are needed by models of transformers alone
+
+    if is_first_token_blind(base):
+        raise OptionError(
+            f"pooling='cls' takes the first token, which sees no other token in the causal model "
+            f"{type(model).__name__}: sentences would have one vector. Take pooling='mean'"
+        )
 
 
 def _saved_tokenizer(model: nn.Module) -> Any:
