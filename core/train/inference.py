@@ -21,6 +21,7 @@ from dipole.core.utils.errors import DataError, OptionError, TrainingError, near
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import atomic_file, replacing, why
 from dipole.core.utils.progress import Progress
+from dipole.core.utils.text import warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,13 +119,14 @@ def embed(
     inputs = embedder.read(source, column)
     progress = Progress(quiet)
     progress.start("embed", inputs.total or 0, 0)
-    done = width = 0
+    done = width = broken_rows = 0
     try:
         with writer(out, inputs.key) as write:
             rows = iter(inputs.rows)
             while batch := list(islice(rows, size)):
                 found = embedder.vectors([content for _, content in batch]).numpy()
                 width = found.shape[1]
+                broken_rows += int((~np.isfinite(found)).any(1).sum())
                 write([name for name, _ in batch], found)
                 done += len(batch)
                 progress.update(done)
@@ -135,6 +137,12 @@ def embed(
         raise TrainingError(f"cannot write {out}: {why(error, '-o')}") from error
     finally:
         progress.close(done)
+    if broken_rows:
+        warn(
+            f"{out}: {broken_rows} of {done} vectors are not finite (NaN or infinity): the encoder has diverged. Look "
+            "at the run's loss.",
+            stacklevel=2,
+        )
     return done, width
 
 

@@ -19,7 +19,7 @@ from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError
 from dipole.text import encoders
-from dipole.text.embed import SentenceEmbedder, read_sentences
+from dipole.text.embed import FunctionEmbedder, SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
 from dipole.text.exported import open_folder
 from dipole.text.model import small_transformer, trained_table
@@ -238,6 +238,14 @@ def test_both_formats_hold_the_same_rows(tmp_path):
     assert table["id"].to_pylist() == json.loads((tmp_path / "o.ids.json").read_text()) == [row["id"] for row in rows]
     assert str(table.schema.field("features").type) == f"fixed_size_list<element: float>[{encoder.width}]"
     assert np.array_equal(np.array(table["features"].to_pylist(), dtype=np.float32), array)
+
+
+def test_vectors_that_are_not_finite_are_counted(tmp_path):
+    (tmp_path / "s.txt").write_text("a\nb\nc\n")
+    for value in (np.nan, -np.inf):
+        encoder = FunctionEmbedder(lambda rows, value=value: [[1.0, value if row == "b" else 0.0] for row in rows])
+        with pytest.warns(UserWarning, match="1 of 3 vectors are not finite"):
+            embed(encoder, str(tmp_path / "s.txt"), tmp_path / "o.npy", batch_size=2, quiet=True)
 
 
 def test_the_embedding_is_what_the_objective_sees(tmp_path):
