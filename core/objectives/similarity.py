@@ -112,25 +112,25 @@ def dense(
         matrix, excluded = matrix[:, first:], excluded - first
     mask = mask_of(excluded, matrix.shape[1]) if padded or first else None
 
-    def replace_excluded(values: Tensor, fill: float) -> Tensor:
+    def fill_excluded(values: Tensor, fill: float) -> Tensor:  # in place: a new matrix costs as much as its numbers
         if mask is not None:
-            return values.masked_fill(mask, fill)
-        return values.scatter(1, excluded, fill)
+            return values.masked_fill_(mask, fill)
+        return values.scatter_(1, excluded, fill)
 
     zeroed: Tensor | None = None
     results: dict[AnyStatistic, Tensor] = {}
     for wanted in statistics:
         if isinstance(wanted, Extreme):
-            results[wanted] = _place(replace_excluded(wanted.sign * matrix.detach(), -torch.inf), first)
+            results[wanted] = _place(fill_excluded(wanted.sign * matrix.detach(), -torch.inf), first)
             continue
         statistic = wanted.exact
         e: Tensor | None = None
         shift: Tensor | None = None
         if statistic.scale is not None:
-            exponent = replace_excluded(statistic.scale * matrix, -torch.inf)
+            exponent = fill_excluded(statistic.scale * matrix, -torch.inf)
             if needs_maximum(wanted, bound):
                 exponent, shift = _below_top(exponent)
-            e = exponent.exp()
+            e = exponent.exp_()
         if isinstance(statistic, LogSumExp):
             assert e is not None
             parts: tuple[Tensor, ...] = (e,)
@@ -140,10 +140,10 @@ def dense(
                 continue
         else:
             # At an excluded entry a part may be infinite, and its gradient 0 * inf. So parts see a similarity of 0.
-            zeroed = replace_excluded(matrix, 0.0) if zeroed is None else zeroed
+            zeroed = fill_excluded(matrix.clone(), 0.0) if zeroed is None else zeroed
             parts = as_tuple(statistic.parts(zeroed, e))
             if e is None:
-                parts = tuple([replace_excluded(part, 0.0) for part in parts])
+                parts = tuple([fill_excluded(part.clone(), 0.0) for part in parts])
         if shift is None:
             shift = x.new_zeros(())
         results[wanted] = statistic.finish(tuple([part.sum(1) for part in parts]), shift, counts())
