@@ -89,7 +89,9 @@ def paired(x: Tensor, y: Tensor, index: Tensor) -> Tensor:
 
 def fits(anchors: int, candidates: int, device: torch.device) -> bool:
     """Return whether a matrix (A, C) is small enough to be formed as a whole on a device."""
-    return anchors * candidates < (LARGEST_ON_GPU if device.type == "cuda" else LARGEST)
+    if device.type == "cuda":
+        return anchors * candidates < LARGEST_ON_GPU
+    return anchors * candidates < LARGEST
 
 
 def dense(

@@ -96,15 +96,19 @@ class Rows:
 
 
 def _rows_of(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Rows, Rows]:
-    if embeddings is None or any(each.dtype not in HALF for each in embeddings):
-        own = Rows(x.detach().contiguous())
-        return own, own if y is x else Rows(y.detach().contiguous())
-    own = _scaled(x, embeddings[0])
-    return own, own if y is x else _scaled(y, embeddings[1])
+    raw: tuple[Tensor | None, Tensor | None] = None, None
+    if embeddings is not None and all(each.dtype in HALF for each in embeddings):
+        raw = embeddings
+    own = _side(x.detach(), raw[0])
+    if y is x:
+        return own, own
+    return own, _side(y.detach(), raw[1])
 
 
-def _scaled(x: Tensor, raw: Tensor) -> Rows:
-    x, raw = x.detach(), raw.detach()
+def _side(x: Tensor, raw: Tensor | None) -> Rows:
+    if raw is None:
+        return Rows(x.contiguous())
+    raw = raw.detach()
     length = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float32)
     scale = torch.linalg.vector_norm(x, dim=1) / torch.where(length > 0, length, torch.inf)
     return Rows(raw.contiguous(), scale)
@@ -205,14 +209,18 @@ class Matrix:
         return self.x.values.dtype in HALF
 
     def _blocks(self, forward: bool) -> Blocks:
-        few = len(self.statistics) + len(self.extremes) <= 2
         if interpreted():
             return INTERPRETED
+        few = len(self.statistics) + len(self.extremes) <= 2
+        if not self.half and few:
+            return FLOAT
         if not self.half:
-            return FLOAT if few else FLOAT_OF_MANY
+            return FLOAT_OF_MANY
         if not forward:
             return HALF_BACKWARD
-        return HOPPER_FORWARD if few and _generation(self.x.values) == 9 else HALF_FORWARD
+        if few and _generation(self.x.values) == 9:
+            return HOPPER_FORWARD
+        return HALF_FORWARD
 
     def _splits(self) -> tuple[int, int]:
         """Return the number of column runs and the columns of each. More runs help to occupy the device."""
@@ -232,6 +240,9 @@ class Matrix:
             elif statistic.scale is not None:
                 kind = template.PLAIN_EXP
             exponents.append(kind.value)
+        piece = blocks.width
+        if width <= blocks.whole:
+            piece = blocks.whole
         with torch.cuda.device_of(self.x.values):  # Triton launches on the current device, which may be another
             kernel[grid](
                 x=self.x.values,
@@ -251,7 +262,7 @@ class Matrix:
                 D=width,
                 BM=blocks.rows,
                 BN=blocks.columns,
-                BK=min(blocks.whole if width <= blocks.whole else blocks.width, max(16, triton.next_power_of_2(width))),
+                BK=min(piece, max(16, triton.next_power_of_2(width))),
                 PRECISION="tf32" if tf32_allowed() else EXACT,
                 num_warps=blocks.warps,
                 num_stages=blocks.stages,
