@@ -175,7 +175,7 @@ class TextAdapter(Adapter):
     def missing_data(cls, config: Any) -> list[str]:
         problems = [
             f"no {name} at {source}. Set text.{key} to a file or folder, or hub:NAME."
-            + "".join(how_to_get(part.partition(".")[0]) for part in Path(source).parts)
+            + "".join(dict.fromkeys(how_to_get(part.partition(".")[0]) for part in Path(source).parts))
             for key, name, source in (
                 ("corpus", "corpus", config.corpus),
                 ("labelled", "labelled documents", config.labelled),

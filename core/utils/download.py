@@ -150,7 +150,8 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
     origin = _origin_of(part)
     tag = length = ""
     if origin.is_file() and origin.read_text(encoding="utf-8").startswith(f"{url}\n"):
-        _, tag, length = origin.read_text(encoding="utf-8").split("\n")
+        # An earlier version wrote no length, and a killed process may have written less.
+        _, tag, length, *_ = [*origin.read_text(encoding="utf-8").split("\n"), "", ""]
     if not (tag or file.checksum) or (file.size is not None and _size(part) > file.size):
         part.unlink(missing_ok=True)
     done = _size(part)
@@ -199,7 +200,7 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
 
 
 def _origin_of(part: Path) -> Path:
-    """Return the file with the address that a part is from, and the server's tag (ETag) of the file."""
+    """Return the file with the address that a part is from, and the server's tag (ETag) and length of the file."""
     return part.with_name(f"{part.name}.origin")
 
 

@@ -163,6 +163,14 @@ def test_without_a_checksum_only_a_known_file_is_resumed(serve, tmp_path, kind):
     assert asked == [("x.bin", "bytes=5000-" if HEADERS[kind][2] else None)]
 
 
+def test_a_part_of_an_earlier_version_is_resumed(serve, tmp_path):
+    file, _, asked = cut_off(serve, tmp_path, "etag")
+    (origin,) = tmp_path.glob("*.origin")
+    origin.write_text("\n".join(origin.read_text().split("\n")[:2]))  # no length yet
+    assert fetch(file, tmp_path).read_bytes() == CONTENT
+    assert asked == [("x.bin", "bytes=5000-")]
+
+
 @pytest.mark.parametrize(
     ("settings", "other"),
     [({"shift": 10}, CONTENT), ({"shift": 5000}, CONTENT), ({"tag": "a"}, OTHER[:-1]), ({"tag": "a"}, OTHER[:1000])],
