@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import Trainer, TrainingArguments
 
 import dipole
 from dipole import Objective
@@ -44,13 +43,20 @@ def rows(names, labels=True):
     ]
 
 
-def trained(model, loss, data, tmp_path, batch=8, accumulation=3, **more):
+def trainer_of(model, loss, data, tmp_path, **more):
+    """Return a Trainer of plain gradient descent. Ranks import this module, and need no transformers."""
+    from transformers import Trainer, TrainingArguments
+
     args = TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, max_steps=1,
-        learning_rate=0.5, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, report_to=[], disable_tqdm=True,
-        use_cpu=True, remove_unused_columns=False, save_strategy="no", **more,
+        str(tmp_path), learning_rate=0.5, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, report_to=[],
+        disable_tqdm=True, use_cpu=True, remove_unused_columns=False, save_strategy="no", **more,
     )  # fmt: skip
-    trainer = Trainer(model, args, train_dataset=data, compute_loss_func=loss)
+    return Trainer(model, args, train_dataset=data, eval_dataset=data, compute_loss_func=loss)
+
+
+def trained(model, loss, data, tmp_path, batch=8, accumulation=3):
+    sizes = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation, "max_steps": 1}
+    trainer = trainer_of(model, loss, data, tmp_path, **sizes)
     trainer._get_train_sampler = lambda *given: torch.utils.data.SequentialSampler(data)
     trainer.train()
     return trainer
@@ -74,28 +80,15 @@ def symmetric(a, b, temperature):
     return (nn.functional.cross_entropy(s, own) + nn.functional.cross_entropy(s.T, own)) / 2
 
 
-@pytest.mark.parametrize("labels", [True, False])
-def test_batches_of_a_step_are_averaged(tmp_path, labels):
-    """By the count of labels that the trainer gives, or by the number of batches where there are none."""
-    data, model = rows("xy", labels), Two()
+@pytest.mark.parametrize(("labels", "count"), [(True, 24), (False, 24), (True, 20)])
+def test_batches_of_a_step_are_averaged(tmp_path, labels, count):
+    """By the labels of each batch (the last may be smaller), or by the number of batches where there are none."""
+    data, model = rows("xy", labels)[:count], Two()
     batches = [[torch.stack([row[n] for row in data[k : k + 8]]) for n in "xy"] for k in (0, 8, 16)]
-    values = [symmetric(model.query(x), model.key(y), 0.1) for x, y in batches]
-    wanted = stepped(model, sum(values) / 3)
+    values = [len(x) * symmetric(model.query(x), model.key(y), 0.1) for x, y in batches]
+    wanted = stepped(model, sum(values) / count)
     loss = dipole.compute_loss("infonce(temperature=0.1)", gradient_accumulation_steps=1 if labels else 3)
     trained(model, loss, data, tmp_path)
-    check_parameters(model, wanted)
-
-
-def test_a_batch_counts_by_its_labels(tmp_path):
-    """The last batch of the step is half as large: it counts half."""
-    data, model = rows("xy")[:20], Two()
-    parts = [data[:8], data[8:16], data[16:]]
-    values = [
-        symmetric(model.query(torch.stack([r["x"] for r in part])), model.key(torch.stack([r["y"] for r in part])), 0.1)
-        for part in parts
-    ]
-    wanted = stepped(model, (8 * values[0] + 8 * values[1] + 4 * values[2]) / 20)
-    trained(model, dipole.compute_loss("infonce(temperature=0.1)"), data, tmp_path)
     check_parameters(model, wanted)
 
 
@@ -200,11 +193,7 @@ def test_after_step_is_told_step_and_total_with_and_without_a_model(tmp_path, jo
     data, model, term, idle = rows("xy", labels=False), Two(), Counts(), Counts()
     dipole.compute_loss(idle)  # of no trainer
     loss = dipole.compute_loss(term, model=model if joined else None)
-    args = TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=8, gradient_accumulation_steps=3, num_train_epochs=2, optim="sgd",
-        learning_rate=0.5, lr_scheduler_type="constant", report_to=[], disable_tqdm=True, use_cpu=True,
-        remove_unused_columns=False, save_strategy="no", eval_strategy="epoch",
-    )  # fmt: skip
-    Trainer(model, args, train_dataset=data, eval_dataset=data, compute_loss_func=loss).train()
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3, "num_train_epochs": 2}
+    trainer_of(model, loss, data, tmp_path, **sizes, eval_strategy="epoch").train()
     assert term.seen == [(0.5, 1, 2), (0.5, 2, 2)]
     assert idle.seen == []

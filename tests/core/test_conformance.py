@@ -72,8 +72,15 @@ EVERY = [check.name for check in CHECKS if not check.slow and check.name != "com
 NUMBERS = ["reference", "low temperature", "identical points", "state", "tiled"]
 
 
-@parametrize_with_checks([name for name in all_subjects() if name != "swav"], only=EVERY)
+@parametrize_with_checks(
+    [name for name in all_subjects() if name != "swav"], only=[each for each in EVERY if each != "size"]
+)
 def test_registered(subject, check):
+    check(subject)
+
+
+@parametrize_with_checks(["infonce", "dp", "cacr", "triplet"], only=["size"])
+def test_sizes(subject, check):
     check(subject)
 
 
@@ -82,14 +89,9 @@ def test_options(subject, check):
     check(subject)
 
 
-@parametrize_with_checks(["infonce + 0.1*dp"], only=["compile"])
-def test_a_sum_compiles(subject, check):
-    check(subject)
-
-
 @pytest.mark.slow
-@parametrize_with_checks([" + ".join(all_subjects())], only=["compile"])
-def test_everything_compiles(subject, check):
+@parametrize_with_checks([" + ".join(all_subjects()), "infonce + 0.1*dp"], only=["compile"])
+def test_sums_compile(subject, check):
     check(subject)
 
 
@@ -102,8 +104,8 @@ def test_options_in_every_respect(subject, check):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(all_subjects(), slow=True, only=["compile", "inductor"])
-def test_each_compiles(subject, check):
+@parametrize_with_checks(all_subjects(), slow=True, only=["compile", "inductor", "size"])
+def test_each_compiles_at_every_size(subject, check):
     check(subject)
 
 
@@ -251,6 +253,7 @@ def test_sound_loss_passes_and_a_fault_of_tiles_or_compilation_is_found():
             return super().forward(a, b) * (2.0 if torch.compiler.is_compiling() else 1.0)
 
     assert failures(Traced, only=["compile"]) == {"compile"}
+    assert failures(Good, only=["compile"]) == set()
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -119,6 +119,10 @@ def cross(a, b, **more):
     return lambda r: Pairs.cross(r[a], r[b], QUEUE, labels=r["labels"], index=r["index"], **more)
 
 
+def stacked(*given, **more):
+    return lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), *given, **more)
+
+
 def weighed_by_hand(r):
     """Two positives in the first document, else one, so that ranks have lists and weights of different widths."""
     own = torch.arange(len(r["a"]))
@@ -141,10 +145,10 @@ LAYOUTS = {
     "both directions": lambda r: (Pairs.cross(r["a"], r["b"]), Pairs.cross(r["b"], r["a"])),
     "window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 1, "drop", r["labels"], r["index"]),
     "wide window": lambda r: Pairs.from_window(r["a"], r["b"], r["document"], 2, "zero", r["labels"]),
-    "blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", labels=r["labels"]),
-    "first of a block": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), labels=r["labels"]),
-    "drawn blocks": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "all", draw=2**40 + 17),
-    "block means": lambda r: Pairs.from_blocks(torch.stack([r["a"], r["b"], r["c"]], 1), "first", "means"),
+    "blocks": lambda r: stacked("all", labels=r["labels"])(r),
+    "first of a block": lambda r: stacked(labels=r["labels"])(r),
+    "drawn blocks": stacked("all", draw=2**40 + 17),
+    "block means": stacked("first", "means"),
     "labels": lambda r: Pairs.from_labels(r["a"], r["labels"], r["index"]),
     "labels of views": lambda r: Pairs.from_labels([r["a"], r["b"]], r["labels"] - 1, None, QUEUE, QUEUE_LABELS),
     "columns": lambda r: Pairs.from_columns(r["a"], r["b"], [r["c"], r["a"]], r["labels"], r["index"]),
@@ -162,36 +166,36 @@ LAYOUTS = {
 }
 
 
-WAYS = "embedded", "by hand"
-
-
-def ways_of(name, number, every_way):
-    """Both ways to pass the rows of a layout, or one of them."""
+def ways_of(name, number, every):
+    """Both ways to pass the rows of a layout, or on every second layout one of them."""
     if name == "duplicates":  # indices into the batch are for constructors
-        return WAYS[1:]
-    return WAYS if every_way else [WAYS[number % 2]]
+        return ["by hand"]
+    if every:
+        return ["embedded", "by hand"]
+    return [["embedded", "by hand"][number // 2 % 2]] if number % 2 else []
 
 
-def runs(spec, x, weight, rows, every_way):
-    """Loss and gradients, of an encoder's weight and of the objective, for each layout that can carry the objective."""
+def outcome_of(spec, given, weight):
+    """Loss and gradients, of an encoder's weight and of the objective, or why it refuses."""
+    objective = build(spec)
+    try:
+        loss = objective(given).loss
+    except PairsError as error:
+        return str(error).split(",")[0]
+    wanted = [weight, *objective.parameters()]
+    return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+
+
+def runs(spec, x, weight, rows, every):
+    """The outcome of each layout and way."""
     for number, (name, layout) in enumerate(LAYOUTS.items(), SPECS.index(spec)):
-        for way in ways_of(name, number, every_way):
+        for way in ways_of(name, number, every):
             weight = weight.detach().clone().requires_grad_()
             given = dict(zip("abc", [view @ weight.T for view in x], strict=True)) | rows
-            objective = build(spec)
-            try:
-                if way == "embedded":
-                    outcome = objective(EncodedBatch(given, layout))
-                else:
-                    # The next row of this rank is no negative: an index into the rows that this rank gives.
-                    following = (torch.arange(len(x[0])).unsqueeze(1) + 1) % len(x[0])
-                    outcome = objective(layout(given | {"duplicate": following}))
-            except PairsError as error:
-                yield (name, way), str(error).split(",")[0]
-                continue
-            wanted = [weight, *objective.parameters()]
-            grads = torch.autograd.grad(outcome.loss, wanted, allow_unused=True, materialize_grads=True)
-            yield (name, way), (outcome.loss.detach(), grads)
+            # The next row of this rank is no negative: an index into the rows that this rank gives.
+            following = {"duplicate": (torch.arange(len(x[0])).unsqueeze(1) + 1) % len(x[0])}
+            batch = EncodedBatch(given, layout) if way == "embedded" else layout(given | following)
+            yield (name, way), outcome_of(spec, batch, weight)
 
 
 def average(grads, ranks):
@@ -203,17 +207,16 @@ def average(grads, ranks):
 
 
 @leaving_together
-def rank_main(rank, file, sizes, results, every_way):
+def rank_main(rank, file, sizes, results, every):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
     x, weight, rows = batch()
     start = sum(sizes[:rank])
     mine = slice(start, start + sizes[rank])
     rows = {name: values[mine] for name, values in rows.items()}
-    found = {spec: dict(runs(spec, x[:, mine], weight, rows, every_way)) for spec in SPECS}
+    found = {spec: dict(runs(spec, x[:, mine], weight, rows, every)) for spec in SPECS}
     values = [value for of_spec in found.values() for value in of_spec.values() if not isinstance(value, str)]
-    grads = [grad for _, of_value in values for grad in of_value]
-    average(grads, len(sizes))
+    average([grad for _, of_value in values for grad in of_value], len(sizes))
     if rank == 1:
         torch.save(found, results)
 
@@ -227,18 +230,18 @@ SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
     ids=list(SIZES),
 )
 def ranks(request):
-    """Results of the second rank; both ways to pass the rows of every layout in the slow cases."""
-    sizes, every_way = request.param, request.param != SIZES["unequal"]
+    """Results of the second rank; every layout and way in the slow cases."""
+    sizes, every = request.param, request.param != SIZES["unequal"]
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results.pt")
-        start_ranks(rank_main, (os.path.join(folder, "meet"), sizes, results, every_way), len(sizes))
-        yield torch.load(results), sizes, every_way
+        start_ranks(rank_main, (os.path.join(folder, "meet"), sizes, results, every), len(sizes))
+        yield torch.load(results), sizes, every
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_ranks_equal_one_process(spec, ranks):
-    found, sizes, every_way = ranks
-    single = dict(runs(spec, *batch(), every_way))
+    found, sizes, every = ranks
+    single = dict(runs(spec, *batch(), every))
     assert single.keys() == found[spec].keys()
     carried = 0
     for key, expected in single.items():
@@ -251,25 +254,17 @@ def test_ranks_equal_one_process(spec, ranks):
         assert not isinstance(got, str), (key, got)
         carried += 1
         torch.testing.assert_close(got[0], expected[0], rtol=1e-9, atol=1e-11, msg=lambda m, k=key: f"{k}: {m}")
-        for grad, true in zip(got[1], expected[1], strict=True):
-            torch.testing.assert_close(grad, true, rtol=1e-9, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
-    assert carried >= 4
+        torch.testing.assert_close(got[1], expected[1], rtol=1e-9, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
+    assert carried >= 3
 
 
 def duplicates_in_one_process(spec, sizes):
     """The same exclusions as every rank's: the next row of the rank's own share, which wraps round at its end."""
     x, weight, _ = batch()
     weight.requires_grad_()
-    z = [view @ weight.T for view in x]
+    a, b = (view @ weight.T for view in x[:2])
     following = torch.cat([(torch.arange(n) + 1) % n + sum(sizes[:r]) for r, n in enumerate(sizes)])
-    objective = build(spec)
-    try:
-        outcome = objective(Pairs.cross(z[0], z[1], QUEUE, ignored=following.unsqueeze(1)))
-    except PairsError as error:
-        return str(error).split(",")[0]
-    wanted = [weight, *objective.parameters()]
-    grads = torch.autograd.grad(outcome.loss, wanted, allow_unused=True)
-    return outcome.loss.detach(), [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
+    return outcome_of(spec, Pairs.cross(a, b, QUEUE, ignored=following.unsqueeze(1)), weight)
 
 
 def views_of(rows):
@@ -312,23 +307,17 @@ def wrong_main(rank, file, results):
 
 def test_what_one_rank_gives_wrongly_is_an_error_on_all(tmp_path):
     start_ranks(wrong_main, (tmp_path / "meet", tmp_path / "errors"), 2)
-    first, second = torch.load(tmp_path / "errors0"), torch.load(tmp_path / "errors1")
+    errors = first, second = torch.load(tmp_path / "errors0"), torch.load(tmp_path / "errors1")
     assert first.keys() == second.keys() == dict(given_wrongly(0)).keys()
-    assert "rank 1" in first["as many rows"]
-    assert "a (4, 3), b (3, 3)" in second["as many rows"]
-    assert "labels list" in second["a tensor"]
-    assert "(3,)" in first["one width"]
-    assert "(2,)" in second["one width"]
-    assert "rank 0" in second["a row"]
-    assert "EncodedBatch(" in first["changed"]
-    assert "as many Pairs" in first["several on one rank"]
-    assert "has 2: " in second["several on one rank"]
-    assert "rank 1" in first["batches of several sizes"]
-    assert "one size" in second["batches of several sizes"]
-    assert "mapping" in second["no mapping"]
-    assert "'b'" in first["a name that is not there"]
-    assert "'a', 'c'" in second["a name that is not there"]
-    assert "got str" in second["no pairs at all"]
+    for rank, name, said in (
+        (0, "as many rows", "rank 1"), (1, "as many rows", "a (4, 3), b (3, 3)"), (1, "a tensor", "labels list"),
+        (0, "one width", "(3,)"), (1, "one width", "(2,)"), (1, "a row", "rank 0"), (0, "changed", "EncodedBatch("),
+        (0, "several on one rank", "as many Pairs"), (1, "several on one rank", "has 2: "),
+        (0, "batches of several sizes", "rank 1"), (1, "batches of several sizes", "one size"),
+        (1, "no mapping", "mapping"), (0, "a name that is not there", "'b'"),
+        (1, "a name that is not there", "'a', 'c'"), (1, "no pairs at all", "got str"),
+    ):  # fmt: skip
+        assert said in errors[rank][name]
     for name in ("a queue of its own", "hard negatives as a queue", "a queue on one rank"):
         assert "Pairs.from_columns" in first[name]
         assert first[name] == second[name]
@@ -350,8 +339,8 @@ def test_a_gather_without_gradient_would_be_noticed():
     """Negative control: candidates that carry no gradient give another gradient."""
     x, weight, _ = batch()
     weight.requires_grad_()
-    a, b = x[0] @ weight.T, x[1] @ weight.T
-    right = torch.autograd.grad(dipole.objective("infonce")(Pairs.cross(a, b)).loss, weight)[0]
-    a, b = x[0] @ weight.T, x[1] @ weight.T
-    wrong = torch.autograd.grad(dipole.objective("infonce")(Pairs.cross(a, b.detach())).loss, weight)[0]
+    right, wrong = (
+        outcome_of("infonce", Pairs.cross(x[0] @ weight.T, change(x[1] @ weight.T)), weight)[1][0]
+        for change in (torch.clone, torch.detach)
+    )
     assert (right - wrong).norm() > 0.1 * right.norm()

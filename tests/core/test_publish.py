@@ -1,18 +1,14 @@
 """Model cards, and what a push asks of the Hub: a server on this machine that keeps what it was asked."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dipole.core.train.card import Card, check_push, set_licence, write_card
-from dipole.core.utils.errors import ConfigError
+from dipole.core.train.card import Card, check_push, push, set_licence, write_card
+from dipole.core.utils.errors import ConfigError, TrainingError
 
 RECORD = SimpleNamespace(
     name="a: name", objective="infonce(temperature=0.2)", seed=0, epochs=2.0, hash="0" * 12, versions={},
@@ -66,28 +62,22 @@ class Hub(BaseHTTPRequestHandler):
     refuse: bool
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body, home = self.rfile.read(int(self.headers.get("Content-Length", 0))), f"http://{self.headers['Host']}"
         self.asked.append(("POST", self.path, body))
         if self.refuse:
             self.reply({"error": "no"}, 403)
         elif self.path.startswith("/api/repos/create"):
-            self.reply({"url": f"http://{self.headers['Host']}/me/model", "id": "me/model", "name": "me/model"})
+            self.reply({"url": f"{home}/me/model", "id": "me/model", "name": "me/model"})
         elif "/preupload/" in self.path:
-            files = [
-                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                for each in json.loads(body)["files"]
-            ]
-            self.reply({"files": files})
+            said = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            self.reply({"files": [{"path": each["path"], **said} for each in json.loads(body)["files"]]})
         else:
-            self.reply(
-                {"commitUrl": f"http://{self.headers['Host']}/me/model/commit/1", "commitOid": "1", "success": True}
-            )
+            self.reply({"commitUrl": f"{home}/me/model/commit/1", "commitOid": "1", "success": True})
 
     def do_GET(self) -> None:
         self.asked.append(("GET", self.path, b""))
-        self.reply(
-            {"id": "me/model", "sha": "1", "siblings": [], "private": True, "tags": [], "downloads": 0, "likes": 0}
-        )
+        about = {"siblings": [], "private": True, "tags": [], "downloads": 0, "likes": 0}
+        self.reply({"id": "me/model", "sha": "1", **about})
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -104,60 +94,48 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from dipole.core.utils.errors import DipoleError
-from dipole.core.train.card import push
-try:
-    print(push(Path(sys.argv[1]), "me/model", private=True))
-except DipoleError as error:
-    sys.exit(f"error: {error}")
-"""
+@pytest.fixture
+def pushed(tmp_path, monkeypatch):
+    """Push a folder of two files to a server in place of the Hub."""
+    from huggingface_hub import constants
 
+    for name in ("README.md", "config.json"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
-def pushed(folder: Path, endpoint: str) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {
-        "HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_x", "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1",
-        "no_proxy": "*", "NO_PROXY": "*",
-    }  # fmt: skip
-    environment.pop("HF_HUB_OFFLINE", None)
-    out = folder / "out"
-    out.mkdir()
-    (out / "README.md").write_text("---\nlicense: mit\n---\n")
-    (out / "config.json").write_text("{}")
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(out)], env=environment, capture_output=True, text=True, timeout=120
-    )
+    def call(endpoint):
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        return push(tmp_path, "me/model", private=True)
+
+    return call
 
 
 @pytest.mark.parametrize("refuse", [False, True])
-def test_a_push_makes_the_repository_and_sends_the_files(tmp_path, refuse):
+def test_a_push_makes_the_repository_and_sends_the_files(pushed, refuse):
     hub = type("OneHub", (Hub,), {"asked": [], "refuse": refuse})
     server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        found = pushed(tmp_path, f"http://127.0.0.1:{server.server_address[1]}")
+        if refuse:
+            with pytest.raises(TrainingError, match=r"could not be pushed to me/model.*hf upload me/model"):
+                pushed(address)
+        else:
+            pushed(address)
     finally:
         server.shutdown()
         server.server_close()
     made = next(json.loads(body) for _, path, body in hub.asked if path.startswith("/api/repos/create"))
     assert (made["name"], made["organization"]) == ("model", "me")
     assert "private" in (made.get("visibility"), made.get("private") and "private")  # newer clients, older ones
-    if refuse:
-        assert found.returncode == 1
-        assert "could not be pushed to me/model" in found.stderr
-        assert "hf upload me/model" in found.stderr
-        assert "Traceback" not in found.stderr
-        return
-    assert found.returncode == 0, found.stderr
-    commit = next(body for method, path, body in hub.asked if "/commit/" in path)
-    assert b"config.json" in commit
-    assert b"README.md" in commit
+    if not refuse:
+        commit = next(body for method, path, body in hub.asked if "/commit/" in path)
+        assert b"config.json" in commit
+        assert b"README.md" in commit
 
 
-def test_without_a_network_there_is_one_message(tmp_path):
-    found = pushed(tmp_path, "http://127.0.0.1:9")
-    assert found.returncode == 1
-    assert found.stderr.count("error: ") == 1
-    assert "could not be pushed to me/model" in found.stderr
+def test_without_a_network_there_is_one_message(pushed):
+    with pytest.raises(TrainingError, match="could not be pushed to me/model"):
+        pushed("http://127.0.0.1:9")

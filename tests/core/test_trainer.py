@@ -112,10 +112,10 @@ def test_evaluation_does_not_change_training(blobs, tmp_path):
 
 
 def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, monkeypatch):
-    plain = BlobsAdapter.evaluate
+    plain, pause, seen = BlobsAdapter.evaluate, 0.2, []
 
     def slow(adapter: Any, objective: Any) -> dict[str, float]:
-        time.sleep(0.4)
+        time.sleep(pause)
         return plain(adapter, objective)
 
     def wait_and_stop_once(index: int) -> None:
@@ -124,7 +124,6 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, mo
         if len(seen) == 5:
             signal.raise_signal(signal.SIGINT)
 
-    seen: list[int] = []
     monkeypatch.setattr(BlobsAdapter, "evaluate", slow)
     patch_blobs(monkeypatch, "on_batch", wait_and_stop_once)
     with pytest.raises(RunInterruptedError, match="after step 5 of 10"):
@@ -132,9 +131,9 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, mo
     (path,) = tmp_path.glob("*/record.json")
     begun = read_record(path)
     assert begun.training_seconds is not None
-    assert 5 * 0.03 <= begun.training_seconds <= begun.wall_seconds - 0.4  # one evaluation, after step 4
+    assert 5 * 0.03 <= begun.training_seconds <= begun.wall_seconds - pause  # one evaluation, after step 4
     record = quiet(blobs, "train.evaluate_every=4", runs=tmp_path)
-    assert begun.training_seconds + 5 * 0.03 <= record.training_seconds <= record.wall_seconds - 3 * 0.4
+    assert begun.training_seconds + 5 * 0.03 <= record.training_seconds <= record.wall_seconds - 3 * pause
     assert measure(record, "cost/seconds_per_step") == pytest.approx(record.training_seconds / 10)
     earlier = record.model_copy(update={"training_seconds": None})
     assert measure(earlier, "cost/seconds_per_step") == pytest.approx(record.wall_seconds / 10)

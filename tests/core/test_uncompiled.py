@@ -13,7 +13,8 @@ def test_a_run_starts_without_the_compiler_and_scikit_learn():
         "import sys\nfrom dipole.core.train.recipe import load\nload('digits-simclr')\n"
         "import dipole.core.objectives.tiles, dipole.vision.probes, dipole.core.utils.sync_batch_norm\n"
         "import dipole.core.train.run, dipole.text.adapter\n"
-        "assert 'torch' in sys.modules\nassert not {'torch._dynamo', 'sklearn', 'pandas'} & set(sys.modules)\n"
+        "assert 'torch' in sys.modules\n"
+        "assert not {'torch._dynamo', 'sklearn', 'pandas', 'matplotlib', 'altair'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
