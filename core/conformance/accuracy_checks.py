@@ -179,9 +179,11 @@ def _against_truth(
     if sizes[0] == 0 and sizes[1] > 1e-6:
         raise Failed(f"{where}: the gradient is zero, its true norm is {sizes[1]:.3g} ({shown})")
     if not off[0] <= limits[0]:
-        raise Failed(f"{where}: the value is off by {off[0]:.1%} ({shown}), the gradient by {off[1]:.1%}")
+        said = f"{where}: the value is off by {off[0]:.1%} ({shown}), the gradient by {off[1]:.1%}"
+        raise Failed(said, by_reference=subject.truth is not None)
     if not off[1] <= limits[1]:
-        raise Failed(f"{where}: the gradient is off by {off[1]:.1%} ({shown})")
+        said = f"{where}: the gradient is off by {off[1]:.1%} ({shown})"
+        raise Failed(said, by_reference=subject.truth is not None)
     return f"off by {off[0]:.1e} and {off[1]:.1e}"
 
 

@@ -21,11 +21,15 @@ ROWS, COLUMNS = 8, 16  # of the batches for low precision
 
 
 class Failed(AssertionError):  # noqa: N818
-    """A check found the fault that the message names. The checks in `explains` must fail for the same cause."""
+    """A check found the fault that the message names. The checks in `explains` must fail for the same cause.
 
-    def __init__(self, message: str, explains: tuple[str, ...] = ()) -> None:
+    `by_reference` says that values of the reference were missed. If the check "reference" fails too, it is the cause.
+    """
+
+    def __init__(self, message: str, explains: tuple[str, ...] = (), by_reference: bool = False) -> None:
         super().__init__(message)
         self.explains = explains
+        self.by_reference = by_reference
 
 
 class Skipped(Exception):  # noqa: N818
@@ -85,7 +89,7 @@ def demand_equal(found: Result, true: Result, where: str, limit: float = EXACT, 
     for what, off in errors.items():
         if not off <= limit:
             values = f"{found.value.item():.10g}, {other} {true.value.item():.10g}"
-            raise Failed(f"the {what} is off by {off:.2g} {where}: {values}")
+            raise Failed(f"the {what} is off by {off:.2g} {where}: {values}", by_reference=other == "reference")
     return max(errors.values())
 
 

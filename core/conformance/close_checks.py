@@ -262,7 +262,8 @@ def _equals(subject: Subject, layout: Layout, by: Callable[..., Tensor]) -> None
         found, true = (subject.result(instance, layout, leaves, loss).value for loss in (None, partial(by)))
     count = max(shape[0] for shape in layout.shapes.values())
     if not relative(found, true) <= EXACT:
-        raise Failed(f"{found.item():.10g} for {count} rows of {layout.name}, reference {true.item():.10g}")
+        said = f"{found.item():.10g} for {count} rows of {layout.name}, reference {true.item():.10g}"
+        raise Failed(said, by_reference=True)
 
 
 def _affordable(subject: Subject) -> int:

@@ -109,12 +109,16 @@ def run(subject: Subject, checks: Sequence[Check]) -> Report:
             outcome, detail = "-", str(reason)
         except Failed as fault:
             outcome, detail, cause = "FAIL", str(fault), check.name
+            if fault.by_reference and check.name != "reference":
+                explained.setdefault(check.name, "reference")
             explained = explained | dict.fromkeys(fault.explains, check.name)
         except Exception as error:
             outcome, detail = "FAIL", f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0]
             cause = raised.setdefault(detail, check.name)
         seconds = round(time.perf_counter() - start, 3)
         rows.append(CheckResult(subject.name, check.name, outcome, detail, seconds, cause, check.about))
+    failed = {row.check for row in rows if row.outcome == "FAIL"}
+    explained = {name: by for name, by in explained.items() if by in failed}
     return Report(subject.name, tuple(_explained(row, explained) for row in rows))
 
 

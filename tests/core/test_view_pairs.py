@@ -23,21 +23,25 @@ def weighted(distances: list[float], sharpness: float) -> float:
     return sum(w * d for w, d in zip(weights, distances, strict=True)) / sum(weights)
 
 
-def described(views: list[list[list[float]]], t_pos: float, t_neg: float) -> float:
-    """Attraction over all views and images, repulsion over pairs of views x < y and images, in plain Python."""
+def described(views: list[list[list[float]]], t_pos: float, t_neg: float, of_images: list[float]) -> float:
+    """Attraction over all views and images, repulsion over pairs of views x < y and images, in plain Python.
+
+    Each image counts by its weight.
+    """
     count, batch = len(views), len(views[0])
     attraction = [
-        weighted([squared(views[v][i], views[p][i]) for p in range(count) if p != v], t_pos)
+        of_images[i] * weighted([squared(views[v][i], views[p][i]) for p in range(count) if p != v], t_pos)
         for v in range(count)
         for i in range(batch)
     ]
     repulsion = [
-        -weighted([squared(views[x][i], views[y][j]) for j in range(batch) if j != i], -t_neg)
+        -of_images[i] * weighted([squared(views[x][i], views[y][j]) for j in range(batch) if j != i], -t_neg)
         for x in range(count)
         for y in range(x + 1, count)
         for i in range(batch)
     ]
-    return sum(attraction) / len(attraction) + sum(repulsion) / len(repulsion)
+    pairs_of_views = count * (count - 1) / 2
+    return (sum(attraction) / count + sum(repulsion) / pairs_of_views) / sum(of_images)
 
 
 def views_of(count: int, batch: int = 6, width: int = 5) -> list[Tensor]:
@@ -50,10 +54,14 @@ def views_of(count: int, batch: int = 6, width: int = 5) -> list[Tensor]:
 )
 def test_cacr_equals_the_description_of_its_authors_code(positives, t_pos, t_neg, engine):
     views = views_of(positives + 1)
-    expected = described([view.tolist() for view in views], t_pos, t_neg)
-    with using(engine):
+    weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 3.0, 0.25], dtype=torch.double)
+    for given in (None, weights):
+        of_images = [1.0] * 6 if given is None else given.tolist()
+        expected = described([view.tolist() for view in views], t_pos, t_neg, of_images)
+        pairs = Pairs.from_views(views, negatives="view_pairs", weights=given)
         for text in (f"cacr(t_pos={t_pos}, t_neg={t_neg})", f"cacr(k={positives}, t_pos={t_pos}, t_neg={t_neg})"):
-            found = dipole.objective(text)(Pairs.from_views(views, negatives="view_pairs"))
+            with using(engine):
+                found = dipole.objective(text)(pairs)
             assert found.loss.item() == pytest.approx(expected, abs=1e-12)
 
 

@@ -144,28 +144,33 @@ class CACR(Objective):
         return {"total": Sum()}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
-        view_pairs, mask = rows.pairs.known.view_pairs, rows.pairs.positive_mask
-        if view_pairs:
-            # Each row of each view attracts, not only the anchors.
-            positive, mask = self._between_views(rows), None
-        squared = 2 - 2 * positive
-        cost = -(-self.rbf_t * squared).exp() if self.cost == "rbf" else squared
-        attracted = attraction(squared, cost, self.weights()[0], self.detach_weights, mask)
+        if rows.pairs.known.view_pairs:
+            attracted = self._attraction_of_views(rows)
+        else:
+            attracted = self._attraction(positive, rows.pairs.positive_mask)
         if self.cost == "rbf":
             kernel = rows.weighted - rows.weights - 2 * self.rbf_t  # log sum_j pi-_ij e^{-rbf_t d2_ij}, (A,)
             some = rows.count > 0
-            if mask is not None:
-                some = some & mask.any(1)
+            if rows.pairs.positive_mask is not None:
+                some = some & rows.pairs.positive_mask.any(1)
             logs = torch.where(some, torch.where(some, kernel, 0.0), -torch.inf)
-            mean = attracted.mean() if view_pairs else rows.mean(attracted)
-            return mean + log_mean_exp(logs, some)
+            return rows.mean(attracted) + log_mean_exp(logs, some)
         near = rows.near if self._scale else rows.total / rows.count.clamp_min(1)  # sum_j pi-_ij s_ij, (A,)
-        if view_pairs:
-            return attracted.mean() - rows.mean(torch.where(rows.count > 0, 2 - 2 * near, 0.0))
         return attracted - (2 - 2 * near)
 
-    def _between_views(self, rows: Rows) -> Tensor:
-        """Return the cosines (V B, k) of each row of each view with the image's other views, of all ranks."""
+    def _attraction(self, positive: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the attraction (n,) of rows from the cosines (n, K) of their positives."""
+        squared = 2 - 2 * positive
+        cost = -(-self.rbf_t * squared).exp() if self.cost == "rbf" else squared
+        return attraction(squared, cost, self.weights()[0], self.detach_weights, mask)
+
+    def _attraction_of_views(self, rows: Rows) -> Tensor:
+        """Return for each anchor the mean attraction of its own row and its positive, (A,).
+
+        Each row is in as many pairs of views, so the mean over anchors is the mean over all rows of all views.
+        """
         runs = rows.pairs.known.candidate_views
         index = other_views(len(runs), runs[0][1], rows.y.device)[:, : self.k]
-        return paired(rows.y, rows.y, index)
+        of_rows = self._attraction(paired(rows.y, rows.y, index), None)  # (V B,)
+        both = torch.stack([rows.pairs.ignored[:, 0], rows.pairs.positives[:, 0]])
+        return of_rows[both].mean(0)
