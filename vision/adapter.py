@@ -250,7 +250,7 @@ class VisionAdapter(Adapter):
         """Train. If the framework cannot carry the objective, name those that can."""
         self._run = run
         try:
-            run.train()
+            run.loop.fit()
         except PairsError as error:
             if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
                 raise
@@ -269,7 +269,7 @@ class VisionAdapter(Adapter):
     def after_step(self) -> None:
         if self._run is not None:
             self.module.progress = self._run.step / self._run.total_steps
-        self.module.after_step()
+        self.module.update()
         self._metrics = self.module.metrics()
         if self._online is not None:
             assert self._labels is not None

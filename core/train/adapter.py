@@ -318,7 +318,7 @@ class Adapter(ABC):
         Args:
             run: the `dipole.core.train.run.Run` in progress.
         """
-        run.train()
+        run.loop.fit()
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         """Write the trained module for another library.

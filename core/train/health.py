@@ -81,12 +81,16 @@ class Health(Callback):
         self._geometry: list[dict[str, float]] = []  # of the untrained encoder, and of the evaluated one
         self._kept: list[dict[str, float]] = []  # of the best weights
 
-    def is_due(self, run: Any) -> bool:
-        """Return whether the next update is the first one, or an evaluation follows it."""
+    def see_step(self, run: Any, outcome: Outcome) -> None:
+        """Measure a step of training if it is the first one, or an evaluation follows it. Call it before `backward`."""
+        if run.pairs is None:
+            self.see_own_loop(run, first=True)
+            return
         after = run.step + 1
-        if not run.step or after >= run.total_steps:
-            return True
-        return bool(self._every and after // self._every > run.step // self._every)
+        is_evaluated = self._every and after // self._every > run.step // self._every
+        if not run.step or after >= run.total_steps or is_evaluated:
+            with run.not_training():
+                self.see(run, outcome, run.pairs, after)
 
     def see(self, run: Any, outcome: Outcome, pairs: Sequence[Pairs], step: int) -> None:
         """Measure the outcome of this rank's pairs for the evaluation of `step`. Nothing of training changes."""
@@ -103,7 +107,7 @@ class Health(Callback):
             self._geometry = [*self._geometry[:1], found]
 
     def see_own_loop(self, run: Any, first: bool = False) -> None:
-        """Measure a batch of `Adapter.diagnostic_pairs`, for a domain that does not train by `Run.train_step`.
+        """Measure a batch of `Adapter.diagnostic_pairs`, for a domain with a loop of its own.
 
         `first` measures only if nothing has been measured so far.
         """

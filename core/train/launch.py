@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dipole.core.train.config import DEVICES, RunConfig
 from dipole.core.utils.distributed import PATIENCE
@@ -23,7 +23,7 @@ _WHOLE = (
     "start with torchrun. What saves memory: train.microbatch, train.activation_checkpointing and "
     "train.precision = bf16-mixed."
 )
-_ENGINES = {
+_UNSUPPORTED = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
@@ -82,13 +82,6 @@ class Processes:
             return step
         wrapped: nn.Module = self._accelerator.prepare_model(step)
         return wrapped
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of a loss that is already scaled."""
-        if self._accelerator:
-            self._accelerator.backward(loss)
-        else:
-            loss.backward()
 
     def wait(self) -> None:
         """Wait for all processes."""
@@ -175,7 +168,7 @@ def fewer_than_asked() -> str:
 
 def _refuse(config: RunConfig) -> None:
     """Refuse accelerate's settings that the training loop would ignore."""
-    for variable, name in _ENGINES.items():
+    for variable, name in _UNSUPPORTED.items():
         if _is_on(variable):
             raise ConfigError(f"accelerate is set to {name} ({variable}), which dipole does not train with. {_WHOLE}")
     if os.environ.get("PJRT_DEVICE", "").upper() == "TPU":

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules of [train]."""
+"""Optimizers of [train], and the learning rate of warm-up and cosine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from torch.optim import Optimizer
 
 from dipole.core.train.config import TrainConfig
 from dipole.core.utils.errors import ConfigError
-
-
-def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: int) -> float:
-    """Return the rate of update `step` (from 0) of `total`.
-
-    Warm-up rises linearly and reaches the peak with its last update. "cosine" then falls to 0 at `total`
-    (Loshchilov & Hutter 2017, Eq. 5, one period). "step" multiplies by `decay` at each milestone.
-    """
-    peak = config.learning_rate
-    warmup = config.in_steps(config.warmup, steps_per_epoch)
-    if step < warmup or config.rate_schedule == "cosine":
-        return warmup_cosine(step, total, warmup, peak)
-    if config.rate_schedule == "step":
-        passed = sum(step >= config.in_steps(milestone, steps_per_epoch) for milestone in config.milestones or ())
-        return peak * (config.decay or 0.1) ** passed
-    return peak
 
 
 def warmup_cosine(step: int, total: int, warmup: int = 0, peak: float = 1.0) -> float:

@@ -1,8 +1,7 @@
-"""Training: batch -> adapter.embed -> rows of all ranks -> Pairs -> objective -> optimizer -> callbacks."""
+"""One run: build it, train it (`loop.py` or the domain's own loop), call the callbacks, write the record."""
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_
 
 from dipole.core.objectives.objective import Outcome
 from dipole.core.objectives.pairs import Pairs
@@ -25,10 +23,8 @@ from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.health import Health
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
-from dipole.core.train.loss_module import LossModule, NoScatter, explain_not_finite, overflowed
-from dipole.core.train.memory_saving import Encoding, compiler_problem
+from dipole.core.train.loop import TrainingLoop
 from dipole.core.train.model_files import save_kept, save_weights
-from dipole.core.train.optimizer import build_optimizer, learning_rate
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.schedule import Schedules
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
@@ -38,7 +34,6 @@ from dipole.core.utils.first_error import first_message
 from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, duration, quietly
 from dipole.core.utils.seeding import Seeds, deterministic, rng_state, seed_everything
-from dipole.core.utils.sync_batch_norm import synchronize
 from dipole.core.utils.text import counted
 
 __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
@@ -89,14 +84,14 @@ def train(
     with Interrupts() as interrupts, quietly(quiet), deterministic(config.deterministic):
         try:
             begin = resume if isinstance(resume, Path) or not overwrite else "never"
-            return _train(config, folder, begin, quiet, trackers, interrupts)
+            return _execute(config, folder, begin, quiet, trackers, interrupts)
         except Interrupted as interrupted:
             raise RunInterruptedError(
                 "interrupted before the first step. Repeat the command to continue.", interrupted.signum
             ) from None
 
 
-def _train(
+def _execute(
     config: RunConfig,
     folder: RunFolder,
     resume: Literal["auto", "never"] | Path,
@@ -122,7 +117,7 @@ def _train(
         processes.wait()
         if state is None and processes.is_main:
             folder.clear()
-        return Run(config, folder, processes, progress, state, interrupts, trackers).run()
+        return Run(config, folder, processes, progress, state, interrupts, trackers).execute()
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt):
             first_message(str(error))  # what ends this process ends the others: theirs is not the reason
@@ -152,6 +147,7 @@ class Run:
 
     Attributes:
         objective: the `Composite`; None for "none".
+        loop: trains batch by batch. The default `Adapter.fit` is `run.loop.fit()`.
         step: updates done.
         total_steps: of the whole run.
 
@@ -193,6 +189,7 @@ class Run:
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_state: dict[str, Any] | None = None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "16-mixed")
+        self.loop = TrainingLoop(self)
 
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
@@ -228,7 +225,7 @@ class Run:
         """Return whether all updates are done."""
         return self.step >= self.total_steps
 
-    def run(self) -> RunRecord:
+    def execute(self) -> RunRecord:
         """Train to the end. Any error is in the record before it is raised.
 
         Returns:
@@ -273,104 +270,6 @@ class Run:
         for callback in self.callbacks:
             callback.on_end(self, status)
 
-    def train(self) -> None:
-        """Train `adapter.module` and the objective together: the loop of every domain without its own.
-
-        Raises:
-            ConfigError: a setting of [train] has no effect on this module.
-            TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
-        """
-        self._prepare_training()
-        self.evaluate_if_due()
-        while not self.is_finished:
-            epoch, start = divmod(self.step, self.adapter.steps_per_epoch)
-            count = 0
-            for batch in self.adapter.batches(epoch, start):
-                self.train_step(batch)
-                count += 1
-                if self.is_finished:
-                    return
-            announced = self.adapter.steps_per_epoch - start
-            if count != announced:
-                raise TrainingError(
-                    f"epoch {epoch} gave {count} batches from number {start} on where {announced} were announced "
-                    f"({type(self.adapter).__name__}.steps_per_epoch)."
-                )
-
-    def _prepare_training(self) -> None:
-        assert self.objective is not None
-        config, adapter = self.config.train, self.adapter
-        parameters = [*adapter.module.parameters(), *self.objective.parameters()]
-        self._parameters = [each for each in parameters if each.requires_grad]
-        self.optimizer = build_optimizer(config, self._parameters)
-        if self.optimizer_state is not None:
-            with fitting():
-                self.optimizer.load_state_dict(self.optimizer_state)
-            self.optimizer_state = None
-        if config.sync_batch_norm and not synchronize(adapter.module):
-            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
-        compiles = bool(config.compile or adapter.compiles)
-        if compiles and (problem := compiler_problem(self.device)):
-            self.progress.warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
-            compiles = False
-        self._loss = LossModule(
-            adapter, self.objective, Encoding(adapter.encoders(), config, compiles), config.precision
-        )
-        self._forward = self.processes.wrap(self._loss)
-
-    def train_step(self, batch: Any) -> None:
-        """Make one update.
-
-        Args:
-            batch: as `Adapter.batches` yields it.
-
-        Raises:
-            TrainingError: the loss or gradient is not finite. It has not reached the weights.
-        """
-        assert self.objective is not None
-        assert self.optimizer is not None
-        optimizer, scaler, adapter, clip = self.optimizer, self.scaler, self.adapter, self.config.train.clip
-        rate = learning_rate(self.config.train, self.step, self.total_steps, adapter.steps_per_epoch)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-
-        loss = self._forward(NoScatter(batch))
-        outcome, rows = self._loss.pop_outcome()
-        self.pairs = rows.local_pairs
-        if self.health.is_due(self):
-            with self._not_training():
-                self.health.see(self, outcome, self.pairs, self.step + 1)
-        optimizer.zero_grad()
-        self.processes.backward(scaler.scale(loss))
-        scaler.unscale_(optimizer)
-        adapter.before_step()
-        grads = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-
-        is_finite = math.isfinite(loss.detach() + norm)  # waits for the device, once a step
-        if not is_finite and not overflowed(loss, scaler):
-            raise TrainingError(explain_not_finite(self.step + 1, outcome, rows, self.objective, norm))
-        if clip is not None:
-            clip_grads_with_norm_(self._parameters, clip, norm, foreach=True)
-        if is_finite:
-            optimizer.step()
-            self.objective.after_step(rate, self.step + 1, self.total_steps)
-        scaler.update()
-        adapter.after_step()
-
-        if self.negatives is None:
-            self.negatives = float(torch.cat([pairs.negative_counts for pairs in self.pairs]).float().mean())
-            self.progress.note(f"negatives per anchor: {self.negatives:g}")
-        self.note_terms(outcome)
-        values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
-        if is_finite:
-            # The mean of squares is not the square of the mean.
-            values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
-        if scaler.is_enabled():
-            values["train/skipped"] = float(not is_finite)
-        values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
-        self.advance(values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()})
-
     def note_terms(self, outcome: Outcome) -> None:
         """Remember the notes of the terms of one step. Call it before `advance`.
 
@@ -380,7 +279,10 @@ class Run:
             outcome: what the objective returned.
         """
         self.notes.see(outcome.terms)
-        self.health.see_own_loop(self, first=True)
+        self.health.see_step(self, outcome)
+        if self.negatives is None and self.pairs is not None:
+            self.negatives = float(torch.cat([pairs.negative_counts for pairs in self.pairs]).float().mean())
+            self.progress.note(f"negatives per anchor: {self.negatives:g}")
 
     def advance(self, values: Mapping[str, Tensor | float], steps: int = 1) -> None:
         """Count steps and call the callbacks.
@@ -421,11 +323,12 @@ class Run:
         Returns:
             The results; None on ranks other than 0.
         """
-        with self._not_training():
+        with self.not_training():
             return self.evaluation.evaluate(self)
 
     @contextmanager
-    def _not_training(self) -> Iterator[None]:
+    def not_training(self) -> Iterator[None]:
+        """Leave the time of a `with` block out of `training_seconds`."""
         before = self.elapsed
         try:
             yield
@@ -450,7 +353,7 @@ class Run:
 
     def checkpoint(self) -> None:
         """Save everything that continues this run bit for bit. Raise CheckpointError if the disk refuses."""
-        with self._not_training():
+        with self.not_training():
             state = capture(self)
             if self.processes.is_main:
                 save_checkpoint(self.folder.checkpoints, self.step, state)

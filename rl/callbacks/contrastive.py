@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Objective, Outcome
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.train.loss_module import terms_with_bad_gradient
+from dipole.core.train.not_finite import terms_with_bad_gradient
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.modes import in_mode

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dipole.core.train import run as run_module
+from dipole.core.train import loop
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import PairsError
@@ -45,7 +45,7 @@ def test_an_objective_waits_for_nothing(text):
 def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, monkeypatch):
     """After the first step embedding, pairing and the loss wait for nothing."""
     steps = 0
-    forward = run_module.LossModule.forward
+    forward = loop.LossModule.forward
 
     def counted(self: Any, batch: Any) -> Tensor:
         nonlocal steps
@@ -55,7 +55,7 @@ def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, mon
         with no_cuda_waits():
             return forward(self, batch)
 
-    monkeypatch.setattr(run_module.LossModule, "forward", counted)
+    monkeypatch.setattr(loop.LossModule, "forward", counted)
     overrides = ("device=cuda", "train.log_every=10", "train.steps=12")
     assert train(load(blobs, overrides).config, tmp_path / "runs", quiet=True).status == "done"
     assert steps == 12

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
+from dipole.core.train.loop import learning_rate
+from dipole.core.train.optimizer import LARS, build_optimizer
 from dipole.core.utils.errors import ConfigError
 
 

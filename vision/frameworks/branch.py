@@ -16,6 +16,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.modes import in_mode
 from dipole.vision.encoders.base import Encoder
+from dipole.vision.heads import Projection, projection_head
 
 SIDES = (32, 64, 224, 8, 16, 28, 48, 84, 96, 128, 192, 256, 299, 336, 384, 448, 512)
 """Sides of the images, in pixels, with which the width of a plain backbone is measured. Two that work are enough."""
@@ -94,6 +95,16 @@ class Branch(nn.Module):
         if self.tap is None:
             return rows_of(self.encoder(images), self.encoder)
         return rows_of(self.encoder(images, self.tap), self.encoder)
+
+
+def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -> Branch:
+    """Return a backbone with its head, by default the one that a paper names. A `Branch` is returned unchanged."""
+    if isinstance(backbone, Branch):
+        return backbone
+    branch = Branch(backbone, head)
+    if head is None:
+        branch.projector = projection_head(name, branch.width)
+    return branch
 
 
 def rows_of(output: Any, module: nn.Module) -> Tensor:

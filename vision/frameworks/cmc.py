@@ -26,9 +26,9 @@ from dipole.vision.frameworks.base import (
     Rows,
     Setup,
     embedded,
-    make_branch,
     register_framework,
 )
+from dipole.vision.frameworks.branch import make_branch
 from dipole.vision.frameworks.queue import check_choice, check_momentum, of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
