@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -20,9 +20,17 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.similarity import dense, fits, paired
-from dipole.core.objectives.statistics import AnyStatistic, Extreme
-from dipole.core.objectives.tiles import Problem, tiled
+from dipole.core.objectives.similarity import fits, paired
+from dipole.core.objectives.statistics import (
+    LOWEST,
+    SMALLEST_EXPONENT,
+    AnyStatistic,
+    Extreme,
+    LogSumExp,
+    as_tuple,
+    needs_maximum,
+)
+from dipole.core.objectives.tiles import Problem, mask_of, tiled
 from dipole.core.utils.errors import EngineError
 from dipole.core.utils.uncompiled import uncompiled
 
@@ -77,6 +85,83 @@ def similarities(
             first=known.first_negative,
         )
     return paired(x, y, pairs.positives), statistics_of(pairs, x, y, wanted, bound, embeddings)
+
+
+def dense(
+    x: Tensor,
+    y: Tensor,
+    positives: Tensor,
+    excluded: Tensor,
+    statistics: Sequence[AnyStatistic],
+    *,
+    counts: Callable[[], Tensor],
+    bound: float | None,
+    padded: bool,
+    full: bool = False,
+    first: int = 0,
+) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
+    """Compute `similarities` with ordinary PyTorch operations and autograd. `statistics` lists each once."""
+    matrix = x @ y.t()
+    near = matrix.gather(1, positives.clamp_min(0) if padded else positives)
+    if first:
+        matrix, excluded = matrix[:, first:], excluded - first
+    mask = mask_of(excluded, matrix.shape[1]) if padded or first else None
+
+    def fill_excluded(values: Tensor, fill: float) -> Tensor:  # in place: a new matrix costs as much as its numbers
+        if mask is not None:
+            return values.masked_fill_(mask, fill)
+        return values.scatter_(1, excluded, fill)
+
+    zeroed: Tensor | None = None
+    results: dict[AnyStatistic, Tensor] = {}
+    for wanted in statistics:
+        if isinstance(wanted, Extreme):
+            results[wanted] = _place(fill_excluded(wanted.sign * matrix.detach(), -torch.inf), first)
+            continue
+        statistic = wanted.exact
+        e: Tensor | None = None
+        shift: Tensor | None = None
+        if statistic.scale is not None:
+            exponent = statistic.scale * matrix
+            # In a row with negatives, e^-inf = 0 stops the gradient by itself.
+            fill_excluded(exponent.detach() if full else exponent, -torch.inf)
+            if needs_maximum(wanted, bound):
+                exponent, shift = _below_top(exponent)
+            e = exponent.exp_()
+        if isinstance(statistic, LogSumExp):
+            assert e is not None
+            parts: tuple[Tensor, ...] = (e,)
+            if full:  # no sum is 0, so the logarithm needs no mask
+                found = e.sum(1).log()
+                results[wanted] = found if shift is None else found + shift
+                continue
+        else:
+            # At an excluded entry a part may be infinite, and its gradient 0 * inf. So parts see a similarity of 0.
+            zeroed = fill_excluded(matrix.clone(), 0.0) if zeroed is None else zeroed
+            parts = as_tuple(statistic.parts(zeroed, e))
+            if e is None:
+                parts = tuple([fill_excluded(part.clone(), 0.0) for part in parts])
+        if shift is None:
+            shift = x.new_zeros(())
+        results[wanted] = statistic.finish(tuple([part.sum(1) for part in parts]), shift, counts())
+    return near, results
+
+
+def _below_top(exponent: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract each row's maximum, (A,), a constant. Exponents of subnormal numbers, which are slow, become -inf."""
+    if not exponent.shape[1]:
+        return exponent, exponent.new_full((len(exponent),), LOWEST)
+    top = exponent.detach().amax(1).clamp_min(LOWEST)
+    below = exponent - top.unsqueeze(1)
+    return torch.threshold(below, SMALLEST_EXPONENT[below.dtype], -torch.inf), top
+
+
+def _place(values: Tensor, first: int) -> Tensor:
+    """Return the column of each row's largest entry, (A,), or -1 for a row without entries."""
+    if not values.shape[1]:
+        return torch.full((len(values),), -1, device=values.device)
+    top, place = values.max(1)
+    return torch.where(top > -torch.inf, place + first, -1)
 
 
 def statistics_of(
@@ -197,7 +282,7 @@ def _in_kernels(problem: Problem) -> tuple[Tensor, ...] | None:
 
     key, device = key_of(problem), problem.x.device
     if key not in _verdicts:
-        _verdicts[key] = verdict(problem)
+        _verdicts[key] = verdict(problem, dense)
         if _verdicts[key] and device not in _warned:
             _warned.add(device)
             names = ", ".join(str(each) for each in [*problem.statistics, *problem.extremes])

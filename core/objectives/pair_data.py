@@ -439,8 +439,8 @@ def spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
     """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
     share = runs[0][1] // batch
     if share > 1:
-        return values.repeat_interleave(share).repeat(len(runs))
-    return values.repeat(len(runs))
+        values = values.repeat_interleave(share)
+    return torch.cat([values] * len(runs))  # takes a third of the time of `repeat`
 
 
 def constructor(make: Make) -> Make:

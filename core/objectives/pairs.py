@@ -32,6 +32,7 @@ from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
 ViewNegatives = Literal["all", "queries", "view_pairs"]
+VIEW_NEGATIVES = get_args(ViewNegatives)
 
 
 class Pairs(Constructors):
@@ -102,7 +103,7 @@ class Pairs(Constructors):
                 (B,), or `negatives` is invalid.
         """
         views = as_views(views, "from_views needs a list of at least two views, each (B, d).")
-        if negatives not in get_args(ViewNegatives):
+        if negatives not in VIEW_NEGATIVES:
             raise PairsError(f"negatives must be 'view_pairs', 'all' or 'queries', got {negatives!r}.")
         check_alike(views)
         if negatives == "view_pairs" and len(views) == 2:

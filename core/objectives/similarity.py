@@ -1,20 +1,9 @@
-"""Similarities s_ij = x_i . y_j, and row statistics of matrices that are small enough to be formed as a whole."""
+"""Similarities s_ij = x_i . y_j: the precision and length of embeddings, and dot products with listed candidates."""
 
-from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
-
-from dipole.core.objectives.statistics import (
-    LOWEST,
-    SMALLEST_EXPONENT,
-    AnyStatistic,
-    Extreme,
-    LogSumExp,
-    as_tuple,
-    needs_maximum,
-)
 
 Similarity = Literal["cosine", "dot", "bilinear"]
 
@@ -92,85 +81,3 @@ def fits(anchors: int, candidates: int, device: torch.device) -> bool:
     if device.type == "cuda":
         return anchors * candidates < LARGEST_ON_GPU
     return anchors * candidates < LARGEST
-
-
-def dense(
-    x: Tensor,
-    y: Tensor,
-    positives: Tensor,
-    excluded: Tensor,
-    statistics: Sequence[AnyStatistic],
-    *,
-    counts: Callable[[], Tensor],
-    bound: float | None,
-    padded: bool,
-    full: bool = False,
-    first: int = 0,
-) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
-    """Compute `engine.similarities` with ordinary PyTorch operations and autograd. `statistics` lists each once."""
-    matrix = x @ y.t()
-    near = matrix.gather(1, positives.clamp_min(0) if padded else positives)
-    if first:
-        matrix, excluded = matrix[:, first:], excluded - first
-    mask = mask_of(excluded, matrix.shape[1]) if padded or first else None
-
-    def fill_excluded(values: Tensor, fill: float) -> Tensor:  # in place: a new matrix costs as much as its numbers
-        if mask is not None:
-            return values.masked_fill_(mask, fill)
-        return values.scatter_(1, excluded, fill)
-
-    zeroed: Tensor | None = None
-    results: dict[AnyStatistic, Tensor] = {}
-    for wanted in statistics:
-        if isinstance(wanted, Extreme):
-            results[wanted] = _place(fill_excluded(wanted.sign * matrix.detach(), -torch.inf), first)
-            continue
-        statistic = wanted.exact
-        e: Tensor | None = None
-        shift: Tensor | None = None
-        if statistic.scale is not None:
-            exponent = fill_excluded(statistic.scale * matrix, -torch.inf)
-            if needs_maximum(wanted, bound):
-                exponent, shift = _below_top(exponent)
-            e = exponent.exp_()
-        if isinstance(statistic, LogSumExp):
-            assert e is not None
-            parts: tuple[Tensor, ...] = (e,)
-            if full:  # no sum is 0, so the logarithm needs no mask
-                found = e.sum(1).log()
-                results[wanted] = found if shift is None else found + shift
-                continue
-        else:
-            # At an excluded entry a part may be infinite, and its gradient 0 * inf. So parts see a similarity of 0.
-            zeroed = fill_excluded(matrix.clone(), 0.0) if zeroed is None else zeroed
-            parts = as_tuple(statistic.parts(zeroed, e))
-            if e is None:
-                parts = tuple([fill_excluded(part.clone(), 0.0) for part in parts])
-        if shift is None:
-            shift = x.new_zeros(())
-        results[wanted] = statistic.finish(tuple([part.sum(1) for part in parts]), shift, counts())
-    return near, results
-
-
-def _below_top(exponent: Tensor) -> tuple[Tensor, Tensor]:
-    """Subtract each row's maximum, (A,), a constant. Exponents of subnormal numbers, which are slow, become -inf."""
-    if not exponent.shape[1]:
-        return exponent, exponent.new_full((len(exponent),), LOWEST)
-    top = exponent.detach().amax(1).clamp_min(LOWEST)
-    below = exponent - top.unsqueeze(1)
-    return torch.threshold(below, SMALLEST_EXPONENT[below.dtype], -torch.inf), top
-
-
-def _place(values: Tensor, first: int) -> Tensor:
-    """Return the column of each row's largest entry, (A,), or -1 for a row without entries."""
-    if not values.shape[1]:
-        return torch.full((len(values),), -1, device=values.device)
-    top, place = values.max(1)
-    return torch.where(top > -torch.inf, place + first, -1)
-
-
-def mask_of(index: Tensor, width: int) -> Tensor:
-    """Return (R, T), True at the listed columns (R, E) of a tile (R, T). Columns outside the tile are ignored."""
-    inside = (index >= 0) & (index < width)
-    mask = torch.zeros(len(index), width + 1, dtype=torch.bool, device=index.device)
-    return mask.scatter_(1, torch.where(inside, index, width), True)[:, :width]  # the last column takes the rest

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.similarity import mask_of
 from dipole.core.objectives.statistics import (
     LOWEST,
     SECOND_DERIVATIVES,
@@ -296,3 +295,10 @@ def exp_below(exponent: Tensor) -> Tensor:
     if exponent.device.type != "cpu":
         return exponent.exp_()
     return torch.threshold_(exponent, SMALLEST_EXPONENT[exponent.dtype], -math.inf).exp_()
+
+
+def mask_of(index: Tensor, width: int) -> Tensor:
+    """Return (R, T), True at the listed columns (R, E) of a tile (R, T). Columns outside the tile are ignored."""
+    inside = (index >= 0) & (index < width)
+    mask = torch.zeros(len(index), width + 1, dtype=torch.bool, device=index.device)
+    return mask.scatter_(1, torch.where(inside, index, width), True)[:, :width]  # the last column takes the rest

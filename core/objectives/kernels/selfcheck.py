@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.kernels.fused import FEW, HALF, fused, interpreted, tf32_allowed
-from dipole.core.objectives.similarity import dense
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.objectives.tiles import Problem
 
@@ -35,16 +35,19 @@ def _listed(problem: Problem) -> int:
     return min(problem.excluded.shape[1], FEW + 1)
 
 
-def verdict(problem: Problem) -> str:
-    """Return the error of the kernels for a matrix like this, or an empty string."""
+Reference = Callable[..., tuple[Tensor, dict[AnyStatistic, Tensor]]]
+
+
+def verdict(problem: Problem, reference: Reference) -> str:
+    """Return the error of the kernels for a matrix like this, or an empty string. `reference` is `engine.dense`."""
     try:
         with torch.device("cpu"):  # the numbers are drawn there, whatever PyTorch's default device is
-            return _compare(problem)
+            return _compare(problem, reference)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
 
 
-def _compare(problem: Problem) -> str:
+def _compare(problem: Problem, reference: Reference) -> str:
     source = torch.Generator().manual_seed(0)
     device, half = problem.x.device, _half(problem)
     sizes = (ROWS,) if problem.symmetric else (ROWS, COLUMNS)
@@ -65,7 +68,7 @@ def _compare(problem: Problem) -> str:
         ours = small.finish(found, counts)
         wanted: list[AnyStatistic] = [*problem.statistics, *problem.extremes]
         none = torch.empty(ROWS, 0, dtype=torch.long)
-        theirs = dense(exact[0], exact[-1], none, lists, wanted, counts=lambda: counts, bound=None, padded=True)[1]
+        theirs = reference(exact[0], exact[-1], none, lists, wanted, counts=lambda: counts, bound=None, padded=True)[1]
         loss, truth = found[0].sum() * 0, exact[0].sum() * 0
         for statistic in problem.statistics:
             if not _close(ours[statistic], theirs[statistic], TOLERANCE):
