@@ -8,11 +8,11 @@ from dipole.core.objectives.objective import Objective as Objective
 from dipole.core.objectives.objective import Outcome as Outcome
 from dipole.core.objectives.objective import Rows as Rows
 from dipole.core.objectives.objective import objective as objective
-from dipole.core.objectives.options import TEMPERATURE as TEMPERATURE
-from dipole.core.objectives.options import Range as Range
 from dipole.core.objectives.pairs import Pairs as Pairs
 from dipole.core.objectives.registry import register as register
 from dipole.core.objectives.similarity import full_precision as full_precision
+from dipole.core.objectives.spec import TEMPERATURE as TEMPERATURE
+from dipole.core.objectives.spec import Range as Range
 from dipole.core.objectives.statistics import AnyStatistic as AnyStatistic
 from dipole.core.objectives.statistics import Between as Between
 from dipole.core.objectives.statistics import Count as Count

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from dipole.core.objectives.objective import Composite, Objective
-from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.microbatch import microbatched, own_forward, patched_forward
 from dipole.text.contrastive_loss import ContrastiveLoss, Direction, unwrapped

@@ -12,7 +12,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
 
-from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.spec import check_whole
 from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import OptionError, nearest
 from dipole.core.utils.transfer import constant

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.vision.encoders.base import Norm, mlp
 

@@ -36,8 +36,8 @@ from dipole.core.conformance.subjects import (
 )
 from dipole.core.objectives import engine as engines
 from dipole.core.objectives.objective import Composite, Objective
-from dipole.core.objectives.options import check_whole
 from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.errors import OptionError, SpecError, nearest
 
 

@@ -18,9 +18,8 @@ from dipole.core.conformance.layouts import CLASSES, LAYOUTS, VIEWS, WIDTH, Layo
 from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Composite, Objective, Outcome, objective
-from dipole.core.objectives.options import options_of
 from dipole.core.objectives.registry import registry
-from dipole.core.objectives.spec import Term, parse
+from dipole.core.objectives.spec import Term, options_of, parse
 from dipole.core.utils.errors import SpecError, nearest
 
 Loss = Callable[..., Tensor]  # (instance, layout, leaves) -> scalar

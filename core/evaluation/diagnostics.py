@@ -29,11 +29,11 @@ from dipole.core.evaluation.histograms import (
 from dipole.core.objectives import spectrum
 from dipole.core.objectives.engine import statistics_of
 from dipole.core.objectives.losses.align_uniform import align, log_mean_kernel
-from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.regularizers.dp import Distance, check_margin
 from dipole.core.objectives.similarity import full_precision, normalize, paired
+from dipole.core.objectives.spec import Range, in_range
 from dipole.core.objectives.statistics import AnyStatistic, Count, LogSumExp, SoftmaxMean
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.errors import OptionError, PairsError

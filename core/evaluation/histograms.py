@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dipole.core.evaluation.arrays import Array, as_classes, as_matrix, matched, moderate_rows
-from dipole.core.objectives.options import Range, in_range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, normalize, paired
+from dipole.core.objectives.spec import Range, in_range
 from dipole.core.objectives.tiles import TILE
 from dipole.core.utils.finite import finite_rows
 

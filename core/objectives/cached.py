@@ -13,7 +13,7 @@ from dipole.core.objectives.checks import check_tensor
 from dipole.core.objectives.evaluate import Outcome
 from dipole.core.objectives.objective import Composite
 from dipole.core.objectives.objective import objective as build_objective
-from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.errors import OptionError, PairsError
 from dipole.core.utils.microbatch import microbatched, patched_forward
 

@@ -12,11 +12,19 @@ from torch.nn.parameter import UninitializedParameter
 from dipole.core.objectives.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate, has_repulsion
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
-from dipole.core.objectives.options import check_whole, remember_options
 from dipole.core.objectives.pairs import GlobalPairs, Pairs
 from dipole.core.objectives.registry import Entry, registry
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
-from dipole.core.objectives.spec import Term, caret, format_terms, numbered, option_span, parse
+from dipole.core.objectives.spec import (
+    Term,
+    caret,
+    check_whole,
+    format_terms,
+    numbered,
+    option_span,
+    parse,
+    remember_options,
+)
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError

@@ -14,7 +14,7 @@ from math import inf
 from threading import RLock
 from typing import Any, Literal, TypeVar, get_args
 
-from dipole.core.objectives.options import Option, options_of
+from dipole.core.objectives.spec import Option, options_of
 from dipole.core.utils.errors import RegistryError, SpecError, nearest
 from dipole.core.utils.plugins import (
     SWITCH,

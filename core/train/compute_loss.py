@@ -15,8 +15,8 @@ from dipole.core.objectives.checks import check_matrix, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.objective import Composite, Objective
 from dipole.core.objectives.objective import objective as build_objective
-from dipole.core.objectives.options import check_whole
 from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.spec import check_whole
 from dipole.core.utils.distributed import all_numbers, world_size
 from dipole.core.utils.errors import ConfigError, OptionError, PairsError
 

@@ -173,7 +173,7 @@ def target(name: str, objective: Composite | None) -> Target:
 
 def _options(term: Any) -> list[str]:
     """Return the options of a term that are numbers and attributes of the same name."""
-    from dipole.core.objectives.options import options_of  # late: the package loads torch
+    from dipole.core.objectives.spec import options_of  # late: the package loads torch
 
     return [each.name for each in options_of(type(term).__init__) if float in each.kinds and _keeps(term, each.name)]
 

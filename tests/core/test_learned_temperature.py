@@ -11,9 +11,8 @@ import dipole
 from dipole import Composite, Pairs
 from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.objectives import engine
-from dipole.core.objectives.options import options_of
 from dipole.core.objectives.registry import registry
-from dipole.core.objectives.spec import parse
+from dipole.core.objectives.spec import options_of, parse
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.identity import written_out
 from dipole.core.train.optimizer import build_optimizer

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import dipole
 from dipole import Pairs
 from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.objectives.options import options_of
+from dipole.core.objectives.spec import options_of
 from dipole.core.utils.errors import PairsError
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, -1, -1, 3])

@@ -11,8 +11,8 @@ import pytest
 import dipole
 from dipole.core.objectives import losses, regularizers
 from dipole.core.objectives.objective import Objective
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import Registry, registry
+from dipole.core.objectives.spec import Range
 from dipole.core.utils import plugins
 from dipole.core.utils.errors import RegistryError, SpecError
 

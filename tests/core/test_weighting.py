@@ -10,8 +10,8 @@ import dipole
 from dipole import Pairs
 from dipole.core.objectives.engine import using
 from dipole.core.objectives.losses.vicreg import VICReg
-from dipole.core.objectives.options import Former
 from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import Former
 from dipole.core.train.identity import written_out
 
 Rows = list[list[float]]

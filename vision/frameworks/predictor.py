@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.vision.encoders.base import Norm, mlp

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dipole.core.objectives.options import check_whole
+from dipole.core.objectives.spec import check_whole
 from dipole.core.train.schedule import SHAPES
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
 from dipole.core.utils.errors import OptionError, nearest

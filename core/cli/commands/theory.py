@@ -14,7 +14,7 @@ from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
 from dipole.core.evaluation.theory.choices import LOSSES, Choices
 from dipole.core.evaluation.theory.theorems import THEOREMS
-from dipole.core.objectives.options import Option, options_of
+from dipole.core.objectives.spec import Option, options_of
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted, definitions, number, text_table
 

@@ -25,8 +25,8 @@ from dipole.core.evaluation.theory.expectation import (
     transform,
 )
 from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
-from dipole.core.objectives.options import in_range
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import in_range
 from dipole.core.utils.errors import OptionError
 
 

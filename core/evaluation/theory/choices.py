@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dipole.core.objectives.options import Range, checked, options_of
+from dipole.core.objectives.spec import Range, checked, options_of
 from dipole.core.utils.errors import OptionError
 
 LOSSES = ("hinge", "logistic")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dipole.core.objectives.options import Range
+from dipole.core.objectives.spec import Range
 from dipole.core.utils.errors import OptionError
 
 Loss = Annotated[Literal["hinge", "logistic"], "loss of the margins"]

@@ -14,11 +14,11 @@ from torch.nn.functional import softplus
 from dipole.core.objectives.checks import check_numbers, reads_at_once
 from dipole.core.objectives.indices import NO_VIEW, is_listed
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.pair_data import PairLayout
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Extreme, LogSumExp
 from dipole.core.utils.errors import PairsError
 

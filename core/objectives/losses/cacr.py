@@ -7,10 +7,10 @@ from torch import Tensor
 
 from dipole.core.objectives.indices import other_views
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import paired
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, LogSumExp, SoftmaxMean, Sum
 from dipole.core.utils.distributed import log_mean_exp
 from dipole.core.utils.errors import PairsError

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, one_against_many
 from dipole.core.objectives.objective import Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
 
 

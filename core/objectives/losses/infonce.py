@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import LATER, Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import Similarity
+from dipole.core.objectives.spec import LATER, Range
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
 from dipole.core.utils.errors import OptionError
 

@@ -8,8 +8,8 @@ from torch.nn.functional import softplus
 
 from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, learnable, undecayed
 from dipole.core.objectives.objective import Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, softplus_sum
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, normalize
+from dipole.core.objectives.spec import Range
 
 
 @torch.no_grad()

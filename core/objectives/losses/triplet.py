@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Extreme, Sum
 
 

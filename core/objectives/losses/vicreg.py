@@ -7,10 +7,10 @@ from torch import Tensor
 
 from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Former, Range
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision
+from dipole.core.objectives.spec import Former, Range
 
 Weight = Range(at_least=0)
 

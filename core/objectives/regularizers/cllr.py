@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import LATER, Range
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, normalize
+from dipole.core.objectives.spec import LATER, Range
 from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank, singular_values
 from dipole.core.utils.errors import OptionError
 

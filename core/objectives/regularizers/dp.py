@@ -6,8 +6,8 @@ from torch import Tensor
 
 from dipole.core.objectives.evaluate import or_one
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.options import Range
 from dipole.core.objectives.registry import register
+from dipole.core.objectives.spec import Range
 from dipole.core.objectives.statistics import AnyStatistic, Between
 from dipole.core.utils.errors import OptionError
 
