@@ -115,7 +115,7 @@ class TextSettings(Settings):
         "Default: 1 of the labels 0 and 1, and the highest label",
     )
     no_duplicates: bool = Field(True, description="columns only: no text occurs in two rows of a batch")
-    window: int = Field(1, ge=1, description="sentences on each side that are positives")
+    window: int = Field(1, ge=1, le=10_000, description="sentences on each side that are positives")
     self_logit: Literal["zero", "drop"] = Field(
         "zero", description="the sentence itself: a negative of logit 0, or left out"
     )

@@ -167,7 +167,8 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
 
     Returns:
         "next@1" and "next@10", shares of queries whose next sentence ranks first or among ten, "next_mrr", the mean of
-        1 / rank, and "chance@1". Raise DataError if a vector is not finite.
+        1 / rank, and "chance@1". Among candidates of equal score the order is random, and the numbers are its mean.
+        Raise DataError if a vector is not finite.
     """
     document = document.to(f.device)
     queries = torch.nonzero(document[:-1] == document[1:]).squeeze(1)
@@ -176,7 +177,8 @@ def next_sentence(f: Tensor, g: Tensor, document: Tensor) -> dict[str, float]:
     scores = _unit(f)[queries] @ _unit(g).T
     scores[torch.arange(len(queries), device=f.device), queries] = -torch.inf
     truth = scores.gather(1, (queries + 1)[:, None])
-    return _rank_metrics("next", (scores > truth).sum(1) + 1, len(f) - 1)
+    scores.scatter_(1, (queries + 1)[:, None], -torch.inf)
+    return _rank_metrics("next", *_ranks(scores, truth), len(f) - 1)
 
 
 def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negatives: Tensor) -> dict[str, float]:
@@ -213,8 +215,9 @@ def find_positives(f: Tensor, g: Tensor, anchor: Tensor, positive: Tensor, negat
         scores[line, column[positive[other]]] = -torch.inf
         itself = column[own]
         scores[itself >= 0, itself[itself >= 0]] = -torch.inf
-        ranks.append((scores > truth).sum(1) + 1)
-    results = _rank_metrics("positive", torch.cat(ranks), len(candidates))
+        ranks.append(_ranks(scores, truth))
+    above, equal = (torch.cat(each) for each in zip(*ranks, strict=True))
+    results = _rank_metrics("positive", above, equal, len(candidates))
     won = torch.cat(nearer)
     if len(won):
         results["triplet/accuracy"] = float(won.float().mean())
@@ -225,11 +228,19 @@ def _unit(vectors: Tensor) -> Tensor:
     return normalize(finite_rows(vectors.float(), "embeddings", "sentence"))
 
 
-def _rank_metrics(name: str, rank: Tensor, candidates: int) -> dict[str, float]:
+def _ranks(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many wrong candidates of each query score higher than the right one, and how many score as high."""
+    return (scores > truth).sum(1), (scores == truth).sum(1)
+
+
+def _rank_metrics(name: str, above: Tensor, equal: Tensor, candidates: int) -> dict[str, float]:
+    """Return the mean over all orders of equal scores, so that equal vectors reach what chance does."""
+    above, equal = above.double(), equal.double() + 1
+    reciprocal = (torch.digamma(above + equal + 1) - torch.digamma(above + 1)) / equal  # mean of 1 / rank
     return {
-        f"{name}@1": float((rank == 1).float().mean()),
-        f"{name}@10": float((rank <= 10).float().mean()),
-        f"{name}_mrr": float((1 / rank).mean()),
+        f"{name}@1": float(((1 - above).clamp_min(0) / equal).mean()),
+        f"{name}@10": float(((10 - above).clamp_min(0) / equal).clamp_max(1).mean()),
+        f"{name}_mrr": float(reciprocal.mean()),
         "chance@1": 1 / candidates,
     }
 

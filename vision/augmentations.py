@@ -15,9 +15,9 @@ from torch import Tensor
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.recipe import describe
 from dipole.core.utils.errors import OptionError, nearest
+from dipole.core.utils.pictures import eight_bits, upright
 from dipole.core.utils.transfer import constant
 from dipole.vision.augment import Augmentation, AugmentConfig
-from dipole.vision.decoding import eight_bits, upright
 
 __all__ = ["Augment"]
 

@@ -1,6 +1,7 @@
 """Check the shape, dtype and range of embeddings, indices, labels and weights before pairing."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from numbers import Integral
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.text import counted
+from dipole.core.utils.text import counted, shortened
 
 
 def check_tensor(name: str, x: Any, shape: str) -> Tensor:
@@ -113,9 +114,10 @@ def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable
         raise PairsError(problem(smallest, largest))
 
 
-def check_count(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        raise PairsError(f"{name} must be an integer >= {low}, got {value!r}.")
+def check_count(name: str, value: Any, low: int, high: float = inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+        allowed = f">= {low}" if high == inf else f"from {low} to {high}"
+        raise PairsError(f"{name} must be an integer {allowed}, got {shortened(repr(value))}.")
 
 
 def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:

@@ -35,6 +35,9 @@ from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
+WIDEST = 10_000
+"""Largest window. Positives take 2 window columns."""
+
 
 class Constructors(PairData):
     """The constructors of `Pairs` beside `from_views` and `cross`."""
@@ -132,7 +135,7 @@ class Constructors(PairData):
             f: (B, d) of consecutive sentences, the anchors.
             g: (B, d) of the same sentences by the other encoder, the candidates.
             document: (B,) long, the document of each sentence; neighbours never cross documents.
-            window: sentences on each side that are positives, >= 1.
+            window: sentences on each side that are positives, 1 to 10,000.
             self_logit: "drop" leaves the sentence itself out. "zero" keeps it as a negative with logit 0, as in the
                 authors' code, by adding the zero vector as a candidate. Terms that count pairs see it at distance
                 D = 0.5.
@@ -146,7 +149,7 @@ class Constructors(PairData):
 
         Raises:
             PairsError: f, g and document differ in rows, f and g differ in width, dtype or device, window is not an
-                integer >= 1, or `self_logit` is invalid.
+                integer from 1 to 10,000, or `self_logit` is invalid.
         """
         check_matrix("f", f)
         check_matrix("g", g, ("f", f))
@@ -156,7 +159,7 @@ class Constructors(PairData):
             raise PairsError(
                 f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
             )
-        check_count("window", window, 1)
+        check_count("window", window, 1, WIDEST)
         if self_logit not in ("drop", "zero"):
             raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
         zero, most = int(self_logit == "zero"), 2 * int(window)

@@ -72,7 +72,7 @@ LONGEST_PROBLEM = 900
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Split "a.b=value". The value is read as TOML (3, 1e-3, true, [1, 2], "x"), or else as plain text.
+    """Split "a.b=value". The value is read as TOML (3, 1e-3, true, [1, 2], "x"), null or None, or else as plain text.
 
     "a.b=" gives UNSET, which removes the recipe's value.
     """
@@ -84,6 +84,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         raise ConfigError(f"--set {shortened(text)!r} is not of the form key=value or table.key=value.")
     if not value.strip():
         return keys, UNSET
+    if value.strip() in ("null", "None"):  # TOML has no word for it
+        return keys, None
     try:
         read = parse_toml(f"value = {value}")
     except ValueError:
@@ -194,7 +196,7 @@ def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
     Args:
         recipe: a shipped name (`dipole list recipes`), or the path of a .toml file.
         overrides: "key=value" or "table.key=value" each. They override the recipe, and later ones override earlier
-            ones. A value is read as TOML, or else as text. "key=" removes the recipe's value.
+            ones. A value is read as TOML, null or None, or else as text. "key=" removes the recipe's value.
 
     Returns:
         The complete configuration, `config`, and where each value comes from.

@@ -1,5 +1,6 @@
 """Tasks of the suite with distractions (Stone et al. 2021): colours, the camera and what is behind the scene."""
 
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,8 +134,9 @@ def videos_in(folder: str | Path, most: int | None) -> list[list[Path]]:
     if not folder.is_dir():
         raise ConfigError(f"backgrounds={str(folder)!r} is no folder. Allowed: one of pictures, or of folders of them.")
     found: dict[Path, list[Path]] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in _PICTURES or not path.is_file():
+    # glob follows links to folders and leaves out hidden files.
+    for path in sorted(folder / name for name in glob("**/*", root_dir=folder, recursive=True)):
+        if path.suffix.lower() not in _PICTURES or "__MACOSX" in path.parts or not path.is_file():
             continue
         if path.parent == folder:
             found[path] = [path]
@@ -214,12 +216,13 @@ class Background:
 
 def _picture(path: Path, width: int) -> NDArray[np.uint8]:
     """The middle square of a picture (width, width, 3)."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import ImageOps
+
+    from dipole.core.utils.pictures import open_rgb
 
     try:
-        with Image.open(path) as image:
-            return np.asarray(ImageOps.fit(image.convert("RGB"), (width, width)), np.uint8)
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return np.asarray(ImageOps.fit(open_rgb(path.read_bytes()), (width, width)), np.uint8)
+    except Exception as error:  # Pillow raises errors of many kinds for damaged files
         raise ConfigError(f"the background {path} cannot be read: {error}") from error
 
 

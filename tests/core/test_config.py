@@ -43,6 +43,9 @@ def test_precedence_and_origins(blobs):
         ("a.b=infonce(temperature=0.5) + 0.1*dp", "infonce(temperature=0.5) + 0.1*dp"),
         ("a.b=x=y", "x=y"),
         ("a.b=", UNSET),
+        ("a.b= null", None),
+        ("a.b=None", None),
+        ('a.b="null"', "null"),
         ('a.b=""', ""),
         ("a.b=1\nc=2", "1\nc=2"),
     ],
@@ -52,7 +55,9 @@ def test_override_values_are_toml_and_else_text(text, value):
 
 
 def test_an_empty_override_takes_the_recipes_value_away(blobs):
-    resolved = load(blobs, ["train.steps=", "train.epochs=2", "train.batch_size= ", "blobs.noise="])
+    resolved = load(
+        blobs, ["train.steps=", "train.epochs=2", "train.best_by=null", "train.batch_size= ", "blobs.noise="]
+    )
     assert (resolved.config.train.steps, resolved.config.train.epochs) == (None, 2)
     assert resolved.config.train.batch_size == 256
     assert resolved.origins["train.batch_size"] == "default"

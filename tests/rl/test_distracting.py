@@ -9,7 +9,7 @@ import itertools
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import make_env
-from dipole.rl.envs.distracting import DIFFICULTIES, _rolled, videos_in
+from dipole.rl.envs.distracting import DIFFICULTIES, _picture, _rolled, videos_in
 
 pytestmark = pytest.mark.usefixtures("opengl")
 SMALL = {"size": 40, "rendering": "fast"}
@@ -48,7 +48,7 @@ def test_strength_0_changes_nothing_and_a_roll_is_a_rotation():
 
 @pytest.fixture
 def videos(tmp_path):
-    """Two videos of three plain frames each, a loose picture, and a file that is none."""
+    """Two videos of three plain frames each, one of them linked, a loose picture, and files that are none."""
     from PIL import Image
 
     for number, name in enumerate(("bear", "boat")):
@@ -57,13 +57,29 @@ def videos(tmp_path):
             colour = (80 * frame + 40, 255 * number, 200)
             Image.new("RGB", (40, 30), colour).save(tmp_path / "frames" / name / f"{frame:05d}.png")
     Image.new("RGB", (8, 8), (250, 0, 0)).save(tmp_path / "red.jpg")
-    (tmp_path / "notes.txt").write_text("none")
+    for name in ("notes.txt", "._red.jpg", "frames/bear/._00000.png"):
+        (tmp_path / name).write_text("none")
+    (tmp_path / "frames/boat").rename(tmp_path / ".boat")
+    (tmp_path / "frames/boat").symlink_to(tmp_path / ".boat")
     return tmp_path
 
 
 def sky(observation):
     """The colour of the picture's upper corner, newest frame."""
     return observation[-3:, 1, 1].astype(int)
+
+
+def test_backgrounds_are_upright(tmp_path):
+    from PIL import Image
+
+    left_red = Image.fromarray(np.uint8([[[255, 0, 0]] * 8 + [[0, 0, 255]] * 8] * 16))
+    for orientation in (1, 3, 6):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        left_red.save(tmp_path / f"{orientation}.png", exif=exif)
+    shown = {orientation: _picture(tmp_path / f"{orientation}.png", 16) for orientation in (1, 3, 6)}
+    assert np.array_equal(shown[3], shown[1][::-1, ::-1])
+    assert np.array_equal(shown[6], np.rot90(shown[1], -1))
 
 
 def test_videos_are_shown_behind_the_scene(videos):

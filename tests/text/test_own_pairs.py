@@ -304,6 +304,12 @@ def test_partners_are_ranked_among_all_candidates():
     assert found["positive_mrr"] == pytest.approx(np.mean([1 / r for r in ranks]), rel=1e-6)
     assert found["triplet/accuracy"] == pytest.approx(np.mean(won))
     assert found["chance@1"] == 0.1
+    # Equal vectors are as good as a random order.
+    found = next_sentence(torch.ones(21, 3), torch.ones(21, 3), torch.zeros(21))
+    assert (found["next@1"], found["next@10"]) == pytest.approx((found["chance@1"], 0.5))
+    assert found["next_mrr"] == pytest.approx(np.mean([1 / rank for rank in range(1, 21)]))
+    found = find_positives(torch.ones(30, 5), torch.ones(30, 5), anchor, positive, negatives)
+    assert found["positive@1"] == pytest.approx((1 / 9 * 2 + 1 / 10 + 1 / 10 + 1 / 9) / 5)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

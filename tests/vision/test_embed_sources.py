@@ -11,9 +11,9 @@ from PIL import Image
 
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError, DataError
+from dipole.core.utils.pictures import open_rgb
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
-from dipole.vision.decoding import open_rgb
 from dipole.vision.exported import open_folder
 from dipole.vision.inference import read_images
 from tests.vision.made import CPU, colour_file, configured, make_adapter, png

@@ -1,0 +1,77 @@
+"""Pictures of files as viewers show them: upright, with 8 bits a channel."""
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image
+
+MANY_PIXELS = 25_000_000
+DENSE = 400  # pixels for a byte
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Orientation tag of EXIF -> what makes the picture upright. 1 is upright."""
+
+
+def open_rgb(data: bytes, size: int | None = None) -> Image.Image:
+    """Open an image as RGB with 8 bits a channel, upright (`upright`).
+
+    A JPEG may be decoded at a lower resolution of at least `size`.
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        check_pixels(image, len(data))
+        if size is not None:
+            image.draft("RGB", (size, size))
+        return upright(eight_bits(image).convert("RGB"), image)
+
+
+def check_pixels(image: Image.Image, size: int) -> None:
+    """Raise ValueError for a small file of `size` bytes that would take gigabytes of memory.
+
+    It has more than `MANY_PIXELS`, and more than `DENSE` for each byte. Photos have at most 100 for a byte.
+    """
+    pixels = image.width * image.height
+    if pixels > MANY_PIXELS and pixels > DENSE * size:
+        raise ValueError(
+            f"{image.width} x {image.height} pixels in {size} bytes would take gigabytes of memory; save it smaller"
+        )
+
+
+def upright(picture: Image.Image, opened: Image.Image) -> Image.Image:
+    """Turn a picture as the orientation tag (EXIF or XMP) of the opened file says, as viewers do."""
+    try:
+        tag: Any = opened.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # damaged EXIF data say nothing, and the pixels are readable
+        return picture
+    return picture.transpose(TURNS[tag]) if tag in TURNS else picture
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Scale a grey image of 16 bits, or of floats in [0, 1], to 256 levels. Return other images unchanged.
+
+    Pillow's own conversion clips such values at 255.
+
+    Raises:
+        ValueError: the white level is unknown.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.float64) / 65535
+    elif image.mode == "I":
+        raise ValueError("32-bit whole numbers do not say which value is white; save it with 8 or 16 bits a channel")
+    elif image.mode == "F":
+        values = np.asarray(image).astype(np.float64)
+        if not (values.min() >= 0 and values.max() <= 1):
+            raise ValueError(
+                f"its numbers go from {values.min():g} to {values.max():g}, and floating-point pixels lie in [0, 1]; "
+                "scale them, or save it with 8 or 16 bits a channel"
+            )
+    else:
+        return image
+    return Image.fromarray(np.round(values.clip(0, 1) * 255).astype(np.uint8))
