@@ -121,10 +121,12 @@ REFUSED = {
 A queue and the queries have no blocks. Labels may be missing. In `window` all sentences of a batch may be of one
 document, so that `tuple` has no negatives.
 """
-OTHERWISE = dict.fromkeys(
-    [("moco, queue", "swav"), ("moco", "swav"), ("moco, queue and queries", "swav")],
-    "swav(prototypes=30, temperature=0.2)",
-) | {("moco, queue", "quickthoughts"): "quickthoughts(similarity=cosine)"}
+OTHERWISE = {
+    ("moco, queue", "swav"): "swav(prototypes=30, temperature=0.2)",
+    ("moco", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
+    ("moco, queue and queries", "swav"): "swav(prototypes=30, temperature=0.2, codes=all)",
+    ("moco, queue", "quickthoughts"): "quickthoughts(similarity=cosine)",
+}
 """Objectives that need other options than their defaults to learn in a layout.
 
 A queue holds unit vectors, so dot products could separate them from the keys of the batch by their length alone.

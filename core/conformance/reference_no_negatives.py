@@ -36,18 +36,30 @@ def sinkhorn(scores: Sequence[Sequence[float]], epsilon: float, iterations: int)
 
 
 def swav(
-    case: Case, *, prototypes: int, temperature: float, epsilon: float, iterations: int, dim: int | None = None
+    case: Case,
+    *,
+    prototypes: int,
+    temperature: float,
+    epsilon: float,
+    iterations: int,
+    dim: int | None = None,
+    codes: str = "crop",
 ) -> Number:
     """Caron et al. 2020: an anchor's softmax over the prototypes predicts the codes of its positives, pairs alike."""
     centres = [unit(v) for v in case.parameters["prototypes"]]
     assert len(centres) == prototypes
     scores = [[dot(u, v).item() for v in centres] for u in map(unit, case.candidates)]
-    codes = sinkhorn(scores, epsilon, iterations)
+    of = case.candidate_views if codes == "crop" else [0] * len(scores)
+    targets: dict[int, list[float]] = {}
+    for view in set(of):
+        own = [j for j in range(len(scores)) if of[j] in (view, -1)]
+        found = sinkhorn([scores[j] for j in own], epsilon, iterations)
+        targets |= {j: q for j, q in zip(own, found, strict=True) if of[j] == view}
     losses = []
     for i in case.counted():
         z = unit(case.anchors[i])
         log_prediction = log_softmax([dot(z, v) for v in centres], temperature)
-        losses += [-total(q * x for q, x in zip(codes[p], log_prediction, strict=True)) for p in case.positives[i]]
+        losses += [-total(q * x for q, x in zip(targets[p], log_prediction, strict=True)) for p in case.positives[i]]
     return mean(losses)
 
 

@@ -294,7 +294,9 @@ def test_siglip_is_binary_and_infonce_is_not():
 
 def test_swav_is_cross_entropy_to_its_codes():
     leaves = embeddings(8, 2, 4, 0)
-    term = dipole.objective("swav(prototypes=5, temperature=0.3, epsilon=0.1, iterations=200)", dim=4).double()
+    term = dipole.objective(
+        "swav(prototypes=5, temperature=0.3, epsilon=0.1, iterations=200, codes=all)", dim=4
+    ).double()
     (prototypes,) = (parameter.detach() for parameter in term.parameters())
     z = torch.nn.functional.normalize(torch.cat(leaves), dim=1).detach()
     scores = z @ torch.nn.functional.normalize(prototypes, dim=1).T  # (16, 5)

@@ -45,14 +45,15 @@ def codes_of(scores: Rows, epsilon: float, iterations: int) -> Rows:
     return q
 
 
-@pytest.mark.parametrize(("large", "small"), [(2, 0), (2, 6), (3, 2)])
-def test_swav_weighs_every_pair_of_a_code_and_a_crop_alike(large, small):
-    crops = rows_of(large + small)
+@pytest.mark.parametrize(("large", "small", "past"), [(2, 0, 0), (2, 6, 4), (3, 2, 0)])
+def test_swav_weighs_every_pair_of_a_code_and_a_crop_alike(large, small, past):
+    crops, queue = rows_of(large + small), rows_of(1, past)[0]
     objective = dipole.objective("swav(prototypes=6)", dim=4).double()
     prototypes = [unit(v) for v in next(objective.parameters()).tolist()]
     images = range(len(crops[0]))
     scores = [[[dot(unit(z), v) for v in prototypes] for z in crop.tolist()] for crop in crops]
-    codes = codes_of([scores[c][i] for c in range(large) for i in images], 0.05, 3)
+    queued = [[dot(unit(z), v) for v in prototypes] for z in queue.tolist()]
+    codes = [codes_of([*queued, *scores[c]], 0.05, 3)[len(queued) :] for c in range(large)]
     losses = []
     for c in range(large):
         for crop in range(large + small):
@@ -60,8 +61,8 @@ def test_swav_weighs_every_pair_of_a_code_and_a_crop_alike(large, small):
                 total = sum(math.exp(s / 0.1) for s in scores[crop][i])
                 log_p = [s / 0.1 - math.log(total) for s in scores[crop][i]]
                 if crop != c:
-                    losses.append(-dot(codes[c * len(images) + i], log_p))
-    found = objective(Pairs.from_crops(crops[:large], crops[large:])).loss
+                    losses.append(-dot(codes[c][i], log_p))
+    found = objective(Pairs.from_crops(crops[:large], crops[large:], queue)).loss
     assert len(losses) == large * (large + small - 1) * len(images)
     assert found.item() == pytest.approx(average(losses), abs=1e-9)
 

@@ -57,18 +57,18 @@ def moco_loop(net, head, data, model):
 
 
 def swav_loop(net, head, data, model):
-    """Codes of both large crops together: iterations of rows and columns, as in the paper's App. A."""
+    """Codes of each large crop: iterations of rows and columns, as in the paper's App. A."""
     prototypes = model.objective.terms[0].prototypes.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([*net.parameters(), *head.parameters(), prototypes], lr=0.001)
     for views, _ in data:
         passes = [head(net(torch.cat(part)).flatten(1)) for part in (views[:2], views[2:])]
         scores = F.normalize(torch.cat(passes), dim=1) @ F.normalize(prototypes, dim=1).T
-        codes = torch.exp(scores[:24].detach().double() / 0.05)
+        codes = torch.exp(scores[:24].detach().double() / 0.05).view(2, 12, -1)
         for _ in range(3):
-            codes = codes / codes.sum(0, keepdim=True)
             codes = codes / codes.sum(1, keepdim=True)
+            codes = codes / codes.sum(2, keepdim=True)
         log_shares = torch.log_softmax(scores / 0.1, 1).chunk(8)
-        targets = codes.float().chunk(2)
+        targets = codes.float()
         parts = [-(targets[i] * log_shares[v]).sum(1).mean() for i in range(2) for v in range(8) if v != i]
         yield optimizer, sum(parts) / len(parts)
 

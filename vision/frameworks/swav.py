@@ -38,8 +38,8 @@ class SwAVConfig(Settings):
 class SwAV(OneBranch):
     """SwAV's framework (Caron et al. 2020): every crop is an anchor, the large crops (and a queue) are the candidates.
 
-    An anchor's positives are the other large crops of its image. Made for the objective `swav`, whose codes are
-    computed over all candidates, the queue included. For other objectives the queue holds negatives.
+    An anchor's positives are the other large crops of its image. Made for the objective `swav`, which computes the
+    codes of each large crop together with the queue. For other objectives the queue holds negatives.
 
         >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
         >>> model = SwAV(backbone, objective="swav(prototypes=50)")
