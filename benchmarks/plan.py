@@ -4,18 +4,19 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan, nan
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.printed import margin
-from dipole.benchmarks.manifest import CellEntry
-from dipole.benchmarks.report.results import measure
+from dipole.benchmarks.manifest import CellEntry, ColumnEntry
+from dipole.benchmarks.report.ranking import LEVEL
+from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import detectable, seeds_needed
-from dipole.benchmarks.suite import Column, Job, Sized
+from dipole.benchmarks.suite import Job, Sized
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig
@@ -88,10 +89,12 @@ class Time:
 
 @dataclass(frozen=True)
 class SeedsLine:
-    """Seeds per arm that show `difference` in a column, with the spread assumed and its source.
+    """Seeds of each row that show `difference` in a column, with the spread assumed and its source.
 
-    `detectable` is the smallest difference that the planned seeds show. The difference is one that was stated before
-    the runs, never an observed one: the largest of many observed differences is too large.
+    The spread is that of the differences by seed from the base, the median over the tests. Without pairs of earlier
+    runs it is the spread of a row, and rows count as independent. `detectable` is the smallest difference that the
+    planned seeds show, as in a report. The difference is one that was stated before the runs, never an observed
+    one: the largest of many observed differences is too large.
     """
 
     column: str
@@ -118,13 +121,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a suite: runs, time and seeds."""
+    """The plan of a suite: runs, time, and seeds at the level of Holm's first step among all its `tests`."""
 
     jobs: int
     cells: int
     finished: int
     time: Time
     slots: int
+    tests: int
     seeds: tuple[SeedsLine, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -168,39 +172,44 @@ def make_plan(
     """
     missing = [job.config for job in jobs if job.hash not in records]
     time = Estimator(records.values()).total(missing, slots, sized.scale.shared_process)
-    cells = sum(1 for _ in sized.cells())
-    lines = tuple(_seeds_line(sized, column, jobs, records, effect) for column in sized.columns)
-    return Plan(len(jobs), cells, len(jobs) - len(missing), time, slots, lines)
+    results = SuiteResults(sized.manifest(jobs), records)
+    tests = max(1, results.planned_tests)
+    lines = tuple(_seeds_line(results, column, tests, len(sized.seeds), effect) for column in results.manifest.columns)
+    return Plan(len(jobs), sum(1 for _ in sized.cells()), len(jobs) - len(missing), time, slots, tests, lines)
 
 
 def _seeds_line(
-    sized: Sized, column: Column, jobs: Sequence[Job], records: Mapping[str, RunRecord], effect: float | None
+    results: SuiteResults, column: ColumnEntry, tests: int, planned: int, effect: float | None
 ) -> SeedsLine:
-    rows = {row.label: row for row in sized.rows}
-    by_row: dict[str, list[float]] = defaultdict(list)
-    for job in jobs:
-        if job.hash not in records:
-            continue
-        for cell in job.cells:
-            value = measure(records[job.hash], column.metric_of(rows[cell.row]))
-            if cell.column == column.name and value is not None:
-                by_row[cell.row].append(value * column.factor)
-    spreads = [float(np.std(values, ddof=1)) for values in by_row.values() if len(values) > 1]
-    source, difference = counted(sum(map(len, by_row.values())), "earlier run"), 0.01 * column.factor
-    if table := published.tables().get(sized.suite.published or ""):
-        difference = margin(table.metric, 1.0)
-        cells = [row.cells[column.name] for row in table.rows if column.name in row.cells]
-        if not spreads:
-            spreads, source = [cell.std for cell in cells if cell.std is not None], "the paper's spread"
+    cells, difference = results.cells_of(column.name), abs(0.01 * column.factor)
+    tests_made = [cell.against_base for cell in cells if cell.against_base is not None]
+    pairs = [test for test in tests_made if test.spread > 0 and test.method != "Welch"]
+    known = [cell.summary for cell in cells if cell.summary is not None and cell.summary.n > 1]
+    source, std = f"{counted(sum(test.n for test in pairs), 'pair')} of earlier runs", nan
+    if pairs:
+        std = median(test.spread for test in pairs)
+    elif known:
+        source, std = counted(sum(each.n for each in known), "earlier run"), _root_mean_square(s.std for s in known)
+    if results.table is not None:
+        difference = margin(results.table.metric, 1.0)
+        printed = [row.cells[column.name].std for row in results.table.rows if column.name in row.cells]
+        if isnan(std) and any(printed):
+            source, std = "the paper's spread", _root_mean_square(each for each in printed if each is not None)
     if effect is not None:
         difference = effect
-    if not spreads:
+    if isnan(std):
         return SeedsLine(column.name, difference, None, "no spread known yet: run two seeds first", None)
-    std = float(np.sqrt(np.mean(np.square(spreads))))
-    least = None
-    if len(sized.seeds) > 1:
-        least = detectable(std, len(sized.seeds))
-    return SeedsLine(column.name, difference, std, source, seeds_needed(difference, std), least)
+    if std == 0:
+        return SeedsLine(column.name, difference, None, f"{source} gave the same", None)
+    alpha, least, are_paired = LEVEL / tests, None, bool(pairs)
+    if planned > 1:
+        least = detectable(std, planned, alpha=alpha, is_paired=are_paired)
+    seeds = seeds_needed(difference, std, alpha=alpha, is_paired=are_paired)
+    return SeedsLine(column.name, difference, std, source, seeds, least)
+
+
+def _root_mean_square(values: Iterable[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(list(values)))))
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

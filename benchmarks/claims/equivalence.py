@@ -12,7 +12,7 @@ from scipy import special
 
 from dipole.benchmarks.statistics import Summary, pooled_std, standard_error, summarize
 from dipole.benchmarks.statistics.differences import half_width
-from dipole.benchmarks.statistics.estimates import NOISE
+from dipole.benchmarks.statistics.estimates import NOISE, pairs_are_better
 from dipole.benchmarks.statistics.power import least_shift
 
 
@@ -67,13 +67,15 @@ class Estimate:
 
 
 def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
-    """Return one - other on the seeds that both have, by Welch if they share fewer than two.
+    """Return one - other on the seeds that both have, or by Welch on all seeds if `pairs_are_better` denies it.
 
     If the difference is the same for every seed, the two sides count as independent samples.
     """
     gaps = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
-    if len(gaps) > 1 and (found := of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))).error > 0:
-        return found
+    if pairs_are_better(len(gaps), len(one), len(other)):
+        found = of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))
+        if found.error > 0:
+            return found
     if gaps and min(len(one), len(other)) == 1:
         return Estimate(gaps[0])
     return of_summaries(summarize(list(one.values())), summarize(list(other.values())))
@@ -163,12 +165,13 @@ def any_of(evidence: Sequence[Evidence]) -> Evidence:
 
 
 def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> Estimate:
-    """Return the mean of several estimates: over seeds if each has values by seed, else by the mean of their errors.
+    """Return the mean of several estimates: over the seeds that all share, or by the mean of their errors.
 
-    The second is the widest that any dependence between them allows, by Minkowski's inequality.
+    The second is the widest that any dependence between them allows, by Minkowski's inequality. It is taken if an
+    estimate is not of pairs (no gaps), or if few seeds are shared (`pairs_are_better`).
     """
-    shared = set.intersection(*map(set, gaps))
-    if len(shared) > 1:
+    shared, most = set.intersection(*map(set, gaps)), max(map(len, gaps))
+    if pairs_are_better(len(shared), most, most):
         means = [sum(each[seed] for each in gaps) / len(gaps) for seed in sorted(shared)]
         return of_sample(means, max(abs(value) for each in gaps for value in each.values()))
     k = len(found)

@@ -28,6 +28,7 @@ from dipole.benchmarks.claims.equivalence import (
     smaller_spread,
 )
 from dipole.benchmarks.statistics import Summary, number
+from dipole.benchmarks.statistics.estimates import pairs_are_better
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
 NO_ROOM, NOT_LEARNT, NOT_DECIDABLE = "no room", "not learnt", "not decidable on this hardware"
@@ -115,9 +116,12 @@ class Contrast:
         return found
 
     def gaps(self) -> dict[int, float]:
-        """Return first minus second of the first pair by seed."""
+        """Return first minus second of the first pair by seed, or {} if its sides are compared as two samples."""
         one, other = (side.samples or {} for side in self.sides()[0])
-        return {seed: one[seed] - other[seed] for seed in one.keys() & other}
+        common = one.keys() & other
+        if not pairs_are_better(len(common), len(one), len(other)):
+            return {}
+        return {seed: one[seed] - other[seed] for seed in common}
 
     def obstacle(self, pair: int, region: tuple[float, float]) -> str:
         """Return NO_ROOM or NOT_LEARNT if a pair cannot show the printed effect, or "".

@@ -42,15 +42,13 @@ def of_mark(reason: str) -> str:
 
 
 def tested(results: SuiteResults) -> list[CellResult]:
-    """Return the cells whose difference from the base is tested: two seeds or more, of a suite that can decide."""
-    if results.not_decidable:
-        return []
-    return [c for c in results.cells if c.against_base is not None and c.against_base.n > 1]
+    """Return the cells whose difference from the base is tested, each test once. None of a suite that cannot decide."""
+    return [c for c in results.cells if isfinite(c.p_holm) and not c.is_repeated]
 
 
 def decided(results: SuiteResults) -> list[CellResult]:
     """Return the tested cells whose difference is significant among all tests of the suite (Holm)."""
-    return [c for c in tested(results) if isfinite(c.p_holm) and c.p_holm < LEVEL]
+    return [c for c in tested(results) if c.p_holm < LEVEL]
 
 
 def of_learning(results: SuiteResults) -> list[str]:
@@ -123,9 +121,12 @@ def of_machines(records: Iterable[RunRecord]) -> str:
 def _against_base(results: SuiteResults) -> list[str]:
     among, found = tested(results), decided(results)
     if not among:
-        if any(c.against_base is not None for c in results.cells):
-            return ["One seed each allows no test. Two seeds would give intervals."]
-        return []
+        seeds = [c.against_base.n for c in results.cells if c.against_base is not None]
+        if not seeds:
+            return []
+        if max(seeds) > 1:
+            return ["All seeds of a row gave the same, which allows no test."]
+        return ["One seed each allows no test. Two seeds would give intervals."]
     bases = list(dict.fromkeys(c.base for c in among))
     base, own_base, several = bases[0], bases[0], len(bases) > 1
     if several:
@@ -158,7 +159,7 @@ def _reach(results: SuiteResults) -> list[str]:
         if isfinite(reach[column.name])
     ]
     if not shown:
-        return []
+        return ["Every value is that of the base, so the detectable difference is unknown."]
     return [f"With these seeds, smaller differences than these would be missed: {first_of(shown, NAMED)}."]
 
 

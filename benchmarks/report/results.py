@@ -1,7 +1,7 @@
 """Records of a suite as numbers: cells with spread, tests against the base, printed values beside them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -52,7 +52,8 @@ class CellResult:
     """One cell of a suite: our sample, the test against the base, and the paper's number.
 
     Without a sample there is no summary, without a printed number no comparison. `p_holm` is the p-value of the test
-    among the `family` of all tests of the suite, `wanted` the number of runs that the suite asks for.
+    among the `family` of all different tests of the suite, `wanted` the number of runs that the suite asks for. A test
+    `is_repeated` if an earlier cell has it: columns may share runs and metric, and a test counts once.
     """
 
     row: RowEntry
@@ -66,6 +67,7 @@ class CellResult:
     printed: published.PrintedCell | None
     has_failed: bool = False
     family: int = 1
+    is_repeated: bool = False
 
     @property
     def base(self) -> str:
@@ -107,7 +109,7 @@ class SuiteResults:
         self.jobs: Sequence[JobEntry] = manifest.jobs
         self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
         self._by_column = {c.name: c for c in manifest.columns}
-        metrics = {(r.label, c.name): c.metric_of(r) for r in manifest.rows for c in manifest.columns}
+        self._metrics = {(r.label, c.name): c.metric_of(r) for r in manifest.rows for c in manifest.columns}
         self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         # A report asks for the claims of a suite in several places.
@@ -119,7 +121,7 @@ class SuiteResults:
                 column = self._by_column[cell.column]
                 value = None
                 if record is not None and record.status == "done":
-                    value = measure(record, metrics[cell.row, cell.column])
+                    value = measure(record, self._metrics[cell.row, cell.column])
                 if value is not None and isfinite(value * column.factor):
                     self._samples[cell.row, cell.column][cell.seed] = value * column.factor
 
@@ -205,16 +207,32 @@ class SuiteResults:
         found = [
             self._cell(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells
         ]
-        p_values = [getattr(cell.against_base, "p_t", nan) for cell in found]
-        family = max(1, sum(map(isfinite, p_values)))
         beside = among([cell.comparison for cell in found])
+        tests = [self._test(cell.row, cell.column) for cell in found]
+        p_values = {test: getattr(cell.against_base, "p_t", nan) for test, cell in zip(tests, found, strict=True)}
+        family = max(1, sum(map(isfinite, p_values.values())))
         if self.not_decidable:
-            p_values = [nan] * len(found)
+            p_values = dict.fromkeys(p_values, nan)
             beside = [replace(each, verdict=NOT_DECIDABLE, p=nan) if each else None for each in beside]
+        corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+        first = {test: place for place, test in reversed(list(enumerate(tests)))}
         return [
-            replace(cell, p_holm=p, family=family, comparison=comparison)
-            for cell, p, comparison in zip(found, holm(p_values), beside, strict=True)
+            replace(cell, p_holm=corrected[test], family=family, comparison=one, is_repeated=first[test] < place)
+            for place, (cell, test, one) in enumerate(zip(found, tests, beside, strict=True))
         ]
+
+    def _test(self, row: RowEntry, column: ColumnEntry) -> tuple[Hashable, ...] | None:
+        """Return what makes a cell's test another than those of other cells: runs and metric of both sides."""
+        places = (row.label, column.name), base_of(row, column)
+        if places[0] == places[1] or not all(place in self._cells for place in places):
+            return None
+        return tuple((frozenset(self._cells[place].values()), self._metrics[place]) for place in places)
+
+    @property
+    def planned_tests(self) -> int:
+        """How many different tests there are once all runs are finished."""
+        tests = {self._test(row, column) for row in self.rows for column in self.manifest.columns}
+        return len(tests - {None})
 
     def _cell(self, row: RowEntry, column: ColumnEntry) -> CellResult:
         """Fill a cell, without correction for several tests and comparisons."""
@@ -234,8 +252,8 @@ class SuiteResults:
 
     @property
     def tests(self) -> int:
-        """How many differences from a base are tested."""
-        return sum(isfinite(cell.p_holm) for cell in self.cells)
+        """How many different tests against a base there are."""
+        return sum(isfinite(cell.p_holm) and not cell.is_repeated for cell in self.cells)
 
     def cell(self, row: str, column: str) -> CellResult | None:
         """Return a cell, or None if it does not exist."""

@@ -33,9 +33,9 @@ CELL_NOTE = (
     "Intervals are 95 %. Gain, t-test and Wilcoxon test compare a row with the base row: on common seeds, or with all "
     "seeds as two samples (Welch, rank sum) if that is the more powerful test. Holm's correction is over all tests of "
     "the suite. The effect is Cohen's d of the pairs. The last column is the smallest gain that these seeds show with "
-    "80 % power, among as many tests. Verdicts on printed numbers are corrected over all of them (Holm), their "
-    "intervals are not."
+    "80 % power, among as many tests."
 )
+PRINTED_NOTE = " Verdicts on printed numbers are corrected over all of them (Holm), their intervals are not."
 DETECTABLE = "detectable difference"
 DETECTABLE_NOTE = (
     f"The last row, {DETECTABLE}, is the smallest difference from the base that the seeds show with 80 % power, among "
@@ -52,7 +52,7 @@ RUN_NOTE = (
 )
 RANKING_NOTE = (
     "Rank of means: 1 has the best mean of a task, averaged over tasks. Better and worse count the tasks with a "
-    "significant difference from the base (t-test on common seeds, Holm over all objectives and tasks, 0.05). "
+    "significant difference from the base (t-test, Holm over all objectives and tasks, 0.05). "
     "P(improvement): a run beats a run of the base, mean over tasks. Gain: in units of the base's mean, mean over "
     "tasks (from eight on without a quarter at each end). Both have 95 % intervals, in which columns of the same runs "
     "count once. Methods with missing runs are not ranked."
@@ -95,8 +95,10 @@ def of_parts(records: Iterable[RunRecord]) -> str:
 
 def cells_table(results: SuiteResults) -> ReportTable:
     """Return every cell with its interval, the test against the base, the printed number and the verdict."""
-    rows = [_cell_row(results, cell) for cell in results.cells]
-    return ReportTable(f"{results.manifest.name}-cells", "Every number", CELL_HEAD, rows, CELL_NOTE, is_folded=True)
+    rows, note = [_cell_row(results, cell) for cell in results.cells], CELL_NOTE
+    if results.table is not None:
+        note += PRINTED_NOTE
+    return ReportTable(f"{results.manifest.name}-cells", "Every number", CELL_HEAD, rows, note, is_folded=True)
 
 
 def _cell_row(results: SuiteResults, cell: CellResult) -> tuple[Cell, ...]:

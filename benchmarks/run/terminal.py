@@ -49,7 +49,7 @@ def print_plan(console: Console, sized: Sized, plan: Plan) -> None:
     if count := plan.time.reckoned:
         say(console, f"{count} of {counted(left, 'run')} {are(count)} reckoned: {reference.basis()}")
     print_cells(console, sized)
-    say(console, "\nSeeds per arm for 80 % power (two-sided t-test at 0.05)\n")
+    say(console, f"\nSeeds of each row for 80 % power (t-test at 0.05, Holm over {counted(plan.tests, 'test')})\n")
     rows = [("column", "spread from", "difference", "spread", "seeds", "planned", "detectable")]
     for line in plan.seeds:
         spread, seeds, least = "-", str(line.seeds or "-"), "-"

@@ -11,6 +11,8 @@ from scipy.optimize import brentq
 from dipole.core.evaluation.intervals import Array
 
 NODES = 64
+ROUNDING = 1e-9
+"""A power is reached up to this, so that the seeds needed for a detectable difference are those that detect it."""
 FEW = 100
 """Up to so many seeds the degrees of freedom of Welch's test are integrated. Beyond, they are 2 (n - 1)."""
 
@@ -39,7 +41,7 @@ def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired:
 
 
 def _power(shift: float, smallest: Array, share: Array) -> float:
-    return float(share @ (special.ndtr(shift - smallest) + special.ndtr(-shift - smallest)))
+    return min(1.0, float(share @ (special.ndtr(shift - smallest) + special.ndtr(-shift - smallest))))
 
 
 @lru_cache(maxsize=1024)
@@ -131,7 +133,7 @@ def seeds_needed(
     if not (isfinite(difference) and isfinite(std)) or std < 0 or difference == 0:
         return None
     seeds = range(2, limit + 1)
-    place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= target)
+    place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= target - ROUNDING)
     return seeds[place] if place < len(seeds) else None
 
 

@@ -5,10 +5,12 @@ import io
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
+from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.tables import beside_table
@@ -195,9 +197,46 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
     assert linear.difference == 1.0
     narrow, wide = (make_plan(sized, jobs, records, 2, effect).seeds[0].seeds for effect in (2.0, 8.0))
     assert wide < narrow < linear.seeds
-    # Two seeds are planned, whatever difference is asked for.
-    assert power(linear.detectable, linear.std, 2) == pytest.approx(0.8)
+    # Two seeds are planned, whatever difference is asked for, and two tests are made: linear and knn of polarized.
+    assert power(linear.detectable, linear.std, 2, 0.05 / 2) == pytest.approx(0.8)
     assert make_plan(sized, jobs, records, 2, 8.0).seeds[0].detectable == linear.detectable
+
+
+def test_a_plan_pairs_by_seed_as_the_report_does(suite_file, runs_folder):
+    sized = read_suite(suite_file).at("small")
+    gains = {("plain", 0): 0.0, ("plain", 1): 0.0, ("polarized", 0): 0.01, ("polarized", 1): 0.012}
+    values = {
+        (row, seed): {f"{probe}/accuracy": 0.5 + 0.2 * seed + gain for probe in ("linear", "knn")}
+        for (row, seed), gain in gains.items()
+    }
+    place = {job.hash: (job.cells[0].row, job.cells[0].seed) for job in sized.jobs()}
+    records = recorded(runs_folder, sized.jobs(), lambda job: {"results": values[place[job.hash]]})
+    plan = make_plan(sized, sized.jobs(), records, 1, 1.0)
+    linear = plan.seeds[0]
+    assert linear.std == pytest.approx(0.2 / 2**0.5)  # the spread of a row is 14 points, and both rows share it
+    assert power(linear.detectable, linear.std, 2, 0.05 / plan.tests, True) == pytest.approx(0.8)
+    assert power(1.0, linear.std, linear.seeds, 0.05 / 2, True) >= 0.8
+    report = SuiteResults(sized.manifest(sized.jobs()), records)
+    assert [line.detectable for line in plan.seeds[:2]] == [report.detectable("linear"), report.detectable("knn")]
+
+
+def test_columns_of_the_same_runs_and_metric_are_one_test(runs_folder):
+    rows = [("a", "infonce", None), ("b", "dcl", "a")]
+    gaps = {"x": (1.0, 1.5, 1.2), "z": (0.1, -0.1, 0.2)}
+    values = {("b", x): [gap / 100 for gap in each] for x, each in gaps.items()}
+    manifest = runs_folder.suite(
+        "s", rows, [("x", "vision"), ("z", "vision")], lambda r, c, s: 0.5 + s / 100 + values.get((r, c), [0] * 3)[s]
+    )
+    (x, z), jobs = manifest.columns, manifest.jobs
+    again = [cell.model_copy(update={"column": f"again {cell.column}"}) for job in jobs for cell in job.cells]
+    jobs = [job.model_copy(update={"cells": [*job.cells, one]}) for job, one in zip(jobs, again, strict=True)]
+    columns = [*manifest.columns, *(each.model_copy(update={"name": f"again {each.name}"}) for each in (x, z))]
+    twice = runs_folder.read(manifest.model_copy(update={"columns": columns, "jobs": jobs}))
+    once = runs_folder.read(manifest)
+    assert once.cell("b", "x").p_holm == pytest.approx(2 * stats.ttest_1samp(gaps["x"], 0).pvalue)
+    assert [twice.cell("b", name).p_holm for name in ("x", "again x")] == [once.cell("b", "x").p_holm] * 2
+    assert (once.tests, twice.tests, twice.planned_tests) == (2, 2, 2)
+    assert findings.of_differences(twice) == findings.of_differences(once)
 
 
 @pytest.mark.parametrize(("metric", "spread"), [("diag/rank", 3.0), ("cost/wall_seconds", 5.0)])
@@ -357,7 +396,7 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
     assert found.samples("neighbours", "accuracy") == pytest.approx({0: 80.0, 1: 80.0})
     assert found.cell("neighbours", "accuracy").against_base.difference == pytest.approx(-10.5)
     (line,) = make_plan(sized, jobs, records, 2, None).seeds
-    assert line.std == pytest.approx((0.5 / 2) ** 0.5)  # variances 0.5 and 0
+    assert line.std == pytest.approx(0.5**0.5)  # differences of 10 and 11
     (histogram,) = pictures(found, RunFiles(folder=tmp_path / "runs"))["Distance histograms"]  # one model, one picture
     assert histogram.caption == "linear, neighbours (test embeddings)"
 
