@@ -3,9 +3,9 @@
 The tests that compile for three GPUs take minutes: `make kernels`.
 """
 
+import inspect
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -110,6 +110,26 @@ def module_of(path, text):
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
+BODIES = {}
+
+
+def run_body(name, given):
+    BODIES[name](**given)
+
+
+def in_interpreter(body):
+    """Make a test of a function that runs where kernels are interpreted, with the arguments of the test."""
+
+    def test(interpreted, **given):
+        interpreted(run_body, body.__name__, given)
+
+    BODIES[body.__name__] = body
+    process = inspect.Parameter("interpreted", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([process, *inspect.signature(body).parameters.values()])
+    test.__name__, test.pytestmark = body.__name__, getattr(body, "pytestmark", [])
+    return needs_triton(test)
+
+
 @pytest.fixture(scope="module")
 def interpreted():
     """Calls a function of this module where kernels are interpreted."""
@@ -139,15 +159,17 @@ def unit(*args):
 
 def matrices(name):
     """Return x, y, excluded, counts, symmetric and first of a matrix."""
-    if name == "symmetric":  # four blocks of 16 rows, the last one partly filled; four bands of 16 rows
-        pairs = Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)])
-        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, True, 0
-    if name == "wide":  # embeddings wider than what is multiplied at a time
-        pairs = Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(6, 37, 2))
-        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
-    if name == "queue":  # few anchors, many candidates: split over three programs
-        pairs = Pairs.cross(unit(9, 8, 0), unit(9, 8, 1), unit(191, 8, 2))
-        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, False, 0
+    made = {
+        # Four blocks of 16 rows, the last one partly filled; four bands of 16 rows.
+        "symmetric": lambda: Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)]),
+        # Embeddings wider than what is multiplied at a time.
+        "wide": lambda: Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(6, 37, 2)),
+        # Few anchors, many candidates: split over three programs.
+        "queue": lambda: Pairs.cross(unit(9, 8, 0), unit(9, 8, 1), unit(191, 8, 2)),
+    }
+    if name in made:
+        pairs = made[name]()
+        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, name == "symmetric", 0
     if name == "lists":  # long lists, repeated and padded. Row 7 has no negative
         x = unit(19, 5, 3)
         excluded = torch.randint(-1, 19, (19, 12), generator=torch.Generator().manual_seed(4))
@@ -197,76 +219,62 @@ def compare(name, statistics, device="cpu"):
             assert torch.equal(one, other)
 
 
-@needs_triton
+@in_interpreter
 @pytest.mark.parametrize(
     ("name", "statistics"),
     [
         *((name, EVERYTHING) for name in MATRICES),
         ("symmetric", [Sum()]), ("lists", [Sum()]), ("queue", [LogSumExp(100.0), Extreme()]),
+        ("queue", [Extreme(largest=False)]),  # extremes alone need no sum
     ],
 )  # fmt: skip
-def test_kernels_equal_tiles_in_float64(interpreted, name, statistics):
-    interpreted(compare, name, statistics)
+def test_kernels_equal_tiles_in_float64(name, statistics):
+    compare(name, statistics)
 
 
-@needs_triton
-def test_extremes_alone_need_no_sum(interpreted):
-    interpreted(compare, "queue", [Extreme(largest=False)])
-
-
-def runs_of_columns():
+@in_interpreter
+def test_few_anchors_split_their_candidates():
     from dipole.core.objectives.kernels.fused import Matrix, Rows
 
     x, y, excluded, *_ = matrices("queue")
-    return Matrix(Rows(x), Rows(y), excluded.int(), False, (), (), ())._splits()[0]
+    assert Matrix(Rows(x), Rows(y), excluded.int(), False, (), (), ())._splits()[0] == 3
 
 
-@needs_triton
-def test_few_anchors_split_their_candidates(interpreted):
-    assert interpreted(runs_of_columns) == 3
-
-
-def same_bits(name, device="cpu"):
+def check_same_bits(name, device="cpu"):
     one, other = (values_and_gradients(name, torch.float32, EVERYTHING, True, device) for _ in range(2))
-    return all(torch.equal(a, b) for a, b in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True))
 
 
-@needs_triton
+@in_interpreter
 @pytest.mark.parametrize("name", ["symmetric", "queue"])
-def test_kernels_give_the_same_bits_again(interpreted, name):
-    assert interpreted(same_bits, name)
+def test_kernels_give_the_same_bits_again(name):
+    check_same_bits(name)
 
 
-def users_statistics(folder, name):
+def check_users_statistics(folder, name, device="cpu"):
     module = module_of(folder / "users.py", USERS_FUNCTIONS)
-    Cauchy.kernel = module.cauchy, module.cauchy_slope
-    Square.kernel = module.square, module.square_slope
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cauchy, "kernel", (module.cauchy, module.cauchy_slope))
+        patch.setattr(Square, "kernel", (module.square, module.square_slope))
         assert engine.outlook([Cauchy(), Square(1.0)]) == "kernels on a GPU, tiles on a processor"
-        compare(name, [Cauchy(), Square(2.0), LogSumExp(100.0), Cauchy(1.0)])
-    finally:
-        Cauchy.kernel = Square.kernel = None
+        compare(name, [Cauchy(), Square(2.0), LogSumExp(100.0), Cauchy(1.0)], device)
 
 
-@needs_triton
+@in_interpreter
 @pytest.mark.parametrize("name", ["symmetric", "wide"])
-def test_a_users_statistic_brings_its_kernel_functions(interpreted, name, tmp_path):
-    interpreted(users_statistics, tmp_path, name)
+def test_a_users_statistic_brings_its_kernel_functions(name, tmp_path):
+    check_users_statistics(tmp_path, name)
 
 
-def half_in_tiles():
+@in_interpreter
+def test_only_a_statistic_without_kernel_functions_runs_in_tiles():
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
     logging.getLogger("dipole").addHandler(handler)
     for _ in range(2):
         compare("symmetric", [Cauchy(), LogSumExp(2.0), Extreme()])
-    return records
-
-
-@needs_triton
-def test_only_a_statistic_without_kernel_functions_runs_in_tiles(interpreted):
-    (line,) = interpreted(half_in_tiles)
+    (line,) = records
     assert "tiles compute Cauchy: it has no kernel functions" in line
 
 
@@ -282,32 +290,33 @@ def test_statistics_without_kernel_functions_run_in_tiles():
     assert "no kernel functions" in engine.unsupported_reason(Doubled())
 
 
-def conformance(text):
-    """Return the outcome of the check "kernels" of `dipole check`: the worst error on every layout of pairs."""
+def check_against_loops(text):
+    """The check "kernels" of `dipole check`: the worst error on every layout of pairs."""
     from dipole.core.conformance.kit import check_objective
 
     row = check_objective(text, only=["kernels"]).rows[0]
-    return row.outcome, row.detail
+    assert row.outcome == ("-" if text in NO_STATISTICS else "ok"), row.detail
+
+
+SUM = "infonce(temperature=0.01) + 0.1*dp + dcl(similarity=dot)"
 
 
 NO_STATISTICS = {"swav", "cllr", "regression", "vicreg", "barlow_twins", "siglip"}  # siglip's numbers are learned
 QUICK = {"triplet", *NO_STATISTICS}  # infonce is part of the sum
 
 
-@needs_triton
+@in_interpreter
 @pytest.mark.parametrize(
     "text",
-    [
-        *(pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()),
-        "infonce(temperature=0.01) + 0.1*dp + dcl(similarity=dot)",
-    ],
+    [*(pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()), SUM],
 )
-def test_objectives_by_kernels_equal_their_loops_on_every_layout(interpreted, text):
-    outcome, detail = interpreted(conformance, text)
-    assert outcome == ("-" if text in NO_STATISTICS else "ok"), detail
+def test_objectives_by_kernels_equal_their_loops_on_every_layout(text):
+    check_against_loops(text)
 
 
-def weighted(*shape):
+@in_interpreter
+@pytest.mark.parametrize("shape", [(11,), (33,), (11, 2), (33, 2)], ids=str)
+def test_weights_of_rows_and_of_pairs(shape):
     import dipole
     from tests.core.test_weights import by_loops, some_weights
 
@@ -317,23 +326,15 @@ def weighted(*shape):
     assert engine.served() > before
     wanted = by_loops(Pairs.from_views([view.double() for view in views], weights=weights), 0.1, joint=False)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
-    for slope, exact in zip(torch.autograd.grad(found, views), torch.autograd.grad(wanted, views), strict=True):
-        torch.testing.assert_close(slope, exact, rtol=1e-4, atol=1e-6)
+    slopes, exact = (torch.autograd.grad(each, views) for each in (found, wanted))
+    torch.testing.assert_close(slopes, exact, rtol=1e-4, atol=1e-6)
 
 
-@needs_triton
-@pytest.mark.parametrize(
-    "shape", [(11,), (33,), (11, 2), (33, 2)], ids=["instances", "rows", "instances, pairs", "pairs"]
-)
-def test_weights_of_rows_and_of_pairs(interpreted, shape):
-    interpreted(weighted, *shape)
-
-
-def rows_without_negatives():
+@in_interpreter
+def test_rows_without_negatives():
     x = unit(4, 3, 0).requires_grad_()
-    everything = torch.arange(4).repeat(4, 1)
+    everything, none = torch.arange(4).repeat(4, 1), torch.zeros(4, dtype=torch.long)
     wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
-    none = torch.zeros(4, dtype=torch.long)
     found = row_statistics(x, x, everything, wanted, counts=none, bound=1.0, symmetric=True)
     assert (found[wanted[0]] == -torch.inf).all()
     assert (found[wanted[1]] == -torch.inf).all()
@@ -347,12 +348,8 @@ def rows_without_negatives():
     assert not engine.failures()
 
 
-@needs_triton
-def test_rows_without_negatives(interpreted):
-    interpreted(rows_without_negatives)
-
-
-def second_derivative():
+@in_interpreter
+def test_second_derivatives_are_refused():
     import dipole
 
     x, y = (rows(7, 5, seed).requires_grad_() for seed in (1, 2))
@@ -363,12 +360,10 @@ def second_derivative():
         torch.autograd.grad(value, [x, y], create_graph=True)
 
 
-@needs_triton
-def test_second_derivatives_are_refused(interpreted):
-    interpreted(second_derivative)
-
-
-def half_inputs(dtype, width):
+@in_interpreter
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [24, 40])
+def test_half_precision_embeddings_are_multiplied_before_normalisation(dtype, width):
     import dipole
 
     leaves = [rows(7, width, seed, dtype).requires_grad_() for seed in (0, 1)]
@@ -379,20 +374,14 @@ def half_inputs(dtype, width):
     assert engine.served() == before + 1
     ours.backward()
     theirs.backward()
-    gradient = max(float((a.grad.double() - b.grad).norm() / b.grad.norm()) for a, b in zip(leaves, exact, strict=True))
-    return float(abs(ours - theirs) / theirs), gradient
+    # The products of half-precision numbers are exact: rounded rows would be 1e-3 off.
+    assert float(abs(ours - theirs) / theirs) < 1e-5
+    assert all((a.grad.double() - b.grad).norm() < 0.01 * b.grad.norm() for a, b in zip(leaves, exact, strict=True))
 
 
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [24, 40])
-def test_half_precision_embeddings_are_multiplied_before_normalisation(interpreted, dtype, width):
-    value, gradient = interpreted(half_inputs, dtype, width)
-    assert value < 1e-5  # the products of half-precision numbers are exact: rounded rows would be 1e-3 off
-    assert gradient < 0.01
-
-
-def broken_kernels(part):
+@in_interpreter
+@pytest.mark.parametrize(("part", "what"), [("sums", "Sum() is off"), ("gradients", "the gradient is off")])
+def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
     from dipole.core.objectives.kernels.fused import Matrix
 
     correct = getattr(Matrix, part)
@@ -401,43 +390,30 @@ def broken_kernels(part):
         first, *others = correct(self, *args)
         return first * 1.05, *others
 
-    setattr(Matrix, part, wrong)
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()
     engine._warned.clear()
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
-                found = row_statistics(x, x, own, wanted, counts=torch.full((6,), 5), bound=1.0, symmetric=True)[Sum()]
-    finally:
-        setattr(Matrix, part, correct)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as seen:
+        patch.setattr(Matrix, part, wrong)
+        warnings.simplefilter("always")
+        for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
+            found = row_statistics(x, x, own, wanted, counts=torch.full((6,), 5), bound=1.0, symmetric=True)[Sum()]
     assert len(engine.failures()) == 2
     engine._verdicts.clear()
     torch.testing.assert_close(found, (x @ x.T).fill_diagonal_(0).sum(1))
     # NumPy warns about the interpreter's arithmetic.
-    return [str(each.message) for each in seen if "self-check" in str(each.message)]
-
-
-@needs_triton
-@pytest.mark.parametrize(("part", "what"), [("sums", "Sum() is off"), ("gradients", "the gradient is off")])
-def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(interpreted, part, what):
-    (message,) = interpreted(broken_kernels, part)
+    (message,) = [str(each.message) for each in seen if "self-check" in str(each.message)]
     assert what in message
     assert "eager tiles" in message
 
 
-def self_check_on_another_default_device():
+@in_interpreter
+def test_the_self_check_passes_on_another_default_device():
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()
     with torch.device("meta"):  # as torch.set_default_device
         row_statistics(x, x, own, [Sum()], counts=torch.full((6,), 5, device="cpu"), bound=1.0, symmetric=True)
-    return engine.failures()
-
-
-@needs_triton
-def test_the_self_check_passes_on_another_default_device(interpreted):
-    assert interpreted(self_check_on_another_default_device) == []
+    assert engine.failures() == []
 
 
 # Compiled -------------------------------------------------------------------------------------------------------------
@@ -502,32 +478,27 @@ def hash_of_forward(statistics, anchors=64):
     return built[0].hash
 
 
-def hashes_of_edits(folder):
-    edited = USERS_FUNCTIONS.replace("numbers[0] * (1.0 - s)),)", "numbers[0] * (1.0 - s * s)),)")
-    found = []
-    for number, text in enumerate([USERS_FUNCTIONS, edited, USERS_FUNCTIONS]):
-        module = module_of(folder / f"version{number}.py", text)
-        Cauchy.kernel = module.cauchy, module.cauchy_slope
-        found.append(hash_of_forward((Cauchy(),)))
-    Cauchy.kernel = None
-    return found
+def hash_of_functions(path, text):
+    module = module_of(path, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cauchy, "kernel", (module.cauchy, module.cauchy_slope))
+        return hash_of_forward((Cauchy(),))
 
 
 @needs_triton
 def test_editing_a_statistics_function_compiles_a_new_kernel(compiled, tmp_path):
-    first, edited, again = compiled(hashes_of_edits, tmp_path)
-    assert first != edited
+    edited = USERS_FUNCTIONS.replace("numbers[0] * (1.0 - s)),)", "numbers[0] * (1.0 - s * s)),)")
+    texts = enumerate([USERS_FUNCTIONS, edited, USERS_FUNCTIONS])
+    first, other, again = (compiled(hash_of_functions, tmp_path / f"version{n}.py", text) for n, text in texts)
+    assert first != other
     assert first == again
-
-
-def hashes_of_numbers():
-    sizes = ((0.5, 64), (1.0, 63), (0.07, 1), (2.0, 48))
-    return {hash_of_forward((LogSumExp(1 / number), SoftmaxMean(number)), rows) for number, rows in sizes}
 
 
 @needs_triton
 def test_other_temperatures_and_batch_sizes_reuse_a_kernel(compiled):
-    assert len(compiled(hashes_of_numbers)) == 1
+    sizes = ((0.5, 64), (1.0, 63), (0.07, 1), (2.0, 48))
+    found = {compiled(hash_of_forward, (LogSumExp(1 / number), SoftmaxMean(number)), rows) for number, rows in sizes}
+    assert len(found) == 1
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------
@@ -547,25 +518,20 @@ def test_a_gpu_computes_what_tiles_do_in_float64(name, statistics):
 @on_gpu
 @pytest.mark.parametrize("name", ["symmetric", "queue"])
 def test_a_gpu_gives_the_same_bits_again(name):
-    assert same_bits(name, "cuda")
+    check_same_bits(name, "cuda")
 
 
 @on_gpu
 @pytest.mark.parametrize("name", ["symmetric", "wide"])
 def test_a_users_statistic_runs_on_a_gpu(name, tmp_path):
-    module = module_of(tmp_path / "users.py", USERS_FUNCTIONS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cauchy, "kernel", (module.cauchy, module.cauchy_slope))
-        patch.setattr(Square, "kernel", (module.square, module.square_slope))
-        compare(name, [Cauchy(), Square(2.0), LogSumExp(100.0), Cauchy(1.0)], "cuda")
+    check_users_statistics(tmp_path, name, "cuda")
 
 
 @on_gpu
-@pytest.mark.parametrize("text", [*all_subjects(), "infonce(temperature=0.01) + 0.1*dp + dcl(similarity=dot)"])
+@pytest.mark.parametrize("text", [*all_subjects(), SUM])
 def test_objectives_on_a_gpu_equal_their_loops_on_every_layout(text):
     with engine.using("triton"):
-        outcome, detail = conformance(text)
-    assert outcome == ("-" if text in NO_STATISTICS else "ok"), detail
+        check_against_loops(text)
 
 
 def thousands_of_rows(layout, width, dtype):
@@ -605,19 +571,12 @@ def test_thousands_of_rows_on_a_gpu(layout, width, dtype, text):
 # The choice -----------------------------------------------------------------------------------------------------------
 
 
-def run(*arguments, **environment):
-    clean = {k: v for k, v in os.environ.items() if k not in ("DIPOLE_ENGINE", "TRITON_INTERPRET")}
-    return subprocess.run(
-        [sys.executable, "-m", "dipole.core.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=clean | environment,
-    )
-
-
 @needs_triton
-def test_check_runs_with_kernels():
-    done = run("check", "--engine", "triton", "dp", "--only", "kernels", "--json")
+def test_check_runs_with_kernels(monkeypatch):
+    for name in ("DIPOLE_ENGINE", "TRITON_INTERPRET"):
+        monkeypatch.delenv(name, raising=False)
+    words = ["check", "--engine", "triton", "dp", "--only", "kernels", "--json"]
+    done = subprocess.run([sys.executable, "-m", "dipole.core.cli", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = json.loads(done.stdout)
     (row,) = report["checks"]
@@ -635,20 +594,19 @@ def test_kernels_without_a_gpu_are_refused_in_one_message(monkeypatch):
 
 
 def test_unknown_engines_are_refused(monkeypatch):
-    monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
-    with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are dense, eager, triton"):
-        engine.requested()
     for name in ("eager", "tiles", "EAGER"):
         monkeypatch.setenv("DIPOLE_ENGINE", name)
         assert engine.requested() == "eager"
-    monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
+    monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
+    with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are dense, eager, triton"):
+        engine.requested()
+    monkeypatch.delenv("DIPOLE_ENGINE")
     with pytest.raises(engine.EngineError, match="'tritn' names no engine"), engine.using("tritn"):
         raise AssertionError("nothing runs under an engine that there is not")
     assert engine.requested() is None
     with engine.using("eager"):
         assert engine.requested() == "eager"
     assert engine.requested() is None
-    monkeypatch.delenv("DIPOLE_ENGINE", raising=False)
     assert "processor" in engine.reason_against(torch.device("cpu"))
     assert engine.reason_against(torch.device("meta"))
 
@@ -656,17 +614,16 @@ def test_unknown_engines_are_refused(monkeypatch):
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():
     from dipole.core.objectives.kernels.fused import tf32_allowed
 
-    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    matmul, before, chosen = torch.backends.cuda.matmul, torch.get_float32_matmul_precision(), setattr
     try:
         for allow, forbid in [
-            (lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")),
-            (lambda: setattr(matmul, "allow_tf32", True), lambda: setattr(matmul, "allow_tf32", False)),
-            (lambda: setattr(matmul, "fp32_precision", "tf32"), lambda: setattr(matmul, "fp32_precision", "ieee")),
-            (lambda: torch.set_float32_matmul_precision("high"), lambda: setattr(matmul, "fp32_precision", "ieee")),
+            ((torch.set_float32_matmul_precision, "high"), (torch.set_float32_matmul_precision, "highest")),
+            ((chosen, matmul, "allow_tf32", True), (chosen, matmul, "allow_tf32", False)),
+            ((chosen, matmul, "fp32_precision", "tf32"), (chosen, matmul, "fp32_precision", "ieee")),
+            ((torch.set_float32_matmul_precision, "high"), (chosen, matmul, "fp32_precision", "ieee")),
         ]:
-            allow()
-            assert tf32_allowed()
-            forbid()
-            assert not tf32_allowed()
+            for (switch, *values), allowed in ((allow, True), (forbid, False)):
+                switch(*values)
+                assert tf32_allowed() == allowed
     finally:
         torch.set_float32_matmul_precision(before)
