@@ -13,7 +13,6 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.class_blocks import ClassBlocks
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.seeding import Seeds
-from tests.core.test_pairs import NothingRead
 
 N, B, D = 7, 3, 4
 
@@ -119,16 +118,6 @@ def test_one_mean_of_each_block_is_looked_at():
     pairs = term.prepare(Pairs.from_blocks(points().detach(), "all"))
     assert pairs.negative_counts.tolist() == [N - 1] * N * (B + 1)
     assert len(pairs.candidates) - pairs.first_negative == N
-
-
-@pytest.mark.parametrize("spec", ["blocks(k=4)", "blocks(b=1, k=6, loss=hinge)"])
-def test_blocks_read_nothing_back(spec):
-    with NothingRead():
-        for anchors in ("first", "all"):
-            dipole.objective(spec)(Pairs.from_blocks(points().detach(), anchors, draw=2)).loss.isfinite()
-            # Without k the sweep of tiles follows, which looks at norms on the CPU alone.
-            term = dipole.objective("blocks").terms[0]
-            assert term.prepare(Pairs.from_blocks(points().detach(), anchors)).negative_counts is not None
 
 
 def test_blocks_that_are_missing_or_ignored():

@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import create_model
 
-from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.objective import Objective, objective
 from dipole.core.objectives.registry import registry
+from dipole.core.objectives.spec import Former
 from dipole.core.record import read_record
 from dipole.core.train.config import RunConfig, Settings, TrainConfig
+from dipole.core.train.identity import written_out
 from dipole.core.train.recipe import load, resolve, run_model
 from dipole.core.train.run import train
 
@@ -46,6 +48,19 @@ def test_objectives_are_identified_by_what_they_compute():
     assert [(weight, name) for weight, name, _ in found] == [(1, "infonce"), (0.1, "dp")]
     assert found[0][2]["temperature"] == 0.5
     assert configure("infonce + dp").determining()["sources"] == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "former"), [("vicreg", "vicreg(reduction=sum)"), ("align_uniform", "align_uniform(uniform_over=pairs)")]
+)
+def test_runs_before_an_option_keep_their_names(text, former):
+    """The former meaning, written out, has the id that the text alone had before. The new default has another."""
+    ((_, name, options),) = written_out(objective(former))
+    (added,) = [each for each in registry.get(name).options if each.former is not None]
+    assert added.name not in options
+    ((_, _, changed),) = written_out(objective(text))
+    assert changed == options | {added.name: added.default}
+    assert isinstance(added.former, Former)
 
 
 def test_a_changed_default_is_another_run():

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import by_loops
 
 import dipole
 from dipole import Composite, Pairs
-from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.objectives import engine
 from dipole.core.objectives.registry import registry
-from dipole.core.objectives.spec import options_of, parse
+from dipole.core.objectives.spec import parse
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.identity import written_out
 from dipole.core.train.optimizer import build_optimizer
@@ -27,11 +27,6 @@ TEMPERED = [
 
 def views(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-
-
-def by_loops(term, pairs):
-    options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
-    return REFERENCES[term.registered_name()](Case.of(pairs, dict(term.named_parameters())), **options)
 
 
 def test_saved_copied_and_shown_under_stable_names():

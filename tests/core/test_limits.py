@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import dipole
 from dipole.core.conformance.reference import Case, uaur
@@ -14,8 +13,7 @@ from dipole.core.evaluation.diagnostics import alignment, uniformity
 from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
 
-SIZES = st.tuples(st.integers(2, 6), st.integers(2, 4), st.integers(2, 5), st.integers(0, 10_000))
-quick = settings(max_examples=15, deadline=None)
+SIZES = [(2, 2, 2, 0), (5, 3, 4, 1), (6, 2, 5, 2)]  # instances, views, width, seed
 
 
 def embeddings(batch: int, views: int, dim: int, seed: int) -> list[Tensor]:
@@ -31,66 +29,55 @@ def evaluate(spec: str, leaves: list[Tensor], pairs: Pairs) -> tuple[Tensor, lis
 def agree(one: str, other: str, leaves: list[Tensor], pairs: Pairs, factor: float = 1.0, atol: float = 1e-10) -> None:
     (a, da), (b, db) = evaluate(one, leaves, pairs), evaluate(other, leaves, pairs)
     torch.testing.assert_close(a, factor * b, atol=atol, rtol=1e-10)
-    for x, y in zip(da, db, strict=True):
-        torch.testing.assert_close(x, factor * y, atol=atol, rtol=1e-9)
+    torch.testing.assert_close(da, [factor * each for each in db], atol=atol, rtol=1e-9)
 
 
-SIMILARITIES = st.sampled_from(["cosine", "dot", "bilinear"])
+UNIFORM = "cacr(positive_weights=uniform, negative_weights=uniform)"
+OF_DCL = [f"rho={rho}, temperature=0.5, similarity={s}" for rho in (0, 0.2, 0.5) for s in ("cosine", "dot", "bilinear")]
+ALIKE = [
+    *((f"hcl(beta=0, {options})", f"dcl({options})") for options in OF_DCL),
+    *((f"dcl(rho=0, similarity={s})", f"infonce(similarity={s})") for s in ("cosine", "dot", "bilinear")),
+    *((f"hcl(rho=0, beta=0, similarity={s})", f"infonce(similarity={s})") for s in ("cosine", "dot", "bilinear")),
+    ("cacr(t_pos=0, t_neg=0)", UNIFORM),
+    ("tuple", "infonce"),  # every instance has a label of its own
+    ("infonce(similarity=bilinear)", "infonce(similarity=dot)"),
+    ("co2(weight=0)", "infonce"),
+    ("align_uniform(uniform_weight=0)", "regression"),
+    ("infonce + dp", "infonce + 0.1*dp"),  # a regularizer written without a weight takes its paper's
+    ("infonce + cllr(alpha=0, norm=l21)", "infonce"),
+    ("infonce + cllr(alpha=0, norm=nuclear)", "infonce"),
+]
 
 
-@quick
-@given(SIZES, st.floats(0.0, 0.5), SIMILARITIES)
-def test_hcl_without_concentration_is_dcl(sizes, rho, similarity):
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_one_objective_with_an_option_is_another(one, other, sizes):
     leaves = embeddings(*sizes)
-    options = f"rho={rho:.3f}, temperature=0.5, similarity={similarity}"
-    agree(f"hcl(beta=0, {options})", f"dcl({options})", leaves, Pairs.from_views(leaves))
+    agree(one, other, leaves, Pairs.from_views(leaves, torch.arange(len(leaves[0]))))
 
 
-@quick
-@given(SIZES, SIMILARITIES)
-def test_dcl_without_prior_is_infonce(sizes, similarity):
-    leaves = embeddings(*sizes)
-    pairs = Pairs.from_views(leaves)
-    agree(f"dcl(rho=0, similarity={similarity})", f"infonce(similarity={similarity})", leaves, pairs)
-    agree(f"hcl(rho=0, beta=0, similarity={similarity})", f"infonce(similarity={similarity})", leaves, pairs)
-
-
-def test_dcl_without_prior_is_infonce_also_at_its_floor():
-    queries, keys, queue = (x[:1] for x in embeddings(1, 3, 4, 0))
-    leaves = [queries, keys, queue]
-    agree("dcl(rho=0, similarity=dot)", "infonce(similarity=dot)", leaves, Pairs.cross(queries, keys, queue))
-
-
-@quick
-@given(SIZES)
-def test_hcl_tends_to_dcl(sizes):
-    leaves = embeddings(*sizes)
-    agree("hcl(beta=1e-9)", "dcl", leaves, Pairs.from_views(leaves), atol=1e-6)
-
-
-@quick
-@given(SIZES)
-def test_cacr_with_uniform_weights_is_uaur(sizes):
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_limits_on_views_and_keys(sizes):
+    n, _, dim, seed = sizes
     leaves = embeddings(*sizes)
     pairs = Pairs.from_views(leaves)
-    value, gradients = evaluate("cacr(positive_weights=uniform, negative_weights=uniform)", leaves, pairs)
+    agree("hcl(beta=1e-9)", "dcl", leaves, pairs, atol=1e-6)
+    uniform, gradients = evaluate(UNIFORM, leaves, pairs)
     true = uaur(Case.of(pairs))
-    torch.testing.assert_close(value, true.detach(), atol=1e-10, rtol=0)
-    for x, y in zip(gradients, torch.autograd.grad(true, leaves), strict=True):
-        torch.testing.assert_close(x, y, atol=1e-10, rtol=0)
-    agree("cacr(t_pos=0, t_neg=0)", "cacr(positive_weights=uniform, negative_weights=uniform)", leaves, pairs)
-
-
-@quick
-@given(SIZES)
-def test_uaur_is_the_uniform_triplet(sizes):
-    leaves = embeddings(*sizes)
-    pairs = Pairs.from_views(leaves)
+    torch.testing.assert_close(uniform, true.detach(), atol=1e-10, rtol=0)
+    torch.testing.assert_close(gradients, list(torch.autograd.grad(true, leaves)), atol=1e-10, rtol=0)
     # A margin of 4, the largest squared distance, keeps the hinge open.
-    triplet, gradients = evaluate("triplet(margin=4.0)", leaves, pairs)
-    uniform, expected = evaluate("cacr(positive_weights=uniform, negative_weights=uniform)", leaves, pairs)
-    torch.testing.assert_close(triplet, uniform + 4)
-    torch.testing.assert_close(gradients, expected)
+    torch.testing.assert_close(evaluate("triplet(margin=4.0)", leaves, pairs), (uniform + 4, gradients))
+    (mixed, _), (a, _), (b, _) = (evaluate(s, leaves, pairs) for s in ("0.3*infonce + 2.0*cacr", "infonce", "cacr"))
+    torch.testing.assert_close(mixed, 0.3 * a + 2 * b)
+    queries, keys, queue = embeddings(n, 3, dim, seed)
+    one_row = [x.detach()[:1].requires_grad_() for x in (queries, keys, queue)]  # dcl at its floor
+    agree("dcl(rho=0, similarity=dot)", "infonce(similarity=dot)", one_row, Pairs.cross(*one_row))
+    bits = "blocks", "infonce(similarity=dot, temperature=1.0)"
+    agree(*bits, [queries, keys], Pairs.cross(queries, keys), factor=1 / math.log(2))
+    per_anchor = len(pairs.anchors) - len(leaves)
+    for reduction, factor in (("anchor_sum", per_anchor), ("mean", 1), ("sum", len(pairs.anchors) * per_anchor)):
+        agree(f"0.0*infonce + 1.0*dp(reduction={reduction})", "0.0*infonce + 1.0*dp", leaves, pairs, factor=factor)
 
 
 @pytest.mark.parametrize("tile", [512, 5])
@@ -111,117 +98,52 @@ def test_sharp_cacr_tends_to_the_hardest_triplet(tile, monkeypatch):
     torch.testing.assert_close(gradients, expected, atol=1e-8, rtol=0)
 
 
-@quick
-@given(SIZES, st.sampled_from(["logistic", "hinge"]))
+@pytest.mark.parametrize("loss", ["logistic", "hinge"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_single_point_blocks_are_l_un(sizes, loss):
-    # L_un (Arora Eqs. 4-6) over all other blocks: l of f(x)^T ( f(x+) - f(x_m^-) ).
+    """L_un (Arora Eqs. 4-6) over all other blocks: l of f(x)^T ( f(x+) - f(x_m^-) )."""
     n, _, dim, seed = sizes
     (x,) = embeddings(n * 3, 1, dim, seed)
     blocks = x.view(n, 3, dim)
-    value, gradients = evaluate(f"blocks(b=1, loss={loss})", [x], Pairs.from_blocks(blocks))
     total = 0.0 * x.sum()  # where every hinge is inactive the gradient is 0, not missing
     for i in range(n):
-        v = [blocks[i, 0] @ (blocks[i, 1] - blocks[m, 1]) for m in range(n) if m != i]
-        if loss == "logistic":
-            total = total + torch.log2(1 + sum((-one).exp() for one in v)) / n
-        else:
-            total = total + max(torch.zeros_like(v[0]), 1 - min(v)) / n
-    torch.testing.assert_close(value, total.detach())
-    torch.testing.assert_close(gradients, list(torch.autograd.grad(total, [x])))
+        v = torch.stack([blocks[i, 0] @ (blocks[i, 1] - blocks[m, 1]) for m in range(n) if m != i])
+        of = torch.log2(1 + (-v).exp().sum()) if loss == "logistic" else (1 - v.min()).clamp_min(0)
+        total = total + of / n
+    found = evaluate(f"blocks(b=1, loss={loss})", [x], Pairs.from_blocks(blocks))
+    torch.testing.assert_close(found, (total.detach(), list(torch.autograd.grad(total, [x]))))
 
 
-@quick
-@given(SIZES)
-def test_single_point_logistic_blocks_are_infonce_in_bits(sizes):
-    n, _, dim, seed = sizes
-    queries, keys = embeddings(n, 2, dim, seed)
-    pairs = Pairs.cross(queries, keys)
-    factor = 1 / torch.log(torch.tensor(2.0, dtype=torch.float64))
-    agree("blocks", "infonce(similarity=dot, temperature=1.0)", [queries, keys], pairs, factor=factor)
-
-
-@quick
-@given(SIZES)
-def test_infonce_with_several_positives_is_their_mean(sizes):
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_several_positives_are_averaged_and_the_first_are_chosen(sizes):
     leaves = embeddings(*sizes)
     pairs = Pairs.from_views(leaves)
-    value, gradients = evaluate("infonce", leaves, pairs)
     count = pairs.positives.shape[1]
-    total = torch.zeros((), dtype=torch.float64)
-    for k in range(count):
+
+    def alone(k):
         others = torch.cat([pairs.positives[:, :k], pairs.positives[:, k + 1 :]], 1)
-        one = Pairs(
-            pairs.anchors, pairs.candidates, pairs.positives[:, k : k + 1], torch.cat([pairs.ignored, others], 1)
-        )
-        total = total + dipole.objective("infonce")(one).loss / count
-    torch.testing.assert_close(value, total.detach())
-    torch.testing.assert_close(gradients, list(torch.autograd.grad(total, leaves)))
+        ignored = torch.cat([pairs.ignored, others], 1)
+        return Pairs(pairs.anchors, pairs.candidates, pairs.positives[:, k : k + 1], ignored)
+
+    total = sum(dipole.objective("infonce")(alone(k)).loss / count for k in range(count))
+    found = evaluate("infonce", leaves, pairs)
+    torch.testing.assert_close(found, (total.detach(), list(torch.autograd.grad(total, leaves))))
+    torch.testing.assert_close(evaluate("cacr(k=1)", leaves, pairs), evaluate("cacr", leaves, alone(0)))
+    joint, _ = evaluate("infonce(joint=true)", leaves, pairs)
+    assert (abs(joint - found[0]) > 0.05) == (count > 1)
 
 
-def test_joint_and_separate_softmax_agree_for_one_positive_only():
-    two, three = embeddings(5, 2, 4, 0), embeddings(5, 3, 4, 0)
-    agree("infonce(joint=true)", "infonce", two, Pairs.from_views(two))
-    joint, _ = evaluate("infonce(joint=true)", three, Pairs.from_views(three))
-    separate, _ = evaluate("infonce", three, Pairs.from_views(three))
-    assert abs(joint - separate) > 0.1
-
-
-def test_objectives_with_one_option_are_others():
-    f, g = embeddings(6, 2, 4, 0)
-    pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1]))
-    agree("quickthoughts", "infonce(similarity=dot, temperature=1.0, joint=true)", [f, g], pairs)
-    leaves = embeddings(5, 3, 4, 0)
-    agree("tuple", "infonce", leaves, Pairs.from_views(leaves, torch.arange(5)))
-    leaves = embeddings(4, 2, 5, 0)
-    agree("infonce(similarity=bilinear)", "infonce(similarity=dot)", leaves, Pairs.from_views(leaves))
-    leaves = embeddings(4, 3, 5, 0)
-    agree("co2(weight=0)", "infonce", leaves, Pairs.from_views(leaves))
-    leaves = embeddings(5, 3, 4, 0)
-    agree("align_uniform(uniform_weight=0)", "regression", leaves, Pairs.from_views(leaves))
-    leaves = embeddings(5, 2, 4, 0)
-    value, _ = evaluate("vicreg(variance=0, covariance=0)", leaves, Pairs.from_views(leaves))
-    torch.testing.assert_close(value, 25 / 4 * (leaves[0] - leaves[1]).detach().square().sum(1).mean())
-
-
-def test_tuple_takes_positives_from_labels():
-    (x,) = embeddings(6, 1, 4, 0)
-    labels = torch.tensor([0, 1, 0, 1, 1, 2])
-    pairs = Pairs.from_views([x, x + 0.1], labels)
-    z = torch.nn.functional.normalize(pairs.anchors, dim=1)
-    s = (z @ z.T / 0.5).exp()
-    y = labels.repeat(2)
-    rows = []
-    for i in range(12):
-        negatives = sum(s[i, j] for j in range(12) if y[j] != y[i])
-        positives = [p for p in range(12) if p != i and y[p] == y[i]]
-        rows.append(sum(-(s[i, p] / (s[i, p] + negatives)).log() for p in positives) / len(positives))
-    torch.testing.assert_close(evaluate("tuple", [x], pairs)[0], (sum(rows) / 12).detach())
-
-
-def test_cacr_first_of_several_positives():
-    leaves = embeddings(4, 3, 5, 0)
+def test_objectives_with_options_are_others_on_their_layouts():
+    f, g = leaves = embeddings(6, 2, 4, 0)
+    window = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1]))
+    agree("quickthoughts", "infonce(similarity=dot, temperature=1.0, joint=true)", leaves, window)
     pairs = Pairs.from_views(leaves)
-    own = torch.arange(12).unsqueeze(1)
-    first = Pairs(pairs.anchors, pairs.candidates, (own + 4) % 12, torch.cat([own, (own + 8) % 12], 1))
-    one, other = evaluate("cacr(k=1)", leaves, pairs), evaluate("cacr", leaves, first)
-    torch.testing.assert_close(one, other)
-
-
-def test_rbf_repulsion_with_uniform_weights_is_uniformity():
-    leaves = embeddings(5, 2, 4, 0)
-    pairs = Pairs.from_views(leaves)
+    value, _ = evaluate("vicreg(variance=0, covariance=0)", leaves, pairs)
+    torch.testing.assert_close(value, 25 / 4 * (f - g).detach().square().sum(1).mean())
     rbf, _ = evaluate("cacr(cost=rbf, rbf_t=3.0, negative_weights=uniform)", leaves, pairs)
     uniform, _ = evaluate("align_uniform(t=3.0, align_weight=0, uniform_over=pairs)", leaves, pairs)
-    distance = 2 - 2 * torch.nn.functional.cosine_similarity(*leaves)
-    torch.testing.assert_close(rbf, (uniform - (-3 * distance).exp().mean()).detach(), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("reduction", ["anchor_sum", "mean", "sum"])
-def test_dp_reductions_are_proportional(reduction):
-    leaves = embeddings(6, 2, 4, 0)
-    pairs = Pairs.from_views(leaves)  # 12 anchors, 10 others each
-    factor = {"anchor_sum": 10.0, "mean": 1.0, "sum": 120.0}[reduction]
-    agree(f"0.0*infonce + 1.0*dp(reduction={reduction})", "0.0*infonce + 1.0*dp", leaves, pairs, factor=factor)
+    distance = 2 - 2 * cosine_similarity(f, g).detach()
+    torch.testing.assert_close(rbf, uniform - (-3 * distance).exp().mean(), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("layout", ["views", "cross"])
@@ -229,30 +151,15 @@ def test_dp_is_the_mean_over_pairs_of_instances(layout):
     """A float64 loop: with two instances per batch and with ten, the default does not grow with their number."""
     for batch in (2, 10):
         one, other = (leaf.detach() for leaf in embeddings(batch, 2, 4, batch))
+        pairs, rows, others = Pairs.cross(one, other), list(enumerate(one)), list(enumerate(other))
         if layout == "views":
-            pairs = Pairs.from_views([one, other])
-            rows = [(i, x.tolist()) for view in (one, other) for i, x in enumerate(view)]
-            couples = [(x, y) for i, x in rows for j, y in rows if i != j]
-        else:
-            pairs = Pairs.cross(one, other)
-            couples = [(x.tolist(), y.tolist()) for i, x in enumerate(one) for j, y in enumerate(other) if i != j]
-        penalties = []
-        for x, y in couples:
-            cosine = sum(a * b for a, b in zip(x, y, strict=True)) / (math.hypot(*x) * math.hypot(*y))
-            distance = (1 - cosine) / 2
-            penalties.append(abs(min((distance - 0.1) * (distance - 0.5), 0)))
+            pairs, rows = Pairs.from_views([one, other]), rows + others
+            others = rows
+        distances = [(1 - float(cosine_similarity(x, y, 0))) / 2 for i, x in rows for j, y in others if i != j]
+        penalties = [abs(min((distance - 0.1) * (distance - 0.5), 0)) for distance in distances]
         assert sum(penalties) > 0
         found = dipole.objective("dp")(pairs).terms["dp"].value
         assert float(found) == pytest.approx(math.fsum(penalties) / len(penalties), rel=1e-12)
-
-
-def test_weights_of_terms_add_up():
-    leaves = embeddings(4, 2, 5, 0)
-    pairs = Pairs.from_views(leaves)
-    (mixed, _), (a, _), (b, _) = (evaluate(s, leaves, pairs) for s in ("0.3*infonce + 2.0*cacr", "infonce", "cacr"))
-    torch.testing.assert_close(mixed, 0.3 * a + 2 * b)
-    # A regularizer written without a weight takes its paper's.
-    agree("infonce + dp", "infonce + 0.1*dp", leaves, pairs)
 
 
 def in_pairs(f, g):
@@ -270,8 +177,8 @@ def test_two_encoders_do_not_end_at_two_opposite_points(layout):
     point = torch.tensor([[1.0, 0.0, 0.0]], dtype=f.dtype).expand(8, 3)
     term = dipole.objective("align_uniform")
     assert float(term(layout(point, -point)).loss) == pytest.approx(4.0)  # alignment 4, uniformity 0
-    optimizer = torch.optim.Adam([f, g], 0.05)
-    for _ in range(300):
+    optimizer = torch.optim.Adam([f, g], 0.1)
+    for _ in range(150):
         optimizer.zero_grad()
         term(layout(f, g)).loss.backward()
         optimizer.step()
@@ -281,15 +188,27 @@ def test_two_encoders_do_not_end_at_two_opposite_points(layout):
     assert uniformity(pairs) < -1.5
 
 
+def test_uniformity_leaves_ignored_rows_of_a_view_out():
+    leaves = embeddings(5, 2, 4, 0)
+    ignored = torch.full((10, 1), -1)
+    ignored[0], ignored[7] = 3, 6  # image 3 for image 0 in the first view, image 1 for image 2 in the second
+    unit = [normalize(z.detach(), dim=1) for z in leaves]
+    kernels = [(-2 * (2 - 2 * z @ z.T)).exp().fill_diagonal_(0) for z in unit]
+    kernels[0][0, 3] = kernels[1][2, 1] = 0
+    expected = (2 - 2 * (unit[0] * unit[1]).sum(1)).mean() + sum((e.sum() / 19).log() for e in kernels) / 2
+    found, _ = evaluate("align_uniform", leaves, Pairs.from_views(leaves).without(ignored))
+    torch.testing.assert_close(found, expected)
+
+
 def test_siglip_is_binary_and_infonce_is_not():
-    # Two instances in two encoders: a positive and a negative for each anchor.
+    """Two instances in two encoders: a positive and a negative for each anchor."""
     leaves = embeddings(2, 2, 4, 0)
     pairs = Pairs.cross(*leaves)
-    z = torch.nn.functional.normalize(leaves[0], dim=1) @ torch.nn.functional.normalize(leaves[1], dim=1).T / 0.5
+    z = (normalize(leaves[0], dim=1) @ normalize(leaves[1], dim=1).T / 0.5).detach()
     own, other = z.diagonal(), z.flip(1).diagonal()
     binary = ((1 + (-own).exp()).log() + (1 + other.exp()).log()).mean()
-    torch.testing.assert_close(evaluate("siglip(temperature=0.5, bias=0)", leaves, pairs)[0], binary.detach())
-    torch.testing.assert_close(evaluate("infonce", leaves, pairs)[0], (1 + (other - own).exp()).log().mean().detach())
+    torch.testing.assert_close(evaluate("siglip(temperature=0.5, bias=0)", leaves, pairs)[0], binary)
+    torch.testing.assert_close(evaluate("infonce", leaves, pairs)[0], (1 + (other - own).exp()).log().mean())
 
 
 def test_swav_is_cross_entropy_to_its_codes():
@@ -298,31 +217,25 @@ def test_swav_is_cross_entropy_to_its_codes():
         "swav(prototypes=5, temperature=0.3, epsilon=0.1, iterations=200, codes=all)", dim=4
     ).double()
     (prototypes,) = (parameter.detach() for parameter in term.parameters())
-    z = torch.nn.functional.normalize(torch.cat(leaves), dim=1).detach()
-    scores = z @ torch.nn.functional.normalize(prototypes, dim=1).T  # (16, 5)
+    scores = normalize(torch.cat(leaves), dim=1).detach() @ normalize(prototypes, dim=1).T  # (16, 5)
     codes = (scores / 0.1).exp()
     for _ in range(200):  # every prototype as often as another, every row once
         codes = codes / codes.sum(0)
         codes = codes / codes.sum(1, keepdim=True)
-    targets = codes.roll(8, 0)  # of the other view
-    expected = torch.nn.functional.cross_entropy(scores / 0.3, targets)
+    expected = cross_entropy(scores / 0.3, codes.roll(8, 0))  # codes of the other view
     torch.testing.assert_close(term(Pairs.from_views(leaves)).loss.detach(), expected, atol=1e-8, rtol=0)
 
 
 def test_barlow_twins_does_not_see_scale_and_place_of_a_column():
     leaves = embeddings(9, 2, 4, 0)
     moved = [3 * leaves[0].detach() + torch.arange(4.0), leaves[1].detach() * torch.tensor([1.0, 2.0, 5.0, 0.5])]
-    of = {name: evaluate(name, leaves, Pairs.from_views(leaves))[0] for name in ("barlow_twins", "vicreg")}
     moved = [z.double().requires_grad_() for z in moved]
-    again = {name: evaluate(name, moved, Pairs.from_views(moved))[0] for name in of}
+    of, again = (
+        {name: evaluate(name, z, Pairs.from_views(z))[0] for name in ("barlow_twins", "vicreg")}
+        for z in (leaves, moved)
+    )
     torch.testing.assert_close(again["barlow_twins"], of["barlow_twins"], atol=1e-3, rtol=0)
     assert abs(again["vicreg"] - of["vicreg"]) > 1
     own, _ = evaluate("barlow_twins(redundancy=0)", leaves, Pairs.from_views(leaves))
     z, other = ((x - x.mean(0)) / x.std(0, correction=0) for x in map(torch.detach, leaves))
     torch.testing.assert_close(own, (1 - (z * other).mean(0)).square().sum(), atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("norm", ["l21", "nuclear"])
-def test_cllr_without_its_norm_is_nothing_at_the_identity(norm):
-    leaves = embeddings(5, 2, 4, 0)
-    agree(f"infonce + cllr(alpha=0, norm={norm})", "infonce", leaves, Pairs.from_views(leaves))

@@ -1,13 +1,15 @@
-"""Pairs of one's own: by class, from the columns of a table, in both directions; each against loops in float64."""
+"""Pairs of one's own: by class, from the columns of a table, in both directions, of views; against loops in float64."""
+
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import check_against_loops
 
 import dipole
 from dipole import Pairs
-from dipole.core.conformance.reference import REFERENCES, Case
-from dipole.core.objectives.spec import options_of
+from dipole.core.objectives.engine import using
 from dipole.core.utils.errors import PairsError
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, -1, -1, 3])
@@ -45,18 +47,23 @@ def layouts():
 @pytest.mark.parametrize("name", layouts())
 def test_values_and_gradients_are_those_of_loops(name, text):
     inputs, pairs = layouts()[name]
-    term = dipole.objective(text).terms[0].double()
-    options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given
-    found = term(pairs)
-    expected = REFERENCES[term.registered_name()](Case.of(pairs, dict(term.named_parameters())), **options)
-    inputs = (*inputs, *term.parameters())
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    got = torch.autograd.grad(found, inputs, materialize_grads=True)
-    if not expected.requires_grad:  # loops without an entry
-        assert not any(each.any() for each in got)
-        return
-    for one, two in zip(got, torch.autograd.grad(expected, inputs, materialize_grads=True), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-11)
+    check_against_loops(dipole.objective(text).terms[0].double(), pairs, inputs)
+
+
+@pytest.mark.parametrize("text", ["tuple(temperature=1)", "supcon", "cross_entropy(classes=3)"])
+@pytest.mark.parametrize("anchors", ["first", "all"])
+def test_blocks_with_labels(text, anchors):
+    x = rows(4, 3, 4)
+    pairs = Pairs.from_blocks(x, anchors, labels=torch.tensor([0, 1, 0, 2]))
+    check_against_loops(dipole.objective(text, dim=4).terms[0].double(), pairs, (x,))
+
+
+@pytest.mark.parametrize("codes", ["crop", "all"])
+@pytest.mark.parametrize(("large", "small", "past"), [(2, 0, 0), (2, 6, 4), (3, 2, 0)])
+def test_swav_weighs_every_pair_of_a_code_and_a_crop_alike(large, small, past, codes):
+    crops, queue = [rows(5, 4, seed=seed) for seed in range(large + small)], rows(past, 4, seed=9)
+    term = dipole.objective(f"swav(prototypes=6, codes={codes})", dim=4).terms[0].double()
+    check_against_loops(term, Pairs.from_crops(crops[:large], crops[large:], queue if past else None), crops)
 
 
 def sets(pairs, i):
@@ -69,18 +76,12 @@ def test_all_of_a_class_but_itself_are_positives_and_padding_counts_nowhere():
     assert sets(pairs, 0) == ({2, 5}, {1, 3, 4, 6, 7, 8})
     assert sets(pairs, 4) == ({1}, {0, 2, 3, 5, 6, 7, 8})
     assert sets(pairs, 6) == (set(), {0, 1, 2, 3, 4, 5, 7, 8})  # of no known class: not even another such row
-    for i in range(9):
-        assert int(pairs.negative_counts[i]) == len(sets(pairs, i)[1])
+    assert pairs.negative_counts.tolist() == [len(sets(pairs, i)[1]) for i in range(9)]
     assert pairs.labels.tolist() == pairs.candidate_labels.tolist() == LABELS.tolist()
     assert pairs.index.tolist() == list(range(9))
-
-
-def test_a_queue_with_labels_and_views_with_labels():
     past = torch.tensor([0, 3, -1])
     pairs = Pairs.from_labels(rows(9, 4), LABELS, torch.arange(9) + 50, rows(3, 4), past)
-    assert sets(pairs, 0)[0] == {2, 5, 9}
-    assert sets(pairs, 8)[0] == {10}
-    assert sets(pairs, 7)[0] == set()
+    assert [sets(pairs, i)[0] for i in (0, 8, 7)] == [{2, 5, 9}, {10}, set()]
     assert pairs.candidate_labels.tolist() == LABELS.tolist() + past.tolist()
     assert pairs.candidate_index.tolist() == [*range(50, 59), -1, -1, -1]
     views = Pairs.from_labels([rows(9, 4), rows(9, 4)], LABELS)
@@ -116,19 +117,12 @@ def test_columns_are_the_scores_of_multiple_negatives_ranking(form):
         "stacked": (hard, list(hard.unbind(1))),
         "list": ([hard[:, 0], hard[:, 1]], [hard[:, 0], hard[:, 1]]),
     }[form]
-    candidates = torch.cat([p, *columns])
-    scores = 20 * F.normalize(a, dim=1) @ F.normalize(candidates, dim=1).T
+    scores = 20 * F.normalize(a, dim=1) @ F.normalize(torch.cat([p, *columns]), dim=1).T
     expected = F.cross_entropy(scores, torch.arange(6))
     found = dipole.objective("infonce(temperature=0.05)")(Pairs.from_columns(a, p, given)).loss
     torch.testing.assert_close(found, expected)
-    for one, two in zip(torch.autograd.grad(found, (a, p)), torch.autograd.grad(expected, (a, p)), strict=True):
-        torch.testing.assert_close(one, two)
-    if form == "stacked":
-        grad = torch.autograd.grad(
-            dipole.objective("infonce(temperature=0.05)")(Pairs.from_columns(a, p, hard)).loss, hard
-        )
-        scores = 20 * F.normalize(a, dim=1) @ F.normalize(torch.cat([p, *hard.unbind(1)]), dim=1).T
-        torch.testing.assert_close(grad, torch.autograd.grad(F.cross_entropy(scores, torch.arange(6)), hard))
+    got, wanted = (torch.autograd.grad(each, (a, p, hard), allow_unused=True) for each in (found, expected))
+    torch.testing.assert_close(got[: len(wanted) - (form == "none")], wanted[: len(wanted) - (form == "none")])
 
 
 def test_which_hard_negatives_repel():
@@ -157,10 +151,7 @@ def test_both_directions_are_the_symmetric_cross_entropy_of_clip():
     pairs = Pairs.both(images, captions, labels=targets % 2, index=targets + 90)
     found = dipole.objective("infonce(temperature=0.07)")(pairs).loss
     torch.testing.assert_close(found, expected)
-    for one, two in zip(
-        torch.autograd.grad(found, (images, captions)), torch.autograd.grad(expected, (images, captions)), strict=True
-    ):
-        torch.testing.assert_close(one, two)
+    torch.testing.assert_close(*(torch.autograd.grad(each, (images, captions)) for each in (found, expected)))
     assert len(pairs.anchors) == 14
     assert sets(pairs, 2) == ({9}, {7, 8, 10, 11, 12, 13})
     assert sets(pairs, 9) == ({2}, {0, 1, 3, 4, 5, 6})
@@ -173,24 +164,56 @@ def test_both_directions_are_the_symmetric_cross_entropy_of_clip():
     assert one.negative_counts.tolist() == two.negative_counts.tolist() == [6] * 7
 
 
+def test_marked_pairs_are_added():
+    a, b = rows(5, 4), rows(5, 4, seed=1)
+    directions = Pairs.cross(a, b), Pairs.cross(b, a)
+    objective = dipole.objective("infonce + 0.1*dp")
+    each = [objective(pairs).loss.item() for pairs in directions]
+    assert objective(directions).loss.item() == pytest.approx(sum(each) / 2, abs=1e-12)
+    found = objective(tuple(pairs.added() for pairs in directions))
+    assert found.loss.item() == pytest.approx(sum(each), abs=1e-12)
+    assert float(found.terms["infonce"]) == pytest.approx(2 * float(objective(directions).terms["infonce"]), abs=1e-12)
+
+
+ZEROS = torch.zeros(4).long()
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda z: Pairs.from_labels(z, torch.zeros(4)), r"labels must be integers of shape \(4,\).*float32"),
-        (lambda z: Pairs.from_labels(z, torch.zeros(3).long()), r"labels must be integers of shape \(4,\)"),
+        (lambda z: Pairs.from_labels(z, ZEROS[:3]), r"labels must be integers of shape \(4,\)"),
         (lambda z: Pairs.from_labels(z, None), "labels must be integers .* NoneType"),
-        (lambda z: Pairs.from_labels([], torch.zeros(4).long()), "needs embeddings"),
-        (lambda z: Pairs.from_labels([z, z[:2]], torch.zeros(4).long()), r"views\[1\] must have 4 rows"),
-        (lambda z: Pairs.from_labels(z, torch.zeros(4).long(), queue=z), "queue_labels must be integers"),
-        (lambda z: Pairs.from_labels(z, torch.zeros(4).long(), queue_labels=torch.zeros(4).long()), "give queue="),
+        (lambda z: Pairs.from_labels([], ZEROS), "needs embeddings"),
+        (lambda z: Pairs.from_labels([z, z[:2]], ZEROS), r"views\[1\] must have 4 rows"),
+        (lambda z: Pairs.from_labels(z, ZEROS, queue=z), "queue_labels must be integers"),
+        (lambda z: Pairs.from_labels(z, ZEROS, queue_labels=ZEROS), "give queue="),
         (lambda z: Pairs.from_columns(z, z[:2]), "positive must have 4 rows like anchor, got 2"),
         (lambda z: Pairs.from_columns(z, z, z[:2]), r"negatives\[0\] must have 4 rows like anchor, got 2"),
         (lambda z: Pairs.from_columns(z, z, [z, z[:, :2]]), r"negatives\[1\] and anchor must have the same width"),
         (lambda z: Pairs.from_columns(z, z, z, negatives_of="mine"), "'batch' or 'own', got 'mine'"),
         (lambda z: Pairs.from_columns(z, z, batch_negatives=False), "needs negatives"),
         (lambda z: Pairs.from_columns(z, z, z, ignored=torch.full((4, 1), 8)), "ignored must index the 8 candidates"),
+        (lambda z: Pairs.from_blocks(z.view(2, 2, 3), labels=ZEROS), "labels"),
         (lambda z: Pairs.both(z, z[:2]), "as many rows, got 4 and 2"),
         (lambda z: Pairs.both(z, z[:, :2]), "b and a must have the same width"),
+        (lambda z: dipole.objective("cross_entropy(classes=5)")(Pairs.from_views([z, z])), "needs labels"),
+        (
+            lambda z: dipole.objective("cross_entropy(classes=5)")(Pairs.from_views([z, z], ZEROS + 7)),
+            "set classes=8 or more",
+        ),
+        (
+            lambda z: dipole.objective("cross_entropy(classes=5)")(Pairs.from_views([z, z], ZEROS - 1)),
+            "leave unlabelled rows out",
+        ),
+        (
+            lambda z: dipole.objective("cacr(k=4)")(Pairs.from_views([z, z, z], negatives="view_pairs")),
+            r"cacr\(k=4\) needs 4 positives for each anchor, the pairs have 2: use 5 views",
+        ),
+        (
+            lambda z: Pairs.from_views([z, z], negatives="pairs"),
+            "must be 'view_pairs', 'all' or 'queries', got 'pairs'",
+        ),
     ],
 )
 def test_errors_name_the_argument(make, words):
@@ -202,5 +225,80 @@ def test_one_row_one_class_and_one_pair():
     z = rows(1, 3)
     assert float(dipole.objective("infonce")(Pairs.from_labels(z, torch.tensor([3]))).loss.detach()) == 0
     assert float(dipole.objective("infonce")(Pairs.both(z, z + 1)).loss.detach()) == 0
-    same = dipole.objective("infonce")(Pairs.from_labels(rows(4, 3), torch.zeros(4, dtype=torch.long)))
+    same = dipole.objective("infonce")(Pairs.from_labels(rows(4, 3), ZEROS))
     assert "no anchor has a negative" in same.terms["infonce"].note
+
+
+# Pairs of views: each view repels the other images of the views after it, as in the code of CACR's authors.
+
+
+def weighted(distances, sharpness):
+    weights = [math.exp(sharpness * d) for d in distances]
+    return sum(w * d for w, d in zip(weights, distances, strict=True)) / sum(weights)
+
+
+def described(views, t_pos, t_neg, of_images):
+    """Attraction over all views and images, repulsion over pairs of views x < y and images, in plain Python.
+
+    Each image counts by its weight.
+    """
+    unit = F.normalize(torch.stack(views).detach(), dim=2)
+    count, batch, _ = unit.shape
+    squared = (2 - 2 * torch.einsum("xid,yjd->xiyj", unit, unit)).tolist()
+    attraction = [
+        of_images[i] * weighted([squared[v][i][p][i] for p in range(count) if p != v], t_pos)
+        for v in range(count)
+        for i in range(batch)
+    ]
+    repulsion = [
+        -of_images[i] * weighted([squared[x][i][y][j] for j in range(batch) if j != i], -t_neg)
+        for x in range(count)
+        for y in range(x + 1, count)
+        for i in range(batch)
+    ]
+    return (sum(attraction) / count + sum(repulsion) / math.comb(count, 2)) / sum(of_images)
+
+
+def views_of(count):
+    return [rows(6, 5, seed=seed) for seed in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("positives", "t_pos", "t_neg", "engine"), [(1, 1.0, 2.0, "dense"), (2, 3.0, 0.9, "dense"), (4, 3.0, 0.9, "eager")]
+)
+@pytest.mark.parametrize("weights", [None, [0.5, 0.0, 2.0, 1.0, 3.0, 0.25]])
+def test_cacr_equals_the_description_of_its_authors_code(positives, t_pos, t_neg, engine, weights):
+    views, given = views_of(positives + 1), None if weights is None else torch.tensor(weights, dtype=torch.double)
+    expected = described(views, t_pos, t_neg, weights or [1.0] * 6)
+    with using(engine):
+        for text in (f"cacr(t_pos={t_pos}, t_neg={t_neg})", f"cacr(k={positives}, t_pos={t_pos}, t_neg={t_neg})"):
+            found = dipole.objective(text)(Pairs.from_views(views, negatives="view_pairs", weights=given))
+            assert found.loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        *((text, 2) for text in ("cacr", "infonce", "align_uniform", "infonce + 0.1*dp", "vicreg", "hcl")),
+        *((text, 4) for text in ("infonce", "dcl", "hcl", "triplet", "infonce + dp", "siglip(temperature=1, bias=0)")),
+    ],
+)
+def test_pairs_of_views_are_averaged_over_the_directions(text, count):
+    views, term = views_of(count), dipole.objective(text)
+    found = term(Pairs.from_views(views, negatives="view_pairs")).loss.item()
+    each = [term(Pairs.cross(views[x], views[y])).loss.item() for x in range(count) for y in range(x + 1, count)]
+    assert found == pytest.approx(sum(each) / len(each), abs=1e-12)
+
+
+def test_anchors_and_negatives_of_pairs_of_views():
+    views, labels, index = views_of(3), torch.arange(6) % 2, torch.randperm(6)
+    pairs = Pairs.from_views(views, labels, index, negatives="view_pairs")
+    assert pairs.negative_counts.tolist() == [5] * 18
+    assert torch.equal(pairs.view, torch.tensor([0, 0, 1]).repeat_interleave(6))
+    for number, (x, y) in enumerate([(0, 1), (0, 2), (1, 2)]):
+        for i in range(6):
+            row = 6 * number + i
+            assert torch.equal(pairs.anchors[row], views[x][i])
+            assert torch.equal(pairs.candidates[pairs.positives[row]], views[y][i : i + 1])
+            assert torch.equal(pairs.candidates[pairs.negative_mask()[row]], views[y][torch.arange(6) != i])
+            assert (pairs.labels[row], pairs.index[row]) == (labels[i], index[i])

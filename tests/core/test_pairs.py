@@ -1,13 +1,10 @@
 """Pairs: who is whose positive, and one clear error for everything that does not fit."""
 
 import copy
-import math
 import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dipole
 from dipole import Composite, Objective, Pairs
@@ -54,8 +51,6 @@ def test_queries_repel_queries_alone(views):
         assert torch.equal(pairs.candidates[pairs.negative_mask()[i]], z[0][torch.arange(6) != i])
     assert torch.equal(pairs.labels, labels)
     assert torch.equal(pairs.candidate_index[pairs.positives], index.unsqueeze(1).expand(6, views - 1))
-    with pytest.raises(PairsError, match="'all' or 'queries', got 'others'"):
-        Pairs.from_views(list(z), negatives="others")
 
 
 def test_two_encoders_are_two_sides_and_one_is_one():
@@ -82,8 +77,7 @@ def test_two_encoders_are_two_sides_and_one_is_one():
     assert torch.equal(queries.candidates[queries.negative_mask()[0]], f[1:])
     assert bank.negative_counts.tolist() == [7, 8, 7, 8, 8]  # the row of the bank that query 0 drops, key 3 for query 2
     assert torch.equal(bank.candidates[bank.negative_mask()[0]], torch.cat([g[1:], queue[[0, 2, 3]]]))
-    with pytest.raises(PairsError, match="queue_of must be 'queries' or 'keys', got 'both'"):
-        Pairs.cross(f, g, queue, queue_of="both")
+
     for one in (
         Pairs.from_views([f, g]), Pairs.from_crops([f, g], [f], queue), Pairs.of_points(f),
         Pairs.from_blocks(torch.randn(3, 2, 4)), Pairs.from_blocks(torch.randn(3, 2, 4), "all"),
@@ -91,47 +85,24 @@ def test_two_encoders_are_two_sides_and_one_is_one():
         assert one.within_sides() == (one,)
 
 
-def test_uniformity_under_a_bank_of_the_keys_stays_within_each_side():
+def test_two_opposite_points_are_no_solution_under_a_bank_of_the_keys():
     """CMC's memory bank of the other half: the queries are not repelled by it, and f = -g is no solution."""
-    f, g, bank = (F.normalize(torch.randn(n, 4, dtype=torch.double), dim=1).requires_grad_() for n in (6, 6, 9))
-
-    def kernel(x, y):
-        return math.exp(-2 * float((x - y).detach().square().sum()))
-
-    found = dipole.objective("align_uniform")(Pairs.cross(f, g, bank, batch_negatives=False, queue_of="keys")).loss
-    near = sum(float((x - y).detach().square().sum()) for x, y in zip(f, g, strict=True)) / 6
-    of_f = [kernel(f[i], f[j]) for i in range(6) for j in range(6) if i != j]
-    of_g = [kernel(g[i], g[j]) for i in range(6) for j in range(6) if i != j] + [kernel(x, y) for x in g for y in bank]
-    expected = near + sum(math.log(sum(each) / len(each)) for each in (of_f, of_g)) / 2
-    assert float(found.detach()) == pytest.approx(expected, rel=1e-12)
-    point = torch.ones(6, 4, dtype=torch.double)
-    opposite, apart = (
-        dipole.objective("align_uniform(align_weight=0)")(
-            Pairs.cross(x, -x, -x[:3], batch_negatives=False, queue_of="keys")
-        ).loss
-        for x in (point, f.detach())
-    )
-    assert float(opposite) == pytest.approx(0)  # the worst that uniformity can be
-    assert float(apart) < -0.5
+    point, apart = torch.ones(6, 4, dtype=torch.double), torch.randn(6, 4, dtype=torch.double)
+    term = dipole.objective("align_uniform(align_weight=0)")
+    found = [
+        float(term(Pairs.cross(x, -x, -x[:3], batch_negatives=False, queue_of="keys")).loss) for x in (point, apart)
+    ]
+    assert found[0] == pytest.approx(0)  # the worst that uniformity can be
+    assert found[1] < -0.5
 
 
-def test_window_stays_inside_documents_and_self_logit_zero_is_a_negative():
+def test_window_stays_inside_documents():
     document = torch.tensor([0, 0, 0, 1, 1, 2])
     pairs = Pairs.from_window(torch.randn(6, 3), torch.randn(6, 3), document, window=2)
     assert [relations(pairs, i)[0] for i in range(6)] == [{1, 2}, {0, 2}, {0, 1}, {4}, {3}, set()]
     assert relations(pairs, 5)[2] == {0, 1, 2, 3, 4}
     assert not pairs.views
-    # Padding stands behind the real entries.
-    assert (pairs.positives[:3, :2] >= 0).all()
-    f, g = torch.randn(5, 3, dtype=torch.double), torch.randn(5, 3, dtype=torch.double)
-    document = torch.zeros(5, dtype=torch.long)
-    loss = dipole.objective("quickthoughts")(Pairs.from_window(f, g, document, self_logit="zero")).loss
-    expected = 0.0
-    for i in range(5):  # the authors' code: the diagonal of the scores is set to 0 and stays in the softmax
-        scores = torch.stack([f[i] @ g[j] if i != j else torch.zeros((), dtype=torch.double) for j in range(5)])
-        near = [j for j in (i - 1, i + 1) if 0 <= j < 5]
-        expected += -sum(torch.log_softmax(scores, 0)[j] for j in near) / len(near) / 5
-    torch.testing.assert_close(loss, expected)
+    assert (pairs.positives[:3, :2] >= 0).all()  # padding stands behind the real entries
 
 
 def test_crops_find_the_other_large_crops_of_their_image():
@@ -149,18 +120,10 @@ def test_crops_find_the_other_large_crops_of_their_image():
 
 def test_keys_of_others_are_left_out_where_the_queue_alone_repels():
     q, k, queue = torch.randn(3, 4), torch.randn(3, 2, 4), torch.randn(5, 4)
-    pairs = Pairs.cross(q, k, queue, batch_negatives=False)
-    assert pairs.negative_counts.tolist() == [5, 5, 5]
-    assert pairs.negative_mask()[1].tolist() == [False] * 6 + [True] * 5
-    with_queries = Pairs.cross(q, k, queue, batch_negatives=False, intra_batch=True)
-    assert with_queries.negative_counts.tolist() == [7, 7, 7]
-    assert with_queries.negative_mask()[1].tolist() == [False] * 6 + [True] * 5 + [True, False, True]
-    loss = dipole.objective("infonce(similarity=dot, temperature=1)")(pairs).loss
-    expected = 0.0
-    for i in range(3):
-        negatives = torch.stack([q[i] @ c for c in queue]).exp().sum()
-        expected += sum(-((q[i] @ p).exp() / ((q[i] @ p).exp() + negatives)).log() for p in k[i]) / 2 / 3
-    torch.testing.assert_close(loss, expected)
+    for intra_batch, own in ((False, []), (True, [True, False, True])):
+        pairs = Pairs.cross(q, k, queue, batch_negatives=False, intra_batch=intra_batch)
+        assert pairs.negative_counts.tolist() == [5 + sum(own)] * 3
+        assert pairs.negative_mask()[1].tolist() == [False] * 6 + [True] * 5 + own
 
 
 def test_labels_views_and_indices_go_with_keys_queues_and_windows():
@@ -226,13 +189,11 @@ def test_queries_repel_each_other_once_and_never_their_own_instance(make):
             assert found == (not own), (i, j)
 
 
-@pytest.mark.parametrize(("text", "views"), [("cacr(k=2)", 3), ("blocks(b=2)", 3)])
-def test_padding_is_no_positive(text, views):
+@pytest.mark.parametrize("text", ["cacr(k=2)", "blocks(b=2)"])
+def test_crops_of_three_have_two_positives(text):
     objective = dipole.objective(text)
-    with pytest.raises(PairsError, match="needs 2 positives for each anchor"):
-        objective(crops_of_two())
-    assert objective.positives_wanted == views - 1
-    assert float(objective(Pairs.from_crops(list(torch.randn(views, 4, 5)))).loss) > -10
+    assert objective.positives_wanted == 2
+    assert float(objective(Pairs.from_crops(list(torch.randn(3, 4, 5)))).loss) > -10
 
 
 class Scaled(Objective):
@@ -254,12 +215,12 @@ class Scaled(Objective):
 
 
 def test_sums_look_at_their_own_numbers_and_several_pairs_are_averaged():
-    a, b = torch.randn(2, 6, 4, dtype=torch.double)
-    alone = [float(term(a, b)) for term in (Scaled(3.0), Scaled(0.5), dipole.objective("dp").terms[0])]
-    summed = Composite([Scaled(3.0), Scaled(0.5), *dipole.objective("dp").terms], [1.0, 1.0, 1.0])(a, b)
+    a, b, c = torch.randn(3, 6, 4, dtype=torch.double)
+    terms = [Scaled(3.0), Scaled(0.5), *dipole.objective("dp").terms]
+    alone = [float(term(a, b)) for term in terms]
+    summed = Composite(terms, [1.0, 1.0, 1.0])(a, b)
     assert [float(term) for term in summed.terms.values()] == pytest.approx(alone)
     assert len({round(value, 6) for value in alone}) == 3
-    a, b, c = torch.randn(3, 5, 4, dtype=torch.double)
     objective = dipole.objective("infonce + dp")
     both = objective((Pairs.cross(a, b), Pairs.cross(b, c)))
     each = [objective(Pairs.cross(a, b)), objective(Pairs.cross(b, c))]
@@ -274,33 +235,6 @@ def test_parameters_are_made_where_the_embeddings_are():
     assert term.W.shape == (3, 3)
 
 
-class NothingRead(TorchDispatchMode):
-    """Raises where a value is read back from the device."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.name().partition(".")[0]
-        assert name not in {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::unique_dim"}, name
-        return function(*args, **(kwargs or {}))
-
-
-def test_constructors_read_nothing_back():
-    x, labels = torch.randn(12, 5), torch.arange(12)
-    with NothingRead():
-        for pairs in (
-            Pairs.from_views([x, x], labels),
-            Pairs.cross(x, x, x, True, labels, queue_labels=labels),
-            Pairs.cross(x, x, x, batch_negatives=False),
-            Pairs.from_window(x, x, labels, 2, "zero"),
-            Pairs.from_blocks(x.view(6, 2, 5), "all"),
-            Pairs.from_crops([x, x], [x], x),
-            Pairs.from_crops([x, x], [x]).with_intra_batch(),
-            Pairs.of_points(x),
-        ):
-            assert pairs.negative_counts is not None
-            assert pairs.has_negatives
-            assert pairs.fewest >= 0
-
-
 def test_blocks():
     x = torch.randn(3, 4, 2)
     first = Pairs.from_blocks(x)
@@ -313,37 +247,33 @@ def test_blocks():
 
 
 def own(**more):
-    """Two anchors and three candidates, whose indices are somebody's own."""
+    """Two anchors, and candidates whose indices are one's own."""
     return Pairs(torch.randn(2, 3), torch.randn(3, 3), torch.tensor([[0], [2]]), torch.zeros(2, 0).long(), **more)
+
+
+Z = torch.randn(4, 3)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Pairs.from_views([torch.randn(4, 3)]), "at least two views"),
-        (lambda: Pairs.from_views([torch.randn(4, 3), torch.randn(4, 2)]), r"views\[1\] .* same width, got 2 and 3"),
-        (lambda: Pairs.from_views([torch.randn(4, 3), torch.randn(5, 3)]), r"4 rows like views\[0\], got 5"),
-        (lambda: Pairs.from_views([torch.randn(4, 3), torch.randn(4, 3).double()]), "same dtype"),
-        (lambda: Pairs.from_views([torch.randn(4, 3)] * 2, labels=torch.zeros(3)), r"labels must be .* \(4,\)"),
-        (lambda: Pairs.from_views([torch.ones(4, 3).long()] * 2), "floating-point"),
-        (lambda: Pairs.from_views([torch.randn(0, 3)] * 2), "rows >= 1"),
-        (lambda: Pairs.cross(torch.randn(4, 3), torch.randn(3, 3)), "keys must be"),
-        (lambda: Pairs.cross(torch.randn(4, 3), torch.randn(4, 3), torch.randn(9, 2)), "queue and queries .* width"),
-        (
-            lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(3)),
-            r"document must be a tensor of shape \(4,\)",
-        ),
-        (lambda: Pairs.from_window(torch.randn(4, 3), torch.randn(4, 3), torch.zeros(4), 0), "window must be"),
+        (lambda: Pairs.from_views([Z]), "at least two views"),
+        (lambda: Pairs.from_views([Z, Z[:, :2]]), r"views\[1\] .* same width, got 2 and 3"),
+        (lambda: Pairs.from_views([Z, torch.randn(5, 3)]), r"4 rows like views\[0\], got 5"),
+        (lambda: Pairs.from_views([Z, Z.double()]), "same dtype"),
+        (lambda: Pairs.from_views([Z, Z], labels=torch.zeros(3)), r"labels must be .* \(4,\)"),
+        (lambda: Pairs.from_views([Z.long(), Z.long()]), "floating-point"),
+        (lambda: Pairs.from_views([Z[:0], Z[:0]]), "rows >= 1"),
+        (lambda: Pairs.from_views([Z, Z], negatives="others"), "'all' or 'queries', got 'others'"),
+        (lambda: Pairs.cross(Z, Z[:3]), "keys must be"),
+        (lambda: Pairs.cross(Z, Z, torch.randn(9, 2)), "queue and queries .* width"),
+        (lambda: Pairs.cross(Z, Z, Z, queue_of="both"), "queue_of must be 'queries' or 'keys', got 'both'"),
+        (lambda: Pairs.from_window(Z, Z, torch.zeros(3)), r"document must be a tensor of shape \(4,\)"),
+        (lambda: Pairs.from_window(Z, Z, torch.zeros(4), 0), "window must be"),
         (lambda: Pairs.from_blocks(torch.randn(4, 1, 3)), r"b \+ 1 >= 2"),
         (lambda: Pairs.from_blocks(torch.randn(0, 2, 3)), r"n >= 1, .* got \(0, 2, 3\)"),
-        (
-            lambda: Pairs(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([[0], [2]]), torch.zeros(2, 0).long()),
-            "positives must index the 2 candidates",
-        ),
-        (
-            lambda: Pairs(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([[0.0], [1.0]]), torch.zeros(2, 0).long()),
-            "positives must be torch.long",
-        ),
+        (lambda: Pairs(Z, Z, torch.full((4, 1), 4), torch.zeros(4, 0).long()), "positives must index the 4 candidates"),
+        (lambda: Pairs(Z, Z, torch.zeros(4, 1), torch.zeros(4, 0).long()), "positives must be torch.long"),
         (lambda: own(index=torch.zeros(3)), r"index must be a tensor of shape \(2,\), one for each row, got \(3,\)"),
         (lambda: own(candidate_index=torch.zeros(2)), r"candidate_index must be .*\(3,\), one for each candidate"),
         (lambda: own(candidate_labels=[0, 0, 1]), r"candidate_labels must be .*\(3,\).*got list"),
@@ -355,11 +285,12 @@ def own(**more):
         ),
         (lambda: own().with_positives(torch.zeros(2, 1)), "positives must be torch.long"),
         (lambda: own().without(torch.zeros(2).long()), r"ignored must be torch.long of shape \(anchors = 2"),
-        (lambda: dipole.objective("tuple")(torch.randn(4, 3), torch.randn(4, 3)), "needs labels"),
-        (lambda: dipole.objective("cacr(k=4)")(torch.randn(4, 3), torch.randn(4, 3)), "use 5 views"),
-        (lambda: dipole.objective("blocks(b=2)")(torch.randn(4, 3), torch.randn(4, 3)), "needs 2 positives"),
-        (lambda: dipole.objective("blocks(k=9)")(torch.randn(4, 3), torch.randn(4, 3)), "needs 9 other blocks"),
-        (lambda: dipole.objective("infonce+cllr(dim=4)")(torch.randn(4, 3), torch.randn(4, 3)), "width 4, got 3"),
+        (lambda: dipole.objective("tuple")(Z, Z), "needs labels"),
+        (lambda: dipole.objective("cacr(k=4)")(Z, Z), "use 5 views"),
+        (lambda: dipole.objective("cacr(k=2)")(crops_of_two()), "needs 2 positives for each anchor"),
+        (lambda: dipole.objective("blocks(b=2)")(crops_of_two()), "needs 2 positives for each anchor"),
+        (lambda: dipole.objective("blocks(k=9)")(Z, Z), "needs 9 other blocks"),
+        (lambda: dipole.objective("infonce+cllr(dim=4)")(Z, Z), "width 4, got 3"),
     ],
 )
 def test_errors_name_the_argument(make, words):
@@ -398,26 +329,22 @@ def test_a_term_that_needs_no_negatives_has_its_statistics_without_any(similarit
     assert bool(torch.autograd.grad(loss, x)[0].isfinite().all())
 
 
-def test_writing_into_one_pairs_changes_no_other():
-    a, b = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([0, 0, 1, 1, 2, 2])
-    makers = [
-        lambda: Pairs.from_views([a, b]),
-        lambda: Pairs.cross(a, b),
-        lambda: Pairs.both(a, b),
-        lambda: Pairs.from_labels(a, labels),
-        lambda: Pairs.from_blocks(torch.stack([a, b], 1)),
-        lambda: Pairs.from_crops([a, b], [a]),
-        lambda: Pairs.from_columns(a, b),
-    ]
-    for make in makers:
-        objective = dipole.objective("infonce + 0.1*dp")
-        before, spoiled = objective(make()).loss, make()
-        for name in ("positives", "ignored", "index", "negative_counts"):
-            values = getattr(spoiled, name)
-            if values is not None:
-                values.fill_(3)
-        torch.testing.assert_close(objective(make()).loss, before, rtol=0, atol=0)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a, b: Pairs.from_views([a, b]), Pairs.cross, Pairs.both, Pairs.from_columns,
+        lambda a, b: Pairs.from_labels(a, torch.tensor([0, 0, 1, 1, 2, 2])),
+        lambda a, b: Pairs.from_blocks(torch.stack([a, b], 1)), lambda a, b: Pairs.from_crops([a, b], [a]),
+    ],
+)  # fmt: skip
+def test_writing_into_one_pairs_changes_no_other(make):
+    a, b = torch.randn(2, 6, 4, dtype=torch.float64)
+    objective = dipole.objective("infonce + 0.1*dp")
+    before, spoiled = objective(make(a, b)).loss, make(a, b)
+    for name in ("positives", "ignored", "index", "negative_counts"):
+        if getattr(spoiled, name) is not None:
+            getattr(spoiled, name).fill_(3)
+    torch.testing.assert_close(objective(make(a, b)).loss, before, rtol=0, atol=0)
 
 
 class TeacherCodes(Objective):
@@ -448,20 +375,20 @@ def test_a_term_that_reads_rows_without_gradient_removes_none(alone):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_means_of_blocks_are_formed_in_full_precision(dtype):
-    x = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    makers = {
-        "blocks": [lambda x: Pairs.from_blocks(x), lambda x: Pairs.cross(x[:, 0], x[:, 1:])],
-        "infonce": [lambda x: Pairs.from_blocks(x, candidates="means")],
-    }
-    for spec, several in makers.items():
-        for make in several:
-            half, wide = x.clone().requires_grad_(), x.double().requires_grad_()
-            objective = dipole.objective(spec)
-            found = torch.autograd.grad(objective(make(half)).loss, half)[0]
-            expected = torch.autograd.grad(objective(make(wide)).loss, wide)[0]
-            # What is left is the rounding of the gradient itself.
-            torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+@pytest.mark.parametrize(
+    ("spec", "make"),
+    [
+        ("blocks", Pairs.from_blocks),
+        ("blocks", lambda x: Pairs.cross(x[:, 0], x[:, 1:])),
+        ("infonce", lambda x: Pairs.from_blocks(x, candidates="means")),
+    ],
+)
+def test_means_of_blocks_are_formed_in_full_precision(spec, make, dtype):
+    half = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    wide = half.detach().double().requires_grad_()
+    found, expected = (torch.autograd.grad(dipole.objective(spec)(make(x)).loss, x)[0] for x in (half, wide))
+    # What is left is the rounding of the gradient itself.
+    torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["blocks", "blocks(loss=hinge)", "blocks(k=1)", "infonce", "cacr"])
