@@ -31,7 +31,7 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.sentence_folder import FolderSettings, folder_settings
 from dipole.text.model import Headed, build_model, clip_each, evaluated, expanded, fixed_table, limit_of, positions_of
 from dipole.text.pair_table import PairTable
-from dipole.text.pairs import KINDS, PairKind, Setting, TextBatch, check_blocks
+from dipole.text.pairs import PAIR_KINDS, PairKind, Setting, TextBatch, check_blocks
 from dipole.text.sentences import Sentences
 from dipole.text.senteval.encoders import task_names
 from dipole.text.senteval.scoring import numbers_of
@@ -86,7 +86,7 @@ class TextAdapter(Adapter):
         setting = Setting(
             config, self.data, self.train_rows, self.batch_size, self.seed, self.device, self.embedding_dim
         )
-        self.pairs = KINDS[config.pairs](setting)
+        self.pairs = PAIR_KINDS[config.pairs](setting)
         self.steps_per_epoch = self.pairs.steps_per_epoch
         if not self.steps_per_epoch:
             raise DataError(
@@ -316,7 +316,7 @@ class TextAdapter(Adapter):
         else:
             results = evaluation.text_results(probe)
         if c.classifiers or c.losses:
-            block_size = KINDS[c.pairs].unit(c) - 1 or 1
+            block_size = PAIR_KINDS[c.pairs].unit(c) - 1 or 1
             results |= evaluation.document_results(probe, self.train_rows, self.held_rows, objective, block_size)
         if c.labelled is not None:
             documents = labelled_documents(c.labelled, c.column)
@@ -394,7 +394,7 @@ def _width(config: TextSettings) -> int:
 
 
 def _example(objective: Composite, dim: int, config: TextSettings, batch_size: int) -> Pairs:
-    return KINDS[config.pairs].example(config, batch_size, dim)
+    return PAIR_KINDS[config.pairs].example(config, batch_size, dim)
 
 
 def _check_measured(config: TextSettings) -> None:

@@ -128,7 +128,7 @@ class Artifacts:
         model = build_model(config, len(self.tokens), blank)
         behind = self.values["behind"]
 
-        def finish(side: encoders.Part) -> encoders.Part:
+        def finish(side: encoders.Encoder) -> encoders.Encoder:
             if behind:
                 side = Pooled(side, tuple(behind["pooling"]), behind["layers"])
             return with_head(side, head)

@@ -15,7 +15,7 @@ from dipole.text.text_files import open_text, refuse_binary
 
 Unit = Literal["documents", "sentences"]
 TEXT = (".txt", ".text", ".txt.gz", ".text.gz")
-KINDS = TEXT + ROWS
+READ = TEXT + ROWS
 ALLOWED = ".txt, .jsonl, .csv, .tsv (each also .gz) and .parquet files, a folder of them or one that datasets saved"
 TEXT_COLUMNS = ("sentences", "text", "content", "document")
 LONGEST_DOCUMENT = 1_000_000  # sentences of a document, where rows are sentences and no text ends
@@ -129,7 +129,7 @@ def corpus_files(source: str) -> list[Path]:
         return [path]
     entries = sorted(p for p in path.rglob("*") if not p.name.startswith("."))
     every = [p for p in entries if p.is_file()]
-    files = [p for p in every if _ends(p, KINDS)]
+    files = [p for p in every if _ends(p, READ)]
     broken = [p for p in entries if p.is_symlink() and not p.exists()]
     if broken:
         links = counted(len(broken), "broken link")
@@ -142,7 +142,7 @@ def corpus_files(source: str) -> list[Path]:
 
 
 def _check_kind(file: Path) -> None:
-    if not _ends(file, KINDS):
+    if not _ends(file, READ):
         name = file.name.split(".")[0] or file.name
         raise DataError(
             f"{file} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name it "

@@ -20,7 +20,7 @@ from dipole.text.encoders import (
     Batch,
     Channels,
     Chunk,
-    Part,
+    Encoder,
     SentenceModel,
     Transformer,
     WordGRU,
@@ -46,7 +46,7 @@ def build_model(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Sent
     return SentenceModel(f, g, dropout=dropout)
 
 
-def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Part:
+def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Encoder:
     if c.encoder == "transformer":
         if c.transformer is None:
             part = small_transformer(words, c.hidden_size, c.layers, c.heads, c.pooling)
@@ -58,7 +58,7 @@ def _side(c: TextSettings, words: int, fixed: nn.Embedding | None) -> Part:
     tables = [] if fixed is None else [fixed]
     if c.channels != "fixed":
         tables.append(trained_table(words, c.word_size))
-    parts: list[Part] = [BagOfWords(table) for table in tables]
+    parts: list[Encoder] = [BagOfWords(table) for table in tables]
     if c.encoder == "gru":
         parts = [WordGRU(table, c.hidden_size, c.direction) for table in tables]
     return parts[0] if len(parts) == 1 else Channels(parts)
@@ -160,13 +160,13 @@ def expanded(model: SentenceModel, tokens: Tokens, path: str) -> tuple[SentenceM
     return model, words_vocabulary([*old[1:], *added], lower)
 
 
-class Headed(Part):
+class Headed(Encoder):
     """An encoder with a head of its own width. Evaluation keeps it if it `stays` (supervised SimCSE)."""
 
     described: Mapping[str, Any] | None = None  # as of a `Transformer`
     remarks: Sequence[str] = ()
 
-    def __init__(self, part: Part, stays: bool) -> None:
+    def __init__(self, part: Encoder, stays: bool) -> None:
         super().__init__()
         self.part, self.stays, self.width = part, stays, part.width
         self.linear = nn.Linear(part.width, part.width)
@@ -178,7 +178,7 @@ class Headed(Part):
             return torch.tanh(self.linear(found))
         return found
 
-    def evaluated(self) -> Part:
+    def evaluated(self) -> Encoder:
         """The encoder as it is in evaluation, of parts that sentence-transformers has too."""
         if not self.stays:
             return self.part
@@ -197,7 +197,7 @@ class Headed(Part):
         return found.to(self.linear.weight.device).train(self.training)
 
 
-def with_head(part: Part, head: Literal["none", "mlp", "mlp_only_train"]) -> Part:
+def with_head(part: Encoder, head: Literal["none", "mlp", "mlp_only_train"]) -> Encoder:
     """Return the encoder with a newly initialised head, or unchanged without a head."""
     if head == "none":
         return part
@@ -296,7 +296,7 @@ def is_first_token_blind(model: Any) -> bool:
     return words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6)
 
 
-def check_first_token(side: Part, source: str) -> None:
+def check_first_token(side: Encoder, source: str) -> None:
     """Raise ConfigError if a transformer is pooled at its first token, and this does not see the others (decoders).
 
     All sentences that begin alike would have one vector.

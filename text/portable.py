@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from dipole.core.utils.lora import merged
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import Part, Projected, SentenceModel, architecture
+from dipole.text.encoders import Encoder, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
 from dipole.text.vocabulary import Tokens, copied
 
@@ -40,7 +40,7 @@ def truncated(encoder: SentenceEncoder) -> str:
     return ", truncation=True"
 
 
-def last(part: Part) -> Part:
+def last(part: Encoder) -> Encoder:
     """Return the encoder below a learned projection."""
     if isinstance(part, Projected):
         return part.part

@@ -20,7 +20,7 @@ STRANGE = re.compile(f"[{re.escape(CONTROL.decode())}]")
 STRAY = 0.005
 MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 """Byte-order marks of encodings with several bytes a character."""
-KINDS = {
+BINARY_STARTS = {
     b"\x1f\x8b": "a gzip file",
     b"PK\x03\x04": "a zip archive",
     b"BZh": "a bzip2 file",
@@ -88,7 +88,7 @@ def _check_start(start: bytes, file: Path, encoding: str, allowed: str) -> None:
     wide = next((name for mark, name in MARKS.items() if start.startswith(mark)), None)
     if wide is not None:
         raise DataError(f"{file} is not {encoding}: it begins as {wide} does. Set text.encoding = '{wide}'.")
-    kind = next((kind for mark, kind in KINDS.items() if start.startswith(mark)), None)
+    kind = next((kind for mark, kind in BINARY_STARTS.items() if start.startswith(mark)), None)
     strange = len(start) - len(start.translate(None, CONTROL))
     if kind is None and (b"\0" in start or strange > STRAY * len(start)):
         kind = "binary data"

@@ -171,7 +171,7 @@ def broken_commands() -> list[PluginError]:
 
 
 def broken_plugins(kind: str) -> list[PluginError]:
-    """Load the plug-ins of one of `utils.plugins.KINDS` and return what is wrong with them."""
+    """Load the plug-ins of one of `utils.plugins.GROUPS` and return what is wrong with them."""
     if kind == "objectives":
         from dipole.core.objectives.registry import registry
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 OURS = "dipole"
 SWITCH = "DIPOLE_PLUGINS"
 # Kind of entry point (group "dipole.KIND") -> what it names.
-KINDS = {
+GROUPS = {
     "objectives": "a module whose import registers",
     "domains": "a Domain (core/train/domains.py)",
     "commands": "a function as in core/cli/app.py",
@@ -119,7 +119,7 @@ def declared_by(module: str) -> str:
     It is the plug-in whose entry point shares the longest prefix of the dotted name.
     """
     best, owner = 0, ""
-    for kind in KINDS:
+    for kind in GROUPS:
         for point in points(kind):
             pairs = zip(module.split("."), point.module.split("."), strict=False)
             shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

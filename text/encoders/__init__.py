@@ -5,7 +5,7 @@ from dipole.text.encoders.networks import (
     BagOfWords,
     Channels,
     Direction,
-    Part,
+    Encoder,
     Projected,
     SentenceModel,
     Transformer,
@@ -16,6 +16,6 @@ from dipole.text.encoders.networks import (
 )
 
 __all__ = [
-    "BagOfWords", "Batch", "Channels", "Chunk", "Direction", "Part", "Projected", "SentenceModel",
+    "BagOfWords", "Batch", "Channels", "Chunk", "Direction", "Encoder", "Projected", "SentenceModel",
     "Transformer", "WordGRU", "architecture", "from_architecture", "parameter_count",
 ]  # fmt: skip

@@ -17,13 +17,13 @@ Direction = Literal["uni", "bi", "combine"]
 Pooling = Literal["mean", "cls", "lasttoken"]
 
 
-class Part(nn.Module):
+class Encoder(nn.Module):
     """An encoder of one side: a chunk of token ids to vectors (b, width)."""
 
     width: int
 
 
-class WordGRU(Part):
+class WordGRU(Encoder):
     """Final state of a GRU over word embeddings. "bi" joins two of half the width, "combine" joins uni and bi.
 
     It follows the Quick-Thought code (`s2v_model.py`) except for the cell. TensorFlow's GRU applies the reset gate
@@ -54,7 +54,7 @@ class WordGRU(Part):
         return torch.cat([side for state in states for side in state], 1)
 
 
-class BagOfWords(Part):
+class BagOfWords(Encoder):
     """Sum of word embeddings (the Quick-Thought code sums, it does not average)."""
 
     table: nn.Embedding
@@ -87,7 +87,7 @@ def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
     return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
 
 
-class Transformer(Part):
+class Transformer(Encoder):
     """Any Hugging Face encoder, pooled over its tokens ("mean") or at its first ("cls") or last one ("lasttoken")."""
 
     model: Any  # its attributes are transformers' own
@@ -113,10 +113,10 @@ class Transformer(Part):
         return pooled(hidden, mask, self.pooling)
 
 
-class Channels(Part):
+class Channels(Encoder):
     """Several encoders of one sentence side by side (MultiChannel: fixed word vectors beside trained ones)."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Encoder]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.width = sum(part.width for part in parts)
@@ -125,10 +125,10 @@ class Channels(Part):
         return torch.cat([part(chunk) for part in self.parts], 1)
 
 
-class Projected(Part):
+class Projected(Encoder):
     """An encoder followed by a square linear map, such as CLLR's L: the representation that is used downstream."""
 
-    def __init__(self, part: Part, matrix: Tensor) -> None:
+    def __init__(self, part: Encoder, matrix: Tensor) -> None:
         super().__init__()
         self.part = part
         self.matrix = nn.Parameter(matrix.detach().clone(), requires_grad=False)  # (d, d), applied as x @ matrix
@@ -141,17 +141,17 @@ class Projected(Part):
 class SentenceModel(nn.Module):
     """f and g, which share no weights except fixed word vectors. g is None if one encoder does both."""
 
-    f: Part
-    g: Part | None
+    f: Encoder
+    g: Encoder | None
 
-    def __init__(self, f: Part, g: Part | None = None, *, dropout: float = 0.0) -> None:
+    def __init__(self, f: Encoder, g: Encoder | None = None, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.f, self.g, self.dropout = f, g, dropout
         self.width = f.width
         self.halves = len(self.sides())  # equal parts of `represent` that the authors scale to unit length one by one
         self.output_width = sum(side.width for side in self.sides())
 
-    def sides(self) -> list[Part]:
+    def sides(self) -> list[Encoder]:
         """Return the encoders, f and g or f alone."""
         return [side for side in (self.f, self.g) if side is not None]
 

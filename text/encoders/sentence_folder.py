@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.pickles import UNASKED, allowed, read_pickle, refusal
-from dipole.text.encoders.networks import Part
+from dipole.text.encoders.networks import Encoder
 from dipole.text.encoders.tail import POOLING, Pooled
 from dipole.text.vocabulary import Tokens, copied
 
@@ -31,7 +31,7 @@ _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def with_modules(part: Part, source: str | None, pooling: str = "mean") -> Part:
+def with_modules(part: Encoder, source: str | None, pooling: str = "mean") -> Encoder:
     """Return the encoder with the modules that follow the transformer in a sentence-transformers folder.
 
     A source of another library, or None, leaves the encoder unchanged. Raise ConfigError if a module is unknown, a

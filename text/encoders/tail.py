@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Chunk
-from .networks import Part, pooled
+from .networks import Encoder, pooled
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
@@ -57,7 +57,7 @@ def layer(a: Mapping[str, Any]) -> nn.Module:
     raise ValueError(f"unknown layer {a['kind']!r}")
 
 
-class Pooled(Part):
+class Pooled(Encoder):
     """A transformer whose tokens are pooled in one or several ways, side by side, and passed through layers.
 
     `pooling` are names in `POOLING`, `layers` descriptions as `layer` reads them. The transformer's own pooling is
@@ -67,7 +67,7 @@ class Pooled(Part):
     described: Mapping[str, Any] | None = None  # as of a `Transformer`
     remarks: Sequence[str] = ()
 
-    def __init__(self, part: Part, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, part: Encoder, pooling: Sequence[str], layers: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
         self.part: Any = part
         self.pooling, self.described_layers = tuple(pooling), [dict(each) for each in layers]

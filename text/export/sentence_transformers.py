@@ -19,7 +19,7 @@ from dipole.core.train.card import Card, write_card
 from dipole.core.utils.errors import TrainingError
 from dipole.core.utils.extras import needing
 from dipole.text.encode import SentenceEncoder
-from dipole.text.encoders import BagOfWords, Channels, Part, Projected, SentenceModel, Transformer
+from dipole.text.encoders import BagOfWords, Channels, Encoder, Projected, SentenceModel, Transformer
 from dipole.text.encoders.modeling_dipole import DipoleSentenceModel
 from dipole.text.encoders.tail import Pooled
 from dipole.text.portable import TASK, fast_tokenizer, last, probe_of, projected, with_code, write_code
@@ -147,14 +147,14 @@ def _word_table(encoder: SentenceEncoder, model: SentenceModel) -> Tensor | None
     return _side_by_side(model.sides())
 
 
-def _side_by_side(parts: list[Part]) -> Tensor | None:
+def _side_by_side(parts: list[Encoder]) -> Tensor | None:
     tables = [table for part in parts if (table := _rows(part)) is not None]
     if len(tables) < len(parts):
         return None
     return torch.cat(tables, 1)
 
 
-def _rows(part: Part) -> Tensor | None:
+def _rows(part: Encoder) -> Tensor | None:
     match part:
         case BagOfWords():
             return part.table.weight.detach()

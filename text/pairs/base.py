@@ -85,7 +85,7 @@ class Setting:
 
 
 class PairKind(ABC):
-    """One value of `text.pairs`. A new kind is a file beside this one and an entry in `KINDS`.
+    """One value of `text.pairs`. A new kind is a file beside this one and an entry in `PAIR_KINDS`.
 
     Attributes:
         setting: what batches are drawn from.

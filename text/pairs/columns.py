@@ -106,7 +106,7 @@ class Columns(PairKind):
         return columns(rows, None)
 
 
-def _vectors(part: encoders.Part, batch: encoders.Batch) -> Tensor:
+def _vectors(part: encoders.Encoder, batch: encoders.Batch) -> Tensor:
     """Return the vectors (B, d) of one encoder, in the order of the batch."""
     return torch.cat([part(chunk) for chunk in batch.chunks])[batch.order]
 

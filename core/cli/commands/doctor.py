@@ -25,7 +25,7 @@ from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.files import why
 from dipole.core.utils.machine import processor_facts, processors
-from dipole.core.utils.plugins import KINDS, SWITCH, distribution, is_ours, points, switched_off
+from dipole.core.utils.plugins import GROUPS, SWITCH, distribution, is_ours, points, switched_off
 from dipole.core.utils.text import counted
 
 
@@ -208,13 +208,13 @@ def _plugins() -> Iterator[Finding]:
     if switched_off():
         yield Finding("plug-ins", "ok", f"switched off by {SWITCH}=none")
     declared: dict[str, list[str]] = {}
-    for kind in KINDS:
+    for kind in GROUPS:
         for point in points(kind):
             if not is_ours(point):
                 declared.setdefault(distribution(point), []).append(f"{kind}: {point.name}")
     for name, parts in declared.items():
         yield Finding(f"plug-in {name}", "ok", ", ".join(parts))
-    for kind in KINDS:
+    for kind in GROUPS:
         try:
             errors = broken_plugins(kind)
         except Exception as error:  # dipole's own
