@@ -334,8 +334,7 @@ def related_columns(
 def class_numbers(labels: Tensor, batch: int) -> Tensor:
     """Return labels as whole numbers (B,). A column of integers with gaps in it is read as floats.
 
-    Raises:
-        PairsError: labels of another shape, or scores.
+    Raise PairsError for labels of another shape, or scores.
     """
     if labels.shape != (batch,):
         raise PairsError(f"labels must be one class number for each of {batch} sentences, got {tuple(labels.shape)}.")

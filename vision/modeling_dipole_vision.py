@@ -39,8 +39,7 @@ RESNET = "ResNet"
 def describe(module: nn.Module) -> dict[str, Any]:
     """Describe a module as JSON values, from which `build` makes one of the same shape.
 
-    Raises:
-        ValueError: a layer is not in `LAYERS`.
+    Raise ValueError if a layer is not in `LAYERS`.
     """
     kind = type(module).__name__
     if type(module) is nn.Sequential:

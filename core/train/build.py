@@ -64,11 +64,8 @@ def build(
 def construct(config: RunConfig, world_size: int = 1) -> None:
     """Build the encoder and objective of a run without its data or memory, to find errors early.
 
-    The objective also gets random rows, paired like the run's. For a domain without `sketch`, only the
-    objective's text is checked. Results are cached.
-
-    Raises:
-        DipoleError: the run cannot start.
+    The objective also gets random rows, paired like the run's. For a domain without `sketch`, only the objective's text
+    is checked. Results are cached. Raise DipoleError if the run cannot start.
     """
     domain = adapter_class(config.domain)
     sketch = domain.sketch(config.settings, config.train.batch_size, world_size)

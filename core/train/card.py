@@ -146,8 +146,7 @@ def check_push(repo: str) -> None:
 def push(folder: Path, repo: str, private: bool = False) -> str:
     """Upload a folder as a model repository, OWNER/NAME or NAME, and return its address. A missing one is created.
 
-    Raises:
-        TrainingError: the Hub cannot be reached, or refuses. The folder is kept.
+    Raise TrainingError if the Hub cannot be reached, or refuses. The folder is kept.
     """
     try:
         api = HfApi()

@@ -43,9 +43,8 @@ _NAME = re.compile(r"step-(\d+)\.([0-9a-f]{16})\.safetensors")
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write the state after `step` steps and drop all but the newest two.
 
-    Raises:
-        CheckpointError: the disk cannot be written, or the state holds something that cannot be saved. Earlier
-            checkpoints are untouched.
+    Raise CheckpointError if the disk cannot be written, or the state holds something that cannot be saved. Earlier
+    checkpoints are untouched.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,8 +76,7 @@ def _step(path: Path) -> int:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read and verify one checkpoint, with tensors on the CPU.
 
-    Raises:
-        CheckpointError: the file is missing, truncated, damaged, or no checkpoint.
+    Raise CheckpointError if the file is missing, truncated, damaged, or no checkpoint.
     """
     if not is_file(path):
         raise CheckpointError(
@@ -122,9 +120,7 @@ def starting_state(
     """Return the checkpoint that a run continues from, or None to begin.
 
     "auto" takes the newest readable one, "never" none, a path that one. `warn` gets the problem of each skipped one.
-
-    Raises:
-        CheckpointError: the path is not a readable checkpoint, or belongs to another run.
+    Raise CheckpointError if the path is not a readable checkpoint, or belongs to another run.
     """
     if resume == "never":
         return None
@@ -152,8 +148,7 @@ def starting_state(
 def fitting() -> Iterator[None]:
     """Turn whatever goes wrong while a checkpoint is restored into one message.
 
-    Raises:
-        CheckpointError: with the reason.
+    Raise CheckpointError with the reason.
     """
     try:
         yield
@@ -169,9 +164,8 @@ def fitting() -> Iterator[None]:
 def write_state(path: Path, state: Any) -> None:
     """Write nested values (core/utils/plain_values.py). A tensor that occurs several times is written once.
 
-    Raises:
-        CheckpointError: a value is neither plain data nor a tensor that safetensors supports. OSError: the disk cannot
-            be written.
+    Raise CheckpointError if a value is neither plain data nor a tensor that safetensors supports. Raise OSError if the
+    disk cannot be written.
     """
     tensors: dict[str, Tensor] = {}
     known: dict[Any, str] = {}
@@ -241,8 +235,7 @@ def capture(run: Any) -> dict[str, Any]:
 def restore(run: Any, state: dict[str, Any]) -> None:
     """Give a new `Run` the state of a checkpoint. The optimizer, which is built later, finds its own there.
 
-    Raises:
-        CheckpointError: it does not fit the model or the number of ranks.
+    Raise CheckpointError if it does not fit the model or the number of ranks.
     """
     ranks, size = state["ranks"], run.processes.size
     reason = ""
@@ -278,8 +271,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
 def first_start(run: Any) -> str | None:
     """Return when the first attempt of a run began; None if there is no record.
 
-    Raises:
-        CheckpointError: the data have changed, and the model is built from them.
+    Raise CheckpointError if the data have changed, and the model is built from them.
     """
     record = run.folder.read_record()
     if record is None:

@@ -125,10 +125,8 @@ def get(
 ) -> None:  # fmt: skip
     """Fetch the files of a data set and prepare its folder atomically.
 
-    A second process calls `waits`, and waits for the first.
-
-    Raises:
-        DataError: a file cannot be fetched or prepared, differs from the published one, or the disk refused.
+    A second process calls `waits`, and waits for the first. Raise DataError if a file cannot be fetched or prepared,
+    differs from the published one, or the disk refused.
     """
     downloads = fetched_folder(folder)
     for file in files:

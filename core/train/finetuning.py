@@ -38,8 +38,7 @@ class LoraTable(Settings):
 def fine_tune(model: nn.Module, how: Literal["none", "backbone"] | int, lora: LoraTable | None, table: str) -> None:
     """Freeze a part of a network and add LoRA adapters to the rest. `table` is the recipe's, such as "vision.encoder".
 
-    Raises:
-        ConfigError: it has not so many layers or none of such names, nothing is left to adapt, or peft is missing.
+    Raise ConfigError if it has fewer layers or none of such names, nothing is left to adapt, or peft is missing.
     """
     if lora is not None:
         add_lora(model, lora.rank, lora.alpha, lora.dropout, lora.targets, f"{table}.lora")

@@ -105,12 +105,8 @@ def embed(
     """Write the vectors of inputs to a file atomically, and return their number and width.
 
     `out` is NAME.parquet, with a column of identifiers and one of lists of fixed size, or NAME.npy (n, d), with the
-    identifiers in NAME.ids.json.
-
-    Raises:
-        OptionError: another suffix, or batch_size < 1.
-        DataError: there are no inputs.
-        TrainingError: the disk refused.
+    identifiers in NAME.ids.json. Raise OptionError for another suffix or batch_size < 1, DataError without
+    inputs, TrainingError if the disk refused.
     """
     writer = writer_of(out)
     size = embedder.batch_size if batch_size is None else batch_size

@@ -34,11 +34,7 @@ _PRECISIONS = {"32": "no", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 
 def pick_device(text: str) -> torch.device:
-    """Return the device of "auto", "cpu", "cuda", "cuda:1" or "mps".
-
-    Raises:
-        ConfigError: it is not available.
-    """
+    """Return the device of "auto", "cpu", "cuda", "cuda:1" or "mps". Raise ConfigError if it is not available."""
     wants_cpu = _is_on("ACCELERATE_USE_CPU")
     if wants_cpu and text not in ("auto", "cpu"):
         raise ConfigError(f'device: {text!r} contradicts `accelerate launch --cpu`. Use device = "auto" or "cpu".')
@@ -107,8 +103,7 @@ def leave() -> None:
 def launch(config: RunConfig) -> Processes:
     """Join the processes that torchrun, accelerate, srun or mpirun started.
 
-    Raises:
-        ConfigError: the launcher asks for an unsupported feature, or started more processes than there are GPUs.
+    Raise ConfigError if the launcher asks for an unsupported feature, or started more processes than there are GPUs.
     """
     _refuse(config)
     device = pick_device(config.device)

@@ -41,9 +41,8 @@ class TrainingLoop:
     def fit(self) -> None:
         """Train to the last step.
 
-        Raises:
-            ConfigError: a setting of [train] has no effect on this module.
-            TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
+        Raise ConfigError if a setting of [train] has no effect on this module. Raise TrainingError if a loss or
+        gradient is not finite, or an epoch has another number of batches than announced.
         """
         run, adapter = self._run, self._run.adapter
         self._prepare()

@@ -57,8 +57,7 @@ class Encoding:
     def __call__(self) -> Iterator[None]:
         """Run a block in which the encoders are called.
 
-        Raises:
-            ConfigError: none was called although something was asked of them.
+        Raise ConfigError if none was called although something was asked of them.
         """
         if self._graphed:
             torch.compiler.cudagraph_mark_step_begin()

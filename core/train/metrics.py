@@ -48,8 +48,7 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a metrics.jsonl. Lines that are not JSON objects are skipped, such as a last line cut off by a crash.
 
-    Raises:
-        DataError: it is not a regular file, or a line has megabytes.
+    Raise DataError if it is not a regular file, or a line has megabytes.
     """
     lines = []
     for raw in read_lines(path):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def save_kept(folder: Path, adapter: Adapter) -> None:
     """Write the files that a domain needs besides weights into a folder, atomically. No folder if it needs none.
 
-    Raises:
-        CheckpointError: the disk cannot be written.
+    Raise CheckpointError if the disk cannot be written.
     """
     if not keeps(type(adapter)):
         return
@@ -44,8 +43,7 @@ def keeps(adapter: type[Adapter]) -> bool:
 def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
     """Write both files, each atomically. Tied weights are stored once and stay tied (`save_model`).
 
-    Raises:
-        CheckpointError: the disk cannot be written.
+    Raise CheckpointError if the disk cannot be written.
     """
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"
@@ -61,8 +59,7 @@ def save_weights(folder: Path, module: nn.Module, objective: Composite | None) -
 def load_weights(folder: Path, module: nn.Module, objective: Composite | None) -> None:
     """Read both files into modules of the same configuration.
 
-    Raises:
-        CheckpointError: a file is missing, damaged or does not fit.
+    Raise CheckpointError if a file is missing, damaged or does not fit.
     """
     for name, part in _parts(module, objective).items():
         path = folder / f"{name}.safetensors"

@@ -211,8 +211,7 @@ def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
 def run_model(domain: str, table: type[Settings], adapter: type | None = None) -> type[RunConfig]:
     """Return RunConfig with the domain's table as one more field.
 
-    Raises:
-        ConfigError: a recipe has that name for something else.
+    Raise ConfigError if a recipe has that name for something else.
     """
     if domain in RunConfig.model_fields or hasattr(RunConfig, domain):
         raise ConfigError(f"{domain!r} is taken: its table would hide what a recipe calls so. Rename the domain.")

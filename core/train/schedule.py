@@ -97,8 +97,7 @@ class Curve:
 def read(value: Any) -> Curve:
     """Return the curve of a value in [train.schedule].
 
-    Raises:
-        ValueError: what is wrong with it and what is allowed.
+    Raise ValueError with what is wrong with it and what is allowed.
     """
     curve = None
     if isinstance(value, str) and (found := _TEXT.fullmatch(value)) and found["shape"] in SHAPES:
@@ -149,8 +148,7 @@ class Target:
 def target(name: str, objective: Composite | None) -> Target:
     """Return the target of a name such as "dp.weight" or "infonce.temperature".
 
-    Raises:
-        ValueError: no such term, or no option of it that can be scheduled.
+    Raise ValueError if there is no such term, or no such option that can be scheduled.
     """
     if objective is None:
         raise ValueError("there is no objective (it is 'none')")

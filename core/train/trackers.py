@@ -31,11 +31,7 @@ NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def check_trackers(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names once each.
-
-    Raises:
-        ConfigError: one is unknown, or its package is not installed.
-    """
+    """Return the names once each. Raise ConfigError if one is unknown, or its package is not installed."""
     wanted = tuple(dict.fromkeys(names))
     for name in wanted:
         if name not in NAMES:

@@ -126,10 +126,8 @@ class Backbone:
 def read_config(source: Source, takes: str) -> Any:
     """Return the configuration of a network that takes "pixel_values" or "input_ids".
 
-    For a network that takes both (CLIP), return the part for this input.
-
-    Raises:
-        ConfigError: it is missing, cannot be reached, or the network takes another input.
+    For a network that takes both (CLIP), return the part for this input. Raise ConfigError if it is missing, cannot be
+    reached, or the network takes another input.
     """
     from transformers import AutoConfig
 
@@ -155,10 +153,8 @@ def read_config(source: Source, takes: str) -> Any:
 def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) -> Backbone:
     """Build a network in single precision, with its weights or with random ones. `edit` changes its configuration.
 
-    On the meta device only the configuration is read.
-
-    Raises:
-        ConfigError: see `read_config`; or pretrained weights are missing, or there is only a pickle.
+    On the meta device only the configuration is read. Raise ConfigError as `read_config`, or if pretrained weights are
+    missing or a pickle.
     """
     from transformers import AutoModel
 
@@ -221,11 +217,7 @@ def image_processor(source: Source) -> dict[str, Any]:
 
 
 def tokenizer(source: Source) -> Any:
-    """Return the tokenizer of a network.
-
-    Raises:
-        ConfigError: it has none, or it cannot be read.
-    """
+    """Return the tokenizer of a network. Raise ConfigError if it has none, or it cannot be read."""
     from transformers import AutoTokenizer
 
     path = source.path

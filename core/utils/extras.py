@@ -45,8 +45,7 @@ def quoted(word: str) -> str:
 def needing(extra: str, what: str) -> Iterator[None]:
     """Turn missing packages of an extra into one error.
 
-    Raises:
-        ConfigError: a package is not installed. The message names `what` needs it and the command that installs it.
+    Raise ConfigError if a package is not installed. The message names `what` needs it and the command that installs it.
     """
     try:
         yield

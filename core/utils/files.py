@@ -100,11 +100,7 @@ def instead_of_file(path: Path) -> str:
 
 
 def check_own(path: Path) -> None:
-    """Refuse to append to a pipe or a link.
-
-    Raises:
-        TrainingError: the path exists and is not a regular file.
-    """
+    """Refuse to append to a pipe or a link. Raise TrainingError if the path exists and is not a regular file."""
     with suppress(OSError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise TrainingError(f"cannot write {path}: it is not a regular file. Remove it.")

@@ -34,8 +34,7 @@ class Layers(NamedTuple):
 def freeze(model: nn.Module, how: Freeze, setting: str) -> None:
     """Freeze a part of a network: "none", "backbone", or its first layers or stages with the modules before them.
 
-    Raises:
-        ConfigError: the network has fewer layers.
+    Raise ConfigError if the network has fewer layers.
     """
     if how == "backbone":
         fix(model)

@@ -60,10 +60,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched:
     """Return the launch of this process.
 
     The first source with more than one process counts: RANK and WORLD_SIZE with MASTER_ADDR (torchrun, accelerate,
-    Kubeflow), then a step of srun, then mpirun.
-
-    Raises:
-        ConfigError: a variable is not a number, or they contradict each other.
+    Kubeflow), then a step of srun, then mpirun. Raise ConfigError if a variable is not a number, or they contradict
+    each other.
     """
     sources = [_MPI]
     if _is_step(environment):

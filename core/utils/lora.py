@@ -20,10 +20,7 @@ def add_lora(
 
     B starts at 0, so the output does not change. Batch norm keeps its statistics. `targets` are ends of names of the
     layers to adapt, such as "query". None adapts every linear map of the network's layers, or every convolution if
-    there is none.
-
-    Raises:
-        ConfigError: peft is not installed, or no layer has such a name.
+    there is none. Raise ConfigError if peft is not installed, or no layer has such a name.
     """
     with needing("lora", f"{setting} (low-rank adapters)"):
         from peft import LoraConfig, inject_adapter_in_model

@@ -33,10 +33,8 @@ def microbatched(module: nn.Module, size: int, run: Forward | None = None) -> Fo
     """Return a forward pass of `module` that computes `size` rows at a time by `run` (use it with `patched_forward`).
 
     The module takes rows and returns a row for each: tensors, or tuples, lists and dicts of them. Its inputs may also
-    be objects with `split(size)` and `len`. Inputs without rows are passed to every chunk.
-
-    Raises:
-        PairsError: from the call, if inputs or outputs do not have one row for each instance.
+    be objects with `split(size)` and `len`. Inputs without rows are passed to every chunk. A call raises
+    PairsError if inputs or outputs do not have one row for each instance.
     """
     undivided = own_forward(module) if run is None else run
 

@@ -30,8 +30,7 @@ _WEIGHTS = ("pytorch_model*.bin", "adapter_model*.bin")
 def allowed() -> bool:
     """Return whether the environment allows PyTorch's restricted reader.
 
-    Raises:
-        ConfigError: the value is neither none nor restricted.
+    Raise ConfigError if the value is neither none nor restricted.
     """
     value = os.environ.get(SWITCH, "").strip().lower()
     if value not in ("", "none", "restricted"):
@@ -80,8 +79,7 @@ def _twin(path: Path) -> Path:
 def convert(path: Path) -> Path:
     """Write the tensors of a file of `torch.save` as safetensors next to it.
 
-    Raises:
-        DataError: it is missing, cannot be read, or is no dictionary of tensors.
+    Raise DataError if it is missing, cannot be read, or is no dictionary of tensors.
     """
     from safetensors.torch import save_file
     from torch import Tensor

@@ -29,8 +29,7 @@ Keep = Callable[[Any], Any]
 def encode(value: Any, keep: Keep, place: str) -> Any:
     """Return a value as JSON. `keep` stores each tensor and array (a NumPy scalar as an array without axes).
 
-    Raises:
-        CheckpointError: it contains another type. The message says where, starting with `place`.
+    Raise CheckpointError if it contains another type. The message says where, starting with `place`.
     """
     if type(value) is float and not math.isfinite(value):
         return {"float": repr(value)}
@@ -67,8 +66,7 @@ def encode(value: Any, keep: Keep, place: str) -> Any:
 def decode(told: Any, arrays: Mapping[str, Any]) -> Any:
     """Return the value that `encode` wrote, given its arrays by name.
 
-    Raises:
-        ValueError: the JSON has an unknown type. Damage may raise other errors of Python.
+    Raise ValueError if the JSON has an unknown type. Damage may raise other errors of Python.
     """
     if isinstance(told, list):
         return [decode(each, arrays) for each in told]

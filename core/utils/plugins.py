@@ -62,8 +62,7 @@ def points(kind: str) -> list[EntryPoint]:
 def switched_off() -> bool:
     """Return whether DIPOLE_PLUGINS=none ignores other packages.
 
-    Raises:
-        ConfigError: the value is neither none nor all.
+    Raise ConfigError if the value is neither none nor all.
     """
     value = os.environ.get(SWITCH, "").strip().lower()
     if value not in ("", "all", "none"):
@@ -150,8 +149,7 @@ def undoable(table: Table, module: Callable[[Any], str] = lambda value: "") -> T
 def load(point: EntryPoint) -> Any:
     """Import what an entry point names.
 
-    Raises:
-        PluginError: anything failed, including `sys.exit`. Nothing of it stays registered.
+    Raise PluginError if anything failed, including `sys.exit`. Nothing of it stays registered.
     """
     before = [(table, dict(table), module) for kept, module in _tables if (table := kept()) is not None]
     modules = set(sys.modules)

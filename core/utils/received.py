@@ -88,8 +88,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a regular file.
 
-    Raises:
-        ReceivedError: as in `read_bytes`, or a line has more than `LONGEST_LINE` bytes.
+    Raise ReceivedError as `read_bytes`, or if a line has more than `LONGEST_LINE` bytes.
     """
     with _opened(path) as file:
         while line := file.readline(LONGEST_LINE + 1):
@@ -101,9 +100,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises:
-        ValueError: it is not JSON, nests too deeply, repeats a name in an object, or has a number that overflows or a
-            lone surrogate.
+    Raise ValueError if it is not JSON, nests too deeply, repeats a name in an object, or has a number that overflows or
+    a lone surrogate.
     """
     if isinstance(text, bytes):
         text = text.decode()
@@ -122,11 +120,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text.
-
-    Raises:
-        ValueError: it is not TOML or nests too deeply.
-    """
+    """Return the tables of a TOML text. Raise ValueError if it is not TOML or nests too deeply."""
     if _DOTTED.search(text):
         raise ValueError(f"nested deeper than {DEEPEST}")
     check_depth(text)

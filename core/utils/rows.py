@@ -56,8 +56,7 @@ class Asker:
 def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterator[Located]:
     """Yield the rows of a file, a folder of files, a folder that `datasets` saved, or "hub:NAME" or "hub:NAME:SUBSET".
 
-    Raises:
-        DataError: nothing is there, or a file cannot be read. The message names file and line.
+    Raise DataError if nothing is there, or a file cannot be read. The message names file and line.
     """
     if source.startswith("hub:"):
         yield from _numbered(hub_rows(source.removeprefix("hub:"), split, asker), source)
@@ -76,11 +75,7 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
 
 
 def row_files(path: Path) -> list[Path]:
-    """Return the files to read: this one, or those of a folder, sorted.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return the files to read: this one, or those of a folder, sorted. Raise DataError if there is none."""
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
     files = [p for p in (path, *sorted(path.rglob("*"))) if _ends(p, ROWS) and p.is_file()]
@@ -126,8 +121,7 @@ def _opened(file: Path, encoding: str) -> IO[str]:
 def json_rows(file: Path) -> Iterator[Located]:
     """Yield the JSON value of each line, without empty lines, or the items of a file that is one array.
 
-    Raises:
-        DataError: a line is not JSON or not UTF-8, or the file is cut short.
+    Raise DataError if a line is not JSON or not UTF-8, or the file is cut short.
     """
     number = 0
     try:
@@ -184,9 +178,8 @@ def _whole_text(text: str, row: Any) -> Any:
 def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     """Yield the rows of a CSV or TSV file with a header, as dictionaries of strings.
 
-    Raises:
-        DataError: no header, a name twice in it, a row with another number of cells, an open quotation mark, another
-            encoding.
+    Raise DataError for no header, a name twice in it, a row with another number of cells, an open quotation mark, or
+    another encoding.
     """
     delimiter = "\t,"[_ends(file, (".csv", ".csv.gz"))]
     csv.field_size_limit(LONGEST_CELL)

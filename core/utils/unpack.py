@@ -48,9 +48,8 @@ class _MarkedEnd(CheckedHeader):
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .tar (also .gz, .bz2, .xz) or .zip into a folder.
 
-    Raises:
-        DataError: the archive is damaged, also behind its last file, or contains a link, a device or a path outside
-            the folder.
+    Raise DataError if the archive is damaged, also behind its last file, or contains a link, a device or a path outside
+    the folder.
     """
     try:
         if zipfile.is_zipfile(archive):

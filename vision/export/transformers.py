@@ -66,9 +66,8 @@ class DipoleVisionModel(modeling.DipoleVisionModel):
 def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> None:
     """Write config.json, model.safetensors, an image processor, README.md, and the model's code if needed.
 
-    Raises:
-        ConfigError: the run has several encoders, or one with unknown layers. TrainingError: the written model gives
-            other features than the run.
+    Raise ConfigError if the run has several encoders, or one with unknown layers. Raise TrainingError if the written
+    model gives other features than the run.
     """
     encoder = model.module.trained_encoder()
     tap = encoder.check_tap(model.config.encoder.tap)

@@ -129,8 +129,7 @@ def parquet(source: str, options: Decoding, wanted: Classes) -> Source:
 def image_column(name: str, features: Mapping[str, Any], wanted: str | None) -> str:
     """Return the column of images: `wanted`, else one of `IMAGES`, else the first.
 
-    Raises:
-        DataError: there is none, or it holds something else. The message has the fix.
+    Raise DataError if there is none, or it holds something else. The message has the fix.
     """
     from datasets import Image as ImageFeature
 

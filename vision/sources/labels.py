@@ -23,10 +23,8 @@ class NoClassesError(ValueError):
 def class_labels(values: Iterable[Any]) -> tuple[Tensor | None, tuple[str, ...]]:
     """Return labels (n,), -1 where missing, and the names of the classes. Without any label None and ().
 
-    Whole numbers stay, also as floats or as text. Other text is numbered by the alphabet.
-
-    Raises:
-        NoClassesError: the values are no classes, with the reason.
+    Whole numbers stay, also as floats or as text. Other text is numbered by the alphabet. Raise NoClassesError if the
+    values are no classes, with the reason.
     """
     told = [plain_label(value) for value in values]
     known = {value for value in told if value is not None}
