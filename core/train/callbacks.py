@@ -217,7 +217,9 @@ class Evaluation(Callback):
         if self._is_best(run.step, found.results):
             save_weights(self._best_weights, run.adapter.module, run.objective)
             run.health.keep()
-        run.log(found.as_metrics() | run.health.metrics(run.step))
+        named = {f"eval/{name}": value for name, value in found.results.items()}
+        named |= {f"diag/{name}": value for name, value in found.diagnostics.items()}
+        run.log(named | run.health.metrics(run.step))
         part = "" if run.adapter.part == run.adapter.reported else f", {run.adapter.part} part"
         run.progress.note(f"step {run.step}{part}: {_first_results(found)}")
         return found

@@ -187,26 +187,21 @@ def compute_loss(
         raise ConfigError(
             f"{built} has parameters as wide as the embeddings: give that width, compute_loss(..., dim=, model=)."
         )
-    found = ComputeLoss(built, embeddings, pairs, model, gradient_accumulation_steps)
     if any(True for _ in built.parameters()) and model is None:
         raise ConfigError(
             f"{built} has parameters, which the trainer must optimise and save: give compute_loss(..., model=model), "
             "before the trainer is built."
         )
     if model is not None:
-        _join(found, model)
-    elif find_spec("transformers") is not None:
+        if hasattr(model, "objective") and model.objective is not built:
+            raise ConfigError(
+                f"{type(model).__name__} has a part `objective` already; give compute_loss another model."
+            )
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        model.add_module("objective", built.to(device))
+    found = ComputeLoss(built, embeddings, pairs, model, gradient_accumulation_steps)
+    if model is not None or find_spec("transformers") is not None:
         from dipole.core.train.objective_callback import carry
 
-        carry(found)
+        carry(found, in_model=model is not None)
     return found
-
-
-def _join(found: ComputeLoss, model: nn.Module) -> None:
-    from dipole.core.train.objective_callback import carry
-
-    if hasattr(model, "objective") and model.objective is not found.objective:
-        raise ConfigError(f"{type(model).__name__} has a part `objective` already; give compute_loss another model.")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    model.add_module("objective", found.objective.to(device))
-    carry(found, in_model=True)

@@ -67,17 +67,17 @@ def _determining(value: Any, default: Any = None) -> Any:
     if isinstance(value, Settings):
         fields = type(value).model_fields.items() if type(value) is not type(default) else ()
         # A field with one allowed value is the tag of a union of tables.
-        tags = {name: getattr(value, name) for name, field in fields if _is_tag(field.annotation)}
+        tags = {
+            name: getattr(value, name)
+            for name, field in fields
+            if get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+        }
         return tags | value.determining()
     if isinstance(value, Mapping):
         return {str(key): _determining(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_determining(each) for each in value]
     return value
-
-
-def _is_tag(annotation: Any) -> bool:
-    return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -49,13 +48,6 @@ class Evaluated:
     histogram: Histogram | None = None
     remarks: list[str] = field(default_factory=list)
 
-    def as_metrics(self) -> dict[str, Number]:
-        """Return all numbers by their names in metrics.jsonl, such as eval/NAME and diag/NAME."""
-        return {
-            **{f"eval/{name}": value for name, value in self.results.items()},
-            **{f"diag/{name}": value for name, value in self.diagnostics.items()},
-        }
-
 
 def evaluate(
     adapter: Adapter, objective: Composite | None, seeds: Seeds, of_pairs: Mapping[str, float] | None = None
@@ -64,9 +56,13 @@ def evaluate(
 
     of_pairs: `diagnose_pairs` of the last training batch. By default of the adapter's `diagnostic_pairs`.
     """
-    with in_eval_mode(adapter, objective), isolated(seeds.probe):
+    with in_mode(False, adapter.module, objective), isolated(seeds.probe):
         results = finite(adapter.evaluate(objective))
-        features, labels = some_points(*adapter.features("test"), seeds)
+        features, labels = adapter.features("test")
+        if len(features) > POINTS:
+            chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
+            features, labels = features[chosen], None if labels is None else labels[chosen]
+        features = features.float()
         values, histogram = diagnose(features, labels, objective)
         held_out = adapter.held_out_pairs(objective)
         if held_out is not None:
@@ -86,22 +82,6 @@ def evaluate(
             values |= diagnose_objective(objective, features)
             notes += [f"{name}: {text}" for name, _, term in objective for text in term.remarks()]
     return Evaluated(results, finite(values), histogram, notes)
-
-
-@contextmanager
-def in_eval_mode(adapter: Adapter, objective: Composite | None) -> Iterator[None]:
-    """Put the module and the objective in eval mode inside the block."""
-    modules = [module for module in (adapter.module, objective) if module is not None]
-    with in_mode(False, *modules):
-        yield
-
-
-def some_points(features: Tensor, labels: Tensor | None, seeds: Seeds) -> tuple[Tensor, Tensor | None]:
-    """Return at most `POINTS` embeddings (n, d) in single precision, with their labels."""
-    if len(features) > POINTS:
-        chosen = torch.from_numpy(seeds.numpy("probe", "points").permutation(len(features))[:POINTS])
-        features, labels = features[chosen], None if labels is None else labels[chosen]
-    return features.float(), labels
 
 
 @torch.no_grad()

@@ -39,9 +39,11 @@ class Encoding:
         if not isinstance(config.compile, bool):
             mode = config.compile
         self._graphed = compiles and mode in GRAPHED
-        translate = _as_it_is
+        translate: Callable[[Forward], Forward] = lambda forward: forward  # noqa: E731
         if compiles:
-            keep_backward_inputs()
+            from torch._functorch import config as functorch
+
+            functorch.donated_buffer = False  # health.gradient_lengths runs the backward pass more than once
             translate = partial(torch.compile, options=inductor_options(mode))
         for encoder in encoders if self._asked else ():
             forward = own_forward(encoder)
@@ -79,13 +81,6 @@ class Encoding:
         return noted
 
 
-def keep_backward_inputs() -> None:
-    """Let compiled code run its backward pass more than once, as `health.gradient_lengths` does."""
-    from torch._functorch import config
-
-    config.donated_buffer = False
-
-
 def inductor_options(mode: CompileMode) -> dict[str, Any]:
     """Return the mode as options of torch.compile, which takes a mode or options, not both.
 
@@ -96,11 +91,9 @@ def inductor_options(mode: CompileMode) -> dict[str, Any]:
     return {**list_mode_options(mode), "fallback_random": True}
 
 
-def _as_it_is(forward: Forward) -> Forward:
-    return forward
-
-
-def checkpointed(encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward] = _as_it_is) -> Forward:
+def checkpointed(
+    encoder: nn.Module, forward: Forward, translate: Callable[[Forward], Forward] = lambda forward: forward
+) -> Forward:
     """Return a forward pass that stores only the inputs of its segments and computes the rest again (Chen et al. 2016).
 
     Random numbers and buffers are replayed, so values, gradients and running statistics stay the same, bit for bit.

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from dipole.core.train.config import RATE, RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
 from dipole.core.train.names import of_another_kind
-from dipole.core.train.shipped import shipped_recipes
+from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
 from dipole.core.utils.received import parse_toml, read_toml
@@ -41,10 +41,10 @@ class Resolved:
 
 def read_recipe(recipe: str | Path) -> dict[str, Any]:
     """Read a shipped recipe by name, or a TOML file by path."""
-    shipped = shipped_recipes()
+    known = shipped("recipes")
     path = Path(recipe)
-    if str(recipe) in shipped:
-        path = shipped[str(recipe)]
+    if str(recipe) in known:
+        path = known[str(recipe)]
     elif not is_file(path):
         if is_file(path / "config.toml"):
             raise ConfigError(f"{path} is a run's folder; to go on with the run: dipole train {path / 'config.toml'}")
@@ -55,7 +55,7 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
             raise ConfigError(f"no recipe file {shortened(str(path))!r}. Check the path, or see `dipole list recipes`.")
         name = str(recipe)
         raise ConfigError(
-            f"unknown recipe {shortened(name)!r}.{of_another_kind(name) or nearest(name, shipped)} Give a name of "
+            f"unknown recipe {shortened(name)!r}.{of_another_kind(name) or nearest(name, known)} Give a name of "
             "`dipole list recipes`, or the path of a .toml file."
         )
     try:

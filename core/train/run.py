@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -380,7 +381,7 @@ class Run:
         remarks = [] if evaluation.found is None else evaluation.found[1].remarks
         for line in [*remarks, *self.health.lines]:
             self.progress.warn(f"warning: {line}.")
-        self.folder.clear_checkpoints()
+        shutil.rmtree(self.folder.checkpoints, ignore_errors=True)  # the weights are in model/
         for callback in self.callbacks:
             callback.on_end(self, "done")
         self.progress.close(self.step)

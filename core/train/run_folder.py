@@ -107,10 +107,6 @@ class RunFolder:
         for folder in (self.checkpoints, self.model, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def clear_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run. Its weights are in model/."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-
     def read_record(self) -> RunRecord | None:
         """Return the record, or None if there is none yet.
 

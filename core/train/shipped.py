@@ -23,11 +23,6 @@ def shipped(kind: str, pattern: str = "*.toml") -> dict[str, Path]:
     return _search(kind, pattern)[0]
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with installed packages, by name."""
-    return shipped("recipes")
-
-
 def broken_folders(kind: str) -> list[PluginError]:
     """Return an error for each declared folder of a kind that is missing or repeats a file name."""
     return _search(kind, "*")[1]

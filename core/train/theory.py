@@ -14,10 +14,10 @@ from dipole.core.evaluation.theory.report import Report, measure
 from dipole.core.objectives.regularizers.cllr import CLLR
 from dipole.core.objectives.regularizers.dp import DP
 from dipole.core.objectives.similarity import normalize
-from dipole.core.train.evaluation import in_eval_mode
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import DataError, OptionError, ReceivedError, RecordError
+from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import Seeds, isolated
 from dipole.core.utils.text import counted
 
@@ -66,7 +66,7 @@ def theory_of_run(
     if not 0 < scale < float("inf"):
         raise OptionError(f"scale must be above 0, got {scale:g}.", "scale")
     record, adapter, objective = load_run(folder, device)
-    with in_eval_mode(adapter, objective), isolated(Seeds(record.seed).probe), torch.no_grad():
+    with in_mode(False, adapter.module, objective), isolated(Seeds(record.seed).probe), torch.no_grad():
         features, given = adapter.features(split)
         features = features.float()
         if objective is not None:

@@ -7,10 +7,11 @@ from torch import nn
 
 
 @contextmanager
-def in_mode(is_training: bool, *modules: nn.Module) -> Iterator[None]:
+def in_mode(is_training: bool, *modules: nn.Module | None) -> Iterator[None]:
     """Set the mode of modules, and restore that of each submodule at the end of the block."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
+    there = [module for module in modules if module is not None]
+    modes = [(part, part.training) for module in there for part in module.modules()]
+    for module in there:
         module.train(is_training)
     try:
         yield

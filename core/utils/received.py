@@ -46,12 +46,6 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
     return content
 
 
-def read_start(path: Path, count: int) -> bytes:
-    """Return the first bytes of a regular file of any size. Raise ReceivedError as in `read_bytes`."""
-    with _opened(path) as file:
-        return file.read(count)
-
-
 def read_end(path: Path, count: int) -> bytes:
     """Return the last bytes of a regular file of any size. Raise ReceivedError as in `read_bytes`."""
     with _opened(path) as file:

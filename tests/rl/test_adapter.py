@@ -11,7 +11,7 @@ from dipole.core.train.health import Health
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import Run, RunInterruptedError, train
-from dipole.core.train.shipped import shipped_recipes
+from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import DotEnv
 from dipole.rl.adapter import RLAdapter
@@ -118,7 +118,7 @@ def test_agent_without_an_objective_trains(tmp_path):
     assert "conditional_entropy" not in record.diagnostics
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if load(name).config.domain == "rl"])
+@pytest.mark.parametrize("name", [name for name in shipped("recipes") if load(name).config.domain == "rl"])
 def test_every_recipe_of_the_domain_is_complete(name):
     config = load(name).config
     assert config.name == name
