@@ -1,10 +1,13 @@
-"""The contrastive objective inside an agent: building it, checking that it fits, and finding duplicates in a batch."""
+"""The contrastive objective inside an agent: it is built and checked, duplicates are found, and its steps counted."""
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
 import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
@@ -99,3 +102,22 @@ def bf16_is_native(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     cpu = torch.cpu
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def rollout_length(model: BaseAlgorithm) -> int | None:
+    """Return the environment steps of a rollout over all environments. None if it ends with an episode."""
+    agent: Any = model
+    if hasattr(agent, "n_steps") and not hasattr(agent, "train_freq"):
+        return int(agent.n_steps * agent.n_envs)
+    every = agent.train_freq
+    if every.unit != TrainFrequencyUnit.STEP:
+        return None
+    return int(every.frequency * agent.n_envs)
+
+
+def rollouts_left(model: BaseAlgorithm) -> int | None:
+    """Return the rollouts until the end of `learn`, without the current one. None if their length is unknown."""
+    length = rollout_length(model)
+    if length is None:
+        return None
+    return max(0, math.ceil((model._total_timesteps - model.num_timesteps) / length))

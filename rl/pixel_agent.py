@@ -35,12 +35,13 @@ from dipole.rl.contrast import (
     given_composite,
     largest,
     require_unlabelled,
+    rollout_length,
+    rollouts_left,
     unregistered,
 )
 from dipole.rl.envs.running.checked import CheckedEnvironments
 from dipole.rl.inputs import require_image, require_part, require_policy, seen_by
 from dipole.rl.networks import PixelEncoder
-from dipole.rl.planned import rollout_length, rollouts_left
 from dipole.rl.replay import FrameReplayBuffer
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.saved_agent import SavedAgent

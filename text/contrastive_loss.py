@@ -327,7 +327,7 @@ def related_columns(
         )
     rows = {f"column{number}": each for number, each in enumerate(embeddings)} | {"labels": labels}
     if len(embeddings) == 1:
-        return EncodedBatch(rows, _of_classes)
+        return EncodedBatch(rows, lambda rows: Pairs.from_labels(rows["column0"], rows["labels"]))
     return EncodedBatch(rows, partial(_of_columns, count=len(embeddings), directions=frozenset(directions)))
 
 
@@ -348,10 +348,6 @@ def class_numbers(labels: Tensor, batch: int) -> Tensor:
             "For pairs with scores take two columns and a loss such as CoSENTLoss."
         )
     return labels.long()
-
-
-def _of_classes(rows: dict[str, Tensor]) -> Pairs:
-    return Pairs.from_labels(rows["column0"], rows["labels"])
 
 
 def _of_columns(rows: dict[str, Tensor], count: int, directions: frozenset[str]) -> Pairs | tuple[Pairs, ...]:

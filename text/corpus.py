@@ -125,7 +125,14 @@ def corpus_files(source: str) -> list[Path]:
     if not path.exists():
         raise DataError(f"no corpus at {path}. Give {ALLOWED}, hub:NAME, or pydoc.")
     if not path.is_dir():
-        _check_kind(path)
+        if not _ends(path, READ):
+            name = path.name.split(".")[0] or path.name
+            raise DataError(
+                f"{path} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name "
+                f"it {name}.txt."
+            )
+        if not path.is_file():
+            raise DataError(f"{path} is neither a file nor a folder. A corpus is read from {ALLOWED}, or hub:NAME.")
         return [path]
     entries = sorted(p for p in path.rglob("*") if not p.name.startswith("."))
     every = [p for p in entries if p.is_file()]
@@ -139,17 +146,6 @@ def corpus_files(source: str) -> list[Path]:
     if others := sorted({p.suffix or p.name for p in every} - {p.suffix for p in files}):
         warn(f"{path}: files that hold no text are skipped ({', '.join(others[:5])})", stacklevel=3)
     return files
-
-
-def _check_kind(file: Path) -> None:
-    if not _ends(file, READ):
-        name = file.name.split(".")[0] or file.name
-        raise DataError(
-            f"{file} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name it "
-            f"{name}.txt."
-        )
-    if not file.is_file():
-        raise DataError(f"{file} is neither a file nor a folder. A corpus is read from {ALLOWED}, or hub:NAME.")
 
 
 def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:

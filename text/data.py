@@ -186,12 +186,9 @@ def load_data(config: TextSettings, tokens: Tokens | None, max_length: int, rank
             label=PairLabel(config.label, config.label_use, config.label_from),
             **options,
         )
-    return TableData(config, *_encode(config, tokens, _texts_of(table), rank, texts_hash=table.texts_hash), table)
-
-
-def _texts_of(table: PairTable) -> Iterator[Piece]:
-    for start in range(0, len(table.texts), TOGETHER):
-        yield Piece("texts", not start, "\n".join(table.texts[start : start + TOGETHER]), is_lines=True)
+    starts = range(0, len(table.texts), TOGETHER)
+    texts = (Piece("texts", not n, "\n".join(table.texts[n : n + TOGETHER]), is_lines=True) for n in starts)
+    return TableData(config, *_encode(config, tokens, texts, rank, texts_hash=table.texts_hash), table)
 
 
 def _encode(

@@ -84,7 +84,10 @@ class SentenceEncoder:
         found = self.encode_ids(ids, batch_tokens, progress)
         if len(place) < len(rows):
             found = found[torch.tensor(rows)]
-        found = self._normalised(found, normalize or self.normalize)
+        how = normalize or self.normalize
+        if how != "none" and len(found):
+            halves = {"halves": self.model.halves}.get(how, 1)
+            found = torch.from_numpy(halves_normalised(found.cpu().numpy(), halves)).to(found.device)
         if output == "torch":
             return found
         return found.cpu().numpy()
@@ -126,14 +129,6 @@ class SentenceEncoder:
         if self.model.g is None:
             return f
         return torch.cat([f, g], 1)
-
-    def _normalised(self, vectors: Tensor, how: Normalize) -> Tensor:
-        if how == "none" or not len(vectors):
-            return vectors
-        halves = 1
-        if how == "halves":
-            halves = self.model.halves
-        return torch.from_numpy(halves_normalised(vectors.cpu().numpy(), halves)).to(vectors.device)
 
 
 class Combined:

@@ -302,7 +302,10 @@ def _read(
             )
         if not names:
             names = tuple(columns or _usual(row, where))
-            _check_present([*names, *label.columns], row, where)
+            missing = next((name for name in (*names, *label.columns) if name not in row), None)
+            if missing is not None:
+                has = [str(name) for name in row]
+                raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}")
             unused = UnusedColumns(row, [*names, *label.columns], columns is not None)
             if columns is None and unused.names:
                 listed = ", ".join(map(repr, unused.names))
@@ -361,13 +364,6 @@ def _numbered_as(name: str, starts: Sequence[str]) -> bool:
     """Return whether a name is one of `starts` or its plural, with or without a number."""
     stem = name.rstrip("0123456789").rstrip("_-")
     return any(stem in (start, f"{start}s", f"hard_{start}", f"hard_{start}s") for start in starts)
-
-
-def _check_present(columns: Sequence[str], row: dict[str, Any], where: str) -> None:
-    missing = next((name for name in columns if name not in row), None)
-    if missing is not None:
-        has = [str(name) for name in row]
-        raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}")
 
 
 def _texts(cell: Any, name: str, where: str) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from tokenizers import normalizers
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from dipole.core.utils.lora import merged
+from dipole.core.train.finetuning import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Encoder, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel

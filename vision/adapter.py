@@ -98,7 +98,8 @@ class VisionAdapter(Adapter):
         self._online: OnlineProbe | None = None
         if config.probe.online is not None and self._artifacts is None:
             classes = count_classes(images, self.parts.test, config.data.pretrain is None)
-            self._online = OnlineProbe(config.probe.online, self._used_encoders(), classes, self.device)
+            used = [branch.encoder for branch in self.module.branches() if isinstance(branch.encoder, Encoder)]
+            self._online = OnlineProbe(config.probe.online, used, classes, self.device)
         self._labels: Tensor | None = None  # of the last batch
         self._metrics: dict[str, Tensor | float] = {}
         self._run: Run | None = None
@@ -221,10 +222,6 @@ class VisionAdapter(Adapter):
 
     def _encoders(self) -> list[Encoder]:
         return [part for part in self.module.modules() if isinstance(part, Encoder)]
-
-    def _used_encoders(self) -> list[Encoder]:
-        """Return the encoders that are used after training."""
-        return [branch.encoder for branch in self.module.branches() if isinstance(branch.encoder, Encoder)]
 
     def remarks(self) -> list[str]:
         found = [line for encoder in self._encoders() for line in encoder.remarks]

@@ -1,5 +1,6 @@
 """Named entries that the files of a folder register."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from dipole.core.utils.errors import RegistryError
@@ -19,3 +20,12 @@ class Entries(dict[str, T]):
         if name in self:
             raise RegistryError(f"there is already {self.kind} {name!r}; choose another name.")
         self[name] = entry
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds what it decorates under a name."""
+
+        def decorate(entry: T) -> T:
+            self.add(name, entry)
+            return entry
+
+        return decorate

@@ -82,7 +82,7 @@ class ClassBlocks:
                 found[places] = _blocks(members, self.size, len(places), draw)
             else:
                 mine = _blocks(members, self.size, self.count, once)
-                found[places] = mine[_rounds(self.count, len(places), draw)]
+                found[places] = mine[_blocks(np.arange(self.count), 1, len(places), draw)[:, 0]]
         return found.ravel()
 
 
@@ -91,11 +91,6 @@ def _blocks(members: np.ndarray, size: int, count: int, draw: np.random.Generato
     filled = len(members) // size
     rounds = [draw.permutation(members)[: filled * size] for _ in range(-(-count // filled))]
     return np.concatenate([members[:0], *rounds]).reshape(-1, size)[:count]
-
-
-def _rounds(blocks: int, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Return (count,) numbers below `blocks`. No number repeats before all are used."""
-    return np.concatenate([np.arange(0), *(draw.permutation(blocks) for _ in range(-(-count // blocks)))])[:count]
 
 
 @dataclass(frozen=True)

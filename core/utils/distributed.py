@@ -157,16 +157,10 @@ def all_sum(values: Tensor) -> Tensor:
     return total
 
 
-def all_max(values: Tensor) -> Tensor:
-    """Return the maximum over ranks, without gradient."""
-    top = values.detach().clone()
-    if world_size() > 1:
-        dist.all_reduce(top, op=dist.ReduceOp.MAX)
-    return top
-
-
 def log_mean_exp(logs: Tensor, counts: Tensor) -> Tensor:
     """log( sum_i e^{logs_i} / sum_i counts_i ) over the rows of all ranks, a scalar with gradient."""
-    top = all_max(logs.detach().max())
+    top = logs.detach().max()
+    if world_size() > 1:
+        dist.all_reduce(top, op=dist.ReduceOp.MAX)
     total = all_sum((logs - top).exp().sum())
     return total.log() + top - all_sum(counts.sum().to(logs.dtype)).log()

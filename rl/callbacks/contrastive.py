@@ -29,10 +29,9 @@ from dipole.core.utils.seeding import isolated
 from dipole.core.utils.transfer import to_device
 from dipole.rl.arguments import check_number, check_whole
 from dipole.rl.augmentation import SHIFT, shift
-from dipole.rl.contrast import given_composite, largest, require_unlabelled, twins
+from dipole.rl.contrast import given_composite, largest, require_unlabelled, rollouts_left, twins
 from dipole.rl.envs.running.normalized import require_stored_as_seen
 from dipole.rl.envs.running.validate import image_keys, stack
-from dipole.rl.planned import rollouts_left
 from dipole.rl.seen import parts
 
 Seen = Tensor | dict[str, Tensor]

@@ -259,11 +259,7 @@ def register_encoder(name: str) -> Callable[[Builder], Builder]:
         RegistryError: from the decorator, if the name is taken.
     """
 
-    def decorate(build: Builder) -> Builder:
-        ENCODERS.add(name, build)
-        return build
-
-    return decorate
+    return ENCODERS.register(name)
 
 
 def builder(name: str) -> Builder | None:

@@ -13,12 +13,11 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from dipole.core.train.finetuning import fine_tune
+from dipole.core.train.finetuning import fine_tune, merged
 from dipole.core.utils import backbone
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.files import atomic_write
 from dipole.core.utils.freezing import fix_unused, layers
-from dipole.core.utils.lora import merged
 from dipole.core.utils.text import counted
 from dipole.vision.encoders.base import Encoder, EncoderSettings, Pooling, Statistics, register_encoder
 

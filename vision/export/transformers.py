@@ -77,7 +77,9 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
             f"vision.encoder.tap: a model of transformers ends with {encoder.last!r}, and none can be written that "
             f"ends with {tap!r}; choose --to onnx."
         )
-    is_plain = tap == encoder.last and (hasattr(encoder, "save_pretrained") or _has_imagenet_stem(encoder))
+    is_plain = tap == encoder.last and (
+        hasattr(encoder, "save_pretrained") or (isinstance(encoder, ResNetEncoder) and encoder.stem == "imagenet")
+    )
     if not is_plain:
         _save_with_code(encoder, folder, channels, size, tap)
     elif isinstance(encoder, ResNetEncoder):
@@ -93,10 +95,6 @@ def export(model: TrainedModel, folder: Path, record: Any, objective: Any) -> No
     if has_code:
         shutil.copyfile(modeling.__file__, folder / f"{CODE}.py")
     write_card(folder, _card(model, encoder, has_code), record, model.info)
-
-
-def _has_imagenet_stem(encoder: Encoder) -> bool:
-    return isinstance(encoder, ResNetEncoder) and encoder.stem == "imagenet"
 
 
 def _fields(encoder: ResNetEncoder) -> dict[str, Any]:

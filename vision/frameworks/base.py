@@ -475,8 +475,4 @@ def register_framework(name: str) -> Callable[[type[Framework]], type[Framework]
         RegistryError: from the decorator, if the name is taken.
     """
 
-    def decorate(framework: type[Framework]) -> type[Framework]:
-        FRAMEWORKS.add(name, framework)
-        return framework
-
-    return decorate
+    return FRAMEWORKS.register(name)

@@ -42,18 +42,7 @@ class CheckedEnvironments(OffPolicyAlgorithm):
         elif isinstance(env.unwrapped, DummyVecEnv):
             env.unwrapped.envs = [guarded(each) for each in env.unwrapped.envs]
         wrapped = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
-        cls._require_actions(wrapped.action_space)
-        return wrapped
-
-    def _shown(self, env: Any, verbose: int = 0) -> VecEnv:
-        """Return the environment as the agent sees it."""
-        return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.inputs)
-
-    def set_env(self, env: Any, force_reset: bool = True) -> None:
-        super().set_env(self._shown(env, self.verbose), force_reset)
-
-    @classmethod
-    def _require_actions(cls, space: spaces.Space[Any]) -> None:
+        space = wrapped.action_space
         floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and 0 not in space.shape
         low: Any = getattr(space, "low", None)
         high: Any = getattr(space, "high", None)
@@ -62,6 +51,14 @@ class CheckedEnvironments(OffPolicyAlgorithm):
                 f"{cls.__name__} needs continuous actions with finite bounds (a Box of floats, low below high), got "
                 f"{space}."
             )
+        return wrapped
+
+    def _shown(self, env: Any, verbose: int = 0) -> VecEnv:
+        """Return the environment as the agent sees it."""
+        return shown_to(type(self).__name__, self._wrap_env(env, verbose), self.inputs)
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        super().set_env(self._shown(env, self.verbose), force_reset)
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: Any = None) -> None:
         super()._update_info_buffer([_with_sb3_episode(info) for info in infos], dones)

@@ -35,7 +35,8 @@ class RenderingError(DipoleError, RuntimeError):
 
 
 def _load(*names: str) -> ctypes.CDLL | None:
-    _load_triton()
+    with suppress(ImportError):  # before Mesa: in the other order their two LLVMs end in a segmentation fault
+        importlib.import_module("triton")
     for name in names:
         try:
             return ctypes.CDLL(name)
@@ -45,12 +46,6 @@ def _load(*names: str) -> ctypes.CDLL | None:
 
 
 @cache
-def _load_triton() -> None:
-    """Load Triton before Mesa. In the other order their two LLVMs end in a segmentation fault."""
-    with suppress(ImportError):
-        importlib.import_module("triton")
-
-
 class Device(NamedTuple):
     """A device that EGL draws on: its number (MUJOCO_EGL_DEVICE_ID), and CUDA's number of the same GPU, or None.
 
