@@ -35,17 +35,19 @@ class Stops(TorchFunctionMode):
         stops = func in _STOPS or not torch.is_grad_enabled()
         if self._inside or not stops:
             return func(*args, **kwargs)
-        if self._place is None:
-            out = func(*args, **kwargs)
-            self._kept.append(tree_map_only(Tensor, _copied, out))
-            return out
-        kept = self._kept[self._place] if self._place < len(self._kept) else None
-        self._place += 1
         name = getattr(func, "__name__", "")
-        if kept is None or (name.endswith("_") and not name.startswith("__")) or name.startswith("__i"):
+        in_place = (name.endswith("_") and not name.startswith("__")) or name.startswith("__i")
+        if self._place is None:
+            before = _copied(args[0]) if in_place and isinstance(args[0], Tensor) else None
+            out = func(*args, **kwargs)
+            self._kept.append((tree_map_only(Tensor, _copied, out), before))
+            return out
+        kept, former = self._kept[self._place] if self._place < len(self._kept) else (None, None)
+        self._place += 1
+        if kept is None or in_place:
             out = func(*args, **kwargs)  # in place: what it changed is changed to what it was
-            if isinstance(out, Tensor) and isinstance(kept, Tensor) and out.shape == kept.shape:
-                out.copy_(kept)
+            if isinstance(kept, Tensor) and isinstance(former, Tensor) and out.shape == kept.shape == former.shape:
+                out.copy_(torch.where(former == kept, out, kept))
             return out
         return tree_map_only(Tensor, Tensor.clone, kept)
 

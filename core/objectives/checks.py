@@ -115,7 +115,7 @@ def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable
 
 
 def check_count(name: str, value: Any, low: int, high: float = inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         allowed = f">= {low}" if high == inf else f"from {low} to {high}"
         raise PairsError(f"{name} must be an integer {allowed}, got {shortened(repr(value))}.")
 

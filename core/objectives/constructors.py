@@ -19,7 +19,6 @@ from dipole.core.objectives.checks import (
     shape_of,
 )
 from dipole.core.objectives.indices import (
-    NO_VIEW,
     joined,
     neighbours,
     other_crops,
@@ -28,9 +27,8 @@ from dipole.core.objectives.indices import (
     own_side,
     pads_last,
     same_label,
-    with_queue,
 )
-from dipole.core.objectives.pair_data import OfRows, PairData, PairLayout, constructor
+from dipole.core.objectives.pair_data import NO_VIEW, OfRows, PairData, PairLayout, constructor, with_queue
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
@@ -295,7 +293,8 @@ class Constructors(PairData):
         z, batch = torch.cat([a, b]), len(a)
         runs = ((0, batch), (1, batch))
         layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
-        positives, ignored = other_views(2, batch, z.device), own_side(batch, z.device)
+        own = torch.arange(2 * batch, device=z.device).unsqueeze(1)
+        positives, ignored = other_views(own, batch), own_side(own, batch)
         return cls._of_batch(batch, layout, z, z, positives, ignored, OfRows(labels, index, weights))
 
     @classmethod

@@ -62,8 +62,9 @@ def similarities(
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
     """Return the similarities of the positives, (A, K), and the statistics of the rows of x y^T, (A,) each.
 
-    `bound` is the largest |x_i . y_j|, if it is known. x and y, one tensor if the anchors are the candidates, may be
-    multiples of `embeddings` in half precision, which kernels then multiply.
+    A small matrix (`fits`) is formed as a whole, a larger one in kernels or tiles. `bound` is the largest |x_i . y_j|,
+    if it is known. x and y, one tensor if the anchors are the candidates, may be multiples of `embeddings` in half
+    precision, which kernels then multiply.
     """
     wanted = list(dict.fromkeys(statistics))
     if not wanted:
@@ -81,7 +82,7 @@ def similarities(
             counts=lambda: pairs.negative_counts,
             bound=bound,
             padded=known.padded,
-            full=not known.padded and pairs.has_negatives is True,
+            never_empty=not known.padded and pairs.has_negatives is True,
             first=known.first_negative,
         )
     return paired(x, y, pairs.positives), statistics_of(pairs, x, y, wanted, bound, embeddings)
@@ -97,7 +98,7 @@ def dense(
     counts: Callable[[], Tensor],
     bound: float | None,
     padded: bool,
-    full: bool = False,
+    never_empty: bool = False,
     first: int = 0,
 ) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
     """Compute `similarities` with ordinary PyTorch operations and autograd. `statistics` lists each once."""
@@ -123,15 +124,16 @@ def dense(
         shift: Tensor | None = None
         if statistic.scale is not None:
             exponent = statistic.scale * matrix
-            # In a row with negatives, e^-inf = 0 stops the gradient by itself.
-            fill_excluded(exponent.detach() if full else exponent, -torch.inf)
+            with torch.set_grad_enabled(not never_empty and torch.is_grad_enabled()):
+                # In a row with negatives, e^-inf = 0 stops the gradient by itself.
+                fill_excluded(exponent, -torch.inf)
             if needs_maximum(wanted, bound):
                 exponent, shift = _below_top(exponent)
             e = exponent.exp_()
         if isinstance(statistic, LogSumExp):
             assert e is not None
             parts: tuple[Tensor, ...] = (e,)
-            if full:  # no sum is 0, so the logarithm needs no mask
+            if never_empty:  # no sum is 0, so the logarithm needs no mask
                 found = e.sum(1).log()
                 results[wanted] = found if shift is None else found + shift
                 continue
@@ -180,8 +182,8 @@ def statistics_of(
         statistics,
         counts=pairs.negative_counts,
         bound=bound,
-        symmetric=pairs.mutual and x is y,
-        first=pairs.first_negative,
+        symmetric=pairs.known.mutual and x is y,
+        first=pairs.known.first_negative,
         embeddings=embeddings,
     )
 

@@ -17,7 +17,7 @@ from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
 
-Term = Any  # an `Objective`, which imports this module
+Objective = Any  # the class imports this module
 NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ignored)"
 
 
@@ -221,7 +221,7 @@ class Outcome:
     weighted: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
 
-def has_repulsion(term: Term, pairs: Pairs) -> bool | None:
+def has_repulsion(term: Objective, pairs: Pairs) -> bool | None:
     """Return whether any anchor has a negative, or a positive that the term counts as one. None if unknown."""
     found = pairs.has_negatives
     if found or pairs.views or not term.positives_are_pairs or pairs.has_positives is False:
@@ -229,7 +229,7 @@ def has_repulsion(term: Term, pairs: Pairs) -> bool | None:
     return pairs.has_positives
 
 
-def _reads_repulsion(term: Term, pairs: Pairs) -> bool:
+def _reads_repulsion(term: Objective, pairs: Pairs) -> bool:
     """Read the answer of `has_repulsion` from the device."""
     count = pairs.negative_counts.sum()
     if term.positives_are_pairs and not pairs.views:
@@ -237,19 +237,19 @@ def _reads_repulsion(term: Term, pairs: Pairs) -> bool:
     return bool(count > 0)
 
 
-def evaluate(terms: Mapping[str, tuple[float, Term]], related: GlobalPairs) -> Outcome:
+def evaluate(terms: Mapping[str, tuple[float, Objective]], batch: GlobalPairs) -> Outcome:
     """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
     Pairs with `Pairs.added` are added instead. Raises PairsError if the pairs cannot carry a term.
     """
     # Autocast is meant for the encoder. A loss keeps the precision of its formula.
-    with without_autocast(related.pairs[0].anchors.device.type):
+    with without_autocast(batch.pairs[0].anchors.device.type):
         found = []
-        for pairs in related.pairs:  # no comprehension: torch.compile cannot resume in one that walks over a tuple
-            found.append(_on_pairs(terms, pairs, related))
+        for pairs in batch.pairs:  # no comprehension: torch.compile cannot resume in one that walks over a tuple
+            found.append(_values_on(terms, pairs, batch))
     values = found[0]
     if len(found) > 1:
-        added = related.pairs[0].known.added
+        added = batch.pairs[0].known.added
         values = {name: _over_pairs([each[name] for each in found], added) for name in terms}
     weighted = {name: v.value if v.weight == 1 else v.weight * v.value for name, v in values.items()}
     parts = list(weighted.values())
@@ -280,20 +280,14 @@ class _Matrix:
     found: dict[AnyStatistic, Tensor] = field(default_factory=dict)
     positive: Tensor | None = None  # (A, K)
 
-    def compute(self) -> None:
-        """Compute the similarities of the positives, and the statistics."""
-        if self.wanted is not None:
-            given = self.x, self.y, self.pairs, self.wanted, self.bound, self.embeddings
-            self.positive, self.found = similarities(*given)
-
 
 @dataclass
 class _Use:
     """One term on the pairs of a batch."""
 
-    term: Term
+    term: Objective
     weight: float
-    pairs: Pairs  # of all ranks
+    all_pairs: Pairs  # with the anchors of all ranks
     note: str  # why the value is 0, if that is known before the pass
     asked: dict[str, AnyStatistic]
     features: tuple[Tensor, ...]
@@ -315,41 +309,43 @@ def _weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
 
 
-def _on_pairs(terms: Mapping[str, tuple[float, Term]], pairs: Pairs, related: GlobalPairs) -> dict[str, TermValue]:
+def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch: GlobalPairs) -> dict[str, TermValue]:
+    """Return the value of each term on one Pairs of the batch. Terms with the same similarity share a matrix."""
     local: dict[int, Pairs] = {}  # with this rank's anchors, shared by terms with equal pairs
     matrices: dict[tuple[int, object], _Matrix] = {}
     uses: dict[str, _Use] = {}
     kept = []  # so that no two have one id
     for name, (weight, term) in terms.items():
-        features = _features(pairs, related) if term.on_features else ()
+        features = _features(pairs, batch) if term.on_features else ()
         own, *further = prepared = _prepared(term, pairs)
         kept.append(prepared)
         if id(own) not in local:
-            local[id(own)] = own if related.own is None else related.local(own)
+            local[id(own)] = batch.local(own)
         for each in further:
-            local.setdefault(id(each), _share(related, each))
+            local.setdefault(id(each), _share(batch, each))
         term.build_for(features[0] if features else pairs.anchors)
         note = _reason_for_zero(term, own)
         use = uses[name] = _Use(term, weight, own, note, {} if note else term.statistics(), features, [])
         for each in [own] if note else prepared:
-            key = id(each), term.projection()
+            key = id(each), term.matrix_key()
             if key not in matrices:
                 matrices[key] = _matrix_of(term, local[id(each)])
             matrix = matrices[key]
             if not note and term.similarity is not None:
                 matrix.wanted = [*(matrix.wanted or ()), *use.asked.values()]
             use.matrices.append(matrix)
-    for matrix in matrices.values():
-        matrix.compute()
+    for m in matrices.values():
+        if m.wanted is not None:
+            m.positive, m.found = similarities(m.x, m.y, m.pairs, m.wanted, m.bound, m.embeddings)
     return {name: _value(use) for name, use in uses.items()}
 
 
-def _features(pairs: Pairs, related: GlobalPairs) -> tuple[Tensor, ...]:
+def _features(pairs: Pairs, batch: GlobalPairs) -> tuple[Tensor, ...]:
     """Return the features (B, H) of each view of all ranks. Without others they are the embeddings."""
-    return tuple([full_precision(each.flatten(0, -2)) for each in related.features or pairs.batch_views()])
+    return tuple([full_precision(each.flatten(0, -2)) for each in batch.features or pairs.batch_views()])
 
 
-def _prepared(term: Term, pairs: Pairs) -> tuple[Pairs, ...]:
+def _prepared(term: Objective, pairs: Pairs) -> tuple[Pairs, ...]:
     """Return the pairs of a term, its own first. Raises PairsError if it cannot use their weights."""
     if pairs.weights is None:
         return term.prepare(pairs), *term.extra_pairs(pairs)
@@ -365,7 +361,7 @@ def _prepared(term: Term, pairs: Pairs) -> tuple[Pairs, ...]:
     return found
 
 
-def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
+def _matrix_of(term: Objective, pairs: Pairs) -> _Matrix:
     if term.similarity is None:
         x = full_precision(pairs.anchors)
         return _Matrix(pairs, x, x)
@@ -374,7 +370,7 @@ def _matrix_of(term: Term, pairs: Pairs) -> _Matrix:
     return _Matrix(pairs, x, y, bound, embeddings)
 
 
-def _reason_for_zero(term: Term, prepared: Pairs) -> str:
+def _reason_for_zero(term: Objective, prepared: Pairs) -> str:
     """Return why a term is 0 on the pairs of all ranks, or an empty string. All ranks must agree on it."""
     idle: str = term.idle(prepared)
     if idle == "" and prepared.has_positives is False and term.is_base():
@@ -382,19 +378,19 @@ def _reason_for_zero(term: Term, prepared: Pairs) -> str:
     return idle
 
 
-def _share(related: GlobalPairs, pairs: Pairs) -> Pairs:
+def _share(batch: GlobalPairs, pairs: Pairs) -> Pairs:
     """Return further pairs with this rank's anchors, or with all anchors if they cannot be split by rows.
 
     A sum over ranks then counts each anchor equally often, so a mean stays correct in value and gradient.
     """
-    if related.own is None or len(pairs.anchors) % related.total:
+    if batch.own is None or len(pairs.anchors) % batch.total:
         return pairs
-    return related.local(pairs)
+    return batch.local(pairs)
 
 
 def _value(use: _Use) -> TermValue:
     """Return the value of a term, and why it is 0 without being learned."""
-    term, matrix = use.term, use.matrices[0]
+    term, matrix, every = use.term, use.matrices[0], use.all_pairs
     if use.note:
         return _zero(use, use.note)
     weighs = term.weighting != "own"
@@ -412,7 +408,7 @@ def _value(use: _Use) -> TermValue:
             f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
             "your own can set `weighting` (docs/how-to/own-losses.md)."
         )
-    elif term.needs_negatives and has_repulsion(term, use.pairs) is None and not _reads_repulsion(term, use.pairs):
+    elif term.needs_negatives and has_repulsion(term, every) is None and not _reads_repulsion(term, every):
         # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
         return _zero(use, NO_NEGATIVES)
     return TermValue(value, use.weight, "; ".join(rows.notes), _left_out(use))
@@ -424,7 +420,7 @@ def _zero(use: _Use, note: str) -> TermValue:
 
 def _left_out(use: _Use) -> Tensor | None:
     """Return how many anchors of all ranks have no positive, if the term averages over those that have one."""
-    mask = use.pairs.positive_mask
+    mask = use.all_pairs.positive_mask
     if mask is None or not use.term.is_base():
         return None
     return len(mask) - mask.any(1).sum()

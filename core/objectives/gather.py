@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dipole.core.objectives.checks import check_tensor, reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.indices import NO_VIEW
-from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES
+from dipole.core.objectives.pair_data import NO_VIEW, OF_ANCHORS, OF_CANDIDATES
 from dipole.core.objectives.pairs import GlobalPairs, Pairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError

@@ -6,15 +6,10 @@ from torch import Tensor
 from dipole.core.objectives.checks import reads_at_once
 from dipole.core.objectives.similarity import LARGEST
 
-NO_VIEW = -1  # the view number of candidates outside the batch, such as the rows of a queue
 
-Runs = tuple[tuple[int, int], ...]  # view and length of each run of rows. Every run goes through the batch once
-
-
-def other_views(count: int, batch: int, device: torch.device) -> Tensor:
-    """Return (count * batch, count - 1), the rows of the other views of each row's instance."""
-    own = torch.arange(count * batch, device=device).unsqueeze(1)
-    return (own + torch.arange(batch, count * batch, batch, device=device)) % (count * batch)
+def other_views(own: Tensor, batch: int) -> Tensor:
+    """Return (V batch, V - 1), the rows of the other views of each row's instance. `own` are all rows, (V batch, 1)."""
+    return (own + torch.arange(batch, len(own), batch, device=own.device)) % len(own)
 
 
 def partners_of_views(count: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -31,10 +26,9 @@ def partners_of_views(count: int, batch: int, device: torch.device) -> tuple[Ten
     return (second * batch + row).view(-1, 1), ignored.flatten(2).flatten(0, 1)
 
 
-def own_side(batch: int, device: torch.device) -> Tensor:
-    """Return (2 * batch, batch), all rows of the half that each row belongs to, itself first."""
-    row = torch.arange(2 * batch, device=device).unsqueeze(1)
-    return row - row % batch + (row + torch.arange(batch, device=device)) % batch
+def own_side(own: Tensor, batch: int) -> Tensor:
+    """Return (V batch, batch), all rows of the view that each row belongs to, itself first."""
+    return own - own % batch + (own + torch.arange(batch, device=own.device)) % batch
 
 
 def other_members(blocks: int, size: int, device: torch.device) -> Tensor:
@@ -113,18 +107,6 @@ def joined(first: Tensor, *others: Tensor | None) -> Tensor:
     if not present:
         return first
     return torch.cat([first, *present])
-
-
-def views_of(runs: Runs, device: torch.device) -> Tensor:
-    """Return the view of each row of the runs."""
-    return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
-
-
-def with_queue(runs: Runs, count: int) -> Runs:
-    """Return the runs with a queue of `count` rows after them."""
-    if not count:
-        return runs
-    return (*runs, (NO_VIEW, count))
 
 
 def same_label(labels: Tensor, others: Tensor) -> Tensor:

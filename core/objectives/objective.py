@@ -21,7 +21,6 @@ from dipole.core.objectives.spec import (
     check_whole,
     format_terms,
     numbered,
-    option_span,
     parse,
     remember_options,
 )
@@ -287,7 +286,7 @@ class Objective(LazyModule):
         if lazy:
             self.to(embeddings.device)
 
-    def projection(self) -> object:
+    def matrix_key(self) -> object:
         """Return a key of the similarity matrix. Terms with equal keys share one pass.
 
         Cosine and dot products are shared by all terms. Each bilinear W and each custom projection has its own key.
@@ -388,7 +387,8 @@ class Composite(nn.Module):
         Args:
             pairs: an `EncodedBatch`, `Pairs`, a tuple of `Pairs` whose losses are averaged, or the first of two or more
                 views, (B, d). With several ranks each rank gives its own rows.
-            views: the other views, (B, d) each, if `pairs` is a view: `objective(z1, z2)`.
+            views: the other views, (B, d) each, if `pairs` is a view. `objective(z1, z2)` is
+                `objective(Pairs.from_views([z1, z2]))`: SimCLR's pairs, with all other instances as negatives.
 
         Returns:
             An `Outcome` with `loss`, (), with gradient, and `terms`, the value of each term by name.
@@ -402,7 +402,7 @@ class Composite(nn.Module):
         elif views:
             raise PairsError("give either Pairs or views, not both.")
         if isinstance(pairs, Pairs) and world_size() == 1:
-            everything = GlobalPairs((pairs,))
+            everything = GlobalPairs((pairs,))  # nothing to gather
         else:
             everything = all_gather_pairs(pairs)
         return evaluate({name: (weight, term) for name, weight, term in self}, everything)
@@ -475,8 +475,7 @@ def objective(text: str, dim: int | None = None) -> Composite:
     """
     terms, weights = [], []
     for term in parse(text):
-        name_start = text.index(term.name, term.start)
-        name_span = name_start, name_start + len(term.name)
+        name_span = term.name_start, term.name_start + len(term.name)
         try:
             entry = registry.get(term.name)
         except SpecError as error:
@@ -490,14 +489,13 @@ def objective(text: str, dim: int | None = None) -> Composite:
         try:
             terms.append(entry.target(**dict(term.options)))
         except OptionError as error:
-            span = name_start, term.end
-            if error.option in dict(term.options):
-                span = option_span(text, term, error.option)
+            spans = dict(zip(dict(term.options), term.option_spans, strict=True))
+            span = spans.get(error.option, (term.name_start, term.end))
             raise SpecError(f"{error}\n{caret(text, *span)}") from None
         weight = entry.weight if term.weight is None else term.weight
         if weight < 0:
             said = f"the weight of {entry.name} must be >= 0, got {weight:g}."
-            raise SpecError(f"{said}\n{caret(text, term.start, name_start)}")
+            raise SpecError(f"{said}\n{caret(text, term.start, term.name_start)}")
         weights.append(weight)
     composite = Composite(terms, weights)
     if dim is not None:

@@ -23,13 +23,10 @@ from dipole.core.objectives.checks import (
 )
 from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.indices import (
-    NO_VIEW,
-    Runs,
     absolute,
     pads_last,
     real_first,
     relative,
-    views_of,
 )
 from dipole.core.utils.errors import PairsError
 
@@ -38,6 +35,8 @@ OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
 OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
 SHARED = ("queue", "queue_labels")
 """Arguments of constructors that are the same on every rank. All other tensors have a row for each instance."""
+NO_VIEW = -1  # the view number of candidates outside the batch, such as the rows of a queue
+Runs = tuple[tuple[int, int], ...]  # view and length of each run of rows. Every run goes through the batch once
 
 
 @dataclass(frozen=True)
@@ -305,11 +304,6 @@ class PairData:
     # Derived properties -----------------------------------------------------------------------------------------------
 
     @property
-    def mutual(self) -> bool:
-        """Whether anchors are candidates and exclusion is symmetric. Half of the matrix is then enough."""
-        return self.known.mutual
-
-    @property
     def first_negative(self) -> int:
         """Number of leading candidates that are never negatives."""
         return self.known.first_negative
@@ -433,6 +427,18 @@ class PairData:
         mask[:, : self.first_negative] = False
         # Padding writes into an extra column that is removed.
         return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+
+
+def with_queue(runs: Runs, count: int) -> Runs:
+    """Return the runs with a queue of `count` rows after them."""
+    if not count:
+        return runs
+    return (*runs, (NO_VIEW, count))
+
+
+def views_of(runs: Runs, device: torch.device) -> Tensor:
+    """Return the view of each row of the runs."""
+    return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
 
 
 def spread(values: Tensor, runs: Runs, batch: int) -> Tensor:

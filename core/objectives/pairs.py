@@ -20,14 +20,20 @@ from dipole.core.objectives.checks import (
 )
 from dipole.core.objectives.constructors import Constructors
 from dipole.core.objectives.indices import (
-    NO_VIEW,
-    Runs,
     joined,
     other_views,
     partners_of_views,
+)
+from dipole.core.objectives.pair_data import (
+    NO_VIEW,
+    OF_ANCHORS,
+    OF_CANDIDATES,
+    OfRows,
+    PairLayout,
+    Runs,
+    constructor,
     with_queue,
 )
-from dipole.core.objectives.pair_data import OF_ANCHORS, OF_CANDIDATES, OfRows, PairLayout, constructor
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
@@ -94,7 +100,7 @@ class Pairs(Constructors):
 
         Returns:
             Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "view_pairs",
-            A = V (V - 1) / 2 B anchors, C = V B candidates and K = 1. Two views are `cross(views[0], views[1])`. The
+            A = V (V - 1) / 2 B anchors, C = V B candidates and K = 1: two views are `cross(views[0], views[1])`. The
             attraction of `cacr` averages over all V views and their V - 1 positives. With "queries", A = B anchors,
             C = V B candidates (the other views, then the first ones) and K = V - 1.
 
@@ -122,10 +128,8 @@ class Pairs(Constructors):
             layout = PairLayout(anchor_runs, runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
             return cls._of_batch(batch, layout, anchors, z, *partners_of_views(count, batch, z.device), of_rows)
         layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
-        own = torch.arange(count * batch, device=z.device)
-        steps = own[batch::batch]  # to the same place of each other view
-        own = own.unsqueeze(1)
-        return cls._of_batch(batch, layout, z, z, (own + steps) % len(z), own, of_rows)
+        own = torch.arange(count * batch, device=z.device).unsqueeze(1)
+        return cls._of_batch(batch, layout, z, z, other_views(own, batch), own, of_rows)
 
     @classmethod
     @constructor
@@ -335,7 +339,7 @@ class Pairs(Constructors):
             return self._each_view()
         runs = known.candidate_views
         own = torch.arange(len(z), device=z.device).unsqueeze(1)
-        same = torch.cat([own, other_views(len(runs), runs[0][1], z.device)], 1)
+        same = torch.cat([own, other_views(own, runs[0][1])], 1)
         return self._apart(z, z[:0], same, self.candidate_index, runs, padded=False)._each_view()
 
     def _apart(

@@ -47,16 +47,20 @@ class Term:
     Args:
         name: the registered name.
         options: name and value of each given option, in order.
-        weight: the written weight, >= 0. None if no weight is written.
+        weight: the written weight. None if no weight is written. `objective` refuses one below 0.
         start: position of its first character in the text.
+        name_start: position of its name.
         end: position after its last character.
+        option_spans: start and end of each option, as in `options`.
     """
 
     name: str
     options: tuple[tuple[str, Value], ...] = ()
     weight: float | None = None
     start: int = 0
+    name_start: int = 0
     end: int = 0
+    option_spans: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         inner = ", ".join(f"{key}={format_value(value)}" for key, value in self.options)
@@ -148,6 +152,7 @@ class _Reader:
             self.expect("mark", "*", f"'*' and a name after the weight {number[1]}")
         name = self.expect("name", None, "the name of an objective")
         options: dict[str, Value] = {}
+        spans = []
         end = name[3]
         if self.take("mark", "("):
             while not self.take("mark", ")"):
@@ -158,8 +163,9 @@ class _Reader:
                 if key[1] in options:
                     raise self.error(f"option {key[1]!r} is given twice", key[2], key[3])
                 options[key[1]] = self.value()
+                spans.append((key[2], self.tokens[self.at - 1][3]))
             end = self.tokens[self.at - 1][3]
-        return Term(name[1], tuple(options.items()), weight, start, end)
+        return Term(name[1], tuple(options.items()), weight, start, name[2], end, tuple(spans))
 
     def number(self, text: str, start: int, end: int) -> float:
         number = float(text)
@@ -198,14 +204,6 @@ def numbered(names: Sequence[str]) -> list[str]:
     return [
         name if names.count(name) == 1 else f"{name}.{names[:place].count(name)}" for place, name in enumerate(names)
     ]
-
-
-def option_span(text: str, term: Term, name: str) -> tuple[int, int]:
-    """Return the start and end of a term's option in the text, for a caret."""
-    match = re.search(rf"\b{re.escape(name)}\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^,)]*)", text[term.start : term.end])
-    if match is None:
-        return term.start, term.end
-    return term.start + match.start(), term.start + len(match.group().rstrip()) + match.start()
 
 
 # Options --------------------------------------------------------------------------------------------------------------
@@ -375,6 +373,7 @@ def _option(name: str, hint: Any, default: Any) -> Option:
     return Option(name, kind, default, text, help_text, kinds, choices, bounds, optional, later, former, warm)
 
 
+@functools.cache
 def options_of(function: Callable[..., Any]) -> tuple[Option, ...]:
     """Return the options of a constructor or function, read from its signature."""
     hints = get_type_hints(function, include_extras=True)
@@ -427,8 +426,7 @@ def remember_options(init: Callable[..., None]) -> Callable[..., None]:
         owner = type(self).registered_name()
         signature = inspect.signature(init)
         options = options_of(init)
-        unknown = {key: value for key, value in kwargs.items() if key == "self" or key not in signature.parameters}
-        checked(owner, options, unknown)  # raises for an unknown name
+        checked(owner, options, kwargs)  # an unknown name is better told than `bind_partial` does
         try:
             given = dict(signature.bind_partial(self, *args, **kwargs).arguments)
         except TypeError as error:

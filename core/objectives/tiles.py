@@ -68,11 +68,11 @@ def tiled(problem: Problem, side: int | None = None) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient. `side` is that of a tile."""
     if side is None:
         side = TILE if problem.x.device.type == "cpu" else 8 * TILE
-    terms: list[_Term] = []
+    terms: list[_Summand] = []
     stop = 0
     for number, (statistic, runs) in enumerate(zip(problem.statistics, problem.running, strict=True)):
         start, stop = stop, stop + part_count(statistic)
-        terms.append(_Term(statistic, number, slice(start, stop), runs))
+        terms.append(_Summand(statistic, number, slice(start, stop), runs))
     tiling = _Tiling(problem.excluded, problem.symmetric, side)
     found: tuple[Tensor, ...] = _Tiles.apply(  # type: ignore[no-untyped-call]
         problem.x, problem.y, tiling, terms, problem.extremes
@@ -147,7 +147,7 @@ class _Tiling:
 
 
 @dataclass(frozen=True)
-class _Term:
+class _Summand:
     """A statistic, its number, its rows of the sums, and whether it needs a running maximum."""
 
     statistic: Statistic
@@ -220,7 +220,7 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, tiling: _Tiling, terms: list[_Term], extremes: Sequence[Extreme]
+        ctx: Any, x: Tensor, y: Tensor, tiling: _Tiling, terms: list[_Summand], extremes: Sequence[Extreme]
     ) -> tuple[Tensor, ...]:
         sums = x.new_zeros(terms[-1].slots.stop if terms else 0, len(x))
         shifts = x.new_zeros(len(terms), len(x))
@@ -269,7 +269,7 @@ class _Tiles(torch.autograd.Function):
         return dx, dy, None, None, None
 
 
-def _slope_of(tile: _Tile, terms: Sequence[_Term], grad: Tensor, shifts: Tensor, mirrored: bool) -> Tensor:
+def _slope_of(tile: _Tile, terms: Sequence[_Summand], grad: Tensor, shifts: Tensor, mirrored: bool) -> Tensor:
     """Return dL/ds of a tile, (R, T), 0 where excluded, from the gradient (N, A) of the sums."""
     total: Tensor | None = None
     for term in terms:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dipole.core.objectives.checks import check_numbers, reads_at_once
-from dipole.core.objectives.indices import NO_VIEW, is_listed
+from dipole.core.objectives.indices import is_listed
 from dipole.core.objectives.objective import Objective, Rows
-from dipole.core.objectives.pair_data import PairLayout
+from dipole.core.objectives.pair_data import NO_VIEW, PairLayout
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision

@@ -170,7 +170,7 @@ class CACR(Objective):
         Each row is in as many pairs of views, so the mean over anchors is the mean over all rows of all views.
         """
         runs = rows.pairs.known.candidate_views
-        index = other_views(len(runs), runs[0][1], rows.y.device)[:, : self.k]
+        index = other_views(torch.arange(len(rows.y), device=rows.y.device).unsqueeze(1), runs[0][1])[:, : self.k]
         of_rows = self._attraction(paired(rows.y, rows.y, index), None)  # (V B,)
         both = torch.stack([rows.pairs.ignored[:, 0], rows.pairs.positives[:, 0]])
         return of_rows[both].mean(0)

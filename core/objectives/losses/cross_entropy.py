@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from dipole.core.objectives.checks import check_numbers
-from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.losses.infonce import InfoNCE
-from dipole.core.objectives.pair_data import PairLayout
+from dipole.core.objectives.pair_data import NO_VIEW, PairLayout
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.indices import NO_VIEW
 from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.pair_data import NO_VIEW
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision

@@ -87,7 +87,7 @@ class DP(Objective):
         self.reduction = reduction
 
     def statistics(self) -> dict[str, AnyStatistic]:
-        # In cosines, (D - delta_pos)(delta_neg - D) is (1 - 2 delta_pos - s)(s - 1 + 2 delta_neg) / 4.
+        # In cosines, g(D) = (D - delta_pos)(delta_neg - D) is (1 - 2 delta_pos - s)(s - 1 + 2 delta_neg) / 4.
         return {"inside": Between(1 - 2 * self.delta_neg, 1 - 2 * self.delta_pos)}
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
