@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives.indices import NO_VIEW, Runs
 from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.pair_data import NO_VIEW, Runs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import full_precision, normalize
 from dipole.core.objectives.spec import Former, Range
