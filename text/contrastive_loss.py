@@ -196,20 +196,22 @@ class ContrastiveLoss(nn.Module):
             raise PairsError(
                 f"{self.objective} needs labels: give the data set a column 'label' of class numbers."
             ) from None
-        self._warn_of_zeros(outcome)
+        advice = "A batch needs two rows or more: leave out a last batch of one (dataloader_drop_last=True)."
+        if len(embeddings[0]) > 1:
+            advice = (
+                "Sentences of one class are positives of each other, and those of other classes negatives: a batch "
+                "needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL)."
+            )
+        self._warn_of_zeros(outcome, advice)
         loss: Tensor = outcome.loss
         return loss
 
-    def _warn_of_zeros(self, outcome: Outcome) -> None:
+    def _warn_of_zeros(self, outcome: Outcome, advice: str) -> None:
         """Warn once of each reason why a term of a batch is 0, such as a batch of one class."""
         for name, term in outcome.terms.items():
             if term.note and (name, term.note) not in self._noted:
                 self._noted.add((name, term.note))
-                warn(
-                    f"{name} is {term.note}. Sentences of one class are positives of each other, and those of other "
-                    "classes negatives: a batch needs several of each (batch_sampler=BatchSamplers.GROUP_BY_LABEL).",
-                    stacklevel=4,
-                )
+                warn(f"{name} is {term.note}. {advice}", stacklevel=4)
 
     # Called by sentence-transformers -------------------------------------------------------------------------------
 

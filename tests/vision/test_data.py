@@ -185,12 +185,15 @@ def test_npz(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no array 'images'"),
+        ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no array 'images', only 'pictures'"),
         ({"images": np.zeros((2, 4, 4, 3), np.float32)}, "must be uint8"),
         ({"images": np.zeros((0, 4, 4, 3), np.uint8)}, "holds no images"),
         ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(3, int)}, "2 images but labels"),
         ({"images": np.zeros((2, 4, 4, 3), np.uint8), "labels": np.zeros(2)}, "labels must be integers"),
-        ({"images": np.zeros((2, 3, 8, 8), np.uint8)}, "channels first"),
+        *(
+            ({"images": np.zeros((2, *sides), np.uint8)}, "channels first")
+            for sides in ((3, 8, 8), (5, 8, 8), (3, 6, 8))
+        ),
     ],
 )
 def test_bad_arrays_are_named(tmp_path, arrays, message):

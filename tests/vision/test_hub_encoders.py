@@ -516,11 +516,18 @@ def test_one_message_for_what_is_wrong(models, tmp_path, name, settings, message
     assert "\n" not in str(error.value)
 
 
-def test_sizes_and_widths_that_do_not_fit_are_refused(models):
+def test_sizes_and_widths_that_do_not_fit_are_refused(models, tmp_path):
+    from transformers import AutoModel, HGNetV2Config, Siglip2VisionConfig
+
     with pytest.raises(ConfigError, match=r"cannot read images of 2 x 2 pixels .*vision\.augment\.size = 16"):
         encoder(models / "vit", size=2)
     with pytest.raises(ConfigError, match=r"vision\.cmc\.width = 1\.0"):
         framework(models / "vit", method="cmc")
+    no_size = {"patch_size": 4, "num_patches": 16, "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 8}
+    for config in (HGNetV2Config(embedding_size=4), Siglip2VisionConfig(**no_size)):  # no hidden state, no plain images
+        AutoModel.from_config(config).save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match=r"cannot read images of 16 x 16.* Give an encoder of single images"):
+            encoder(tmp_path)
 
 
 def test_settings_that_have_no_effect():

@@ -109,6 +109,8 @@ class HubEncoder(Encoder):
             self._of_hidden = "cls" if has_class_token else "mean"
         self._prefix = _tokens_before_patches(self.model, last, size) if self._is_sequence else 0
         states = tuple(outputs.get("hidden_states") or ())
+        if not all(isinstance(each, Tensor) for each in states):
+            states = ()
         # timm's ViTs do not return the input of the first layer.
         first = int(len(states) == len(layers(self.model).blocks))
         self.taps = {}
@@ -134,18 +136,23 @@ class HubEncoder(Encoder):
         self.model.eval()
         with torch.enable_grad():
             try:
-                return self._run(image, output_hidden_states=True)
+                outputs = self._run(image, output_hidden_states=True)
             except Exception:
-                pass
+                outputs = None
             try:
-                return self._run(image)
+                outputs = outputs or self._run(image)
+                if outputs.last_hidden_state.ndim not in (3, 4):
+                    raise ValueError(f"its last hidden state has the shape {tuple(outputs.last_hidden_state.shape)}")
             except Exception as error:  # each architecture refuses sizes in its own way
                 reason = str(error).strip().partition("\n")[0]
+                fix = f"Set vision.augment.size = {processor.size or 'larger'}."
+                if processor.size == self._size or isinstance(error, TypeError | AttributeError):
+                    fix = "Give an encoder of single images, such as a ViT."
                 raise ConfigError(
                     f"vision.encoder.name: {type(self.model).__name__} of {self.source.text!r} cannot read images of "
-                    f"{self._size} x {self._size} pixels ({reason}). Set vision.augment.size = "
-                    f"{processor.size or 'larger'}."
+                    f"{self._size} x {self._size} pixels ({reason}). {fix}"
                 ) from error
+        return outputs
 
     def _choose_pooling(
         self, wanted: Pooling | None, outputs: Any, has_class_token: bool, missing: Sequence[str]

@@ -39,6 +39,8 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
             return open_stream(source, options, wanted)
         source, reader, options = hub_name(source), folder, replace(options, memory=0)
     if reader is None:
+        if Path(source).expanduser().is_file():
+            raise DataError(f"{source} is a file that dipole cannot read as images. Give {described()}.")
         names = [name for reader in READERS.values() for name in reader.names]
         raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
     return reader.open(source, options, wanted)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.text import shortened
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import Classes, Decoding, Known, Source, register_source
 from dipole.vision.sources.images import select
@@ -36,19 +37,25 @@ def read_npz(path: Path) -> ImageSet:
         raise DataError(f"no file {path}.")
     try:
         with np.load(path, allow_pickle=False) as file:
+            names = ", ".join(map(repr, file.files))
             arrays = {key: file[key] for key in file.files if key in ("images", "labels", "class_names")}
     except Exception as error:  # a damaged archive fails in zlib, zipfile or numpy, each with its own type
         raise DataError(f"{path} cannot be read as an .npz archive: {error}.") from error
     images = arrays.get("images")
     if images is None:
-        raise DataError(f"{path} has no array 'images'; expected images (n, H, W, C) uint8, labels (n,), class_names.")
+        raise DataError(
+            f"{path} has no array 'images', only {shortened(names or 'none')}. Save it again with images (n, H, W, C) "
+            "uint8 and, where known, labels (n,) and class_names: np.savez(FILE, images=..., labels=...)."
+        )
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
-            f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}."
+            f"{path}: images must be uint8 of shape (n, H, W) or (n, H, W, C), got {images.dtype} {images.shape}. Save "
+            "values in [0, 1] as (255 * images).astype(np.uint8)."
         )
     if images.ndim == 3:
         images = images[..., None]
-    if images.shape[1] in (1, 2, 3, 4) and images.shape[3] > images.shape[1] and images.shape[2] == images.shape[3]:
+    height, width, channels = images.shape[1:]
+    if height < width == channels or (height <= 4 < channels):
         raise DataError(
             f"{path}: images of shape {images.shape} have their channels first; expected (n, H, W, C). Save "
             "images.transpose(0, 2, 3, 1)."
