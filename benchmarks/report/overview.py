@@ -106,7 +106,8 @@ class Planned:
     @property
     def power(self) -> float:
         """Probability that the test shows the effect, at the first step of Holm's correction."""
-        return power(self.effect, self.test.spread, self.test.n, self.alpha, self.test.method != "Welch")
+        test = self.test
+        return power(self.effect, test.spread, test.n, self.alpha, test.method != "Welch", test.larger)
 
     @property
     def more_seeds(self) -> int:

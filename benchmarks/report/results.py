@@ -93,7 +93,8 @@ class CellResult:
         test = self.against_base
         if test is None or not test.spread > 0:
             return nan
-        return detectable(test.spread, test.n, alpha=LEVEL / self.family, is_paired=test.method != "Welch")
+        alpha, is_paired = LEVEL / self.family, test.method != "Welch"
+        return detectable(test.spread, test.n, alpha=alpha, is_paired=is_paired, other=test.larger)
 
 
 def curves_on(records: Iterable[RunRecord]) -> str:

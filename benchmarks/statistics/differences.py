@@ -9,7 +9,6 @@ from scipy import special, stats
 
 from dipole.benchmarks.statistics import estimates
 from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
-from dipole.benchmarks.statistics.power import pooled_std
 from dipole.core.evaluation.intervals import Array, as_sample
 
 CONFIDENCE = 0.95
@@ -47,7 +46,8 @@ class PairedTest:
         p_wilcoxon: two-sided, of the signed-rank test, or of the rank-sum test for independent samples.
         effect: Cohen's d_z, or nan for independent samples.
         method: "paired t", or "Welch" for independent samples.
-        spread: standard deviation of the paired differences, or the pooled one of two samples.
+        spread: standard deviation of the paired differences, or that of a seed whose means have Welch's error.
+        larger: values of the larger of two samples, or None for pairs.
     """
 
     n: int
@@ -59,6 +59,7 @@ class PairedTest:
     effect: float
     method: str = "paired t"
     spread: float = nan
+    larger: int | None = None
 
 
 def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
@@ -116,11 +117,11 @@ def difference(
     low, high = found.bounds(confidence)
     step = _step(np.concatenate([x, y]), resolution)
     p_ranks = float(stats.mannwhitneyu(np.rint(x / step), np.rint(y / step)).pvalue)
-    p_t, n = 1.0, min(len(x), len(y))
+    p_t, n, larger = 1.0, min(len(x), len(y)), max(len(x), len(y))
     if found.value:
         p_t = float(found.p_values())
-    spread = pooled_std(float(x.std(ddof=1)), float(y.std(ddof=1)))
-    return PairedTest(n, float(found.value), float(low), float(high), p_t, p_ranks, nan, "Welch", spread)
+    spread = sqrt(found.variance / (1 / n + 1 / larger))
+    return PairedTest(n, float(found.value), float(low), float(high), p_t, p_ranks, nan, "Welch", spread, larger)
 
 
 def paired(

@@ -1,8 +1,8 @@
-"""How many seeds show a difference: exact, by integrating over the spreads that samples may have."""
+"""How many seeds show a difference: exact, from the noncentral t distribution."""
 
 from bisect import bisect_left
-from functools import cache, lru_cache
-from math import isfinite, nan, sqrt
+from functools import lru_cache
+from math import isfinite, isnan, nan, sqrt
 
 import numpy as np
 from scipy import special
@@ -13,15 +13,15 @@ from dipole.core.evaluation.intervals import Array
 NODES = 64
 ROUNDING = 1e-9
 """A power is reached up to this, so that the seeds needed for a detectable difference are those that detect it."""
-FEW = 100
-"""Up to so many seeds the degrees of freedom of Welch's test are integrated. Beyond, they are 2 (n - 1)."""
 
 
-def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False) -> float:
+def power(
+    difference: float, std: float, n: int, alpha: float = 0.05, is_paired: bool = False, other: int | None = None
+) -> float:
     """Power of the two-sided test that `difference` makes, from 0 to 1. One seed has none.
 
     Pairs have the t-test of n - 1 degrees of freedom. Two arms of equal spread have Welch's test, whose degrees of
-    freedom are estimated too and vary from n - 1 to 2 (n - 1).
+    freedom are estimated too and vary from the smaller n - 1 to their sum.
 
     Args:
         difference: of the two means.
@@ -29,59 +29,59 @@ def power(difference: float, std: float, n: int, alpha: float = 0.05, is_paired:
         n: seeds of each arm.
         alpha: level of the test, in (0, 1).
         is_paired: whether arms are paired by seed.
+        other: seeds of the second arm. Default: n.
     """
-    if n < 2:
+    other = other or n
+    if isnan(difference + std):
+        return nan
+    if min(n, other) < 2:
         return 0.0
     if std == 0:
         return alpha if difference == 0 else 1.0
-    size = n if is_paired else n / 2
-    shift = abs(difference) / std * sqrt(size)
-    smallest, share = _smallest_significant(n, alpha, is_paired)
-    return _power(shift, smallest, share)
+    shift = abs(difference) / std * sqrt(_size(n, other, is_paired))
+    return _power(shift, *_critical(n, other, alpha, is_paired))
 
 
-def _power(shift: float, smallest: Array, share: Array) -> float:
-    return min(1.0, float(share @ (special.ndtr(shift - smallest) + special.ndtr(-shift - smallest))))
+def _size(n: int, other: int, is_paired: bool) -> float:
+    return n if is_paired else n * other / (n + other)
+
+
+def _power(shift: float, critical: Array, share: Array, df: float) -> float:
+    """P(|T| > c) of T noncentral by `shift`. scipy answers nan where the tail beyond c is 1, and that below -c is 0."""
+    above = 1 - np.nan_to_num(special.nctdtr(df, shift, critical))
+    below = np.nan_to_num(1 - special.nctdtr(df, -shift, critical))
+    return min(1.0, float(share @ (above + below)))
 
 
 @lru_cache(maxsize=1024)
-def _smallest_significant(n: int, alpha: float, is_paired: bool) -> tuple[Array, Array]:
-    """Return the smallest significant differences in true standard errors, and the probability of each."""
+def _critical(n: int, other: int, alpha: float, is_paired: bool) -> tuple[Array, Array, float]:
+    """Return critical values of a t statistic, the probability of each, and the statistic's degrees of freedom.
+
+    The spreads of two arms have a sum of squares, which is that of a t statistic of n + other - 2 degrees of freedom,
+    and a share of the first arm in it. Both are independent. The share, sin^2 of an angle, has a beta distribution. It
+    sets Welch's degrees of freedom and how far his error is from the true one.
+    """
     if is_paired:
         return _of_t_test(n - 1, alpha)
-    if n > FEW:
-        return _of_t_test(2 * (n - 1), alpha)
-    spread, share = _spreads(n - 1)
-    one, other = spread[:, None] ** 2, spread[None, :] ** 2
-    df = (n - 1) * (one + other) ** 2 / (one**2 + other**2)
-    smallest = np.sqrt((one + other) / 2) * special.stdtrit(df, 1 - alpha / 2)
-    return smallest.ravel(), (share[:, None] * share).ravel()
+    df = n + other - 2
+    low, high = np.arcsin(np.sqrt(special.betaincinv((n - 1) / 2, (other - 1) / 2, [1e-13, 1 - 1e-13])))
+    places, weights = np.polynomial.legendre.leggauss(NODES)
+    angle = low + (high - low) * (places + 1) / 2
+    density = (n - 2) * np.log(np.sin(angle)) + (other - 2) * np.log(np.cos(angle))
+    share = weights * np.exp(density - density.max())
+    one, two = np.sin(angle) ** 2 / (n * (n - 1)), np.cos(angle) ** 2 / (other * (other - 1))
+    of_welch = (one + two) ** 2 / (one**2 / (n - 1) + two**2 / (other - 1))
+    error = np.sqrt(df * (one + two) * _size(n, other, False))
+    return error * special.stdtrit(of_welch, 1 - alpha / 2), share / share.sum(), float(df)
 
 
-def _of_t_test(df: float, alpha: float) -> tuple[Array, Array]:
-    spread, share = _spreads(df)
-    return spread * special.stdtrit(df, 1 - alpha / 2), share
+def _of_t_test(df: float, alpha: float) -> tuple[Array, Array, float]:
+    return np.array([special.stdtrit(df, 1 - alpha / 2)]), np.ones(1), df
 
 
-def _spreads(df: float) -> tuple[Array, Array]:
-    """Return spreads s that samples may have, where 1 is the true one, and the probability of each.
-
-    s sqrt(df) has a chi distribution. The spreads are Gauss-Legendre nodes.
-    """
-    low, high = (sqrt(special.chdtri(df, tail) / df) for tail in (1 - 1e-13, 1e-13))
-    places, weights = _legendre()
-    spread = low + (high - low) * (places + 1) / 2
-    log_density = (df - 1) * np.log(spread) - df * spread**2 / 2
-    share = weights * np.exp(log_density - log_density.max())
-    return spread, share / share.sum()
-
-
-@cache
-def _legendre() -> tuple[Array, Array]:
-    return np.polynomial.legendre.leggauss(NODES)
-
-
-def detectable(std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_paired: bool = False) -> float:
+def detectable(
+    std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_paired: bool = False, other: int | None = None
+) -> float:
     """Return the smallest difference that n seeds of each arm show with probability `target`, or nan below two seeds.
 
     Args:
@@ -90,16 +90,17 @@ def detectable(std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_
         target: probability of showing it, in (alpha, 1).
         alpha: as of `power`.
         is_paired: as of `power`.
+        other: as of `power`.
     """
-    if n < 2 or not isfinite(std):
+    other = other or n
+    if min(n, other) < 2 or not isfinite(std):
         return nan
-    size = n if is_paired else n / 2
-    return std / sqrt(size) * _least_shift_of(n, target, alpha, is_paired)
+    return std / sqrt(_size(n, other, is_paired)) * _least_shift_of(n, other, target, alpha, is_paired)
 
 
 @lru_cache(maxsize=1024)
-def _least_shift_of(n: int, target: float, alpha: float, is_paired: bool) -> float:
-    return _least_shift(*_smallest_significant(n, alpha, is_paired), target)
+def _least_shift_of(n: int, other: int, target: float, alpha: float, is_paired: bool) -> float:
+    return _least_shift(*_critical(n, other, alpha, is_paired), target)
 
 
 @lru_cache(maxsize=1024)
@@ -108,8 +109,9 @@ def least_shift(df: float) -> float:
     return _least_shift(*_of_t_test(df, 0.05), 0.8)
 
 
-def _least_shift(smallest: Array, share: Array, target: float) -> float:
-    return float(brentq(lambda shift: _power(shift, smallest, share) - target, 0.0, smallest.max() + 40, rtol=1e-12))
+def _least_shift(critical: Array, share: Array, df: float, target: float) -> float:
+    most = 10 * critical.max() + 40
+    return float(brentq(lambda shift: _power(shift, critical, share, df) - target, 0.0, most, rtol=1e-12))
 
 
 def seeds_needed(
