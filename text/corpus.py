@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, is_saved, located_rows
+from dipole.core.utils.rows import CSV, JSON, PARQUET, ROWS, Located, ends_with, is_saved, located_rows
 from dipole.core.utils.text import counted, warn
 from dipole.text.splitting import READER, paragraphs, split_sentences
 from dipole.text.text_files import open_text, refuse_binary
@@ -125,7 +125,7 @@ def corpus_files(source: str) -> list[Path]:
     if not path.exists():
         raise DataError(f"no corpus at {path}. Give {ALLOWED}, hub:NAME, or pydoc.")
     if not path.is_dir():
-        if not _ends(path, READ):
+        if not ends_with(path, READ):
             name = path.name.split(".")[0] or path.name
             raise DataError(
                 f"{path} is not read as text: a corpus is read from {ALLOWED}, or hub:NAME. If it is plain text, name "
@@ -136,7 +136,7 @@ def corpus_files(source: str) -> list[Path]:
         return [path]
     entries = sorted(p for p in path.rglob("*") if not p.name.startswith("."))
     every = [p for p in entries if p.is_file()]
-    files = [p for p in every if _ends(p, READ)]
+    files = [p for p in every if ends_with(p, READ)]
     broken = [p for p in entries if p.is_symlink() and not p.exists()]
     if broken:
         links = counted(len(broken), "broken link")
@@ -148,17 +148,13 @@ def corpus_files(source: str) -> list[Path]:
     return files
 
 
-def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
-    return file.name.lower().endswith(suffixes)
-
-
 def file_pieces(file: Path, unit: Unit, column: str | None, encoding: str) -> Iterator[Piece]:
     """Yield the pieces of one file. A file that is neither JSON, CSV nor parquet is read as text."""
-    if not _ends(file, ROWS):
+    if not ends_with(file, ROWS):
         yield from _text_pieces(file, unit, encoding)
         return
     rows = located_rows(str(file), "train", encoding, READER)
-    if _ends(file, CSV):
+    if ends_with(file, CSV):
         with open_text(file, encoding, ALLOWED):  # refuse binary files
             pass
         first = list(islice(rows, ROWS_LOOKED_AT))
@@ -170,7 +166,7 @@ def file_pieces(file: Path, unit: Unit, column: str | None, encoding: str) -> It
 
 def _text_pieces(file: Path, unit: Unit, encoding: str) -> Iterator[Piece]:
     name = file.name
-    if _ends(file, (".gz",)):
+    if ends_with(file, (".gz",)):
         name = file.stem
     name = name.rpartition(".")[0] or file.name
     is_lines = unit == "sentences"

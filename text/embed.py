@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs, check_features
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.rows import ROWS, Asker, Located, located_rows
+from dipole.core.utils.rows import ROWS, Asker, Located, located_rows, open_packed
 from dipole.core.utils.text import warn
 from dipole.text.corpus import TEXT
 from dipole.text.encode import SentenceEncoder
@@ -102,21 +102,13 @@ def read_sentences(source: str, column: str | None = None) -> Inputs:
 
 def _lines(source: str) -> Iterator[str]:
     try:
-        with _opened(source) as file:
+        with nullcontext(sys.stdin) if source == STDIN else open_packed(Path(source), "utf-8-sig") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except (UnicodeDecodeError, EOFError) as error:
         raise DataError(f"{source} is no text in UTF-8: {error}") from error
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
-
-
-def _opened(source: str) -> TextIO:
-    if source == STDIN:
-        return sys.stdin
-    if source.lower().endswith(".gz"):
-        return cast(TextIO, gzip.open(source, "rt", encoding="utf-8-sig", newline=""))
-    return open(source, encoding="utf-8-sig", newline="")
 
 
 def _cells(rows: Iterable[Located], column: str | None) -> Iterator[tuple[Any, str]]:

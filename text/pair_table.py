@@ -11,9 +11,9 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from dipole.core.utils.errors import DataError, nearest
+from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scratch
-from dipole.core.utils.rows import Located, located_rows
+from dipole.core.utils.rows import Located, located_rows, require_columns, texts_in
 from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.config import check_columns
@@ -296,16 +296,10 @@ def _read(
     for where, row in rows:
         read += 1
         if not isinstance(row, dict):
-            raise DataError(
-                f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}. Write each row as an "
-                f'object, {{"anchor": "...", "positive": "..."}}.'
-            )
+            require_columns(row, columns or ("anchor", "positive"), where)
         if not names:
             names = tuple(columns or _usual(row, where))
-            missing = next((name for name in (*names, *label.columns) if name not in row), None)
-            if missing is not None:
-                has = [str(name) for name in row]
-                raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}")
+            require_columns(row, [*names, *label.columns], where)
             unused = UnusedColumns(row, [*names, *label.columns], columns is not None)
             if columns is None and unused.names:
                 listed = ", ".join(map(repr, unused.names))
@@ -318,7 +312,7 @@ def _read(
         if weight is None:
             filtered += 1
             continue
-        anchor, positives, *negatives = (_texts(row.get(name), name, where) for name in names)
+        anchor, positives, *negatives = (texts_in(row.get(name), name, where) for name in names)
         if len(anchor) > 1:
             raise DataError(f"{where}: the anchor {names[0]!r} holds {len(anchor)} texts; it must be one")
         if not anchor or not positives:
@@ -364,19 +358,3 @@ def _numbered_as(name: str, starts: Sequence[str]) -> bool:
     """Return whether a name is one of `starts` or its plural, with or without a number."""
     stem = name.rstrip("0123456789").rstrip("_-")
     return any(stem in (start, f"{start}s", f"hard_{start}", f"hard_{start}s") for start in starts)
-
-
-def _texts(cell: Any, name: str, where: str) -> list[str]:
-    """Return the texts of a cell, with single blanks. A missing cell has none."""
-    found = []
-    if not isinstance(cell, list | tuple):
-        cell = [cell]
-    for each in cell:
-        if each is None or (isinstance(each, float) and each != each):
-            continue
-        if not isinstance(each, str):
-            raise DataError(f"{where}: column {name!r} holds {type(each).__name__}, expected a text or a list of texts")
-        text = " ".join(each.split())
-        if text:
-            found.append(text)
-    return found

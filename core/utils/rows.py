@@ -5,14 +5,14 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from dipole.core.utils.cache import content_of
-from dipole.core.utils.errors import DataError
+from dipole.core.utils.errors import DataError, nearest
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.text import counted
@@ -66,9 +66,9 @@ def located_rows(source: str, split: str, encoding: str, asker: Asker) -> Iterat
         yield from _numbered(_saved(path, split, asker), source)
         return
     for file in row_files(path):
-        if _ends(file, PARQUET):
+        if ends_with(file, PARQUET):
             yield from _numbered(parquet_rows(file, asker), str(file))
-        elif _ends(file, JSON):
+        elif ends_with(file, JSON):
             yield from json_rows(file)
         else:
             yield from csv_rows(file, encoding, asker)
@@ -78,7 +78,7 @@ def row_files(path: Path) -> list[Path]:
     """Return the files to read: this one, or those of a folder, sorted. Raise DataError if there is none."""
     if not path.exists():
         raise DataError(f"nothing at {path}. Give a file or folder of {', '.join(ROWS)}, or hub:NAME.")
-    files = [p for p in (path, *sorted(path.rglob("*"))) if _ends(p, ROWS) and p.is_file()]
+    files = [p for p in (path, *sorted(path.rglob("*"))) if ends_with(p, ROWS) and p.is_file()]
     if not files and _has_tabs(path):
         return [path]
     if not files:
@@ -91,7 +91,7 @@ def row_files(path: Path) -> list[Path]:
 
 def _has_tabs(path: Path) -> bool:
     """Return whether a file is text whose first line has tabs, such as MRPC's .txt files."""
-    if not (_ends(path, (".txt", ".text", ".tab")) and path.is_file()):
+    if not (ends_with(path, (".txt", ".text", ".tab")) and path.is_file()):
         return False
     with path.open("rb") as file:
         first = file.readline(LONGEST_HEADER)
@@ -103,8 +103,36 @@ def is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _ends(file: Path, suffixes: tuple[str, ...]) -> bool:
+def ends_with(file: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return whether the name of a file has one of these suffixes, in capitals or not."""
     return file.name.lower().endswith(suffixes)
+
+
+def require_columns(row: Any, names: Sequence[str], where: str, setting: str = "") -> None:
+    """Raise DataError unless a row has these columns. `setting` is added to the message: " Set SETTING."."""
+    if not isinstance(row, dict):
+        cells = ", ".join(f'"{name}": "..."' for name in names)
+        raise DataError(
+            f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}. Write each row as an "
+            f"object, {{{cells}}}."
+        )
+    missing = next((name for name in names if name not in row), None)
+    if missing is not None:
+        has = list(map(str, row))
+        raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}{setting}")
+
+
+def texts_in(cell: Any, name: str, where: str) -> list[str]:
+    """Return the texts of a cell, a text or a list of texts, with single blanks. A missing or blank one has none."""
+    found = []
+    for each in cell if isinstance(cell, list | tuple) else [cell]:
+        if each is None or (isinstance(each, float) and each != each):
+            continue
+        if not isinstance(each, str):
+            raise DataError(f"{where}: column {name!r} holds {type(each).__name__}, expected a text or a list of texts")
+        if text := " ".join(each.split()):
+            found.append(text)
+    return found
 
 
 def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
@@ -112,8 +140,9 @@ def _numbered(rows: Iterable[Any], where: str) -> Iterator[Located]:
         yield f"{where}, row {number}", row
 
 
-def _opened(file: Path, encoding: str) -> IO[str]:
-    opener: Any = gzip.open if _ends(file, (".gz",)) else open
+def open_packed(file: Path, encoding: str) -> IO[str]:
+    """Open a text file, unpacked if its name ends with .gz."""
+    opener: Any = gzip.open if ends_with(file, (".gz",)) else open
     opened: IO[str] = opener(file, "rt", encoding=encoding, newline="")
     return opened
 
@@ -125,7 +154,7 @@ def json_rows(file: Path) -> Iterator[Located]:
     """
     number = 0
     try:
-        with _opened(file, "utf-8-sig") as lines:
+        with open_packed(file, "utf-8-sig") as lines:
             if _is_array(lines):
                 text = lines.read()
                 for number, row in enumerate(json.loads(text), 1):
@@ -181,11 +210,11 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
     Raise DataError for no header, a name twice in it, a row with another number of cells, an open quotation mark, or
     another encoding.
     """
-    delimiter = "\t,"[_ends(file, (".csv", ".csv.gz"))]
+    delimiter = "\t,"[ends_with(file, (".csv", ".csv.gz"))]
     csv.field_size_limit(LONGEST_CELL)
     begins = 1
     try:
-        with _opened(file, {"utf-8": "utf-8-sig"}.get(encoding, encoding)) as lines:
+        with open_packed(file, {"utf-8": "utf-8-sig"}.get(encoding, encoding)) as lines:
             quoting: Any = csv.QUOTE_MINIMAL
             if delimiter == "\t" and _has_plain_quotes(lines):
                 quoting = csv.QUOTE_NONE

@@ -17,7 +17,7 @@ from dipole.text.encoders.tail import POOLING, Pooled
 from dipole.text.vocabulary import Tokens, copied
 
 NO_LIMIT = 1_000_000  # transformers writes a very large number where there is none
-_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_MODEL_TYPES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _LEGACY = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _READ: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "Dense": lambda c: {
@@ -87,7 +87,7 @@ def folder_settings(source: str | None) -> FolderSettings | None:
     if source is None or _file(source, "modules.json") is None:
         return None
     own = _json(source, "config_sentence_transformers.json")
-    names = (f"sentence_{kind}_config.json" for kind in _KINDS)
+    names = (f"sentence_{kind}_config.json" for kind in _MODEL_TYPES)
     of_transformer = next((found for name in names if (found := _json(source, name))), {})
     limits = [of_transformer.get("max_seq_length"), _json(source, "tokenizer_config.json").get("model_max_length")]
     limit = next((int(each) for each in limits if each and each < NO_LIMIT), None)

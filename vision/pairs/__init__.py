@@ -4,9 +4,9 @@ from dipole.vision.pairs.base import Kind, Labels
 from dipole.vision.pairs.columns import Columns
 from dipole.vision.settings import VisionSettings
 
-KINDS: dict[str, Kind] = {"augmented": Kind(), "labels": Labels(), "columns": Columns()}
+PAIR_KINDS: dict[str, Kind] = {"augmented": Kind(), "labels": Labels(), "columns": Columns()}
 
 
 def kind_of(config: VisionSettings) -> Kind:
     """Return the kind of pairs of a [vision] table."""
-    return KINDS[config.pairs]
+    return PAIR_KINDS[config.pairs]

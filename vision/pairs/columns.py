@@ -13,8 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dipole.core.utils.errors import DataError, nearest
-from dipole.core.utils.rows import Asker, located_rows
+from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import located_rows, require_columns, texts_in
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted, warn
 from dipole.vision.data import Parts, check_same_shape, load
@@ -24,9 +24,9 @@ from dipole.vision.pairs.base import Kind
 from dipole.vision.settings import VisionSettings
 from dipole.vision.sources.base import Decoding
 from dipole.vision.sources.images import decode_all
+from dipole.vision.sources.metadata import READER
 
 UTF8 = "utf-8"
-READER = Asker("vision", "vision.data.train_split")
 CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")
 CLASS_SETTINGS = ("classes", "pretrain_classes", "pretrain_split", "imbalance", "only_labelled")
 """Settings of [vision.data] that choose or weight images by class or split, which pairs do not have."""
@@ -197,10 +197,10 @@ def read_pairs(
     incomplete = total = 0
     for where, row in located_rows(located, split, UTF8, READER):
         total += 1
-        _check_columns(row, names, where)
+        require_columns(row, names, where, " Set vision.columns.")
         texts, cells = [""], names
         if captioned:
-            texts, cells = _captions(row[names[-1]], names[-1], where), names[:-1]
+            texts, cells = texts_in(row[names[-1]], names[-1], where), names[:-1]
         images = [_image(row[name], name, where, folder) for name in cells]
         found = [image for image in images if image is not None]
         if not texts or len(found) < len(images):
@@ -219,17 +219,6 @@ def read_pairs(
     number_of = {image: number for number, image in enumerate(places)}
     numbers = torch.tensor([[number_of[image] for image in row] for row in rows])
     return _decoded(path.name, list(places.items()), numbers, captions if captioned else [], decoding)
-
-
-def _check_columns(row: Any, names: Sequence[str], where: str) -> None:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected named columns, got {type(row).__name__}: {str(row)[:60]!r}")
-    for name in names:
-        if name not in row:
-            there = list(map(str, row))
-            raise DataError(
-                f"{where}: no column {name!r}; it has {', '.join(there)}.{nearest(name, there)} Set vision.columns."
-            )
 
 
 def _decoded(
@@ -277,22 +266,6 @@ def _decoded(
         ids = torch.cat([rows, torch.tensor([[number_of[text]] for text in texts])], 1)
     first, *others = (taken(store.images, column) for column in place.unbind(1))
     return PairedSet(name, first, skipped=tuple(broken), others=tuple(others), captions=texts, ids=ids)
-
-
-def _captions(cell: Any, name: str, where: str) -> list[str]:
-    """Return the captions of a cell with single blanks, without missing ones."""
-    if not isinstance(cell, list | tuple):
-        cell = [cell]
-    found = []
-    for each in cell:
-        if each is not None and not isinstance(each, str):
-            raise DataError(
-                f"{where}: column {name!r} holds {type(each).__name__}, expected a caption or a list of them"
-            )
-        text = " ".join((each or "").split())
-        if text:
-            found.append(text)
-    return found
 
 
 def _image(cell: Any, name: str, where: str, folder: Path) -> Path | bytes | None:

@@ -28,7 +28,7 @@ from dipole.vision.sources.images import select, stay_encoded
 from dipole.vision.sources.labels import plain_label
 
 MOST_SHARDS = 1024  # a set of more files is read as so many runs of files
-KINDS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json"}
+FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json"}
 OPEN = 8  # shards that are being read
 
 
@@ -63,9 +63,9 @@ def _builder(path: Path, name: str) -> Any:
     from datasets import load_dataset_builder
 
     if path.is_file():
-        if path.suffix not in KINDS:
-            raise DataError(f"{path} cannot be streamed: give a folder, or a file of {', '.join(KINDS)}.")
-        return load_dataset_builder(KINDS[path.suffix], data_files={"train": str(path)})
+        if path.suffix not in FORMATS:
+            raise DataError(f"{path} cannot be streamed: give a folder, or a file of {', '.join(FORMATS)}.")
+        return load_dataset_builder(FORMATS[path.suffix], data_files={"train": str(path)})
     return load_dataset_builder(str(path) if path.is_dir() else name)
 
 
