@@ -1,6 +1,9 @@
 """Runs of the blobs domain for tests: train, disturb, and read what a run wrote."""
 
+import json
 import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import torch
 from blobs_domain import BlobsAdapter
 from safetensors.torch import load_file
 
+from dipole.core.cli import main
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
@@ -69,3 +73,43 @@ def interrupt(
     torch.rand(7)  # a fresh process would stand elsewhere in its random numbers
     (path,) = runs.glob("*/record.json")
     return path.parent
+
+
+# Commands
+
+
+def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run a command in this process: exit code, stdout, stderr."""
+    code = main([str(each) for each in arguments])
+    found = capsys.readouterr()
+    assert "Traceback" not in found.err
+    return code, found.out, found.err
+
+
+def done(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Return stdout of a command that ends well."""
+    code, out, err = dipole(capsys, *arguments)
+    assert code == 0, err
+    return out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
+    """Return stderr of a command that ends with this code."""
+    found, _, err = dipole(capsys, *arguments)
+    assert found == code, err
+    return err
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Write other values into the record of a run."""
+    path = folder / "record.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def wait_for(condition: Callable[[], Any], *processes: "subprocess.Popen[str]", seconds: float = 400) -> None:
+    """Wait until something holds; a process that ends before is an error."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        assert all(each.poll() is None for each in processes), [each.communicate(timeout=10)[1] for each in processes]
+        time.sleep(0.05)

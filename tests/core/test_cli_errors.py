@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from runs import dipole, done, refused
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.output import asks_for_json
@@ -46,19 +47,13 @@ FAILURES = {
 }
 
 
-def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(list(arguments))
-    found = capsys.readouterr()
-    return code, found.out, found.err
-
-
 @pytest.mark.parametrize("command", cli.names())
 def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments, expected = FAILURES[command]
-    plain = run_command(capsys, command, *arguments)
+    plain = dipole(capsys, command, *arguments)
     assert plain[:2] == (expected, "")
-    code, out, err = run_command(capsys, command, *arguments, "--json")
+    code, out, err = dipole(capsys, command, *arguments, "--json")
     assert (code, err) == (expected, plain[2])
     (found,) = [json.loads(line) for line in out.splitlines()]
     assert found["error"].keys() == {"type", "message", "exit_code"}
@@ -68,7 +63,7 @@ def test_a_failure_is_one_object_on_stdout_and_the_text_on_stderr(command, tmp_p
 
 @pytest.mark.parametrize("command", ["no-such-command", *cli.names()])
 def test_wrong_usage_is_an_object_too(command, capsys):
-    code, out, err = run_command(capsys, command, "--json", NOT_AN_OPTION)
+    code, out, err = dipole(capsys, command, "--json", NOT_AN_OPTION)
     error = json.loads(out)["error"]
     assert (code, error["exit_code"]) == (2, 2)
     assert error["message"] in err
@@ -96,7 +91,7 @@ def test_what_a_command_of_somebody_s_does_is_an_object_too(capsys, monkeypatch)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
     errors = []
     for which, (_, expected) in enumerate(ends):
-        code, out, err = run_command(capsys, "fails", str(which), "--json")
+        code, out, err = dipole(capsys, "fails", str(which), "--json")
         errors.append(json.loads(out)["error"])
         assert (code, errors[-1]["exit_code"]) == (expected, expected)
         assert "Traceback" not in err
@@ -140,7 +135,7 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(arguments, tmp_pa
             os.mkfifo("pipe.toml")
         else:
             pytest.skip("no pipes in folders")
-    code, _, err = run_command(capsys, *arguments)
+    code, _, err = dipole(capsys, *arguments)
     words, expected = STRANGERS[arguments]
     assert words in err
     assert code == expected
@@ -196,21 +191,18 @@ def test_json_is_asked_for_as_argparse_reads_it(arguments, asked):
     ],
 )
 def test_wrong_usage_is_answered_with_what_is_right(line, words, capsys):
-    code, _, err = run_command(capsys, *line.split())
-    assert code == 2
-    assert words in err
+    assert words in refused(capsys, *line.split())
 
 
 def test_help_and_version_are_asked_for_in_several_ways(capsys):
-    assert run_command(capsys, "help", "train") == run_command(capsys, "train", "--help")
-    assert json.loads(run_command(capsys, "--version", "--json")[1]) == {"dipole": cli.__version__}
-    assert re.search("exit codes: 0 .*, 1 .*, 2 .*, 75 .*", run_command(capsys, "--help")[1])
+    assert dipole(capsys, "help", "train") == dipole(capsys, "train", "--help")
+    assert json.loads(dipole(capsys, "--version", "--json")[1]) == {"dipole": cli.__version__}
+    assert re.search("exit codes: 0 .*, 1 .*, 2 .*, 75 .*", dipole(capsys, "--help")[1])
 
 
 @pytest.mark.parametrize("word", ["resume", "evaluate", "run", "test", "ls", "Delete"])
 def test_other_words_for_a_command_are_answered_with_it(word, capsys):
-    code, _, err = run_command(capsys, word, "3f2a")
-    assert code == 2
+    err = refused(capsys, word, "3f2a")
     assert f"unknown command {word!r}. {SUGGESTION_FOR[word.lower()]}. Commands: add, " in err
     assert "Did you mean" not in err
 
@@ -229,13 +221,10 @@ def test_other_words_lead_to_commands_that_parse():
 
 def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(blobs, capsys):
     """What `dipole resume` is answered with goes on with the run."""
-    assert run_command(capsys, "train", str(blobs), "--quiet")[0] == 0
+    assert dipole(capsys, "train", str(blobs), "--quiet")[0] == 0
     (folder,) = Path("runs").iterdir()
-    code, _, err = run_command(capsys, "train", str(folder))
-    assert code == 2
-    assert f"dipole train {folder}/config.toml" in err
-    code, out, _ = run_command(capsys, "train", f"{folder}/config.toml", "--json")
-    assert code == 0
+    assert f"dipole train {folder}/config.toml" in refused(capsys, "train", str(folder))
+    out = done(capsys, "train", f"{folder}/config.toml", "--json")
     assert json.loads(out)["already"] is True
     assert Path(json.loads(out)["run"]) == folder
 

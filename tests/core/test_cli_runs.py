@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import blobs_domain
 import pytest
 from filelock import FileLock
-from runs import quiet
+from runs import change, dipole, done, quiet, refused
 from scipy.stats import ttest_ind, ttest_rel
 
 from dipole.core.cli import app as cli
@@ -25,13 +24,6 @@ from tests.systems import links, posix
 
 ESCAPE = "\x1b"
 Folders = dict[tuple[str, int], Path]
-
-
-def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = cli.main([str(each) for each in arguments])
-    found = capsys.readouterr()
-    assert "Traceback" not in found.err
-    return code, found.out, found.err
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +49,9 @@ def trained(blobs, runs):
     return found
 
 
-def change(folder: Path, **values: Any) -> None:
-    record = json.loads((folder / "record.json").read_text())
-    (folder / "record.json").write_text(json.dumps(record | values))
-
-
 def test_a_run_is_not_compared_with_itself(trained, capsys):
     folder = trained["infonce", 0]
-    code, _, err = dipole(capsys, "compare", folder, folder.name[:8])
-    assert code == 2
-    assert f"both are the run {folder}. Give two different runs" in err
+    assert f"both are the run {folder}. Give two different runs" in refused(capsys, "compare", folder, folder.name[:8])
 
 
 def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
@@ -82,8 +67,7 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
         side = ("infonce", "dcl").index(objective)
         change(folder, results={name: both[side][seed] for name, both in values.items()})
     first, second = trained["infonce", 0], trained["dcl", 1]
-    code, out, err = dipole(capsys, "compare", first, second.name[:8], "--json")
-    assert (code, err) == (0, "")
+    out = done(capsys, "compare", first, second.name[:8], "--json")
     answer = json.loads(out)
     assert answer["settings"] == {"objective": ["infonce", "dcl"]}
     assert [set(group) for group in answer["runs"]] == [
@@ -121,18 +105,20 @@ def test_compare_without_common_seeds_names_its_test(trained, capsys):
     values = {"infonce": [0.50, 0.52, 0.54], "dcl": [0.60, 0.63, 0.60]}
     for (objective, seed), folder in trained.items():
         change(folder, results={"a": values[objective][seed]}, seed=seed + 10 * (objective == "dcl"))
-    found = json.loads(dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 1], "--json")[1])["numbers"][0]
+
+    def compared():
+        told = done(capsys, "compare", trained["infonce", 0], trained["dcl", 1], "--json")
+        return json.loads(told)["numbers"][0]
+
+    found = compared()
     test = ttest_ind(values["dcl"], values["infonce"], equal_var=False)
     assert found["test"] == "Welch's t-test on 3 and 3 seeds"
     assert (found["p"], found["verdict"]) == (pytest.approx(test.pvalue), "second is higher")
     # Two common seeds of three decide less than all seeds.
-    change(trained["dcl", 0], seed=0)
-    assert "Welch" in dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 1])[1]
-    change(trained["dcl", 2], seed=2)
-    out = dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 1], "--json")[1]
-    found = json.loads(out)["numbers"][0]
-    assert found["test"] == "Welch's t-test on 3 and 3 seeds"
-    assert (found["first"], found["second"]) == (pytest.approx(0.52), pytest.approx(0.61))
+    for seed in (0, 2):
+        change(trained["dcl", seed], seed=seed)
+        assert compared()["test"] == "Welch's t-test on 3 and 3 seeds"
+    assert (compared()["first"], compared()["second"]) == (pytest.approx(0.52), pytest.approx(0.61))
 
 
 @pytest.mark.parametrize(
@@ -142,15 +128,9 @@ def test_control_characters_of_received_records_are_escapes(text, trained, capsy
     first, second = trained["infonce", 0], trained["dcl", 0]
     config = json.loads((second / "record.json").read_text())["config"]
     for folder, objective in ((first, "infonce"), (second, f"dcl{text}")):
-        results = {"accuracy": 0.5, f"accuracy{text}": 0.5}
-        change(
-            folder,
-            name=text,
-            objective=objective,
-            results=results,
-            config=config | {"objective": objective, text: text},
-        )
-    for path in (trained["infonce", 1], trained["infonce", 2], trained["dcl", 1], trained["dcl", 2]):
+        values = {"name": text, "objective": objective, "results": {"accuracy": 0.5, f"accuracy{text}": 0.5}}
+        change(folder, **values, config=config | {"objective": objective, text: text})
+    for path in set(trained.values()) - {first, second}:
         shutil.rmtree(path)
     shown = ""
     for words in (["list", "runs"], ["compare", first, second], ["add", second, f"note{text}=0.5"], ["eval", second]):
@@ -165,8 +145,7 @@ def test_compare_needs_two_seeds_and_finished_runs(trained, capsys):
     for seed in (1, 2):
         shutil.rmtree(trained["dcl", seed])
     first, second = trained["infonce", 0], trained["dcl", 0]
-    code, out, _ = dipole(capsys, "compare", first, second)
-    assert code == 0
+    out = done(capsys, "compare", first, second)
     assert "one seed" in out
     assert "A verdict needs two seeds of each" in out
     out = dipole(capsys, "compare", first, trained["infonce", 1])[1]
@@ -175,51 +154,35 @@ def test_compare_needs_two_seeds_and_finished_runs(trained, capsys):
     # The third seed belongs to neither.
     assert re.search(r"^first .* seeds 0\nsecond .* seeds 1$", out, re.MULTILINE)
     change(second, status="failed")
-    code, _, err = dipole(capsys, "compare", first, second)
-    assert code == 2
-    assert "is failed. Only finished runs can be compared" in err
+    assert "is failed. Only finished runs can be compared" in refused(capsys, "compare", first, second)
 
 
-def test_rm_asks_and_removes_by_hash(trained, capsys):
-    first, second, third = trained["infonce", 0], trained["infonce", 1], trained["infonce", 2]
-    code, _, err = dipole(capsys, "rm", first)
-    assert code == 2
-    assert "not interactive: add --yes" in err
-    assert first.is_dir()
-    code, out, _ = dipole(capsys, "rm", first, "--yes")
-    assert (code, out) == (0, f"removed {first}\n")
-    assert not first.exists()
-    code, out, _ = dipole(capsys, "rm", second.name[:8], third, third, "--yes", "--json")
-    assert json.loads(out) == {"removed": [str(second), str(third)], "failed": []}
+def test_rm_asks_and_removes_by_hash_or_by_any_path(trained, capsys, monkeypatch):
+    folder, *others = trained.values()
+    assert "not interactive: add --yes" in refused(capsys, "rm", folder)
+    assert folder.is_dir()
+    again = Path("..") / Path.cwd().name / folder
+    assert done(capsys, "rm", folder, again, folder.name[:9], "--yes") == f"removed {folder}\n"
+    assert not folder.exists()
+    told = json.loads(done(capsys, "rm", others[0].name[:8], others[1], others[1], "--yes", "--json"))
+    assert told == {"removed": [str(others[0]), str(others[1])], "failed": []}
     assert not list(Path("runs").glob("**/*removed*"))
-    assert len(list(Path("runs").glob("*/record.json"))) == 3
-    code, _, err = dipole(capsys, "rm", first.name, "--yes")
-    assert code == 2
-    assert "no run" in err
-
-
-def test_rm_knows_a_run_by_any_of_its_paths(trained, capsys, monkeypatch):
-    first, second = trained["infonce", 0], trained["infonce", 1]
-    code, out, _ = dipole(capsys, "rm", first, Path("..") / Path.cwd().name / first, first.name[:9], "--yes")
-    assert (code, out) == (0, f"removed {first}\n")
-    monkeypatch.chdir(second)
-    code, out, _ = dipole(capsys, "rm", ".", "--yes", "--runs", "..")
-    assert (code, out) == (0, f"removed ../{second.name}\n")
+    assert "no run" in refused(capsys, "rm", folder.name, "--yes")
+    monkeypatch.chdir(others[2])
+    assert done(capsys, "rm", ".", "--yes", "--runs", "..") == f"removed ../{others[2].name}\n"
     monkeypatch.chdir("../..")
-    assert not first.exists()
-    assert not second.exists()
+    assert {path.parent for path in Path("runs").glob("*/record.json")} == set(others[3:])
 
 
 @posix
 def test_the_rest_of_a_failed_rm_is_no_run(trained, capsys, monkeypatch):
     """The answer names what was removed and what was not."""
     first, second = trained["infonce", 0], trained["infonce", 1]
-    stuck = first / "metrics.jsonl"
     unlink = os.unlink
 
     def refuse(path: Any, **options: Any) -> None:
         # Modes are no hindrance to the root user of a container.
-        if Path(str(path)).name == stuck.name and (options.get("dir_fd") or ".removed-" in str(path)):
+        if Path(str(path)).name == "metrics.jsonl" and (options.get("dir_fd") or ".removed-" in str(path)):
             raise PermissionError(1, "Operation not permitted", str(path))
         unlink(path, **options)
 
@@ -232,15 +195,12 @@ def test_the_rest_of_a_failed_rm_is_no_run(trained, capsys, monkeypatch):
     assert told["failed"][0]["message"] in err
     assert f"The rest is in {left}, which commands ignore. Remove that folder later." in err
     assert left.is_dir()
-    assert {each["name"] for each in json.loads(dipole(capsys, "list", "runs", "--json")[1])["runs"]} == {
-        folder.name for folder in trained.values() if folder not in (first, second)
-    }
-    code, _, err = dipole(capsys, "rm", left, "--yes")
-    assert code == 2
-    assert "is hidden, as what `dipole rm` left" in err
+    listed = {each["name"] for each in json.loads(done(capsys, "list", "runs", "--json"))["runs"]}
+    assert listed == {folder.name for folder in trained.values()} - {first.name, second.name}
+    assert "is hidden, as what `dipole rm` left" in refused(capsys, "rm", left, "--yes")
     # A seed that is half removed is none: one of infonce is left.
-    code, out, _ = dipole(capsys, "compare", trained["infonce", 2], trained["dcl", 0], "--json")
-    assert [len(group) for group in json.loads(out)["runs"]] == [1, 3]
+    told = json.loads(done(capsys, "compare", trained["infonce", 2], trained["dcl", 0], "--json"))
+    assert [len(group) for group in told["runs"]] == [1, 3]
 
 
 def test_list_runs_has_a_line_for_each_run(trained, capsys):
@@ -252,8 +212,7 @@ def test_list_runs_has_a_line_for_each_run(trained, capsys):
     change(running, status="running", steps=0)
     with (running / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 12345}\n{"step": 99')
-    code, out, err = dipole(capsys, "list", "runs", "--json")
-    assert (code, err) == (0, "")
+    out = done(capsys, "list", "runs", "--json")
     found = {each["name"]: each for each in json.loads(out)["runs"]}
     assert {path.name: found[path.name]["status"] for path in (bare, alone, damaged, running)} == {
         bare.name: "no record", alone.name: "done", damaged.name: "unreadable", running.name: "running",
@@ -261,8 +220,7 @@ def test_list_runs_has_a_line_for_each_run(trained, capsys):
     assert (found[bare.name]["objective"], found[bare.name]["seed"]) == ("dcl", 0)
     assert found[running.name]["steps"] == 12345
     assert "does not follow schema 1" in found[damaged.name]["problem"]
-    code, out, _ = dipole(capsys, "list", "runs")
-    lines = out.splitlines()
+    lines = done(capsys, "list", "runs").splitlines()
     assert len(lines) == 1 + len(trained)
     assert len({line.index("  seed ") for line in lines[1:] if "unreadable" not in line}) == 1
     # `rm` removes every listed run.
@@ -284,9 +242,7 @@ def test_rm_touches_nothing_outside_the_folder_of_runs(trained, capsys):
         (link, f"is a link to {outside.resolve()}"),
         (".", "is no run folder: it has no config.toml and no record.json"),
     ):
-        code, _, err = dipole(capsys, "rm", name, "--yes")
-        assert code == 2
-        assert words in err
+        assert words in refused(capsys, "rm", name, "--yes")
     # One that may not be removed keeps the others as well.
     assert dipole(capsys, "rm", inside, outside, "--yes")[0] == 2
     assert inside.is_dir()
@@ -296,45 +252,38 @@ def test_rm_touches_nothing_outside_the_folder_of_runs(trained, capsys):
 def test_rm_refuses_a_run_that_is_trained(trained, capsys):
     folder = trained["infonce", 0]
     with FileLock(folder / ".lock"):
-        code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
-    assert code == 2
-    assert "is being trained" in err
+        assert "is being trained" in refused(capsys, "rm", folder, "--yes", "--force")
     # Without locks, the living process says that it trains.
     (folder / OWNER).write_text(describe_self())
     change(folder, status="running")
-    code, _, err = dipole(capsys, "rm", folder, "--yes", "--force")
-    assert code == 2
-    assert f"process {os.getpid()}" in err
+    assert f"process {os.getpid()}" in refused(capsys, "rm", folder, "--yes", "--force")
     assert folder.is_dir()
 
 
 def test_rm_of_a_killed_run(trained, capsys):
     folder = trained["infonce", 0]
     change(folder, status="running")
-    owner = subprocess.run(
-        [sys.executable, "-c", "from dipole.core.utils.process import describe_self; print(describe_self())"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    (folder / OWNER).write_text(owner)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (folder / OWNER).write_text(json.dumps(json.loads(describe_self()) | {"pid": gone.pid}))
     code, _, err = dipole(capsys, "rm", folder, "--yes")
     assert code == 0
     assert "its process was killed" in err
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("owner", [{"host": "elsewhere", "pid": 7}, 7, None])
-def test_rm_of_a_run_of_another_host_needs_force(trained, capsys, owner):
+@pytest.mark.parametrize(
+    ("owner", "host"), [({"host": "elsewhere", "pid": 7}, "elsewhere"), (7, "unknown host"), (None, "unknown host")]
+)
+def test_rm_of_a_run_of_another_host_needs_force(trained, capsys, owner, host):
     folder = trained["infonce", 0]
     change(folder, status="running")
-    if isinstance(owner, dict):
-        assert owner["host"] != socket.gethostname()
-        owner = json.loads(describe_self()) | owner
-    (folder / OWNER).write_text("" if owner is None else json.dumps(owner))
-    code, _, err = dipole(capsys, "rm", folder, "--yes")
-    assert code == 2
+    given = json.loads(describe_self()) | owner if isinstance(owner, dict) else owner
+    (folder / OWNER).write_text("" if owner is None else json.dumps(given))
+    err = refused(capsys, "rm", folder, "--yes")
     assert "--force" in err
-    assert ("elsewhere" if isinstance(owner, dict) else "unknown host") in err
-    assert dipole(capsys, "rm", folder, "--yes", "--force")[0] == 0
+    assert host in err
+    done(capsys, "rm", folder, "--yes", "--force")
     assert not folder.exists()
 
 
@@ -393,8 +342,7 @@ def test_a_broken_command_of_a_package_breaks_no_other_completion(monkeypatch, c
     monkeypatch.setattr(cli, "listed_commands", lambda: [*listed, {"name": "odd", "summary": "", "package": "theirs"}])
     find = cli._find
     monkeypatch.setattr(cli, "_find", lambda name: half if name == "odd" else find(name))
-    code, out, _ = dipole(capsys, "completion", "bash")
-    assert code == 0
+    out = done(capsys, "completion", "bash")
     assert "--begun" not in out
     assert "digits-simclr" in out
 
@@ -404,8 +352,7 @@ def test_long_settings_are_shortened(trained, capsys):
     for seed in range(3):
         config = json.loads((trained["dcl", seed] / "record.json").read_text())["config"]
         change(trained["dcl", seed], config=config | {"description": "", "text": {"corpus": long}})
-    code, out, _ = dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 0])
-    assert code == 0
+    out = done(capsys, "compare", trained["infonce", 0], trained["dcl", 0])
     assert max(map(len, out.splitlines())) < 130
     told = json.loads(dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 0], "--json")[1])
     assert long in json.dumps(told["settings"])
@@ -443,8 +390,7 @@ def test_every_command_has_json():
 )  # fmt: skip
 def test_stdout_is_json_alone(arguments, trained, capsys):
     places = {"RUN": trained["infonce", 0], "OTHER": trained["dcl", 1]}
-    code, out, _ = dipole(capsys, *(places.get(each, each) for each in arguments), "--json")
-    assert code == 0
+    out = done(capsys, *(places.get(each, each) for each in arguments), "--json")
     assert json.loads(out) not in (None, "")
 
 

@@ -6,15 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from blobs_domain import BlobsAdapter
-from runs import assert_same_bits, lines, patch_blobs, quiet, weights
+from runs import assert_same_bits, lines, patch_blobs, quiet, wait_for, weights
 from torch import nn
 
 from dipole.core.cli import main
@@ -55,23 +53,14 @@ def test_the_first_node_of_a_list(listed, first):
 def test_a_process_alone_and_one_of_torchrun():
     assert launched({}).size == 1
     assert launched({"WORLD_SIZE": "8"}).size == 1  # left over: nobody says which one this is
-    here = launched(
-        {
-            "RANK": "3",
-            "WORLD_SIZE": "8",
-            "LOCAL_RANK": "1",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "h",
-            "MASTER_PORT": "7",
-        }
-        | {"TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-    )
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"}
+    slurm = {"MASTER_PORT": "7", "TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "0"}
+    here = launched(torchrun | slurm | {"SLURM_STEP_NUM_TASKS": "4"})
     assert (here.rank, here.size, here.local_rank, here.local_size) == (3, 8, 1, 2)
     assert (here.address, here.port, here.hosted) == ("h", 7, True)
-    with pytest.raises(ConfigError, match="RANK = 'x'"):
-        launched({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
-    with pytest.raises(ConfigError, match="number 2 of 2"):
-        launched({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
+    for rank, said in (("x", "RANK = 'x'"), ("2", "number 2 of 2")):
+        with pytest.raises(ConfigError, match=said):
+            launched({"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "h"})
 
 
 def test_steps_of_srun_and_the_script_of_sbatch():
@@ -263,11 +252,18 @@ def srun(folder: Path, *arguments: object, **more: str) -> list[subprocess.Popen
     ]
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.batch_sise=8", "train.batch_sise"),
+        pytest.param("train.batch_size=15", "15 cannot be divided among 2 ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_of_both_ranks_is_told_once(blobs, tmp_path, setting, said):
+    ranks = srun(tmp_path, "train", blobs, "--set", setting)
+    told = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [2, 2], told
+    assert told.count(said) == told.count("error:") == 1
 
 
 def lines_in(runs: Path) -> int:
@@ -277,7 +273,7 @@ def lines_in(runs: Path) -> int:
 @posix
 def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs, tmp_path):
     ranks = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS)
-    wait_for(lambda: lines_in(tmp_path / "parts") > 5 or any(rank.poll() is not None for rank in ranks))
+    wait_for(lambda: lines_in(tmp_path / "parts") > 5, *ranks)
     ranks[1].send_signal(signal.SIGUSR1)
     said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [75, 75], said
@@ -292,13 +288,6 @@ def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blob
     steps = [[line["step"] for line in lines(tmp_path / runs)] for runs in ("whole", "parts")]
     assert steps[0] == steps[1]
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-3, atol=1e-5)
-
-
-def test_an_error_of_both_ranks_is_told_once(blobs, tmp_path):
-    ranks = srun(tmp_path, "train", blobs, "--set", "train.batch_sise=8")
-    said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [2, 2], said
-    assert said.count("train.batch_sise") == said.count("error:") == 1
 
 
 def test_runs_are_listed_with_what_became_of_them(blobs, tmp_path, capsys):

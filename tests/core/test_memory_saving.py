@@ -29,23 +29,20 @@ def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs, tmp_p
     seen: list[int] = []
 
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if torch.is_grad_enabled() and module.training:
+        if isinstance(module, nn.Dropout) and torch.is_grad_enabled() and module.training:
             seen.append(len(args[0]))
 
-    quiet(blobs, "train.log_every=1", "blobs.dropout=0.0", runs=tmp_path / "whole")
-    handle = nn.modules.module.register_module_forward_pre_hook(
-        lambda module, args: watch(module, args) if isinstance(module, nn.Dropout) else None
-    )
+    overrides = ("train.log_every=1", "blobs.dropout=0.0")
+    quiet(blobs, *overrides, runs=tmp_path / "whole")
+    handle = nn.modules.module.register_module_forward_pre_hook(watch)
     try:
-        quiet(blobs, "train.log_every=1", "blobs.dropout=0.0", "train.microbatch=5", runs=tmp_path / "divided")
+        quiet(blobs, *overrides, "train.microbatch=5", runs=tmp_path / "divided")
     finally:
         handle.remove()
     assert max(seen) == 5
-    whole, divided = losses(tmp_path / "whole"), losses(tmp_path / "divided")
-    for a, b in zip(whole, divided, strict=True):
+    for a, b in zip(losses(tmp_path / "whole"), losses(tmp_path / "divided"), strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
-    for name, tensor in weights(tmp_path / "whole").items():
-        assert torch.allclose(tensor, weights(tmp_path / "divided")[name], atol=1e-5)
+    torch.testing.assert_close(weights(tmp_path / "divided"), weights(tmp_path / "whole"), rtol=0, atol=1e-5)
 
 
 def test_only_checkpointing_changes_no_bit_and_keeps_the_run_s_name(blobs, tmp_path):
@@ -94,17 +91,25 @@ def test_float16_computes_in_float16_and_scales_the_loss(blobs, tmp_path, monkey
         assert half["train/grad_norm"] == pytest.approx(full["train/grad_norm"], rel=0.1)
 
 
+class Steeper(torch.autograd.Function):
+    """The identity, with a gradient so many times as large."""
+
+    @staticmethod
+    def forward(ctx, z, factor):
+        ctx.factor = factor
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "lars", "sgd"])
 def test_an_overflow_of_the_scale_leaves_the_step_out(blobs, tmp_path, monkeypatch, optimizer):
     """Steep gradients overflow float16 under the first scales; each skipped step halves the scale until they fit."""
-    patch_blobs(monkeypatch, "spoil", _Steep.apply)
-    overrides = (
-        "train.precision=16-mixed",
-        "train.log_every=1",
-        f"train.optimizer={optimizer}",
-        "train.learning_rate=1e-6",
-    )
-    quiet(blobs, *overrides, runs=tmp_path)
+    patch_blobs(monkeypatch, "spoil", lambda z: Steeper.apply(z, 30))
+    half = ("train.precision=16-mixed", "train.log_every=1", "train.learning_rate=1e-6")
+    quiet(blobs, *half, f"train.optimizer={optimizer}", runs=tmp_path)
     found = losses(tmp_path)
     skipped = [line["train/skipped"] for line in found]
     assert skipped[0] == 1, skipped
@@ -112,25 +117,8 @@ def test_an_overflow_of_the_scale_leaves_the_step_out(blobs, tmp_path, monkeypat
     assert all("train/grad_norm" in line or line["train/skipped"] for line in found)
 
 
-class _Steep(torch.autograd.Function):
-    """The identity, with a gradient thirty times as large."""
-
-    @staticmethod
-    def forward(ctx, z):
-        return z.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 30
-
-
 def test_a_gradient_that_no_scale_cures_is_an_error(blobs, tmp_path, monkeypatch):
-    class Broken(_Steep):
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * float("inf")
-
-    patch_blobs(monkeypatch, "spoil", Broken.apply)
+    patch_blobs(monkeypatch, "spoil", lambda z: Steeper.apply(z, float("inf")))
     with pytest.raises(TrainingError, match=r"step 18: the gradient norm is nan while the loss is finite"):
         quiet(blobs, "train.precision=16-mixed", "train.steps=40", runs=tmp_path)
     patch_blobs(monkeypatch, "spoil", lambda z: z * float("nan"))

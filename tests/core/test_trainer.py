@@ -1,5 +1,6 @@
 """The loop: exact resume, what stops it, what it writes."""
 
+import itertools
 import json
 import math
 import os
@@ -29,19 +30,13 @@ from tests.systems import file_limit, posix
 
 
 def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
-    runs = tmp_path / "runs"
-    record = quiet(blobs, "train.steps=60", "train.evaluate_every=30", runs=runs)
-    folder = RunFolder(runs / record.hash)
-    assert sorted(each.name for each in folder.path.iterdir() if not each.name.startswith(".")) == [
-        "config.toml",
-        "metrics.jsonl",
-        "model",
-        "record.json",
-    ]
+    overrides = ["train.steps=60", "train.evaluate_every=30"]
+    record = quiet(blobs, *overrides, runs=tmp_path)
+    folder = RunFolder(tmp_path / record.hash)
+    left = {each.name for each in folder.path.iterdir() if not each.name.startswith(".")}
+    assert left == {"config.toml", "metrics.jsonl", "model", "record.json"}
     assert record == read_record(folder.record)
-    assert record.status == "done"
-    assert record.steps == 60
-    assert record.epochs == 15
+    assert (record.status, record.steps, record.epochs) == ("done", 60, 15)
     assert record.negatives_per_anchor == 30  # 32 views, without itself and its other view
     assert record.parameters == 6 * 16 + 16 + 16 * 8 + 8
     assert record.data["name"] == "blobs"
@@ -50,13 +45,13 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
     assert record.versions["torch"] == torch.__version__
     assert record.peak_memory_bytes > 50e6
     written = read_metrics(folder.metrics)
-    losses = [line["train/loss"] for line in written if "train/loss" in line]
-    assert losses[-1] < losses[0] - 0.3
-    assert losses[0] == pytest.approx(written[0]["train/loss.infonce"])
-    assert [line["step"] for line in written if "train/loss" in line] == list(range(3, 61, 3))
+    losses = {line["step"]: line["train/loss"] for line in written if "train/loss" in line}
+    assert list(losses) == list(range(3, 61, 3))
+    assert losses[60] < losses[3] - 0.3
+    assert losses[3] == pytest.approx(written[0]["train/loss.infonce"])
     assert [line["step"] for line in written if "eval/mean/accuracy" in line] == [30, 60]
     assert record.results["mean/accuracy"] == pytest.approx(written[-1]["eval/mean/accuracy"])
-    assert folder.read_config() == load(blobs, ["train.steps=60", "train.evaluate_every=30"]).config
+    assert folder.read_config() == load(blobs, overrides).config
 
 
 @pytest.mark.parametrize(
@@ -103,12 +98,18 @@ def test_resume_drops_lines_written_after_the_checkpoint(blobs, tmp_path, monkey
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
-def test_evaluation_does_not_change_training(blobs, tmp_path):
-    often = quiet(blobs, "train.evaluate_every=1", runs=tmp_path / "often")
-    once = quiet(blobs, runs=tmp_path / "once")
-    first, second = weights(tmp_path / "often"), weights(tmp_path / "once")
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert often.results == once.results
+def test_seeds_and_not_evaluations_change_everything_that_is_random(blobs, tmp_path):
+    results = {
+        name: quiet(blobs, *overrides, runs=tmp_path / name).results
+        for name, overrides in (
+            ("one", ["seed=1"]), ("same", ["seed=1", "train.log_every=5"]), ("two", ["seed=2"]),
+            ("often", ["seed=1", "train.evaluate_every=1"]),
+        )
+    }  # fmt: skip
+    one, same, two, often = (weights(tmp_path / name) for name in results)
+    assert all(torch.equal(one[name], same[name]) and torch.equal(one[name], often[name]) for name in one)
+    assert not any(torch.equal(one[name], two[name]) for name in one)
+    assert results["often"] == results["one"]
 
 
 def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, monkeypatch):
@@ -177,58 +178,49 @@ def test_finished_run_is_not_run_again(blobs, tmp_path, monkeypatch):
         quiet(blobs, runs=tmp_path, overwrite=True)
 
 
-def test_seeds_change_everything_that_is_random(blobs, tmp_path):
-    quiet(blobs, "seed=1", runs=tmp_path / "one")
-    quiet(blobs, "seed=1", "train.log_every=5", runs=tmp_path / "same")
-    quiet(blobs, "seed=2", runs=tmp_path / "two")
-    one, same, two = (weights(tmp_path / name) for name in ("one", "same", "two"))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not any(torch.equal(one[name], two[name]) for name in one)
+class Poison(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * math.inf
 
 
-def test_memory_that_is_refused_is_one_message(blobs, tmp_path, monkeypatch):
-    patch_blobs(monkeypatch, "spoil", lambda z: z + torch.zeros(2**58)[:1])  # refused by a RuntimeError
-    with pytest.raises(TrainingError, match=r"out of memory at step 1: set train\.microbatch"):
-        quiet(blobs, runs=tmp_path / "runs")
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda z: z + torch.zeros(2**58)[:1], r"out of memory at step 1: set train\.microbatch"),
+        (Poison.apply, r"step 1: the gradient norm is nan.*inside the encoder"),
+    ],
+)
+def test_what_a_step_cannot_do_is_one_message(blobs, tmp_path, monkeypatch, spoil, said):
+    patch_blobs(monkeypatch, "spoil", spoil)
+    with pytest.raises(TrainingError, match=said):
+        quiet(blobs, runs=tmp_path)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_non_finite_loss_stops_before_the_step_and_names_the_term(blobs, tmp_path, monkeypatch, value):
-    calls = 0
+    seen = []
 
     def spoil(z: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return torch.where(torch.arange(len(z))[:, None] == 3, value, z) if calls == 6 else z
+        seen.append(z)
+        return torch.where(torch.arange(len(z))[:, None] == 3, value, z) if len(seen) == 6 else z
 
     patch_blobs(monkeypatch, "spoil", spoil)
     overrides = ("train.checkpoint_every=5", "objective=infonce(similarity=dot)+0.1*dp")
     with pytest.raises(TrainingError, match=r"step 6: the loss is not finite in the terms? .*'infonce'") as caught:
-        quiet(blobs, *overrides, runs=tmp_path / "runs")
+        quiet(blobs, *overrides, runs=tmp_path)
     assert "1 of 32 embeddings are not finite: look at the encoder" in str(caught.value)
-    (path,) = (tmp_path / "runs").glob("*/record.json")
-    assert read_record(path).status == "failed"
-    assert read_record(path).error == str(caught.value)
+    (path,) = tmp_path.glob("*/record.json")
+    assert (read_record(path).status, read_record(path).error) == ("failed", str(caught.value))
     (checkpoint,) = list_checkpoints(path.parent / "checkpoints")
     assert load_checkpoint(checkpoint)["step"] == 5
     # The cause removed, the run goes on from there.
     patch_blobs(monkeypatch, "spoil", lambda z: z)
-    assert quiet(blobs, *overrides, runs=tmp_path / "runs").status == "done"
-
-
-def test_non_finite_gradient_of_a_finite_loss_stops_before_the_step(blobs, tmp_path, monkeypatch):
-    class Poison(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
-            return z.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * math.inf
-
-    patch_blobs(monkeypatch, "spoil", Poison.apply)
-    with pytest.raises(TrainingError, match=r"step 1: the gradient norm is nan.*inside the encoder"):
-        quiet(blobs, runs=tmp_path)
+    assert quiet(blobs, *overrides, runs=tmp_path).status == "done"
 
 
 def test_checkpoints_of_an_unfinished_run(blobs, tmp_path, monkeypatch):
@@ -298,32 +290,29 @@ def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(blob
     assert quiet(blobs, runs=tmp_path / "runs").status == "done"
 
 
-def test_batch_that_does_not_fit(blobs, tmp_path):
-    with pytest.raises(ConfigError, match="more than one epoch"):
-        quiet(blobs, "train.batch_size=65", runs=tmp_path)
-
-
-def test_absent_device_is_one_message(blobs, tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is here")
-    with pytest.raises(ConfigError, match=r"device: 'cuda:3' is not here .*\"auto\" or \"cpu\""):
-        quiet(blobs, "device=cuda:3", runs=tmp_path)
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.batch_size=65", "more than one epoch"),
+        pytest.param(
+            "device=cuda:3", r"device: 'cuda:3' is not here .*\"auto\" or \"cpu\"",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here"),
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit(blobs, tmp_path, setting, said):
+    with pytest.raises(ConfigError, match=said):
+        quiet(blobs, setting, runs=tmp_path)
 
 
 def test_bf16_runs_and_keeps_the_objective_in_float32(blobs, tmp_path, monkeypatch):
     seen = []
-
-    def spoil(z: torch.Tensor) -> torch.Tensor:
-        seen.append(z.dtype)
-        return z
-
-    patch_blobs(monkeypatch, "spoil", spoil)
-    record = quiet(blobs, "train.precision=bf16-mixed", "train.log_every=1", runs=tmp_path / "half")
+    patch_blobs(monkeypatch, "spoil", lambda z: seen.append(z.dtype) or z)
+    quiet(blobs, "train.precision=bf16-mixed", "train.log_every=1", runs=tmp_path / "half")
     assert set(seen) == {torch.bfloat16}
     quiet(blobs, "train.log_every=1", runs=tmp_path / "full")
-    half, full = lines(tmp_path / "half"), lines(tmp_path / "full")
-    assert record.status == "done"
-    assert half[0]["train/loss"] == pytest.approx(full[0]["train/loss"], rel=0.02)
+    half, full = (lines(tmp_path / name)[0]["train/loss"] for name in ("half", "full"))
+    assert half == pytest.approx(full, rel=0.02)
 
 
 def test_steps_announced_wrongly_are_an_error(blobs, tmp_path, monkeypatch):
@@ -364,35 +353,25 @@ def test_a_domain_with_its_own_loop(blobs, tmp_path, monkeypatch):
         quiet(recipe, "train.clip=1", runs=tmp_path / "x")
 
 
-def test_a_term_that_stays_0_is_said_and_recorded(blobs, tmp_path, monkeypatch, capsys):
-    """Pairs without negatives teach neither term anything."""
+@pytest.mark.parametrize("negatives", [(), (1,)], ids=["never", "once"])
+def test_a_term_that_stays_0_is_said_and_recorded(blobs, tmp_path, monkeypatch, capsys, negatives):
+    """Pairs without negatives teach neither term anything, unless a step has some."""
+    steps = itertools.count()
 
-    def no_negatives(self: Any, batch: Any) -> Pairs:
+    def embed(self: Any, batch: Any) -> Pairs:
         z1, z2 = self.module(batch[0].flatten(0, 1)).chunk(2)
-        return Pairs.cross(z1, z2, batch_negatives=False)
+        return Pairs.cross(z1, z2, batch_negatives=next(steps) in negatives)
 
-    monkeypatch.setattr(BlobsAdapter, "embed", no_negatives)
+    monkeypatch.setattr(BlobsAdapter, "embed", embed)
     overrides = ("objective=infonce+0.1*hcl", "train.log_every=2")
-    interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "runs")
+    interrupt(monkeypatch, blobs, *overrides, runs=tmp_path)
     said = capsys.readouterr().err.splitlines()
-    assert sum("the term 'infonce' has been 0: no anchor has a negative" in line for line in said) == 1
-    record = quiet(blobs, *overrides, runs=tmp_path / "runs")
-    assert [note.partition(":")[0] for note in record.notes] == [
-        f"the term {name!r} has been 0" for name in ("infonce", "hcl")
-    ]
-
-
-def test_a_term_that_is_0_now_and_then_is_not_said(blobs, tmp_path, monkeypatch, capsys):
-    steps = iter(range(100))
-
-    def sometimes(self: Any, batch: Any) -> Pairs:
-        z1, z2 = self.module(batch[0].flatten(0, 1)).chunk(2)
-        return Pairs.cross(z1, z2, batch_negatives=next(steps) == 1)
-
-    monkeypatch.setattr(BlobsAdapter, "embed", sometimes)
-    record = quiet(blobs, runs=tmp_path)
-    assert record.notes == []
-    assert "has been 0" not in capsys.readouterr().err
+    told = sum("the term 'infonce' has been 0: no anchor has a negative" in line for line in said)
+    notes = [note.partition(":")[0] for note in quiet(blobs, *overrides, runs=tmp_path).notes]
+    if negatives:
+        assert (told, notes) == (0, [])
+    else:
+        assert (told, notes) == (1, [f"the term {name!r} has been 0" for name in ("infonce", "hcl")])
 
 
 @posix
@@ -443,17 +422,16 @@ def test_resume_on_a_gpu(blobs, tmp_path, monkeypatch, precision):
     ],
 )
 def test_what_becomes_of_a_projection_is_said_and_recorded_once(blobs, tmp_path, capsys, term, rate, said):
-    overrides = (f"objective=infonce + {term}", "train.optimizer=sgd", f"train.learning_rate={rate}")
-    overrides += ("train.momentum=0",)
-    overrides += ("train.steps=150", "train.evaluate_every=50", "train.checkpoint_every=50")
-    record = quiet(blobs, *overrides, runs=tmp_path / "runs")
+    plain = ("train.optimizer=sgd", "train.momentum=0", "train.evaluate_every=50", "train.checkpoint_every=50")
+    overrides = (f"objective=infonce + {term}", f"train.learning_rate={rate}", "train.steps=150", *plain)
+    record = quiet(blobs, *overrides, runs=tmp_path)
     shown = [line for line in capsys.readouterr().err.splitlines() if "cllr: L" in line]
     assert len(shown) == len(record.notes) == (said is not None)
     assert all(line.startswith(f"warning: {said}") for line in shown)
     assert all(note.startswith(str(said)) for note in record.notes)
     found = record.diagnostics
     assert {"effective_rank", "cllr.effective_rank", "cllr.norm", "cllr.error", "cllr.data_rank"} <= found.keys()
-    assert "diag/cllr.effective_rank" in read_metrics(RunFolder(tmp_path / "runs" / record.hash).metrics)[-1]
+    assert "diag/cllr.effective_rank" in lines(tmp_path)[-1]
     if said is None:
         assert 0 < found["cllr.rank"] < 8
         assert found["cllr.effective_rank"] < 8
