@@ -105,26 +105,33 @@ def loop(module, x, size):
     return torch.cat([module(part) for part in x.split(size)])
 
 
+SPEC = "infonce(temperature=0.3) + 0.1*dp"
+
+
 @pytest.mark.parametrize(
     ("name", "microbatch"), [*((name, 4) for name in ENCODERS), *(("mlp", rows) for rows in (1, 10, 11, 64))]
 )
 def test_gradient_and_dropout_masks_are_those_of_a_loop_over_microbatches(name, microbatch):
-    spec = "infonce(temperature=0.3) + 0.1*dp"
-    whole, x = encoder(name), views()
-    loss = dipole.objective(spec)
-    expected = measured(lambda: loss(loop(whole, x[0], microbatch), loop(whole, x[1], microbatch)).loss, whole, x)
+    whole, x, loss = encoder(name), views(), dipole.objective(SPEC)
+    expected = measured(lambda: loss(*(loop(whole, each, microbatch) for each in x)).loss, whole, x)
     divided, y = encoder(name), views()
-    step = dipole.cached(divided, dipole.objective(spec), microbatch=microbatch)
+    step = dipole.cached(divided, dipole.objective(SPEC), microbatch=microbatch)
     assert_alike(measured(lambda: step(*y), divided, y), expected)
 
 
-@pytest.mark.parametrize(("name", "microbatch"), [("mlp", 1), ("attention", 4), ("images", 64)])
-def test_gradient_without_dropout_is_that_of_the_undivided_batch(name, microbatch):
-    whole, x = encoder(name).eval(), views()
-    loss = dipole.objective("infonce(temperature=0.3) + 0.1*dp")
-    expected = measured(lambda: loss(whole(x[0]), whole(x[1])).loss, whole, x)
+@pytest.mark.parametrize(
+    ("name", "microbatch", "wrap"),
+    [
+        ("mlp", 1, None), ("attention", 4, None), ("images", 64, None),
+        ("mlp", 4, lambda module: module.compile(backend="eager") or module),
+        ("mlp", 4, lambda module: torch.compile(module, backend="eager")),
+    ],
+)  # fmt: skip
+def test_gradient_without_dropout_is_that_of_the_undivided_batch(name, microbatch, wrap):
+    whole, x, loss = encoder(name).eval(), views(), dipole.objective(SPEC)
+    expected = measured(lambda: loss(*map(whole, x)).loss, whole, x)
     divided, y = encoder(name).eval(), views()
-    step = dipole.cached(divided, loss, microbatch=microbatch)
+    step = dipole.cached(wrap(divided) if wrap else divided, loss, microbatch=microbatch)
     assert_alike(measured(lambda: step(*y), divided, y), expected)
 
 
@@ -298,48 +305,43 @@ def test_a_small_batch_after_a_divided_one_under_autocast_learns():
     assert module.weight.grad.abs().sum() > 0
 
 
-def test_errors_say_what_to_do():
-    with pytest.raises(OptionError, match="microbatch must be a whole number >= 1, got 0"):
-        dipole.cached(encoder(), "infonce", microbatch=0)
-    with pytest.raises(OptionError, match=r"must be a torch.nn.Module, got function"):
-        dipole.cached(lambda x: x, "infonce", microbatch=4)
-    for wrong in (-1, True, 2.0, "x", None):
-        with pytest.raises(OptionError, match=r"microbatch must be a whole number >= 1, got "):
-            dipole.cached(encoder(), "infonce", microbatch=wrong)
-    with pytest.raises(OptionError, match=r"got list\. Several encoders are one module"):
-        dipole.cached([encoder(), encoder()], "infonce", microbatch=4)
-    with pytest.raises(OptionError, match=r"objective must be an objective, .* got None"):
-        dipole.cached(encoder(), None, microbatch=4)
-    with pytest.raises(OptionError, match="pairs must be a function from embeddings to Pairs, got 'cross'"):
-        dipole.cached(encoder(), "infonce", microbatch=4, pairs="cross")
-    step = dipole.cached(encoder(), "infonce", microbatch=4)
-    with pytest.raises(PairsError, match=r"called with one view, which alone has no positives: .* or `pairs`"):
-        step(views()[0])
-    with pytest.raises(PairsError, match=r"called with no view, which has no positives"):
-        step()
-    with pytest.raises(PairsError, match="labels: only a function `pairs` takes more"):
-        step(*views(), labels=torch.arange(ROWS))
-    with pytest.raises(PairsError, match=r"one number of rows, the instances, .* got 5, 11 rows"):
-        dipole.cached(Tokens(), "infonce", microbatch=4).embed({"ids": torch.zeros(11, 5), "mask": torch.zeros(5, 11)})
-    with pytest.raises(PairsError, match="nothing that has rows"):
-        step.embed("text")
-
-    class Pooled(nn.Linear):
-        def forward(self, x):
-            return super().forward(x).mean(0)
-
-    with pytest.raises(PairsError, match=r"was given 4 rows and must return .* a row for each; got shape \(6,\)"):
-        dipole.cached(Pooled(6, 6).double(), "infonce", microbatch=4)(*views())
+class Pooled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean(0)
 
 
-def test_a_compiled_encoder_is_divided_all_the_same():
-    whole, x = encoder().eval(), views()
-    loss = dipole.objective("infonce")
-    expected = measured(lambda: loss(whole(x[0]), whole(x[1])).loss, whole, x)
-    for way in (lambda m: m.compile(backend="eager") or m, lambda m: torch.compile(m, backend="eager")):
-        divided, y = encoder().eval(), views()
-        step = dipole.cached(way(divided), "infonce", microbatch=4)
-        assert_alike(measured(lambda step=step, y=y: step(*y), divided, y), expected)
+def cached(module=None, objective="infonce", microbatch=4, **more):
+    return dipole.cached(encoder() if module is None else module, objective, microbatch=microbatch, **more)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        *(
+            (lambda wrong=wrong: cached(microbatch=wrong), r"microbatch must be a whole number >= 1, got ")
+            for wrong in (0, -1, True, 2.0, "x", None)
+        ),
+        (lambda: cached(lambda x: x), r"must be a torch.nn.Module, got function"),
+        (lambda: cached([encoder(), encoder()]), r"got list\. Several encoders are one module"),
+        (lambda: cached(objective=None), r"objective must be an objective, .* got None"),
+        (lambda: cached(pairs="cross"), "pairs must be a function from embeddings to Pairs, got 'cross'"),
+        (lambda: cached()(views()[0]), r"called with one view, which alone has no positives: .* or `pairs`"),
+        (lambda: cached()(), "called with no view, which has no positives"),
+        (lambda: cached()(*views(), labels=torch.arange(ROWS)), "labels: only a function `pairs` takes more"),
+        (
+            lambda: cached(Tokens()).embed({"ids": torch.zeros(11, 5), "mask": torch.zeros(5, 11)}),
+            "one number of rows, the instances, .* got 5, 11 rows",
+        ),
+        (lambda: cached().embed("text"), "nothing that has rows"),
+        (
+            lambda: cached(Pooled(6, 6).double())(*views()),
+            r"was given 4 rows and must return .* a row for each; got shape \(6,\)",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(make, said):
+    with pytest.raises((OptionError, PairsError), match=said):
+        make()
 
 
 # Several ranks -------------------------------------------------------------------------------------------------------

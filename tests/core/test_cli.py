@@ -41,7 +41,6 @@ for command in json.loads(sys.argv[1]):
 
 
 def test_help_is_quick_and_loads_no_torch():
-    """The processor time of help, less that of starting Python; and what it imported."""
     commands = json.dumps([[], *([name] for name in cli.names())])
     done = subprocess.run([sys.executable, "-c", HELP, commands], capture_output=True, text=True, check=True)
     for line in done.stdout.splitlines():
@@ -172,9 +171,7 @@ def test_doctor_names_problems_and_fixes(blobs, capsys, monkeypatch):
     with temporary_domain(rl):
         code, out, _ = dipole(capsys, "doctor", "--json")
     findings = {each["name"]: each for each in json.loads(out)}
-    assert code == 0
-    assert findings["torch"]["state"] == "ok"
-    assert findings["runs folder"]["state"] == "ok"
+    assert (code, findings["torch"]["state"], findings["runs folder"]["state"]) == (0, "ok", "ok")
     assert findings["data folder"]["fix"] == "Correct or unset DIPOLE_DATA."
     assert findings["rl: simulator"]["fix"] == install_line("rl")
     assert all(each["fix"] for each in findings.values() if each["state"] != "ok")
@@ -210,7 +207,6 @@ def test_unexpected_errors_are_one_message_unless_asked(blobs, capsys, monkeypat
 
 
 def test_killed_and_interrupted_processes_continue(blobs, tmp_path, dipole_process):
-    """kill -9 in the middle, then Ctrl-C, then to the end: the same weights and lines as without."""
     common = ("train", blobs, "--set", "train.steps=30", "train.checkpoint_every=4", "train.log_every=1", "--runs")
     slow = {"env": {**os.environ, "BLOBS_SECONDS": "0.05"}}
 
@@ -240,7 +236,6 @@ def test_killed_and_interrupted_processes_continue(blobs, tmp_path, dipole_proce
 
 @pytest.mark.slow
 def test_two_ranks_equal_one_process(blobs, tmp_path):
-    """Two gloo ranks of 8 instances under torchrun against one process of 16, weight by weight."""
     common = [
         *("train", str(blobs), "--quiet", "--set", "blobs.dropout=0", "train.log_every=1", "train.clip=1"),
         "objective=infonce(temperature=0.2)+0.3*dp+0.1*cllr",

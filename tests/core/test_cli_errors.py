@@ -220,7 +220,6 @@ def test_other_words_lead_to_commands_that_parse():
 
 
 def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(blobs, capsys):
-    """What `dipole resume` is answered with goes on with the run."""
     assert dipole(capsys, "train", str(blobs), "--quiet")[0] == 0
     (folder,) = Path("runs").iterdir()
     assert f"dipole train {folder}/config.toml" in refused(capsys, "train", str(folder))

@@ -176,7 +176,6 @@ def test_rm_asks_and_removes_by_hash_or_by_any_path(trained, capsys, monkeypatch
 
 @posix
 def test_the_rest_of_a_failed_rm_is_no_run(trained, capsys, monkeypatch):
-    """The answer names what was removed and what was not."""
     first, second = trained["infonce", 0], trained["infonce", 1]
     unlink = os.unlink
 
@@ -204,27 +203,30 @@ def test_the_rest_of_a_failed_rm_is_no_run(trained, capsys, monkeypatch):
 
 
 def test_list_runs_has_a_line_for_each_run(trained, capsys):
-    """Without a record, without a configuration, with a damaged record, and one that is trained now."""
     bare, alone, damaged, running = *(trained["dcl", seed] for seed in range(3)), trained["infonce", 0]
+    killed = trained["infonce", 1]
     (bare / "record.json").unlink()
     (alone / "config.toml").unlink()
     (damaged / "record.json").write_text('{"schema_version": 1, "hash": 3}')
     change(running, status="running", steps=0)
     with (running / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 12345}\n{"step": 99')
-    out = done(capsys, "list", "runs", "--json")
-    found = {each["name"]: each for each in json.loads(out)["runs"]}
-    assert {path.name: found[path.name]["status"] for path in (bare, alone, damaged, running)} == {
+    change(killed, status="running")
+    (killed / OWNER).write_text(json.dumps(json.loads(describe_self()) | {"boot": "an earlier one"}))
+    found = {each["name"]: each for each in json.loads(done(capsys, "list", "runs", "--json"))["runs"]}
+    assert {path.name: found[path.name]["status"] for path in (bare, alone, damaged, running, killed)} == {
         bare.name: "no record", alone.name: "done", damaged.name: "unreadable", running.name: "running",
+        killed.name: "interrupted",
     }  # fmt: skip
     assert (found[bare.name]["objective"], found[bare.name]["seed"]) == ("dcl", 0)
     assert found[running.name]["steps"] == 12345
     assert "does not follow schema 1" in found[damaged.name]["problem"]
     lines = done(capsys, "list", "runs").splitlines()
+    assert f"{killed.name}  interrupted  blobs  seed 1  step 10  infonce" in "\n".join(lines)
     assert len(lines) == 1 + len(trained)
     assert len({line.index("  seed ") for line in lines[1:] if "unreadable" not in line}) == 1
     # `rm` removes every listed run.
-    assert dipole(capsys, "rm", bare.name, alone, damaged, "--yes")[0] == 0
+    done(capsys, "rm", bare.name, alone, damaged, "--yes")
     Path("afile").touch()
     for folder, words in (("afile", "it is a file"), ("nowhere", "no such folder")):
         assert f"--runs {folder}: {words}. Give a folder that" in dipole(capsys, "list", "runs", "--runs", folder)[2]

@@ -21,10 +21,8 @@ def problems(*overrides: str, recipe: Path) -> str:
 
 def test_precedence_and_origins(blobs):
     resolved = load(blobs, ["train.learning_rate=0.5", "blobs.noise=0.1"])
-    assert resolved.config.train.learning_rate == 0.5
-    assert resolved.config.settings.noise == 0.1
-    assert resolved.config.train.batch_size == 16
-    assert resolved.config.train.optimizer == "adam"
+    assert (resolved.config.train.learning_rate, resolved.config.settings.noise) == (0.5, 0.1)
+    assert (resolved.config.train.batch_size, resolved.config.train.optimizer) == (16, "adam")
     assert resolved.origins["train.learning_rate"] == "--set"
     assert resolved.origins["train.batch_size"] == "recipe"
     assert resolved.origins["train.optimizer"] == "default"
@@ -59,8 +57,7 @@ def test_an_empty_override_takes_the_recipes_value_away(blobs):
         blobs, ["train.steps=", "train.epochs=2", "train.best_by=null", "train.batch_size= ", "blobs.noise="]
     )
     assert (resolved.config.train.steps, resolved.config.train.epochs) == (None, 2)
-    assert resolved.config.train.batch_size == 256
-    assert resolved.origins["train.batch_size"] == "default"
+    assert (resolved.config.train.batch_size, resolved.origins["train.batch_size"]) == (256, "default")
     assert resolved.config.settings.noise == 0.3
 
 
@@ -145,8 +142,7 @@ def test_dependent_defaults_are_filled_in_and_frozen(blobs):
 def test_stored_text_reads_back_to_the_same_configuration(blobs, overrides):
     config = load(blobs, overrides).config
     again = resolve(tomllib.loads(config.to_toml())).config
-    assert again == config
-    assert again.hash == config.hash
+    assert (again, again.hash) == (config, config.hash)
 
 
 def test_hash_is_stable_across_processes_and_versions():

@@ -116,8 +116,7 @@ def test_a_killed_fetch_goes_on(serve, tmp_path):
     url, asked = serve({"x.bin": CONTENT})
     (tmp_path / "x.bin.part").write_bytes(CONTENT[:1000])
     file = RemoteFile(f"{url}/x.bin", None, md5(CONTENT))
-    assert fetch(file, tmp_path).read_bytes() == CONTENT
-    assert asked == [("x.bin", "bytes=1000-")]
+    assert (fetch(file, tmp_path).read_bytes(), asked) == (CONTENT, [("x.bin", "bytes=1000-")])
     (tmp_path / "x.bin").rename(tmp_path / "x.bin.part")  # killed before it got its name
     assert fetch(file, tmp_path).read_bytes() == CONTENT
     assert asked[1:] == [("x.bin", f"bytes={len(CONTENT)}-")]
@@ -167,8 +166,7 @@ def test_a_part_of_an_earlier_version_is_resumed(serve, tmp_path):
     file, _, asked = cut_off(serve, tmp_path, "etag")
     (origin,) = tmp_path.glob("*.origin")
     origin.write_text("\n".join(origin.read_text().split("\n")[:2]))  # no length yet
-    assert fetch(file, tmp_path).read_bytes() == CONTENT
-    assert asked == [("x.bin", "bytes=5000-")]
+    assert (fetch(file, tmp_path).read_bytes(), asked) == (CONTENT, [("x.bin", "bytes=5000-")])
 
 
 @pytest.mark.parametrize(
@@ -365,8 +363,7 @@ def test_get_says_what_it_is_asks_and_prepares(toy, serve, capsys, monkeypatch):
     assert not asked
     assert main(["data", "get", "toy", "--yes"]) == 0
     assert "--set toy=data/toy" in capsys.readouterr().out
-    assert Path("data/toy/a/x.txt").read_bytes() == b"hello"
-    assert main(["data", "get", "toy"]) == 0
+    assert (Path("data/toy/a/x.txt").read_bytes(), main(["data", "get", "toy"])) == (b"hello", 0)
     assert len(asked) == 1
 
 

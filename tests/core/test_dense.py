@@ -12,6 +12,7 @@ from dipole.core.objectives import similarity, tiles
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import DipoleError, EngineError
+from dipole.core.utils.uncompiled import uncompiled
 
 SPECS = [entry.name for entry in registry.entries() if entry.kind != "diagnostic"] + [
     "infonce(temperature=0.01)",
@@ -152,7 +153,6 @@ def test_autocast_around_the_loss_changes_nothing(spec):
 
 @pytest.mark.parametrize("spec", ["infonce", "triplet(mode=hardest)", "infonce + 0.1*dp"])
 def test_a_loss_inside_what_is_compiled(spec):
-    """A training step compiled as a whole, the loss with it."""
     loss, (x, y) = dipole.objective(spec), (draw(6, 4, seed=n) for n in range(2))
 
     def step(x, y):
@@ -193,19 +193,6 @@ def test_memory_grows_with_rows_and_a_kept_loss_keeps_no_matrix():
     assert large < 100
 
 
-def test_places_of_the_largest_and_smallest_entries(monkeypatch):
-    """CO2 and hardest triplets ask for them; a row without an entry has none."""
-    x = draw(5, 3)
-    pairs = Pairs.cross(x, x.detach().flip(0), ignored=torch.arange(5).repeat(5, 1)[:, :3])
-    for spec in ("triplet(mode=hardest)", "co2"):
-        both = []
-        for largest in (1 << 20, 0):
-            monkeypatch.setattr(similarity, "LARGEST", largest)
-            value = dipole.objective(spec)(pairs).loss
-            both.append((value, torch.autograd.grad(value, x)))
-        torch.testing.assert_close(*both)
-
-
 def test_exponentials_too_small_for_normal_numbers_are_zero():
     for dtype, low in ((torch.float32, -87.0), (torch.float64, -708.0)):
         x = torch.tensor([0.0, -1.0, low + 1, low - 1, -1e30, -torch.inf, torch.nan], dtype=dtype)
@@ -227,3 +214,48 @@ def test_a_row_of_zeros_has_no_gradient_and_spoils_no_other():
     wanted = torch.nn.functional.cross_entropy(logits, torch.arange(10).roll(5))
     torch.testing.assert_close(dipole.objective("infonce")(x, y).loss, wanted)
     assert bool(y.grad.isfinite().all())
+
+
+# Functions that torch.compile leaves alone, and that nobody waits for a compiler who compiles nothing -----------------
+
+
+def test_a_run_starts_without_the_compiler_and_scikit_learn():
+    code = (
+        "import sys\nfrom dipole.core.train.recipe import load\nload('digits-simclr')\n"
+        "import dipole.core.objectives.tiles, dipole.vision.probes, dipole.core.utils.sync_batch_norm\n"
+        "import dipole.core.train.run, dipole.text.adapter\n"
+        "assert 'torch' in sys.modules\n"
+        "assert not {'torch._dynamo', 'sklearn', 'pandas', 'matplotlib', 'altair'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_run_as_written_inside_of_what_is_compiled():
+    seen = []
+
+    def inner(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    @uncompiled
+    def outer(x):
+        seen.append(torch.compiler.is_compiling())
+        return inner(x) * 2
+
+    assert (outer(torch.ones(2)).tolist(), outer.__name__) == ([4, 4], "outer")
+    torch._dynamo.reset()
+    traced = []
+
+    def backend(graph, _):
+        traced.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    step = torch.compile(lambda x: outer(x.sin()).cos(), backend=backend)
+    for size in (2, 3, 4):
+        x = torch.linspace(0, 1, size)
+        assert torch.equal(step(x), ((x.sin() + 1) * 2).cos())
+    names = {getattr(each, "__name__", str(each)) for each in traced}
+    assert not any(seen)
+    assert len(seen) == 2 * 4
+    assert not names & {"add", "mul"}

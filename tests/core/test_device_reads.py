@@ -150,7 +150,6 @@ def test_without_reading_the_values_are_the_same(text, monkeypatch):
 
 
 def test_anchors_without_positives_are_nobodys_blocks_without_reading(monkeypatch):
-    """Sentences of documents of one sentence have no block; the others' loss does not see them."""
     generator = torch.Generator().manual_seed(1)
     f, g = (torch.randn(5, D, dtype=torch.float64, generator=generator) for _ in range(2))
     pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 1, 2, 2]))

@@ -336,7 +336,6 @@ def test_rows_are_checked_in_one_process_alike():
 
 
 def test_a_gather_without_gradient_would_be_noticed():
-    """Negative control: candidates that carry no gradient give another gradient."""
     x, weight, _ = batch()
     weight.requires_grad_()
     right, wrong = (

@@ -66,8 +66,7 @@ def theirs(tmp_path, monkeypatch):
 def test_own_domains_are_declared_with_all_that_is_known():
     found = domains()
     assert found.keys() >= {"vision", "text", "rl", "toy"}
-    assert list(found) == domain_names()
-    assert broken_domains() == []
+    assert (list(found), broken_domains()) == (domain_names(), [])
     for name, domain in found.items():
         assert (domain.name, domain.package) == (name, "dipole")
         assert domain.summary
@@ -77,16 +76,8 @@ def test_own_domains_are_declared_with_all_that_is_known():
 
 
 def test_what_is_wrong_with_a_domain_is_said(theirs, declared):
-    declared(
-        *declared_by(
-            "theirs",
-            "domains",
-            graphs="their_domains:GRAPHS",
-            trees="their_domains:GRAPHS",
-            vision="their_domains:VISION",
-            number="their_domains:NUMBER",
-        )
-    )
+    named = {"graphs": "GRAPHS", "trees": "GRAPHS", "vision": "VISION", "number": "NUMBER"}
+    declared(*declared_by("theirs", "domains", **{name: f"their_domains:{value}" for name, value in named.items()}))
     assert domains()["vision"].adapter.startswith("dipole.")
     assert domains()["graphs"].package == "theirs"
     assert {error.point.name: error.reason for error in broken_domains()} == {
@@ -94,20 +85,16 @@ def test_what_is_wrong_with_a_domain_is_said(theirs, declared):
         "vision": "the name is taken by the package dipole.",
         "number": "it names something of type int, not a dipole.core.train.domains.Domain.",
     }
-    with pytest.raises(
-        ConfigError, match=r"the domain 'number' of theirs 2.0 \(dipole.domains: their_domains:NUMBER\)"
-    ):
-        find_domain("number")
-    with pytest.raises(ConfigError, match=r"unknown domain 'grphs'. Did you mean 'graphs'\? Allowed: rl, text"):
-        find_domain("grphs")
+    number = r"the domain 'number' of theirs 2.0 \(dipole.domains: their_domains:NUMBER\)"
+    for name, said in (("number", number), ("grphs", r"unknown domain 'grphs'. Did you mean 'graphs'\? Allowed: rl")):
+        with pytest.raises(ConfigError, match=said):
+            find_domain(name)
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(theirs, declared):
-    points = declared_by("theirs", "domains", lacking="their_domains:LACKING", broken="their_domains:BROKEN")
-    declared(*points)
-    with pytest.raises(
-        ConfigError, match=r"needs the package 'a_package_that_is_absent'.*pip install \"theirs\[graphs\]\""
-    ):
+    declared(*declared_by("theirs", "domains", lacking="their_domains:LACKING", broken="their_domains:BROKEN"))
+    said = r"needs the package 'a_package_that_is_absent'.*pip install \"theirs\[graphs\]\""
+    with pytest.raises(ConfigError, match=said):
         adapter_class("lacking")
     with pytest.raises(ModuleNotFoundError, match="their_broken"):
         adapter_class("broken")  # a mistake of its own, which no installation cures
@@ -149,9 +136,8 @@ def test_what_is_installed_is_read_once_and_again_when_something_came(tmp_path, 
 
 def test_an_installation_without_entry_points_is_no_riddle(declared):
     declared(alone=True)
-    with pytest.raises(
-        ConfigError, match=r"unknown domain 'vision': not even dipole's own are known.*Install it again"
-    ):
+    said = r"unknown domain 'vision': not even dipole's own are known.*Install it again"
+    with pytest.raises(ConfigError, match=said):
         find_domain("vision")
 
 

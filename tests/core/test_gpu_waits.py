@@ -43,7 +43,6 @@ def test_an_objective_waits_for_nothing(text):
 
 
 def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, monkeypatch):
-    """After the first step embedding, pairing and the loss wait for nothing."""
     steps = 0
     forward = loop.LossModule.forward
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from blobs_domain import BlobsAdapter
-from runs import interrupt, lines, quiet, weights
+from runs import lines, quiet, weights
 from torch import Tensor
 
 from dipole.core.objectives.objective import objective
@@ -157,33 +157,20 @@ def test_without_trained_encoder_the_objective_is_compared(blobs, tmp_path, monk
 
 @pytest.mark.parametrize(("text", "collapses"), [("infonce", False), ("tuple", False), ("regression", True)])
 def test_embeddings_that_collapse_are_named_once(blobs, tmp_path, capsys, text, collapses):
-    record = quiet(
-        blobs, f"objective={text}", "train.steps=200", "train.evaluate_every=50", "blobs.dropout=0", runs=tmp_path
-    )
+    overrides = ("train.steps=200", "train.evaluate_every=50", "blobs.dropout=0")
+    record = quiet(blobs, f"objective={text}", *overrides, runs=tmp_path)
     notes = [note for note in record.notes if note.startswith("the embeddings have collapsed: mean distance ")]
     assert len(notes) == len(record.notes) == collapses
     assert capsys.readouterr().err.count("have collapsed") == collapses
 
 
-@pytest.mark.parametrize("by", [(), ("train.best_by=mean/accuracy",)])
-def test_a_continued_run_has_the_same_record(blobs, tmp_path, monkeypatch, by):
-    overrides = (f"objective=infonce + 50*{SUM}", "train.steps=60", "train.evaluate_every=4", *by)
-    whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
-    interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts", at=4)
-    parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
-    assert whole.notes
-    assert (parts.notes, parts.diagnostics) == (whole.notes, whole.diagnostics)
-    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
-
-
 def test_lengths_and_weighted_terms():
     a, b = (torch.nn.Parameter(torch.tensor([3.0, 4.0])) for _ in range(2))
     weighted = {"one": (a * a).sum() / 2, "two": 2 * (b * b).sum(), "none": torch.zeros(())}
-    base, lengths = gradient_lengths(weighted, ["one"], [a, b])
-    assert (base, lengths) == (5, {"one": 5, "two": 20, "none": 0})
-    base, lengths = gradient_lengths(weighted, ["one", "two"], [a, b])
-    assert base == pytest.approx(math.hypot(5, 20))
-    assert lengths == {"one": 5, "two": 20, "none": 0}
+    for names, expected in ((["one"], 5), (["one", "two"], math.hypot(5, 20))):
+        base, lengths = gradient_lengths(weighted, names, [a, b])
+        assert base == pytest.approx(expected)
+        assert lengths == {"one": 5, "two": 20, "none": 0}
     z = torch.randn(2, 6, 4, requires_grad=True)
     outcome = objective(f"infonce + 0.3*{SUM}")(z[0], z[1])
     assert list(outcome.weighted) == ["infonce", "dp"]

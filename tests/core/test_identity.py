@@ -5,6 +5,7 @@ import json
 import linecache
 import shutil
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
 
@@ -89,13 +90,8 @@ def test_a_new_setting_does_not_rename_old_runs():
     assert configure(model=old).hash == configure(model=new).hash
     assert configure(model=new, planet={"depth": 3}).hash != configure(model=old).hash
     wider = create_model("Train", __base__=TrainConfig, __module__=TrainConfig.__module__, momentum2=(float, 0.5))
-    later = create_model(
-        "Run",
-        __base__=run_model("planet", old),
-        __module__=RunConfig.__module__,
-        train=(wider, ...),
-        colour=(str, "red"),
-    )
+    fields = {"train": (wider, ...), "colour": (str, "red")}
+    later = create_model("Run", __base__=run_model("planet", old), __module__=RunConfig.__module__, **fields)
     text = json.dumps({"domain": "planet", "train": {"steps": 3}})
     assert later.model_validate_json(text).hash == configure(model=old).hash
 
@@ -104,18 +100,11 @@ def test_a_value_that_differs_counts_wherever_it_stands():
     inner = table(kind=(Literal["a"], "a"), size=(int, 1))
     other = table(kind=(Literal["b"], "b"), size=(int, 1))
     outer = table(part=(inner | other, inner()), parts=(tuple[inner, ...], ()), names=(dict[str, int], {}))  # type: ignore[valid-type]
-    seen = {
-        configure(model=outer, planet=values).hash
-        for values in (
-            {},
-            {"part": {"kind": "a", "size": 2}},
-            {"part": {"kind": "b"}},
-            {"parts": [{"kind": "a"}]},
-            {"parts": [{"kind": "a", "size": 2}]},
-            {"names": {"x": 1}},
-        )
-    }
-    assert len(seen) == 6
+    different = (
+        {}, {"part": {"kind": "a", "size": 2}}, {"part": {"kind": "b"}}, {"parts": [{"kind": "a"}]},
+        {"parts": [{"kind": "a", "size": 2}]}, {"names": {"x": 1}},
+    )  # fmt: skip
+    assert len({configure(model=outer, planet=values).hash for values in different}) == 6
     assert configure(model=outer, planet={"part": {"kind": "a", "size": 1}}).hash == configure(model=outer).hash
 
 
@@ -156,27 +145,23 @@ def test_defaults_of_version_1():
     assert TrainConfig(steps=1, schedule="step", milestones=(1.0,)).decay == 0.1
 
 
-def test_what_does_not_determine_the_result_is_left_out():
-    base = configure().hash
-    for values in (
-        {"name": "other"},
-        {"description": "x"},
-        {"device": "cpu"},
-        {"train": {"steps": 3, "log_every": 1}},
-        {"train": {"steps": 3, "checkpoint_every": 1}},
-        {"train": {"steps": 3, "activation_checkpointing": True}},
-        {"train": {"steps": 3, "batch_size": 256, "betas": [0.9, 0.999]}},
-    ):
-        assert configure(**values).hash == base, values
-    for values in (
-        {"seed": 1},
-        {"deterministic": True},
-        {"train": {"steps": 4}},
-        {"train": {"epochs": 3}},
-        {"train": {"steps": 3, "evaluate_every": 1}},  # curves, and scores of an agent along the way
-        {"train": {"steps": 3, "betas": [0.9, 0.99]}},
-    ):
-        assert configure(**values).hash != base, values
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        *(({name: value}, False) for name, value in (("name", "other"), ("description", "x"), ("device", "cpu"))),
+        *(({"train": {"steps": 3, name: 1}}, False) for name in ("log_every", "checkpoint_every")),
+        ({"train": {"steps": 3, "activation_checkpointing": True}}, False),
+        ({"train": {"steps": 3, "batch_size": 256, "betas": [0.9, 0.999]}}, False),
+        ({"seed": 1}, True),
+        ({"deterministic": True}, True),
+        ({"train": {"steps": 4}}, True),
+        ({"train": {"epochs": 3}}, True),
+        ({"train": {"steps": 3, "evaluate_every": 1}}, True),  # curves, and scores of an agent along the way
+        ({"train": {"steps": 3, "betas": [0.9, 0.99]}}, True),
+    ],
+)
+def test_what_does_not_determine_the_result_is_left_out(values, counts):
+    assert (configure(**values).hash != configure().hash) == counts
 
 
 def test_a_preset_is_what_it_stands_for():
@@ -272,38 +257,33 @@ def test_a_domain_of_another_package_enters_as_well(blobs):
     assert config.determining()["sources"].keys() == {"blobs_domain"}
 
 
-def test_a_class_of_a_script_enters_with_its_own_lines(tmp_path, monkeypatch):
-    def hash_of(number: int, more: str, factor: str) -> str:
-        path = tmp_path / f"script{number}.py"
-        path.write_text(TERM.format(more=more, factor=factor))
-        spec = importlib.util.spec_from_file_location("__main__", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module: ModuleType = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "__main__", module)
+def of_a_script(number: int, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = folder / f"script{number}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("__main__", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def of_a_notebook(number: int, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A kernel's __main__ has no file; a cell's lines lie in linecache under a name of its own."""
+    name, module = f"/tmp/ipykernel_1/{number}.py", ModuleType("__main__")
+    monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(compile(text, name, "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("run", [of_a_script, of_a_notebook])
+def test_a_class_of_a_script_or_a_notebook_enters_with_its_own_lines(run, tmp_path, monkeypatch):
+    found = []
+    for number, (more, factor) in enumerate((("", "1"), ("SEEDS = [1, 2, 3]", "1"), ("", "1000"))):
         with registry.temporary():
-            spec.loader.exec_module(module)
-            return configure("scaled").hash
-
-    first = hash_of(0, "", "1")
-    assert hash_of(1, "SEEDS = [1, 2, 3]", "1") == first
-    assert hash_of(2, "", "1000") != first
-
-
-def test_a_class_of_a_notebook_enters_with_its_own_lines(monkeypatch):
-    def hash_of(number: int, more: str, factor: str) -> str:
-        """A kernel's __main__ has no file; a cell's lines lie in linecache under a name of its own."""
-        text, name = TERM.format(more=more, factor=factor), f"/tmp/ipykernel_1/{number}.py"
-        monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
-        module = ModuleType("__main__")
-        monkeypatch.setitem(sys.modules, "__main__", module)
-        with registry.temporary():
-            exec(compile(text, name, "exec"), module.__dict__)
-            return configure("scaled").hash
-
-    first = hash_of(0, "", "1")
-    assert hash_of(1, "SEEDS = [1, 2, 3]", "1") == first
-    assert hash_of(2, "", "1000") != first
+            run(number, TERM.format(more=more, factor=factor), tmp_path, monkeypatch)
+            found.append(configure("scaled").hash)
+    assert found[0] == found[1] != found[2]
 
 
 def test_an_edited_loss_is_another_run(plugin, tmp_path):

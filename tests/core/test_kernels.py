@@ -361,6 +361,19 @@ def test_second_derivatives_are_refused():
 
 
 @in_interpreter
+def test_learned_temperatures_fall_back_to_tiles():
+    import dipole
+
+    a, b = rows(9, 4, 0), rows(9, 4, 1)
+    term, before = dipole.objective("infonce(temperature=learned)"), engine.served()
+    loss = term(a, b).loss
+    assert engine.served() == before
+    with engine.using("dense"):
+        torch.testing.assert_close(loss, term(a, b).loss)
+    assert "learned" in engine.outlook(term.terms[0].statistics().values())
+
+
+@in_interpreter
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [24, 40])
 def test_half_precision_embeddings_are_multiplied_before_normalisation(dtype, width):
@@ -553,7 +566,6 @@ def loss_and_gradients(objective, layout, leaves):
 @pytest.mark.parametrize("width", [128, 768])
 @pytest.mark.parametrize("layout", ["views", "queue"])
 def test_thousands_of_rows_on_a_gpu(layout, width, dtype, text):
-    """The loss and its gradient are those of float64 in tiles, and the same bits come again."""
     import dipole
 
     objective, leaves = dipole.objective(text).cuda(), thousands_of_rows(layout, width, dtype)

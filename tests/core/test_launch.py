@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from blobs_domain import BlobsAdapter
-from runs import assert_same_bits, lines, patch_blobs, quiet, wait_for, weights
+from runs import assert_same_bits, done, lines, patch_blobs, quiet, refused, wait_for, weights
 from torch import nn
 
-from dipole.core.cli import main
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import same, unsupported_reason
 from dipole.core.train.launch import launch, pick_device
@@ -133,7 +132,6 @@ def test_accelerates_own_words_for_what_the_recipe_says(blobs, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1", "CPU", ""])
 def test_a_device_that_is_none_is_told_from_those_that_are(name):
-    """The names of `dipole eval --device` are those of a recipe."""
     with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
         pick_device(name)
 
@@ -166,35 +164,6 @@ def test_a_signal_in_an_evaluation_puts_it_off(blobs, tmp_path, monkeypatch, whi
     monkeypatch.setattr(BlobsAdapter, "evaluate", evaluate)
     assert (parts.results, parts.diagnostics, parts.histogram) == (whole.results, whole.diagnostics, whole.histogram)
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_a_signal_before_the_first_step_ends_at_once(blobs, tmp_path, monkeypatch, capsys):
-    made = BlobsAdapter.__init__
-
-    def prepare(self: Any, *args: Any, **more: Any) -> None:
-        signal.raise_signal(signal.SIGTERM)
-        made(self, *args, **more)
-
-    monkeypatch.setattr(BlobsAdapter, "__init__", prepare)
-    before = signal.getsignal(signal.SIGTERM)
-    assert main(["train", str(blobs), "--quiet"]) == 75
-    assert "interrupted before the first step" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
-    monkeypatch.setattr(BlobsAdapter, "__init__", made)
-    assert main(["train", str(blobs), "--quiet"]) == 0
-
-
-def test_a_signal_between_the_record_and_the_first_step_is_on_record(blobs, tmp_path, monkeypatch):
-    def remark(self: Any) -> list[str]:
-        signal.raise_signal(signal.SIGTERM)
-        return []
-
-    monkeypatch.setattr(BlobsAdapter, "remarks", remark)
-    with pytest.raises(RunInterruptedError, match="after step 0") as caught:
-        quiet(blobs, runs=tmp_path / "runs")
-    assert caught.value.exit_code == 75
-    (path,) = (tmp_path / "runs").glob("*/record.json")
-    assert read_record(path).status == "interrupted"
 
 
 @posix
@@ -290,13 +259,24 @@ def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blob
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-3, atol=1e-5)
 
 
-def test_runs_are_listed_with_what_became_of_them(blobs, tmp_path, capsys):
-    record = quiet(blobs, runs=tmp_path / "runs")
-    path = tmp_path / "runs" / record.hash / "record.json"
-    path.write_text(path.read_text().replace('"done"', '"running"'))
-    path.with_name(".pid").write_text(json.dumps(json.loads(describe_self()) | {"boot": "an earlier one"}))
-    capsys.readouterr()
-    assert main(["list", "runs", "--runs", str(tmp_path / "runs")]) == 0
-    assert f"{record.hash}  interrupted  blobs  seed 0  step 10  infonce" in capsys.readouterr().out
-    assert main(["list", "runs", "--json", "--runs", str(tmp_path / "runs")]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "interrupted"
+def test_a_signal_before_the_first_step_ends_at_once(blobs, monkeypatch, capsys):
+    made, before = BlobsAdapter.__init__, signal.getsignal(signal.SIGTERM)
+
+    def prepare(self: Any, *args: Any, **more: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        made(self, *args, **more)
+
+    def remark(self: Any) -> list[str]:
+        signal.raise_signal(signal.SIGTERM)
+        return []
+
+    for name, function, said in (
+        ("__init__", prepare, "interrupted before the first step"), ("remarks", remark, "after step 0"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(BlobsAdapter, name, function)
+            assert said in refused(capsys, "train", blobs, "--quiet", code=75)
+        assert signal.getsignal(signal.SIGTERM) is before
+    (path,) = Path("runs").glob("*/record.json")
+    assert read_record(path).status == "interrupted"
+    done(capsys, "train", blobs, "--quiet")

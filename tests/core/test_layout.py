@@ -58,7 +58,6 @@ def layers():
 
 
 def test_every_room_has_its_layer():
-    """`make lint` holds the order; a room that is in no layer would be free to import anything."""
     rooms = {name for name in PACKAGES if name.count(".") == 1 or re.fullmatch(r"dipole\.core\.\w+", name)}
     assert {name for layer in layers() for name in layer} == rooms - {"dipole.core"}
 

@@ -201,7 +201,6 @@ def test_uniformity_leaves_ignored_rows_of_a_view_out():
 
 
 def test_siglip_is_binary_and_infonce_is_not():
-    """Two instances in two encoders: a positive and a negative for each anchor."""
     leaves = embeddings(2, 2, 4, 0)
     pairs = Pairs.cross(*leaves)
     z = (normalize(leaves[0], dim=1) @ normalize(leaves[1], dim=1).T / 0.5).detach()

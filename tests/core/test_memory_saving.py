@@ -199,7 +199,6 @@ ENCODERS = {
 @pytest.mark.parametrize("microbatch", [None, 4])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_checkpointing_is_exact_to_the_bit(name, microbatch):
-    """Values, gradients, running statistics and the random numbers that come next, in microbatches too."""
     build, inputs, pieces = ENCODERS[name]
     found = []
     for activation_checkpointing in (False, True):
@@ -223,7 +222,6 @@ def test_checkpointing_is_exact_to_the_bit(name, microbatch):
 
 
 def test_less_is_kept_for_the_backward_pass():
-    """Bytes that autograd keeps, counted tensor by tensor."""
 
     def kept(encoder: nn.Module, x, on: bool) -> int:
         storages: dict[int, int] = {}

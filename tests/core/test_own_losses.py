@@ -63,8 +63,7 @@ def test_a_term_in_its_run():
     assert few.terms["centred"].note == "0: fewer than 6 rows"
     loss.after_step(0.1, 3, 12)
     term = loss.terms[1]
-    assert term.summary()["part of the run"] == 0.25
-    assert term.remarks() == []
+    assert (term.summary()["part of the run"], term.remarks()) == (0.25, [])
     other = dipole.objective("infonce + 0.1*centred(least=6)", dim=4)
     other.load_state_dict(loss.state_dict())
     views = torch.randn(4, 4), torch.randn(4, 4)

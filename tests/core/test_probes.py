@@ -1,5 +1,7 @@
 """Probes against scikit-learn, hand-made cases and their own promises."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from dipole.core.evaluation import probes
+from dipole.core.evaluation.class_tasks import class_tasks
+from dipole.core.evaluation.probes import mean_classifier
 from dipole.core.utils.errors import DataError, OptionError, TrainingError
 
 
@@ -60,8 +64,7 @@ def test_top5_counts_the_class_among_five_best():
     x = torch.eye(6)
     data = probes.split(x, torch.arange(6), scores, torch.tensor([4, 5]))
     result = probes._result(data, scores)
-    assert result.accuracy == 0
-    assert result.top5 == 0.5
+    assert (result.accuracy, result.top5) == (0, 0.5)
 
 
 def test_labels_may_be_any_integers_and_missing_ones_are_left_out():
@@ -129,6 +132,11 @@ def test_kmeans_matches_clusters_one_to_one_and_survives_few_points():
     assert probes.kmeans(x, 4, inits=2).shape == (10,)
 
 
+def on_views(x, y, labels):
+    rows = lambda _, batches: (x[index] for index in batches)  # noqa: E731
+    return probes.linear_probe_on_views(rows, labels, x, y, probes.Descent("sgd", 1))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -139,22 +147,19 @@ def test_kmeans_matches_clusters_one_to_one_and_survives_few_points():
         (lambda x, y: probes.linear_probe(x / 0, y, x, y), "NaN or infinity"),
         (lambda x, y: probes.knn_probe(x, -torch.ones_like(y), x, y), "labelled points"),
         (lambda x, y: probes.kmeans_accuracy(x, None), "labels is missing"),
+        (lambda x, y: on_views(x, y, None), "train_y is missing"),
+        (lambda x, y: on_views(x * torch.nan, y, y), "NaN"),
+        (lambda x, y: probes.linear_probe(x, y, x, y, solver="convx"), "Did you mean 'convex'"),
+        (lambda x, y: probes.knn_probe(x, y, x, y, k=0), "k >= 1"),
+        (lambda x, y: probes.kmeans(x, 301), "1 to 300 clusters"),
+        (lambda x, y: probes.mean_classifier(x, y, x, y).average(1), "2 to 4"),
+        (lambda x, y: probes.mean_classifier(x, y, x, y).average(5), "2 to 4"),
+        (lambda x, y: class_tasks(x, y, x, y, classifiers=("trained_",)), "trained"),
     ],
 )
-def test_bad_data_is_named(call, message):
-    x, y = blobs()
-    with pytest.raises(DataError, match=message):
-        call(x, y)
-
-
-def test_bad_options_are_named():
-    x, y = blobs()
-    with pytest.raises(OptionError, match="Did you mean 'convex'"):
-        probes.linear_probe(x, y, x, y, solver="convx")
-    with pytest.raises(OptionError, match="k >= 1"):
-        probes.knn_probe(x, y, x, y, k=0)
-    with pytest.raises(OptionError, match="1 to 300 clusters"):
-        probes.kmeans(x, 301)
+def test_bad_data_and_options_are_named(call, message):
+    with pytest.raises((DataError, OptionError), match=message):
+        call(*blobs())
 
 
 def test_frozen_restores_modes_and_notices_a_change():
@@ -228,10 +233,62 @@ def test_a_probe_on_views_is_descent_written_out(schedule, milestones, rates):
     np.testing.assert_allclose(found.scores.numpy(), tx.double().numpy() @ w.T + b, atol=1e-4)
 
 
-def test_a_probe_on_views_names_what_it_lacks():
-    x, y = blobs(n=20)
-    how = probes.Descent("sgd", 1)
-    with pytest.raises(DataError, match="train_y is missing"):
-        probes.linear_probe_on_views(lambda *_: iter(()), None, x, y, how)
-    with pytest.raises(DataError, match="NaN"):
-        probes.linear_probe_on_views(lambda _, batches: (x[index] * torch.nan for index in batches), y, x, y, how)
+# Arora's tasks against the drawing of every task, one after another ---------------------------------------------------
+
+
+def points(per_class=6, classes=6, d=4, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(classes).repeat(per_class)
+    means = torch.randn(classes, d, generator=torch.Generator().manual_seed(9))
+    return means[y] + 1.5 * torch.randn(len(y), d, generator=draw), y
+
+
+def every_task(train, labels, test, test_labels, ways):
+    """Accuracy of the mean classifier on each task of `ways` classes, averaged over tasks and classes by hand."""
+    means = [train[labels == c].double().mean(0) for c in range(int(labels.max()) + 1)]
+    accuracies = []
+    for task in combinations(range(len(means)), ways):
+        hits, asked = 0, 0
+        for point, label in zip(test.double(), test_labels.tolist(), strict=True):
+            if label in task:
+                scores = {c: float(point @ means[c]) for c in task}
+                hits += max(scores, key=scores.__getitem__) == label
+                asked += 1
+        accuracies.append(hits / asked)
+    return sum(accuracies) / len(accuracies)
+
+
+def test_average_over_all_tasks_is_that_of_drawing_each():
+    x, y = points()
+    tx, ty = points(seed=1)  # as many of each class, so that the mean over tasks is the mean over points
+    result = mean_classifier(x, y, tx, ty)
+    for ways in (2, 3, 5, 6):
+        assert result.average(ways) == pytest.approx(every_task(x, y, tx, ty, ways), abs=1e-9)
+        assert 0.3 < result.average(ways) < 1
+    # The task of all classes is plain accuracy, and top ranks rise.
+    assert result.average(6) == pytest.approx(result.accuracy, abs=1e-6)
+    assert result.top(1) == pytest.approx(result.accuracy, abs=1e-6)
+    assert result.top(5) == pytest.approx(result.top5, abs=1e-6)
+    assert result.top(1) < result.top(2) < result.top(6) == 1
+
+
+def test_a_class_without_training_points_is_never_right_and_equal_scores_help_nobody():
+    x, y = points(classes=3)
+    tx, ty = points(classes=4, seed=1)
+    result = mean_classifier(x, y, tx, ty)
+    assert result.average(2) <= 0.75
+    assert result.top(3) == 0.75
+    nothing = mean_classifier(torch.zeros(6, 2), torch.arange(6) % 3, torch.zeros(3, 2), torch.arange(3))
+    assert nothing.average(2) == 0
+
+
+def test_every_classifier_reports_the_tasks_there_are_classes_for():
+    x, y = points(per_class=20)
+    tx, ty = points(per_class=20, seed=1)
+    found = class_tasks(x, y, tx, ty, seed=3)
+    tasks = {"avg-2", "avg-5", "top-1", "top-5"}  # six classes: no task of ten
+    assert set(found) == {f"{name}/{task}" for name in ("trained", "mean", "few") for task in tasks}
+    assert found["mean/avg-2"] == pytest.approx(every_task(x, y, tx, ty, 2), abs=1e-9)
+    assert found["few/top-1"] < found["mean/top-1"]  # five points know the mean less well than twenty
+    assert found["few/top-1"] == class_tasks(x, y, tx, ty, classifiers=("few",), seed=3)["few/top-1"]
+    assert found["few/top-1"] != class_tasks(x, y, tx, ty, classifiers=("few",), seed=4)["few/top-1"]

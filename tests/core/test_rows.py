@@ -17,33 +17,46 @@ def unit(n, d, seed):
     return torch.nn.functional.normalize(x, dim=1)
 
 
-@pytest.fixture(params=["symmetric", "rectangular", "own exclusions"])
+@pytest.fixture(params=["symmetric", "rectangular", "own exclusions", "first", "first of its own", "last of its own"])
 def layout(request):
-    if request.param == "symmetric":
-        return Pairs.from_views([unit(9, 5, 0), unit(9, 5, 1)]), True
-    if request.param == "rectangular":
-        return Pairs.cross(unit(7, 5, 0), unit(7, 5, 1), unit(12, 5, 2)), False
-    x = unit(10, 5, 3)
-    dropped = torch.tensor([[i, (3 * i + 1) % 10, -1] for i in range(10)])
-    return Pairs(x, x, torch.tensor([[(i + 1) % 10] for i in range(10)]), dropped), False
-
-
-def test_extremes_and_counts(layout):
-    pairs, _ = layout
-    wanted = [Extreme(), Extreme(largest=False), Count(-0.2, 0.4), LogSumExp(3.0)]
-    most, least, count, _ = statistics_of(layout, pairs.anchors, pairs.candidates, wanted, 4)
-    s = pairs.anchors @ pairs.candidates.T
-    for i, banned in enumerate(pairs.excluded.tolist()):
-        allowed = [j for j in range(s.shape[1]) if j not in banned]
-        assert most[i] == max(allowed, key=lambda j: s[i, j])
-        assert least[i] == min(allowed, key=lambda j: s[i, j])
-        assert count[i] == sum(-0.2 < s[i, j] < 0.4 for j in allowed)
+    """Anchors, candidates, excluded columns, whether both are one matrix, and the first column that takes part."""
+    kind = request.param
+    if kind == "symmetric":
+        pairs = Pairs.from_views([unit(9, 5, 0), unit(9, 5, 1)])
+        return pairs.anchors, pairs.candidates, pairs.excluded, True, 0
+    if kind == "rectangular":
+        pairs = Pairs.cross(unit(7, 5, 0), unit(7, 5, 1), unit(12, 5, 2))
+        return pairs.anchors, pairs.candidates, pairs.excluded, False, 0
+    x, y = unit(10, 5, 3), unit(13, 5, 4) if kind == "first" else None
+    y = x if y is None else y
+    excluded = torch.tensor([[i, (3 * i + 1) % len(y), -1] for i in range(10)])
+    if kind == "last of its own":
+        excluded[9] = -1  # a row keeps its only negative, itself; all others have none
+    return x, y, excluded, False, {"own exclusions": 0, "first": 5, "first of its own": 6, "last of its own": 9}[kind]
 
 
 def statistics_of(layout, x, y, wanted, tile):
-    pairs, symmetric = layout
-    more = {"counts": pairs.negative_counts, "bound": 1.0, "symmetric": symmetric, "tile": tile}
-    return row_statistics(x, y, pairs.excluded, wanted, **more).values()
+    _, _, excluded, symmetric, first = layout
+    counts = torch.tensor([len(columns) for columns in allowed(layout)])
+    more = {"counts": counts, "bound": 1.0, "symmetric": symmetric, "tile": tile, "first": first}
+    return row_statistics(x, y, excluded, wanted, **more).values()
+
+
+def allowed(layout):
+    """The columns of each row that take part."""
+    _, y, excluded, _, first = layout
+    return [[j for j in range(first, len(y)) if j not in banned] for banned in excluded.tolist()]
+
+
+def test_extremes_and_counts(layout):
+    x, y, *_ = layout
+    wanted = [Extreme(), Extreme(largest=False), Count(-0.2, 0.4), LogSumExp(3.0)]
+    most, least, count, _ = statistics_of(layout, x, y, wanted, 4)
+    s = x @ y.T
+    for i, columns in enumerate(allowed(layout)):
+        assert most[i] == max(columns, key=lambda j: s[i, j], default=-1)
+        assert least[i] == min(columns, key=lambda j: s[i, j], default=-1)
+        assert count[i] == sum(-0.2 < s[i, j] < 0.4 for j in columns)
 
 
 def test_unbounded_similarities_use_a_running_maximum():
@@ -130,73 +143,23 @@ STATISTICS = {
 }
 
 
-def dense(statistic_of_row, s, excluded):
-    """A statistic of every row (A,), from the whole matrix."""
-    rows = (s[i, [j for j in range(s.shape[1]) if j not in banned]] for i, banned in enumerate(excluded.tolist()))
-    return torch.stack([statistic_of_row(row) for row in rows])
-
-
 @pytest.mark.parametrize(("tile", "cached"), [(3, True), (3, False), (4, False), (64, True)])
 def test_statistics_and_gradients_equal_loops(layout, tile, cached, monkeypatch):
     monkeypatch.setattr(tiles, "CACHE_BYTES", 1 << 20 if cached else 0)
-    pairs, _ = layout
-    x = pairs.anchors.clone().requires_grad_()
-    y = x if pairs.anchors is pairs.candidates else pairs.candidates.clone().requires_grad_()
+    x = layout[0].clone().requires_grad_()
+    y = x if layout[1] is layout[0] else layout[1].clone().requires_grad_()
     inputs = [x] if y is x else [x, y]
-    # The unit vectors of the diagonal are excluded here; the pole is theirs alone.
-    alone = y is x and bool((pairs.ignored[:, :1] >= 0).all())
+    rows = [(i, columns) for i, columns in enumerate(allowed(layout)) if columns]
+    # Where unit vectors meet themselves, the pole is theirs alone.
+    alone = y is x and all(i not in columns for i, columns in rows)
     wanted = [statistic for statistic in STATISTICS if alone or statistic != POLE]
     found = statistics_of(layout, x, y, wanted, tile)
-    upstream = torch.randn(len(wanted), len(x), dtype=torch.double, generator=torch.Generator().manual_seed(7))
-    for statistic, value, weights in zip(wanted, found, upstream, strict=True):
-        expected = dense(STATISTICS[statistic], x @ y.T, pairs.excluded)
+    upstream = torch.randn(len(wanted), len(rows), dtype=torch.double, generator=torch.Generator().manual_seed(7))
+    for statistic, values, weights in zip(wanted, found, upstream, strict=True):
+        value = values[[i for i, _ in rows]]
+        expected = torch.stack([STATISTICS[statistic]((x @ y.T)[i, columns]) for i, columns in rows])
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
         ours, theirs = (
             torch.autograd.grad((weights * each).sum(), inputs, retain_graph=True) for each in (value, expected)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("statistic", [s for s in STATISTICS if abs(s.scale or 0) < 100 and s.kernel], ids=str)
-def test_slopes_given_are_those_of_autograd(statistic):
-    s = torch.linspace(-0.95, 1, 20, dtype=torch.double).view(4, 5)
-    e = None if statistic.scale is None else (statistic.scale * s).exp()
-    given, found = statistic.slopes(s, e), Statistic.slopes(statistic, s, e)
-    for one, other in zip(given if isinstance(given, tuple) else (given,), found, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("own", [True, False], ids=["candidates are anchors", "candidates apart"])
-@pytest.mark.parametrize("first", [1, 5, 8])
-def test_columns_before_the_first_take_no_part(first, own):
-    x = unit(9, 5, 0).requires_grad_()
-    y = x if own else unit(11, 5, 1).requires_grad_()
-    inputs = [x] if own else [x, y]
-    excluded = torch.tensor([[i, (i * 5 + 2) % len(y), -1] for i in range(9)])
-    if first == 8 and own:
-        excluded[8] = -1  # a row keeps its only negative, itself
-    counts = torch.tensor([sum(j not in set(row) for j in range(first, len(y))) for row in excluded.tolist()])
-    wanted = [LogSumExp(3.0), LogSumExp(90.0), SoftmaxMean(2.0), Sum(), Plain(torch.cos), Extreme(), Extreme(False)]
-    found = row_statistics(x, y, excluded, wanted, counts=counts, bound=1.0, tile=4, first=first)
-    mask = torch.zeros(len(x), len(y) + 1, dtype=torch.bool)
-    mask.scatter_(1, torch.where(excluded < 0, len(y), excluded), True)
-    mask = mask[:, :-1]
-    mask[:, :first] = True
-    s = x @ y.T
-    masked = s.masked_fill(mask, -math.inf)
-    some = counts > 0
-    expected = {
-        wanted[0]: (3 * masked).logsumexp(1),
-        wanted[1]: (90 * masked).logsumexp(1),
-        wanted[2]: (torch.softmax(2 * masked[some], 1) * s[some]).sum(1),
-        wanted[3]: s.masked_fill(mask, 0.0).sum(1),
-        wanted[4]: s.cos().masked_fill(mask, 0.0).sum(1),
-    }
-    for stat, value in expected.items():
-        ours = found[stat][some]
-        theirs = value if len(value) == len(ours) else value[some]
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-        ours, theirs = (torch.autograd.grad(v.square().sum(), inputs, retain_graph=True) for v in (ours, theirs))
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-    for stat, values in ((wanted[5], masked), (wanted[6], -s.masked_fill(mask, math.inf))):
-        assert found[stat].tolist() == torch.where(some, values.argmax(1), -1).tolist()

@@ -1,5 +1,11 @@
 """The grammar: what it reads, what it writes back, and where its carets point."""
 
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Annotated
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -7,8 +13,11 @@ from hypothesis import strategies as st
 
 import dipole
 from dipole import Composite, Objective
-from dipole.core.objectives.spec import Term, format_terms, parse
-from dipole.core.utils.errors import OptionError, SpecError
+from dipole.core.objectives import losses, regularizers
+from dipole.core.objectives.registry import Registry, registry
+from dipole.core.objectives.spec import Range, Term, format_terms, parse
+from dipole.core.utils import plugins
+from dipole.core.utils.errors import OptionError, RegistryError, SpecError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 VALUES = st.one_of(
@@ -34,8 +43,7 @@ def test_what_is_written_is_read_back(raw):
     for term, read in zip(terms, again, strict=True):
         assert (read.name, read.weight) == (term.name, term.weight)
         for (key, value), (key_read, value_read) in zip(term.options, read.options, strict=True):
-            assert key == key_read
-            assert value == value_read
+            assert (key, value) == (key_read, value_read)
             assert type(value) is type(value_read)
 
 
@@ -50,8 +58,7 @@ def test_what_is_written_is_read_back(raw):
 )
 def test_objective_prints_what_it_was_built_from(text):
     built = dipole.objective(text)
-    assert str(built) == text
-    assert str(dipole.objective(str(built))) == text
+    assert (str(built), str(dipole.objective(str(built)))) == (text, text)
 
 
 def test_spelling_weights_and_values():
@@ -117,8 +124,7 @@ def test_constructors_check_like_the_grammar():
         InfoNCE(temprature=1)
     with pytest.raises(OptionError, match="infonce has no option 'self'"):
         InfoNCE(**{"self": 1})
-    assert InfoNCE(1).temperature == 1.0
-    assert InfoNCE(np.float32(0.25)).temperature == 0.25
+    assert (InfoNCE(1).temperature, InfoNCE(np.float32(0.25)).temperature) == (1.0, 0.25)
     with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got True"):
         InfoNCE(True)
     with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got 1000"):
@@ -137,3 +143,196 @@ def test_what_no_text_can_say_is_checked_as_well():
     for wrong in (0, -1, 2.5, True):
         with pytest.raises(OptionError, match=f"dim must be a whole number >= 1, got {wrong}"):
             dipole.objective("infonce", dim=wrong)
+
+
+# The registry: names are taken once, data about entries is complete ---------------------------------------------------
+
+
+BASES = {
+    "infonce", "quickthoughts", "dcl", "hcl", "align_uniform", "cacr", "tuple", "triplet", "co2", "swav", "blocks",
+    "cross_entropy", "regression", "vicreg", "barlow_twins",
+}  # fmt: skip
+
+
+def test_everything_is_registered_and_names_are_taken_once():
+    assert {entry.name for entry in registry.entries("objective")} >= BASES
+    assert {entry.name for entry in registry.entries("regularizer")} >= {"dp", "cllr"}
+    assert len(registry.entries("diagnostic")) >= 8
+    with registry.temporary(), pytest.raises(RegistryError, match="already registered by dipole"):
+
+        @registry.register("infonce", source="none", formula="0")
+        class Other(Objective):
+            """Another."""
+
+
+@pytest.mark.parametrize("entry", registry.entries(), ids=lambda entry: entry.name)
+def test_every_entry_says_what_it_is(entry):
+    assert entry.summary.endswith(".")
+    assert entry.formula
+    assert entry.source
+    for option in entry.options:
+        assert option.help, f"{entry.name}.{option.name} has no help"
+        assert option.allowed
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "loss"}, "kind must be one of 'objective', 'regularizer', 'diagnostic', got 'loss'"),
+        ({"weight": -1.0}, r"weight must be a finite number >= 0, got -1\.0"),
+        ({"weight": float("nan")}, "weight must be a finite number >= 0, got nan"),
+    ],
+)
+def test_what_nobody_could_use_is_not_registered(settings, said):
+    with registry.temporary(), pytest.raises(RegistryError, match=f"cannot register 'other' .*{said}"):
+
+        @registry.register("other", **settings)
+        class Other(Objective):
+            """Another."""
+
+
+def test_one_file_and_one_decorator_are_enough():
+    with registry.temporary():
+
+        @registry.register("margin_mean", aliases=("mm",), formula="-s", source="here")
+        class MarginMean(Objective):
+            """Mean similarity of positives below a margin."""
+
+            needs_negatives = False
+
+            def __init__(self, margin: Annotated[float, Range(at_least=0), "margin"] = 0.5) -> None:
+                super().__init__("cosine")
+                self.margin = margin
+
+            def loss(self, positive, rows):
+                return rows.over_positives((self.margin - positive).clamp_min(0))
+
+        built = dipole.objective("mm(margin=1) + 0.1*dp")
+        assert str(built) == "margin_mean(margin=1.0) + 0.1*dp"
+        with pytest.raises(SpecError, match=r"margin must be a number >= 0"):
+            dipole.objective("margin_mean(margin=-1)")
+    with pytest.raises(SpecError, match="unknown name"):
+        dipole.objective("margin_mean")
+
+
+@pytest.mark.parametrize(("package", "kind"), [(losses, "objective"), (regularizers, "regularizer")])
+def test_every_file_of_the_folder_is_found(package, kind):
+    files = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}
+    homes = {
+        entry.target.__module__ for entry in registry.entries(kind) if entry.target.__module__.startswith("dipole.")
+    }
+    assert homes == {f"{package.__name__}.{name}" for name in files}
+
+
+def test_a_file_dropped_into_a_folder_is_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "dropped_in"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from dipole.core.utils.plugins import import_all\nimport_all(__name__)\n")
+    (folder / "mine.py").write_text(
+        "from dipole.core.objectives.registry import register\n@register('dropped_in')\ndef mine(): 'Mine.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with registry.temporary():
+        __import__("dropped_in")
+        assert registry.get("dropped_in").summary == "Mine."
+
+
+BROKEN_ONCE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Fails(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "dipole.core.objectives.losses.hcl":
+            raise RuntimeError("no memory")
+
+sys.meta_path.insert(0, fails := Fails())
+from dipole.core.objectives.registry import registry
+for call in (registry.entries, lambda: registry.get("infonce"), lambda: registry.broken):
+    try:
+        call()
+    except RuntimeError as error:
+        assert str(error) == "no memory"
+    else:
+        raise SystemExit("a partial registry was handed out")
+sys.meta_path.remove(fails)
+print(*sorted(entry.name for entry in registry.entries()))
+"""
+
+
+def test_an_import_that_fails_once_is_said_and_tried_again():
+    done = subprocess.run([sys.executable, "-c", BROKEN_ONCE], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {entry.name for entry in registry.entries()}
+
+
+def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_path, monkeypatch):
+    """One package imports another's module and then fails: the other's entries are there all the same."""
+    (tmp_path / "whole_plugin.py").write_text(
+        "from dipole.core.objectives import registry as home\n"
+        "@home.current.register('whole', formula='0', source='none')\ndef whole():\n    'Whole.'\n"
+    )
+    (tmp_path / "broken_plugin.py").write_text(
+        "import whole_plugin\nfrom dipole.core.objectives import registry as home\n"
+        "@home.current.register('half', formula='0', source='none')\ndef half():\n    'Half.'\n1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [EntryPoint(name, f"{name}_plugin", "dipole.objectives") for name in ("broken", "whole")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+    fresh = Registry()
+    monkeypatch.setattr("dipole.core.objectives.registry.current", fresh, raising=False)
+    assert [entry.name for entry in fresh.entries()] == ["whole"]
+    assert list(fresh.broken) == ["broken"]
+    with pytest.raises(SpecError, match="ZeroDivisionError: division by zero"):
+        fresh.get("broken")
+    with pytest.raises(SpecError, match=r"unknown name 'half'(.|\n)*A plug-in that cannot be used: 'broken'"):
+        fresh.get("half")
+
+
+RAISES = {"exit": "sys.exit(3)", "group": "raise BaseException('away')", "generator": "raise GeneratorExit()"}
+
+
+@pytest.mark.parametrize("end", RAISES.values(), ids=list(RAISES))
+def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, monkeypatch):
+    """What its first module registered is undone, and that module can be imported, and so register, once more."""
+    package = tmp_path / "half_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "first.py").write_text(
+        "from dipole.core.objectives import registry as home\n"
+        "@home.current.register('first', formula='0', source='none')\ndef first():\n    'First.'\n"
+    )
+    (package / "whole.py").write_text(f"import sys\nfrom half_package import first\n{end}\n")
+    (package / "again.py").write_text("from half_package import first\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [EntryPoint(name, f"half_package.{name}", "dipole.objectives") for name in ("whole",)]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+    fresh = Registry()
+    monkeypatch.setattr("dipole.core.objectives.registry.current", fresh, raising=False)
+    assert fresh.entries() == []
+    with pytest.raises(SpecError, match=r"unknown name 'first'\.\nA plug-in that cannot be used: 'whole'"):
+        fresh.get("first")
+    __import__("half_package.again")
+    assert [entry.name for entry in fresh.entries()] == ["first"]
+    for name in [name for name in sys.modules if name.startswith("half_package")]:
+        del sys.modules[name]
+
+
+def test_what_any_plug_in_registers_is_undone_where_it_fails(tmp_path, monkeypatch):
+    """A domain's module that registers an objective and then fails."""
+    (tmp_path / "failing_domain.py").write_text(
+        "from dipole.core.objectives.registry import register\n"
+        "@register('of_a_domain', formula='0', source='none')\ndef half():\n    'Half.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.entries()
+    with pytest.raises(plugins.PluginError, match="ABSENT"):
+        plugins.load(EntryPoint("theirs", "failing_domain:ABSENT", "dipole.domains"))
+    assert "of_a_domain" not in [entry.name for entry in registry.entries()]
+    assert "failing_domain" not in sys.modules
+
+
+def test_an_interrupt_is_no_broken_plug_in(tmp_path, monkeypatch):
+    (tmp_path / "interrupted_plugin.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        plugins.load(EntryPoint("interrupted", "interrupted_plugin", "dipole.objectives"))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import nn
 
+from dipole.core.cli import main
 from dipole.core.cli.commands.theory import configure
 from dipole.core.evaluation.diagnostics import similarity_error
 from dipole.core.evaluation.theory import arora, cllr, expectation, lmcl, pictures
@@ -29,7 +30,7 @@ from dipole.core.train.theory import read_labels
 from dipole.core.utils.errors import DataError, OptionError
 
 LOSSES = ("hinge", "logistic")
-LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2])
+LABELS, X = torch.tensor([0, 1, 2, 0, 1, 0, 2]), torch.eye(7)
 
 
 def small(scale: float = 1.3) -> Latent:
@@ -110,16 +111,13 @@ def test_blocks_of_two_are_those_of_every_tuple_on_average(loss):
     assert found.whole == pytest.approx(total, abs=max(4 * found.error, 1e-3))
 
 
-def test_the_unsupervised_loss_is_decomposed_and_is_a_block_of_one():
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_unsupervised_loss_is_decomposed_and_is_a_block_of_one(loss):
     points = small()
-    for loss in LOSSES:
-        assert arora.block_loss(points, loss, b=1).whole == pytest.approx(arora.unsupervised_loss(points, loss).whole)
-    points = small()
-    tau = collision(points.prior)
-    for loss in LOSSES:
-        found = arora.unsupervised_loss(points, loss)
-        assert found.whole == pytest.approx(tau * found.same + (1 - tau) * found.different)
-        assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
+    found, tau = arora.unsupervised_loss(points, loss), collision(points.prior)
+    assert arora.block_loss(points, loss, b=1).whole == pytest.approx(found.whole)
+    assert found.whole == pytest.approx(tau * found.same + (1 - tau) * found.different)
+    assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -270,7 +268,6 @@ def test_polynomials_against_subsets_and_draws():
 
 @pytest.mark.parametrize("k", [30, 200])
 def test_many_negatives_of_few_classes(k):
-    """More negatives than a factorial in integers holds."""
     p, g = torch.tensor([0.7, 0.3], dtype=torch.float64), torch.tensor([[[0.2], [0.9]]], dtype=torch.float64)
     wanted = 0.7**k * 0.2 + 0.3**k * 0.9 + (1 - 0.7**k - 0.3**k) * 0.18
     assert float(expectation.over_draws(p, g, k)) == pytest.approx(wanted, abs=1e-13)
@@ -329,10 +326,7 @@ def test_lmcl_parts_against_loops():
     assert nearest.tolist() == pytest.approx([min(abs(v - m) for v in d.values()) for m in mu.tolist()], abs=1e-7)
     assert lmcl.proof_delta_pos(x, y) == pytest.approx(sorted(d.values())[5 - 1])  # 3 + 1 + 1 pairs share a class
     assert lmcl.class_ratio(y) == pytest.approx(5 / 4 / 3)
-
-
-def test_theorem_2_of_lmcl_is_met_by_its_own_construction():
-    y = torch.tensor([0, 0, 1, 2, 2])
+    # Theorem 2 is met by its own construction.
     assert lmcl.separation(torch.eye(4)[y], y) == (0.0, 0.5)
     assert similarity_error(torch.eye(4)[y], y)[0] == 0
 
@@ -377,8 +371,7 @@ def test_report_has_every_theorem_or_says_why_not():
 def test_points_are_chosen_by_class_where_classes_are_many():
     labels = torch.arange(900) % 300
     rows = choose(labels, 900, Choices(points=60))
-    assert len(labels[rows].unique()) == 6
-    assert len(rows) == 18
+    assert (len(labels[rows].unique()), len(rows)) == (6, 18)
     assert torch.equal(choose(labels, 900, Choices(points=1000)), torch.arange(900))
     assert torch.equal(choose(torch.tensor([0, -1, 1]), 3, Choices()), torch.tensor([0, 2]))
 
@@ -400,6 +393,9 @@ def test_points_are_chosen_by_class_where_classes_are_many():
         (lambda: measure(torch.full((4, 2), 1e160, dtype=torch.double), torch.arange(4) % 2), "overflow"),
         (lambda: arora.mean_classifier_loss(small(), "hinge", 3, "distinct"), "needs as many"),
         (lambda: arora.block_loss(small(), b=0), "b >= 1"),
+        (lambda: arora.unsupervised(X, LABELS, k=0), "unsupervised: k must be an integer >= 1, got 0"),
+        (lambda: arora.mean_classifier(X, LABELS, loss="foo"), "mean_classifier: loss must be one of hinge, logistic"),
+        (lambda: arora.class_collision(LABELS, k=0), "class_collision: k must be an integer >= 1, got 0"),
     ],
 )
 def test_mistakes_are_one_message(make, message):
@@ -460,9 +456,24 @@ def test_labels_of_any_kind_keep_their_classes_apart(tmp_path, name, content, wa
     else:
         path.write_text(content)
     assert read_labels(str(path), None, 3).tolist() == wanted
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="label"):
+        read_labels(str(path), None, 3)
 
 
-def test_an_empty_file_of_labels_is_one_message(tmp_path):
-    (tmp_path / "empty.npy").write_bytes(b"")
-    with pytest.raises(DataError, match="cannot read labels"):
-        read_labels(str(tmp_path / "empty.npy"), None, 3)
+# What `dipole theory` is asked before it reads a run ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(
+            (f"--delta={delta}", f"--delta: must be between 0 and 1, got '{delta}'")
+            for delta in ("2", "0", "-1", "nan", "x")
+        ),
+        ("--picture=x.bmp", "a picture ends in .svg, .png, .pdf, got 'x.bmp'"),
+    ],
+)
+def test_options_are_checked_before_the_run_is_looked_up(words, said, capsys):
+    assert main(["theory", "no such run", words]) == 2
+    assert said in capsys.readouterr().err

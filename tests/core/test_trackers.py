@@ -65,10 +65,8 @@ def test_mlflow_in_a_local_store(blobs, tmp_path, monkeypatch):
     record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "mlflow")
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("dipole").experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.info.run_name == f"blobs {record.hash}"
-    assert run.data.params["train.batch_size"] == "16"
-    assert run.data.params["objective"] == "infonce"
+    assert (run.info.status, run.info.run_name) == ("FINISHED", f"blobs {record.hash}")
+    assert (run.data.params["train.batch_size"], run.data.params["objective"]) == ("16", "infonce")
     assert run.data.params["hash"] == record.hash
     found = Counter(
         (name, each.step) for name in run.data.metrics for each in client.get_metric_history(run.info.run_id, name)
@@ -109,11 +107,8 @@ def test_wandb_without_a_network(blobs, tmp_path, monkeypatch):
                     (item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in entry.history.item
                 }
                 found.update((name, items["_step"]) for name in items if not name.startswith("_"))
-    assert about["name"] == {f"blobs {record.hash}"}
-    assert about["project"] == {"dipole"}
-    assert len(about["id"]) == 1
-    assert settings["train.batch_size"] == 16
-    assert found == told(tmp_path / "runs")
+    assert (about["name"], about["project"]) == ({f"blobs {record.hash}"}, {"dipole"})
+    assert (len(about["id"]), settings["train.batch_size"], found) == (1, 16, told(tmp_path / "runs"))
 
 
 def test_tensorboard_goes_on_after_a_crash(blobs, tmp_path, monkeypatch):

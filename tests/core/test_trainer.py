@@ -39,9 +39,7 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
     assert (record.status, record.steps, record.epochs) == ("done", 60, 15)
     assert record.negatives_per_anchor == 30  # 32 views, without itself and its other view
     assert record.parameters == 6 * 16 + 16 + 16 * 8 + 8
-    assert record.data["name"] == "blobs"
-    assert record.seeds["root"] == 0
-    assert len({*record.seeds.values()}) == 6
+    assert (record.data["name"], record.seeds["root"], len({*record.seeds.values()})) == ("blobs", 0, 6)
     assert record.versions["torch"] == torch.__version__
     assert record.peak_memory_bytes > 50e6
     written = read_metrics(folder.metrics)
@@ -52,6 +50,10 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
     assert [line["step"] for line in written if "eval/mean/accuracy" in line] == [30, 60]
     assert record.results["mean/accuracy"] == pytest.approx(written[-1]["eval/mean/accuracy"])
     assert folder.read_config() == load(blobs, overrides).config
+
+
+DOMINATED = "objective=infonce + 50*dp(reduction=anchor_sum)"  # which is said in the notes
+TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, end=8)"
 
 
 @pytest.mark.parametrize(
@@ -66,16 +68,20 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
         ("train.microbatch=5", "blobs.queue=24"),
         ("train.activation_checkpointing=true",),
         ("train.precision=16-mixed",),
+        ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]'),
+        (DOMINATED, "train.steps=60"),
+        (DOMINATED, "train.steps=60", "train.best_by=mean/accuracy"),
     ],
 )
 def test_resume_is_bit_exact(blobs, tmp_path, monkeypatch, overrides):
     overrides = ("train.evaluate_every=4", *overrides)
-    at_once = quiet(blobs, *overrides, runs=tmp_path / "whole")
-    folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts")
+    whole = quiet(blobs, *overrides, runs=tmp_path / "whole")
+    folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts", at=5 if len(overrides) % 2 else 4)
     assert read_record(folder / "record.json").status == "interrupted"
-    record = quiet(blobs, *overrides, runs=tmp_path / "parts")
-    assert record.status == "done"
-    assert (record.results, record.chosen) == (at_once.results, at_once.chosen)
+    parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
+    assert (parts.status, bool(whole.notes)) == ("done", DOMINATED in overrides)
+    for name in ("results", "chosen", "notes", "diagnostics"):
+        assert getattr(parts, name) == getattr(whole, name)
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -141,7 +147,6 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, mo
 
 
 def test_trained_as_the_plain_loop_trains(blobs, tmp_path):
-    """The trainer against the same ten updates written out."""
     overrides = ("blobs.dropout=0", "objective=infonce(temperature=0.3)+0.2*dp", "train.clip=0.5", "train.warmup=4")
     config = load(blobs, overrides).config
     quiet(blobs, *overrides, runs=tmp_path / "runs")
@@ -228,8 +233,7 @@ def test_checkpoints_of_an_unfinished_run(blobs, tmp_path, monkeypatch):
     quiet(blobs, *overrides, runs=tmp_path / "whole")
     folder = interrupt(monkeypatch, blobs, *overrides, runs=tmp_path / "parts", at=9, signum=signal.SIGTERM)
     older, newest = list_checkpoints(folder / "checkpoints")
-    assert load_checkpoint(newest)["step"] == 9
-    assert load_checkpoint(older)["step"] == 8
+    assert (load_checkpoint(newest)["step"], load_checkpoint(older)["step"]) == (9, 8)
     # The newest is cut short: the one before it continues the run, to the same end.
     with open(newest, "rb+") as file:
         file.truncate(newest.stat().st_size - 100)
@@ -323,7 +327,6 @@ def test_steps_announced_wrongly_are_an_error(blobs, tmp_path, monkeypatch):
 
 
 def test_a_domain_with_its_own_loop(blobs, tmp_path, monkeypatch):
-    """Own steps of two, own values; logging, evaluation, checkpoints and resume are the trainer's."""
 
     def fit(self: Any, run: Any) -> None:
         while run.step < run.total_steps:
@@ -355,7 +358,6 @@ def test_a_domain_with_its_own_loop(blobs, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("negatives", [(), (1,)], ids=["never", "once"])
 def test_a_term_that_stays_0_is_said_and_recorded(blobs, tmp_path, monkeypatch, capsys, negatives):
-    """Pairs without negatives teach neither term anything, unless a step has some."""
     steps = itertools.count()
 
     def embed(self: Any, batch: Any) -> Pairs:

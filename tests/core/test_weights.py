@@ -94,8 +94,7 @@ def test_weights_of_an_instance_go_to_its_anchors():
     assert torch.equal(Pairs.both(z[0], z[1], weights=w).weights, w.repeat(2))
     # Padding moves behind the real positives, and the weights with it.
     pairs = layouts(z)["own indices"]
-    assert pairs.positives[0].tolist() == [0, -1]
-    assert pairs.weights[0, 0] == of_pairs[0, 1]
+    assert (pairs.positives[0].tolist(), pairs.weights[0, 0]) == ([0, -1], of_pairs[0, 1])
     halves = Pairs.cross(z[0].half(), z[1].half(), weights=w > 0)
     assert halves.weights.dtype == torch.float32
     assert Pairs.cross(z[0], z[1], weights=torch.ones(B, dtype=torch.long)).weights.dtype == torch.double
