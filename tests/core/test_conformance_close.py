@@ -1,5 +1,7 @@
 """Faults that show only with close pairs or in large batches, with and without a reference."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -59,41 +61,38 @@ CLOSE = {
 }
 
 
-def flat(size, dtype):
+def flat(s, target, dtype):
     """Flat indices of an integer type that is too small for the whole matrix."""
-
-    def take(s, target):
-        return s.flatten()[(torch.arange(len(s)) * len(s) + target).to(dtype).long()]
-
-    def take_of_one_encoder(s, target):
-        block = s[: len(s) // 2, len(s) // 2 :]
-        rows = torch.arange(len(block))
-        return block.flatten()[(rows * len(block) + rows).to(dtype).long()].repeat(2)
-
-    return {"take": take if size == "all" else take_of_one_encoder}
+    return s.flatten()[(torch.arange(len(s)) * len(s) + target).to(dtype).long()]
 
 
-def targets(dtype):
-    def take(s, target):
-        n = len(s) // 2
-        return s[:n, n:][torch.arange(n), torch.arange(n).to(dtype).long()].repeat(2)
+def flat_of_one_encoder(s, target, dtype):
+    block = s[: len(s) // 2, len(s) // 2 :]
+    rows = torch.arange(len(block))
+    return block.flatten()[(rows * len(block) + rows).to(dtype).long()].repeat(2)
 
-    return {"take": take}
+
+def targets(s, target, dtype):
+    n = len(s) // 2
+    return s[:n, n:][torch.arange(n), torch.arange(n).to(dtype).long()].repeat(2)
+
+
+def summed(dtype, of=None):
+    """Sums of large batches in another precision, of all or of one dtype."""
+    return lambda e: e.to(dtype).sum(1).to(e.dtype) if len(e) > 400 and e.dtype in (of or {e.dtype}) else e.sum(1)
 
 
 LARGE = {
-    "sums in float16": {"total": lambda e: e.half().sum(1).to(e.dtype) if len(e) > 400 else e.sum(1)},
+    "sums in float16": {"total": summed(torch.float16)},
     "accumulator of float16": {
         "total": lambda e: e.sum(1, dtype=torch.float16).to(e.dtype) if len(e) > 400 else e.sum(1)
     },
-    "sums in bfloat16": {"total": lambda e: e.bfloat16().sum(1).to(e.dtype) if len(e) > 400 else e.sum(1)},
-    "float16 of float32 alone": {
-        "total": lambda e: e.half().sum(1).float() if len(e) > 400 and e.dtype == torch.float32 else e.sum(1)
-    },
-    "indices of 16 bits": flat("all", torch.int16),
-    "indices of 16 bits into one encoder's matrix": flat("one encoder", torch.int16),
-    "targets of uint8": targets(torch.uint8),
-    "targets of int8": targets(torch.int8),
+    "sums in bfloat16": {"total": summed(torch.bfloat16)},
+    "float16 of float32 alone": {"total": summed(torch.float16, of={torch.float32})},
+    "indices of 16 bits": {"take": partial(flat, dtype=torch.int16)},
+    "indices of 16 bits into one encoder's matrix": {"take": partial(flat_of_one_encoder, dtype=torch.int16)},
+    "targets of uint8": {"take": partial(targets, dtype=torch.uint8)},
+    "targets of int8": {"take": partial(targets, dtype=torch.int8)},
 }
 
 

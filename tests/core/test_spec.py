@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import dipole
 from dipole import Composite, Objective
 from dipole.core.objectives import losses, regularizers
+from dipole.core.objectives.losses.infonce import InfoNCE
 from dipole.core.objectives.registry import Registry, registry
 from dipole.core.objectives.spec import Range, Term, format_terms, parse
 from dipole.core.utils import plugins
@@ -115,34 +116,30 @@ def test_nonsense_is_one_clear_error(text):
         dipole.objective(text)
 
 
-def test_constructors_check_like_the_grammar():
-    from dipole.core.objectives.losses.infonce import InfoNCE
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: InfoNCE(temperature=-1), "temperature must be a number > 0 or learned, got -1"),
+        (lambda: InfoNCE(True), "temperature must be a number > 0 or learned, got True"),
+        (lambda: InfoNCE(10**400), "temperature must be a number > 0 or learned, got 1000"),
+        (lambda: InfoNCE(temprature=1), "no option 'temprature'"),
+        (lambda: InfoNCE(**{"self": 1}), "infonce has no option 'self'"),
+        (lambda: Objective("foo"), r"similarity must be one of 'cosine', .*, None, got 'foo'"),
+        (lambda: Composite([]), "needs one term at least"),
+        (lambda: Composite([InfoNCE()], [1.0, 2.0]), "a weight for each of 1 terms, got 2"),
+        *(
+            (lambda dim=dim: dipole.objective("infonce", dim=dim), f"dim must be a whole number >= 1, got {dim}")
+            for dim in (0, -1, 2.5, True)
+        ),
+    ],
+)
+def test_constructors_check_like_the_grammar(make, said):
+    with pytest.raises(OptionError, match=said):
+        make()
 
-    with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got -1"):
-        InfoNCE(temperature=-1)
-    with pytest.raises(OptionError, match="no option 'temprature'"):
-        InfoNCE(temprature=1)
-    with pytest.raises(OptionError, match="infonce has no option 'self'"):
-        InfoNCE(**{"self": 1})
-    assert (InfoNCE(1).temperature, InfoNCE(np.float32(0.25)).temperature) == (1.0, 0.25)
-    with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got True"):
-        InfoNCE(True)
-    with pytest.raises(OptionError, match="temperature must be a number > 0 or learned, got 1000"):
-        InfoNCE(10**400)
 
-
-def test_what_no_text_can_say_is_checked_as_well():
-    from dipole.core.objectives.losses.infonce import InfoNCE
-
-    with pytest.raises(OptionError, match=r"similarity must be one of 'cosine', .*, None, got 'foo'"):
-        Objective("foo")
-    with pytest.raises(OptionError, match="needs one term at least"):
-        Composite([])
-    with pytest.raises(OptionError, match="a weight for each of 1 terms, got 2"):
-        Composite([InfoNCE()], [1.0, 2.0])
-    for wrong in (0, -1, 2.5, True):
-        with pytest.raises(OptionError, match=f"dim must be a whole number >= 1, got {wrong}"):
-            dipole.objective("infonce", dim=wrong)
+def test_numbers_of_any_kind_are_taken():
+    assert [InfoNCE(1).temperature, InfoNCE(np.float32(0.25)).temperature] == [1.0, 0.25]
 
 
 # The registry: names are taken once, data about entries is complete ---------------------------------------------------
@@ -224,13 +221,19 @@ def test_every_file_of_the_folder_is_found(package, kind):
     assert homes == {f"{package.__name__}.{name}" for name in files}
 
 
+def write_modules(folder: Path, **texts: str) -> None:
+    """Write modules that register by `@register(NAME)`."""
+    for name, text in texts.items():
+        head = "from dipole.core.objectives import registry as home\n" if "@register" in text else ""
+        text = text.replace("@register(", "@home.current.register(formula='0', source='none', name=")
+        (folder / f"{name}.py").write_text(head + text)
+
+
 def test_a_file_dropped_into_a_folder_is_imported(tmp_path, monkeypatch):
     folder = tmp_path / "dropped_in"
     folder.mkdir()
     (folder / "__init__.py").write_text("from dipole.core.utils.plugins import import_all\nimport_all(__name__)\n")
-    (folder / "mine.py").write_text(
-        "from dipole.core.objectives.registry import register\n@register('dropped_in')\ndef mine(): 'Mine.'\n"
-    )
+    write_modules(folder, mine="@register('dropped_in')\ndef mine(): 'Mine.'\n")
     monkeypatch.syspath_prepend(tmp_path)
     with registry.temporary():
         __import__("dropped_in")
@@ -265,63 +268,64 @@ def test_an_import_that_fails_once_is_said_and_tried_again():
     assert set(done.stdout.split()) == {entry.name for entry in registry.entries()}
 
 
-def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_path, monkeypatch):
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A registry that finds the modules of a folder, as plug-ins of these names."""
+
+    def declare(**modules: str) -> Registry:
+        monkeypatch.syspath_prepend(tmp_path)
+        found = [EntryPoint(name, module, "dipole.objectives") for name, module in modules.items()]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+        made = Registry()
+        monkeypatch.setattr("dipole.core.objectives.registry.current", made, raising=False)
+        return made
+
+    return declare
+
+
+def test_a_broken_plug_in_leaves_nothing_behind_and_takes_nothing_with_it(tmp_path, fresh):
     """One package imports another's module and then fails: the other's entries are there all the same."""
-    (tmp_path / "whole_plugin.py").write_text(
-        "from dipole.core.objectives import registry as home\n"
-        "@home.current.register('whole', formula='0', source='none')\ndef whole():\n    'Whole.'\n"
+    write_modules(
+        tmp_path,
+        whole_plugin="@register('whole')\ndef whole():\n    'Whole.'\n",
+        broken_plugin="import whole_plugin\n@register('half')\ndef half():\n    'Half.'\n1 / 0\n",
     )
-    (tmp_path / "broken_plugin.py").write_text(
-        "import whole_plugin\nfrom dipole.core.objectives import registry as home\n"
-        "@home.current.register('half', formula='0', source='none')\ndef half():\n    'Half.'\n1 / 0\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    found = [EntryPoint(name, f"{name}_plugin", "dipole.objectives") for name in ("broken", "whole")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
-    fresh = Registry()
-    monkeypatch.setattr("dipole.core.objectives.registry.current", fresh, raising=False)
-    assert [entry.name for entry in fresh.entries()] == ["whole"]
-    assert list(fresh.broken) == ["broken"]
-    with pytest.raises(SpecError, match="ZeroDivisionError: division by zero"):
-        fresh.get("broken")
-    with pytest.raises(SpecError, match=r"unknown name 'half'(.|\n)*A plug-in that cannot be used: 'broken'"):
-        fresh.get("half")
+    found = fresh(broken="broken_plugin", whole="whole_plugin")
+    assert [entry.name for entry in found.entries()] == ["whole"]
+    assert list(found.broken) == ["broken"]
+    for name, said in (
+        ("broken", "ZeroDivisionError: division by zero"),
+        ("half", r"unknown name 'half'(.|\n)*A plug-in that cannot be used: 'broken'"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            found.get(name)
 
 
-RAISES = {"exit": "sys.exit(3)", "group": "raise BaseException('away')", "generator": "raise GeneratorExit()"}
-
-
-@pytest.mark.parametrize("end", RAISES.values(), ids=list(RAISES))
-def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise BaseException('away')", "raise GeneratorExit()"])
+def test_whatever_ends_an_import_ends_nothing_else(end, tmp_path, fresh):
     """What its first module registered is undone, and that module can be imported, and so register, once more."""
     package = tmp_path / "half_package"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "first.py").write_text(
-        "from dipole.core.objectives import registry as home\n"
-        "@home.current.register('first', formula='0', source='none')\ndef first():\n    'First.'\n"
-    )
-    (package / "whole.py").write_text(f"import sys\nfrom half_package import first\n{end}\n")
-    (package / "again.py").write_text("from half_package import first\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = [EntryPoint(name, f"half_package.{name}", "dipole.objectives") for name in ("whole",)]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
-    fresh = Registry()
-    monkeypatch.setattr("dipole.core.objectives.registry.current", fresh, raising=False)
-    assert fresh.entries() == []
+    write_modules(
+        package, __init__="", first="@register('first')\ndef first():\n    'First.'\n",
+        whole=f"import sys\nfrom half_package import first\n{end}\n", again="from half_package import first\n",
+    )  # fmt: skip
+    found = fresh(whole="half_package.whole")
+    assert found.entries() == []
     with pytest.raises(SpecError, match=r"unknown name 'first'\.\nA plug-in that cannot be used: 'whole'"):
-        fresh.get("first")
+        found.get("first")
     __import__("half_package.again")
-    assert [entry.name for entry in fresh.entries()] == ["first"]
+    assert [entry.name for entry in found.entries()] == ["first"]
     for name in [name for name in sys.modules if name.startswith("half_package")]:
         del sys.modules[name]
 
 
 def test_what_any_plug_in_registers_is_undone_where_it_fails(tmp_path, monkeypatch):
-    """A domain's module that registers an objective and then fails."""
-    (tmp_path / "failing_domain.py").write_text(
-        "from dipole.core.objectives.registry import register\n"
-        "@register('of_a_domain', formula='0', source='none')\ndef half():\n    'Half.'\n"
+    """A domain's module that registers an objective and then fails. An interruption is no broken plug-in."""
+    write_modules(
+        tmp_path,
+        failing_domain="@register('of_a_domain')\ndef half():\n    'Half.'\n",
+        interrupted_plugin="raise KeyboardInterrupt\n",
     )
     monkeypatch.syspath_prepend(tmp_path)
     registry.entries()
@@ -329,10 +333,5 @@ def test_what_any_plug_in_registers_is_undone_where_it_fails(tmp_path, monkeypat
         plugins.load(EntryPoint("theirs", "failing_domain:ABSENT", "dipole.domains"))
     assert "of_a_domain" not in [entry.name for entry in registry.entries()]
     assert "failing_domain" not in sys.modules
-
-
-def test_an_interrupt_is_no_broken_plug_in(tmp_path, monkeypatch):
-    (tmp_path / "interrupted_plugin.py").write_text("raise KeyboardInterrupt\n")
-    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         plugins.load(EntryPoint("interrupted", "interrupted_plugin", "dipole.objectives"))
