@@ -80,10 +80,7 @@ ROWS = {"labels": LABELS, "index": torch.arange(B), "weights": torch.ones(B)}
 # Each entry with arguments that fit. One of them at a time is replaced.
 ENTRIES = {
     "from_views": (Pairs.from_views, {"views": [z(), z()], **ROWS}),
-    "from_labels": (
-        Pairs.from_labels,
-        {"z": z(), "queue": z(3, D), "queue_labels": torch.arange(3), **ROWS},
-    ),
+    "from_labels": (Pairs.from_labels, {"z": z(), "queue": z(3, D), "queue_labels": torch.arange(3), **ROWS}),
     "from_window": (Pairs.from_window, {"f": z(), "g": z(), "document": LABELS.sort().values, "window": 1, **ROWS}),
     "from_blocks": (Pairs.from_blocks, {"x": z(B, 2, D), **ROWS}),
     "of_points": (Pairs.of_points, {"points": z()}),
@@ -115,13 +112,11 @@ ENTRIES = {
         {"rows": z(), "y": LABELS},
     ),
     "compute_loss": (COMPUTE, {"outputs": z(), "labels": LABELS}),
-    "cached": (
-        lambda a, b: CACHED(a, b), {"a": z(), "b": z()},
-    ),
-    "alignment": (evaluation.alignment, {"pairs": Pairs.both(z(), z())}),
-    "uniformity": (evaluation.uniformity, {"pairs": Pairs.both(z(), z())}),
-    "margin_occupancy": (evaluation.margin_occupancy, {"pairs": Pairs.both(z(), z())}),
-    "pair_histogram": (evaluation.pair_histogram, {"pairs": Pairs.both(z(), z())}),
+    "cached": (lambda a, b: CACHED(a, b), {"a": z(), "b": z()}),
+    **{
+        name: (getattr(evaluation, name), {"pairs": Pairs.both(z(), z())})
+        for name in ("alignment", "uniformity", "margin_occupancy", "pair_histogram")
+    },
     "mean_distance": (evaluation.mean_distance, {"embeddings": z()}),
     "numerical_rank": (evaluation.numerical_rank, {"matrix": z()}),
     "effective_rank": (evaluation.effective_rank, {"matrix": z()}),

@@ -30,49 +30,11 @@ class Attention(nn.Module):
         return self.layer(x + self.mix(x, x, x, need_weights=True)[0]).mean(1)
 
 
-class TimeFirst(nn.Module):
-    """Dropout over (T, B, d), and one mask for all rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.map = nn.Linear(2, 6)
-
-    def forward(self, x):
-        x = nn.functional.dropout(self.map(x.unflatten(1, (3, 2)).transpose(0, 1)), 0.4)
-        return x.sum(0) * (torch.rand(1, 6, dtype=x.dtype) < 0.7) + torch.randn_like(x[0]) * torch.rand(len(x[0]), 1)
-
-
-class Patches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(1, 4, 2), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(8, 6), nn.AlphaDropout(0.2)
-        )
-
-    def forward(self, x):
-        return self.net(x.view(-1, 1, 2, 3))
-
-
-class Fused(nn.Module):
-    """Dropout as GPUs compute it, of images with their channels last."""
-
-    def __init__(self):
-        super().__init__()
-        self.patches, self.map = nn.Conv2d(1, 3, 2), nn.Linear(6, 6)
-
-    def forward(self, x):
-        x = self.patches(x.view(-1, 1, 2, 3)).contiguous(memory_format=torch.channels_last)
-        return torch.native_dropout(self.map(torch.native_dropout(x, 0.3, True)[0].flatten(1)), 0.4, True)[0]
-
-
 ENCODERS = {
-    "fused": Fused,
     "mlp": lambda: nn.Sequential(
         nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 12), nn.Dropout(0.3), nn.Linear(12, 6)
     ),
     "attention": Attention,
-    "time first": TimeFirst,
-    "images": Patches,
 }
 
 
@@ -95,9 +57,7 @@ def measured(loss_of, module, inputs=()):
 
 
 def assert_alike(a, b, tolerance=1e-12):
-    assert torch.allclose(a[0], b[0], rtol=0, atol=tolerance)
-    for x, y in zip(a[1], b[1], strict=True):
-        assert torch.allclose(x, y, rtol=0, atol=tolerance)
+    torch.testing.assert_close(a[:2], b[:2], rtol=0, atol=tolerance)
     assert torch.equal(a[2], b[2])
 
 
@@ -122,7 +82,7 @@ def test_gradient_and_dropout_masks_are_those_of_a_loop_over_microbatches(name, 
 @pytest.mark.parametrize(
     ("name", "microbatch", "wrap"),
     [
-        ("mlp", 1, None), ("attention", 4, None), ("images", 64, None),
+        ("mlp", 1, None), ("attention", 4, None), ("mlp", 64, None),
         ("mlp", 4, lambda module: module.compile(backend="eager") or module),
         ("mlp", 4, lambda module: torch.compile(module, backend="eager")),
     ],
@@ -135,27 +95,22 @@ def test_gradient_without_dropout_is_that_of_the_undivided_batch(name, microbatc
     assert_alike(measured(lambda: step(*y), divided, y), expected)
 
 
-@pytest.mark.parametrize("layer", ["batch norm", "spectral norm"])
-def test_buffers_move_once_and_are_replayed(layer):
+@pytest.mark.parametrize("wrap", [lambda layer: layer, nn.utils.parametrizations.spectral_norm])
+def test_buffers_move_once_and_are_replayed(wrap):
     def make():
         torch.manual_seed(1)
-        first = nn.Linear(6, 8)
-        if layer == "spectral norm":
-            first = nn.utils.parametrizations.spectral_norm(first)
-        return nn.Sequential(first, nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 6)).double()
+        layers = nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 6)
+        module = nn.Sequential(wrap(nn.Linear(6, 8)), *layers).double()
+        with torch.no_grad():  # buffers that are not those of the beginning
+            module(views()[0] * 2)
+        return module
 
-    whole, x = make(), views()
-    loss = dipole.objective("infonce")
-    with torch.no_grad():  # buffers that are not those of the beginning
-        whole(x[0] * 2)
+    whole, x, loss = make(), views(), dipole.objective("infonce")
+    expected = measured(lambda: loss(*(loop(whole, each, 4) for each in x)).loss, whole, x)
     divided, y = make(), views()
-    with torch.no_grad():
-        divided(y[0] * 2)
-    expected = measured(lambda: loss(loop(whole, x[0], 4), loop(whole, x[1], 4)).loss, whole, x)
     step = dipole.cached(divided, "infonce", microbatch=4)
     assert_alike(measured(lambda: step(*y), divided, y), expected)
-    for a, b in zip(whole.buffers(), divided.buffers(), strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(list(divided.buffers()), list(whole.buffers()), rtol=0, atol=0)
 
 
 def test_the_encoder_never_sees_more_rows_and_hooks_see_each_gradient_once():
@@ -234,9 +189,7 @@ class Towers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(1)
-        self.query = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)).double()
-        self.document = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)).double()
+        self.query, self.document = encoder(), encoder()
 
     def forward(self, both):
         return self.query(both[0]), self.document(both[1])
@@ -245,17 +198,15 @@ class Towers(nn.Module):
 @pytest.mark.parametrize("microbatch", [4, 64])
 def test_two_encoders_are_one_module_that_returns_both(microbatch):
     def pairs(both):
-        return Pairs.cross(both[0], both[1])
+        return Pairs.cross(*both)
 
-    loss = dipole.objective("infonce")
-    whole, x = Towers().eval(), views()
+    whole, x, loss = Towers().eval(), views(), dipole.objective("infonce")
     expected = measured(lambda: loss(pairs(whole(x))).loss, whole, x)
     divided, y = Towers().eval(), views()
     step = dipole.cached(divided, loss, microbatch=microbatch, pairs=pairs)
     assert_alike(measured(lambda: step(dict(enumerate(y))), divided, y), expected)
-    without = dipole.cached(divided, loss, microbatch=microbatch)
     with pytest.raises(PairsError, match=r"Towers returned a tuple, not embeddings .* lambda z: Pairs.cross"):
-        without(dict(enumerate(y)))
+        dipole.cached(divided, loss, microbatch=microbatch)(dict(enumerate(y)))
     own = dipole.cached(divided, lambda a, b: (a[0] * b[1]).sum(), microbatch=microbatch)
     assert own(dict(enumerate(y)), dict(enumerate(y))).ndim == 0
 
@@ -373,12 +324,8 @@ def rank_main(rank, folder):
 
 def test_two_ranks_are_one_process_whichever_is_wrapped(tmp_path):
     start_ranks(rank_main, (str(tmp_path),), 2)
-    found = torch.load(tmp_path / "found.pt")
-    whole = encoder().eval()
-    loss = dipole.objective("infonce")
+    whole, loss = encoder().eval(), dipole.objective("infonce")
     expected = measured(lambda: loss(*map(whole, views())).loss, whole)
-    for value, gradients, calls in found.values():
-        assert torch.allclose(value, expected[0], rtol=0, atol=1e-13)
-        for a, b in zip(gradients, expected[1], strict=True):
-            assert torch.allclose(a, b, rtol=0, atol=1e-13)
+    for value, gradients, calls in torch.load(tmp_path / "found.pt").values():
+        torch.testing.assert_close((value, gradients), expected[:2], rtol=0, atol=1e-13)
         assert calls == 2 * len(gradients)

@@ -298,25 +298,21 @@ def test_bash_completes_commands_options_names_and_files(tmp_path, monkeypatch, 
     for name in ("0123abc", "0ffe"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "mine.toml").write_text("")
-    code, script, _ = dipole(capsys, "completion", "bash")
-    assert code == 0
     ask = (
-        "COMP_WORDS=(dipole {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        "COMP_WORDS=(dipole {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); "
         'COMP_LINE="${{COMP_WORDS[*]}}"; "$(complete -p dipole | sed -E "s/.*-F ([^ ]+).*/\\1/")"; '
         'echo "${{COMPREPLY[@]}}"'
     )
-    for words, wanted in (
-        ("com", {"compare", "completion"}), ("rm --y", {"--yes"}), ("completion z", {"zsh"}),
-        ("train digits-simc", {"digits-simclr"}), ("train mi", {"mine.toml"}), ("show infon", {"infonce"}),
-        ("bench lmcl-table1", {"lmcl-table1"}), ("data get cifar10", {"cifar10", "cifar100"}),
-        ("rm r", {"runs"}), ("report runs -o mi", {"mine.toml"}), ("rm 01", {"0123abc"}), ("rm 0123abc 0f", {"0ffe"}),
-        ("report sh", {"shipped"}), ("bench demo --known sh", {"shipped"}), ("train mine.toml --resume a", {"auto"}),
-        ("data wiki", {"wiki3029"}), ("data get wiki", set()),
-    ):  # fmt: skip
-        found = subprocess.run(
-            [bash, "--norc", "-c", script + "\n" + ask.format(words=words)], capture_output=True, text=True, check=True
-        )
-        assert set(found.stdout.split()) == wanted, found.stderr
+    wanted = {
+        "com": "compare completion", "rm --y": "--yes", "completion z": "zsh", "train digits-simc": "digits-simclr",
+        "train mi": "mine.toml", "show infon": "infonce", "bench lmcl-table1": "lmcl-table1",
+        "data get cifar10": "cifar10 cifar100", "rm r": "runs", "report runs -o mi": "mine.toml", "rm 01": "0123abc",
+        "rm 0123abc 0f": "0ffe", "report sh": "shipped", "bench demo --known sh": "shipped",
+        "train mine.toml --resume a": "auto", "data wiki": "wiki3029", "data get wiki": "",
+    }  # fmt: skip
+    script = "\n".join([done(capsys, "completion", "bash"), *(ask.format(words=words) for words in wanted)])
+    found = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, check=True)
+    assert [" ".join(sorted(line.split())) for line in found.stdout.split("\n")[:-1]] == list(wanted.values())
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
@@ -350,23 +346,20 @@ def test_a_broken_command_of_a_package_breaks_no_other_completion(monkeypatch, c
 
 
 def test_long_settings_are_shortened(trained, capsys):
-    long = "a" * 500
     for seed in range(3):
         config = json.loads((trained["dcl", seed] / "record.json").read_text())["config"]
-        change(trained["dcl", seed], config=config | {"description": "", "text": {"corpus": long}})
-    out = done(capsys, "compare", trained["infonce", 0], trained["dcl", 0])
-    assert max(map(len, out.splitlines())) < 130
-    told = json.loads(dipole(capsys, "compare", trained["infonce", 0], trained["dcl", 0], "--json")[1])
-    assert long in json.dumps(told["settings"])
+        change(trained["dcl", seed], config=config | {"description": "", "text": {"corpus": "a" * 500}})
+    words = ("compare", trained["infonce", 0], trained["dcl", 0])
+    assert max(map(len, done(capsys, *words).splitlines())) < 130
+    assert "a" * 500 in json.dumps(json.loads(done(capsys, *words, "--json"))["settings"])
 
 
 def test_completion_without_shtab_is_one_message(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     code, out, err = dipole(capsys, "completion", "bash")
     assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert "pip install" in err
-    assert "completion" in err
+    (line,) = err.splitlines()
+    assert re.search(r"pip install.*completion", line)
 
 
 def test_every_command_has_json():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lone_ranks import LeavesRankOne, MeanOfRank, Spread, SpreadOfAnchors
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import dipole
 from dipole.core.cli import main
@@ -232,8 +232,7 @@ class SimSiam(nn.Module):
     detached = True
 
     def forward(self, a, b):
-        cosine = nn.functional.cosine_similarity
-        return -(cosine(a, b.detach()).mean() + cosine(b, a.detach()).mean()) / 2
+        return -(cosine_similarity(a, b.detach()).mean() + cosine_similarity(b, a.detach()).mean()) / 2
 
 
 class OneWay(nn.Module):
@@ -242,7 +241,7 @@ class OneWay(nn.Module):
     detached = ("b",)
 
     def forward(self, a, b):
-        return -nn.functional.cosine_similarity(a, b.detach()).mean()
+        return -cosine_similarity(a, b.detach()).mean()
 
 
 class Codes(nn.Module):
@@ -258,22 +257,23 @@ class Codes(nn.Module):
         return -(q * s.log_softmax(1)).sum(1).mean()
 
 
-class WrongSlope(nn.Module):
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class WrongSlope(OneWay):
     """Declared, but its gradient is wrong beyond what it stops."""
 
     detached = True
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * g
-
     def forward(self, a, b):
-        return self.Twice.apply(-nn.functional.cosine_similarity(a, b.detach()).mean())
+        return Twice.apply(super().forward(a, b))
 
 
 GRADIENT = ["gradient exists", "gradcheck", "permutation", "determinism", "size"]
@@ -298,7 +298,7 @@ def test_stops_that_are_declared_hide_no_other_fault():
 
     class Leaks(OneWay):
         def forward(self, a, b):
-            return -nn.functional.cosine_similarity(a, b).mean()
+            return -cosine_similarity(a, b).mean()
 
     assert failures(Leaks, only=GRADIENT) == {"gradient exists"}
 
@@ -324,15 +324,12 @@ class Unsaved(Average):
         self.register_buffer("mean", torch.zeros(6), persistent=False)
 
 
-def test_a_declared_state_is_no_fault():
+def test_a_declared_state_is_no_fault_and_is_set_back():
     checks = ["gradient exists", "determinism", "state", "permutation", "eval mode", "strides"]
     report = check_objective(Average, only=checks, detached=True)
     assert report.ok, report.table()
     assert "as declared" in next(row.detail for row in report.rows if row.check == "determinism")
     assert failures(Unsaved, only=checks) == {"state"}
-
-
-def test_a_state_is_set_back():
     loss = Average()
     loss.seen = [1]
     with set_back(loss):
@@ -389,40 +386,33 @@ def test_one_cause_is_reported_once(loss, cause, options):
 
 
 def test_two_ranks_are_compared_with_one():
-    assert failures(Spread, only=["ranks", "eval mode"]) == set()
-    report = check_objective(SpreadOfAnchors, only=["ranks"])
-    assert "on one rank and" in report.failures[0].detail
-    assert failures(MeanOfRank, only=["ranks"]) == {"ranks"}
-    assert failures("infonce + 0.1*dp", only=["ranks"]) == set()
-
-
-def test_ranks_that_end_or_cannot_import_are_reported():
-    report = check_objective(LeavesRankOne, only=["ranks"])
-    assert "the two processes ended" in report.failures[0].detail
-    assert failures(Spread, only=["ranks"]) == set()
-
     class Local(Spread):
         pass
 
-    (fault,) = check_objective(Local, only=["ranks"]).failures
-    assert "cannot be sent to another process" in fault.detail
+    assert failures(Spread, only=["ranks", "eval mode"]) == set()
+    assert failures(MeanOfRank, only=["ranks"]) == {"ranks"}
+    assert failures("infonce + 0.1*dp", only=["ranks"]) == set()
+    for loss, said in (
+        (SpreadOfAnchors, "on one rank and"), (LeavesRankOne, "the two processes ended"),
+        (Local, "cannot be sent to another process"),
+    ):  # fmt: skip
+        (fault,) = check_objective(loss, only=["ranks"]).failures
+        assert said in fault.detail
+    assert failures(Spread, only=["ranks"]) == set()  # after the processes ended
 
 
-def test_what_a_notebook_defines_is_left_out_with_the_cure(monkeypatch):
-    monkeypatch.setattr(Spread, "__module__", "__main__")
-    (row,) = check_objective(Spread, only=["ranks"]).rows
-    assert row.outcome == "-"
-    assert "`%%writefile spread.py`" in row.detail
-    assert "`dipole check spread:Spread`" in row.detail
-
-
-def test_ranks_can_be_left_out_and_declarations_stay_in_the_class():
+def test_ranks_can_be_left_out_and_declarations_stay_in_the_class(monkeypatch):
     names = [check.name for check in chosen(ranks=False)]
     assert "ranks" not in names
     assert "eval mode" in names
     assert "ranks" in [check.name for check in chosen()]
     with pytest.raises(SpecError, match="attributes of its class"):
         check_objective("infonce", detached=True)
+    monkeypatch.setattr(Spread, "__module__", "__main__")  # as in a notebook
+    (row,) = check_objective(Spread, only=["ranks"]).rows
+    assert row.outcome == "-"
+    assert "`%%writefile spread.py`" in row.detail
+    assert "`dipole check spread:Spread`" in row.detail
 
 
 class Target(Objective):

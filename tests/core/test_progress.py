@@ -1,12 +1,25 @@
 """What a run says on stderr."""
 
+import importlib.util
 import io
 import itertools
+import json
+import signal
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from runs import at_batch, lines, quiet, refused
 
+from dipole.core.cli import main
+from dipole.core.train import trackers
+from dipole.core.train.metrics import read_metrics
+from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils import progress
+from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.progress import Progress, duration
 
 
@@ -130,3 +143,138 @@ def test_a_notebook_says_what_takes_a_while(shown_on):
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (42.4, "42s"), (130, "2m10s"), (7300, "2h01m")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+# Trackers hear every line once, know the run again when it goes on, and need no network -------------------------------
+
+
+SETTINGS = ("train.log_every=1", "train.evaluate_every=4", "train.checkpoint_every=3")
+
+
+def in_three_parts(recipe: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, *log: str) -> Any:
+    """A crash after step 5 (of which the checkpoint of step 3 knows nothing), a signal, and the rest."""
+
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    at_batch(monkeypatch, {6: crash, 11: lambda: signal.raise_signal(signal.SIGTERM)})
+    with pytest.raises(RuntimeError, match="power cut"):
+        quiet(recipe, *SETTINGS, runs=runs, log=log)
+    with pytest.raises(RunInterruptedError):
+        quiet(recipe, *SETTINGS, runs=runs, log=log)
+    return quiet(recipe, *SETTINGS, runs=runs, log=log)
+
+
+def told(runs: Path) -> Counter[tuple[str, int]]:
+    (path,) = runs.glob("*/metrics.jsonl")
+    lines = read_metrics(path)
+    values = [(name, line["step"]) for line in lines for name, v in line.items() if "/" in name and v is not None]
+    return Counter(values)
+
+
+def records_of(path: Path) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+@pytest.mark.slow
+def test_mlflow_in_a_local_store(blobs, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(None)
+    record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "mlflow")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("dipole").experiment_id])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", f"blobs {record.hash}")
+    assert (run.data.params["train.batch_size"], run.data.params["objective"]) == ("16", "infonce")
+    assert run.data.params["hash"] == record.hash
+    found = Counter(
+        (name, each.step) for name in run.data.metrics for each in client.get_metric_history(run.info.run_id, name)
+    )
+    assert found == told(tmp_path / "runs")
+    assert run.data.metrics["eval/mean/accuracy"] == record.results["mean/accuracy"]
+
+
+@pytest.mark.slow
+def test_wandb_without_a_network(blobs, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "wandb")
+    wandb.teardown()  # its own process writes the files
+    found: Counter[tuple[str, int]] = Counter()
+    about: dict[str, set[str]] = {"id": set(), "name": set(), "project": set()}
+    settings: dict[str, Any] = {}
+    files = sorted((tmp_path / "runs").glob("*/wandb/offline-run-*/*.wandb"))
+    assert len(files) >= 3  # one for each part; wandb before 0.31 begins another at the end
+    for path in files:
+        for data in records_of(path):
+            entry = wandb_internal_pb2.Record()
+            entry.ParseFromString(data)
+            if entry.WhichOneof("record_type") == "run":
+                for each in entry.run.config.update:
+                    settings[each.key or ".".join(each.nested_key)] = json.loads(each.value_json)
+                about["id"].add(entry.run.run_id)
+                about["name"].add(entry.run.display_name)
+                about["project"].add(entry.run.project)
+            if entry.WhichOneof("record_type") == "config":
+                for each in entry.config.update:
+                    settings[each.key or ".".join(each.nested_key)] = json.loads(each.value_json)
+            if entry.WhichOneof("record_type") == "history":
+                items = {
+                    (item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in entry.history.item
+                }
+                found.update((name, items["_step"]) for name in items if not name.startswith("_"))
+    assert (about["name"], about["project"]) == ({f"blobs {record.hash}"}, {"dipole"})
+    assert (len(about["id"]), settings["train.batch_size"], found) == (1, 16, told(tmp_path / "runs"))
+
+
+def test_tensorboard_goes_on_after_a_crash(blobs, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = in_three_parts(blobs, tmp_path / "runs", monkeypatch, "tensorboard")
+    events = EventAccumulator(str(tmp_path / "runs" / record.hash / "tensorboard"))
+    events.Reload()
+    written = {line["step"]: line["train/loss"] for line in lines(tmp_path / "runs") if "train/loss" in line}
+    assert list(written) == list(range(1, 11))
+    assert {event.step: event.value for event in events.Scalars("train/loss")} == pytest.approx(written)
+    assert [event.step for event in events.Scalars("eval/mean/accuracy")] == [4, 8, 10]
+
+
+def test_several_at_once_by_the_command(blobs, tmp_path, monkeypatch):
+    for name in ("tensorboard", "wandb"):
+        pytest.importorskip(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert main(["train", str(blobs), "--quiet", "--log", "tensorboard,wandb"]) == 0
+    (kept,) = tmp_path.glob("runs/*/trackers.json")
+    assert json.loads(kept.read_text())["keys"].keys() == {"tensorboard", "wandb"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio(blobs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    assert in_three_parts(blobs, tmp_path / "runs", monkeypatch, "trackio").status == "done"
+
+
+def test_what_cannot_be_told_is_said_before_training(blobs, tmp_path, monkeypatch, capsys):
+    said = refused(capsys, "train", blobs, "--log", "wandbb")
+    assert "unknown tracker 'wandbb'. Did you mean 'wandb'? Allowed: tensorboard" in said
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--log mlflow needs a package that is not installed: pip install .*mlflow"):
+        quiet(blobs, *SETTINGS, runs=tmp_path / "runs", log=["mlflow"])
+    assert not (tmp_path / "runs").exists()

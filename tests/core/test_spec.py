@@ -221,12 +221,17 @@ def test_every_file_of_the_folder_is_found(package, kind):
     assert homes == {f"{package.__name__}.{name}" for name in files}
 
 
+REGISTER = """
+from functools import partial
+from dipole.core.objectives import registry as home
+register = partial(getattr(home, "current", home.registry).register, formula="0", source="none")
+"""
+
+
 def write_modules(folder: Path, **texts: str) -> None:
-    """Write modules that register by `@register(NAME)`."""
+    """Write modules that may register something."""
     for name, text in texts.items():
-        head = "from dipole.core.objectives import registry as home\n" if "@register" in text else ""
-        text = text.replace("@register(", "@home.current.register(formula='0', source='none', name=")
-        (folder / f"{name}.py").write_text(head + text)
+        (folder / f"{name}.py").write_text(REGISTER + text if "@register" in text else text)
 
 
 def test_a_file_dropped_into_a_folder_is_imported(tmp_path, monkeypatch):

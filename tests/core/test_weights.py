@@ -27,23 +27,24 @@ def layouts(z: Tensor) -> dict[str, Pairs]:
     """Pairs with weights, by the name of the layout. z is (3, B, 4)."""
     a, b, c = z
     two, three = [a, b], [a, b, c]
+    of_rows, of_pairs, alone = some_weights(B), some_weights(B, 2), some_weights(B, 1)
     own = torch.arange(B).unsqueeze(1)
     listed = torch.tensor([[-1, 0], [1, -1], [2, 3], [-1, -1], [4, 5], [5, -1]])
     return {
-        "rows of views": Pairs.from_views(three, weights=some_weights(B)),
+        "rows of views": Pairs.from_views(three, weights=of_rows),
         "anchors of views": Pairs.from_views(two, weights=some_weights(2 * B)),
-        "pairs of two views": Pairs.from_views(two, weights=some_weights(B, 1)),
+        "pairs of two views": Pairs.from_views(two, weights=alone),
         "pairs of three views": Pairs.from_views(three, weights=some_weights(3 * B, 2)),
-        "queries": Pairs.from_views(three, negatives="queries", weights=some_weights(B, 2)),
-        "keys and queue": Pairs.cross(a, torch.stack([b, c], 1), draw(3, 4), True, weights=some_weights(B, 2)),
-        "sides": Pairs.both(a, b, weights=some_weights(B)),
+        "queries": Pairs.from_views(three, negatives="queries", weights=of_pairs),
+        "keys and queue": Pairs.cross(a, torch.stack([b, c], 1), draw(3, 4), True, weights=of_pairs),
+        "sides": Pairs.both(a, b, weights=of_rows),
         "pairs of sides": Pairs.both(a, b, weights=some_weights(2 * B, 1)),
-        "columns": Pairs.from_columns(a, b, c, weights=some_weights(B, 1)),
+        "columns": Pairs.from_columns(a, b, c, weights=alone),
         "crops": Pairs.from_crops(two, [c], weights=some_weights(3 * B, 2)),
-        "labels": Pairs.from_labels(a, torch.tensor([0, 0, 0, 1, 1, 2]), weights=some_weights(B)),
-        "window": Pairs.from_window(a, b, torch.tensor([0, 0, 0, 1, 1, 1]), weights=some_weights(B)),
-        "blocks": Pairs.from_blocks(z.transpose(0, 1), "all", weights=some_weights(B, 2)),
-        "own indices": Pairs(a, b, listed, own[:, :0], weights=some_weights(B, 2)),
+        "labels": Pairs.from_labels(a, torch.tensor([0, 0, 0, 1, 1, 2]), weights=of_rows),
+        "window": Pairs.from_window(a, b, torch.tensor([0, 0, 0, 1, 1, 1]), weights=of_rows),
+        "blocks": Pairs.from_blocks(z.transpose(0, 1), "all", weights=of_pairs),
+        "own indices": Pairs(a, b, listed, own[:, :0], weights=of_pairs),
     }
 
 
