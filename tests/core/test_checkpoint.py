@@ -44,25 +44,25 @@ def test_the_name_carries_the_hash_of_the_content(tmp_path):
     assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(path.name.split(".")[1])
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "foreign"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content[:999] + bytes([content[999] ^ 1]) + content[1000:],
+        lambda content: b"",
+        lambda content: b"hello" * 1000,
+    ],
+    ids=["truncate", "flip", "empty", "foreign"],
+)
 def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path, damage):
     save_checkpoint(tmp_path, 1, state(1))
     newest = save_checkpoint(tmp_path, 2, state(2))
-    content = newest.read_bytes()
-    middle = len(content) // 2
-    newest.write_bytes(
-        {
-            "truncate": content[:-1],
-            "flip": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
-            "empty": b"",
-            "foreign": b"hello" * 1000,
-        }[damage]
-    )
-    with pytest.raises(CheckpointError, match="truncated or damaged") as caught:
+    newest.write_bytes(damage(newest.read_bytes()))
+    with pytest.raises(
+        CheckpointError, match=rf"{newest}.*truncated or damaged|truncated or damaged.*{newest}"
+    ) as caught:
         load_checkpoint(newest)
-    assert str(newest) in str(caught.value)
     found, problems = newest_checkpoint(tmp_path)
-    assert found is not None
     assert (found["step"], problems) == (1, [str(caught.value)])
 
 
@@ -77,13 +77,15 @@ def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path):
 
 def test_missing_and_foreign_places(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="A file is in the place of a folder"):
-        save_checkpoint(tmp_path / "file", 1, state(1))
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        load_checkpoint(tmp_path / "step-00000001.0123456789abcdef.pt")
     (tmp_path / "model.pt").write_text("")
-    with pytest.raises(CheckpointError, match="must be step-<number>"):
-        load_checkpoint(tmp_path / "model.pt")
+    absent = tmp_path / "step-00000001.0123456789abcdef.pt"
+    for call, said in (
+        (lambda: save_checkpoint(tmp_path / "file", 1, state(1)), "A file is in the place of a folder"),
+        (lambda: load_checkpoint(absent), "no checkpoint"),
+        (lambda: load_checkpoint(tmp_path / "model.pt"), "must be step-<number>"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            call()
     assert newest_checkpoint(tmp_path / "absent") == (None, [])
 
 
@@ -149,26 +151,14 @@ def test_atomic_write_keeps_the_old_text(tmp_path):
 # record.json: validated on reading, old ones stay readable ------------------------------------------------------------
 
 
-# A record as version 1 wrote it; it must stay readable for ever.
 FIRST_RECORD = {
-    "schema_version": 1,
-    "hash": "0123456789ab",
-    "name": "blobs",
-    "domain": "blobs",
-    "objective": "infonce",
-    "seed": 0,
-    "status": "done",
-    "started": "2026-11-20T19:00:00Z",
-    "updated": "2026-11-20T19:01:00Z",
-    "config": {"domain": "blobs"},
-    "versions": {"dipole": "0.1.0"},
+    "schema_version": 1, "hash": "0123456789ab", "name": "blobs", "domain": "blobs", "objective": "infonce", "seed": 0,
+    "status": "done", "started": "2026-11-20T19:00:00Z", "updated": "2026-11-20T19:01:00Z",
+    "config": {"domain": "blobs"}, "versions": {"dipole": "0.1.0"},
     "hardware": {"device": "cpu", "device_name": "x", "machine": "Linux x86_64", "processors": 2, "threads": 1},
-    "seeds": {"root": 0},
-    "data": {"name": "blobs"},
-    "parameters": 10,
-    "results": {"linear/accuracy": 0.5, "knn/accuracy": None},
-    "histogram": {"edges": [0.0, 1.0], "all": [3.0]},
-}
+    "seeds": {"root": 0}, "data": {"name": "blobs"}, "parameters": 10,
+    "results": {"linear/accuracy": 0.5, "knn/accuracy": None}, "histogram": {"edges": [0.0, 1.0], "all": [3.0]},
+}  # fmt: skip
 
 
 def written(folder: Path, **changes: object) -> Path:
