@@ -44,20 +44,14 @@ def _embedder(encode: Any, tokenizer: Any, features: str | None) -> Embedder:
     return FunctionEmbedder(encode, tokens)
 
 
-def _check_weights(folder: Path) -> None:
-    from dipole.core.utils.errors import DataError
-    from dipole.core.utils.pickles import refusal
-
-    if refused := refusal(folder, deep=True):
-        raise DataError(f"{folder} cannot be loaded: {refused}.")
-
-
 def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]:
     import dipole.text.portable  # noqa: F401  (makes models with our own code known)
     from dipole.core.utils.errors import ConfigError, DataError
     from dipole.core.utils.extras import install_line
+    from dipole.core.utils.pickles import refusal
 
-    _check_weights(folder)
+    if refused := refusal(folder, deep=True):
+        raise DataError(f"{folder} cannot be loaded: {refused}.")
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -73,24 +67,12 @@ def _sentence_transformer(folder: Path, device: torch.device) -> tuple[Any, Any]
 
 def _transformer(folder: Path, device: torch.device) -> Any:
     import torch
-    from transformers import AutoModel
 
-    from dipole.core.utils.backbone import quietly
-    from dipole.core.utils.errors import DataError
-    from dipole.core.utils.pickles import safetensors_only
+    from dipole.core.utils.backbone import open_exported
     from dipole.text.encoders.networks import pooled
     from dipole.text.portable import DipoleSentenceModel
 
-    _check_weights(folder)
-    try:
-        with quietly():
-            model = (
-                AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=safetensors_only())
-                .eval()
-                .to(device)
-            )
-    except Exception as error:  # as above
-        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    model = open_exported(folder, device)
 
     @torch.no_grad()
     def read(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from dipole.core.train.inference import Embedder, Inputs
-from dipole.core.utils.backbone import quietly
+from dipole.core.utils.backbone import open_exported
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.pickles import refusal, safetensors_only
 from dipole.vision.decoding import attempt, decode, file_bytes
 from dipole.vision.sources import described, open_source, reader_of
 from dipole.vision.sources.base import Decoding
@@ -180,17 +179,8 @@ def onnx_features(file: Path) -> Callable[[Tensor], Tensor]:
 
 def transformers_features(folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return the features of a saved model of transformers as a function of its `pixel_values`."""
-    from transformers import AutoModel
-
     from dipole.vision.encoders.hub import read_pooled, register_exports
 
     register_exports()
-    if refused := refusal(folder):
-        raise DataError(f"{folder} cannot be loaded: {refused}.")
-    try:
-        with quietly():
-            model: Any = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=safetensors_only())
-    except Exception as error:  # transformers, safetensors and the model each raise their own
-        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-    model.eval().to(device)
+    model = open_exported(folder, device)
     return lambda pixels: read_pooled(model, pixels.to(device))

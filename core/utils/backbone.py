@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.modes import in_mode
@@ -183,6 +183,20 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
     return Backbone(
         model.train(), True, getattr(model.config, "_commit_hash", None), tuple(sorted(loaded["missing_keys"]))
     )
+
+
+def open_exported(folder: Path, device: torch.device) -> Any:
+    """Return the model in a folder that `save_pretrained` wrote, for evaluation. Raise DataError if it has none."""
+    from transformers import AutoModel
+
+    if refused := refusal(folder):
+        raise DataError(f"{folder} cannot be loaded: {refused}.")
+    try:
+        with quietly():
+            found = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=safetensors_only())
+    except Exception as error:  # transformers, safetensors and the model each raise their own
+        raise DataError(f"{folder} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    return found.eval().to(device)
 
 
 def is_random(model: nn.Module, run: Callable[[], Tensor]) -> bool:
