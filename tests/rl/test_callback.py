@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from itertools import permutations
 
 import gymnasium
 import numpy as np
@@ -23,13 +24,20 @@ from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
 
 NET = {"net_arch": [8]}
+REPLAY = {"buffer_size": 100, "learning_starts": 16, "batch_size": 8}
+ROLLOUT = {"n_steps": 16}
+USUAL = {SAC: REPLAY, TD3: REPLAY, DQN: REPLAY, A2C: ROLLOUT, PPO: {**ROLLOUT, "n_epochs": 1, "batch_size": 8}}
+
+
+def made(algorithm, env=None, policy="CnnPolicy", **settings):
+    if env is None:
+        env = make_env("dot-discrete", size=36) if algorithm is DQN else DotEnv(size=36)
+    usual = {"device": "cpu", "seed": 0, "policy_kwargs": dict(NET), **USUAL[algorithm]}
+    return algorithm(policy, env, **{**usual, **settings})
 
 
 def sac(**settings):
-    return SAC(
-        "CnnPolicy", DotEnv(size=36), buffer_size=200, learning_starts=10, batch_size=8, device="cpu", seed=0,
-        policy_kwargs=dict(NET), **settings,
-    )  # fmt: skip
+    return made(SAC, **{"buffer_size": 200, "learning_starts": 10, **settings})
 
 
 def record_losses(callback):
@@ -73,21 +81,6 @@ def test_several_positives_are_several_views():
     assert views == [2] + [size for size in range(11, 17) for _ in range(4)]
 
 
-@pytest.mark.parametrize("algorithm", [TD3, DQN, A2C, PPO])
-def test_other_agents_gain_an_objective(algorithm):
-    settings = (
-        {"n_steps": 16} if algorithm in (A2C, PPO) else {"buffer_size": 100, "learning_starts": 16, "train_freq": 8}
-    )
-    env = make_env("dot-discrete", size=36) if algorithm is DQN else DotEnv(size=36)
-    agent = algorithm("CnnPolicy", env, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
-    callback = ContrastiveCallback("infonce", batch_size=8)
-    losses = record_losses(callback)
-    agent.learn(32, callback=callback)
-    assert losses
-    owner = {TD3: "critic", DQN: "q_net"}.get(algorithm)
-    assert callback.encoder is (getattr(agent, owner) if owner else agent.policy).features_extractor
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -109,11 +102,10 @@ def test_agents_without_image_encoder_and_labelled_objectives_are_refused():
     with pytest.raises(ConfigError, match=r"tuple cannot run inside an agent: .*labels"):
         sac().learn(1, callback=ContrastiveCallback("tuple"))
     with pytest.raises(ConfigError, match="needs an agent that observes images"):
-        SAC("MlpPolicy", "Pendulum-v1", device="cpu").learn(1, callback=ContrastiveCallback())
+        made(SAC, "Pendulum-v1", "MlpPolicy", policy_kwargs={}).learn(1, callback=ContrastiveCallback())
     for env in (DotEnv(size=36), floating()):
-        agent = SAC("MlpPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
         with pytest.raises(ConfigError, match="FlattenExtractor has nothing to train: give the agent one"):
-            agent.learn(1, callback=ContrastiveCallback("infonce"))
+            made(SAC, env, "MlpPolicy").learn(1, callback=ContrastiveCallback("infonce"))
 
 
 def test_encoder_without_a_width_and_losses_that_are_not_finite_raise_errors():
@@ -153,8 +145,7 @@ class Instruments(gymnasium.ObservationWrapper):
 
 @pytest.mark.parametrize("algorithm", [SAC, PPO])
 def test_images_in_a_dictionary_are_augmented(algorithm):
-    settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 16}
-    agent = algorithm("MultiInputPolicy", Instruments(), batch_size=8, device="cpu", seed=0, **settings)
+    agent = made(algorithm, Instruments(), "MultiInputPolicy")
     callback = ContrastiveCallback("infonce", batch_size=8)
     shapes = []
     callback.augmentation = lambda images: shapes.append(tuple(images.shape)) or images
@@ -169,20 +160,8 @@ def floating():
     return TransformObservation(DotEnv(size=36), lambda image: (image / 255).astype("float32"), space)
 
 
-@pytest.mark.parametrize(
-    ("size", "said"),
-    [
-        (36, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
-        (35, r"cannot see augmented observations of Box"),
-    ],
-)
-def test_encoders_that_do_not_fit_the_observations_are_refused(size, said):
-    class Wrong(torch.nn.Linear):
-        features_dim = 7
-
-    callback = ContrastiveCallback("infonce", encoder=lambda model: Wrong(size, 5))
-    with pytest.raises(ConfigError, match=said):
-        sac().learn(1, callback=callback)
+class Wrong(torch.nn.Linear):
+    features_dim = 7
 
 
 @pytest.mark.parametrize(
@@ -191,46 +170,25 @@ def test_encoders_that_do_not_fit_the_observations_are_refused(size, said):
         ({"augmentation": lambda images: None}, "augmentation made a NoneType of two images"),
         ({"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
         ({"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
+        ({"encoder": lambda model: Wrong(36, 5)}, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
+        ({"encoder": lambda model: Wrong(35, 5)}, "cannot see augmented observations of Box"),
         ({"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
     ],
 )
 def test_errors_of_the_first_step_are_raised_before_training(settings, said):
-    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, device="cpu") if "encoder" in settings else sac()
+    agent = made(PPO if "encoder" in settings else SAC)
     with pytest.raises(DipoleError, match=said):
         agent.learn(1, callback=ContrastiveCallback("infonce", **settings))
     assert agent.num_timesteps == 0
 
 
-@pytest.mark.parametrize("algorithm", [SAC, PPO])
-def test_batch_is_at_most_the_rollout_or_replay(algorithm):
-    settings = {"n_steps": 8, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 10, "learning_starts": 4}
-    agent = algorithm("CnnPolicy", DotEnv(size=36), batch_size=8, device="cpu", policy_kwargs=dict(NET), **settings)
-    callback = ContrastiveCallback("infonce", batch_size=10**9)
-    losses = record_losses(callback)
-    agent.learn(8, callback=callback)
-    assert losses
-
-
 def test_float_images_are_learned_from():
     kwargs = {**NET, "normalize_images": False, "features_extractor_kwargs": {"normalized_image": True}}
-    agent = SAC(
-        "CnnPolicy", floating(), buffer_size=50, learning_starts=10, batch_size=8, device="cpu", policy_kwargs=kwargs
-    )
+    agent = made(SAC, floating(), learning_starts=10, policy_kwargs=kwargs)
     callback = ContrastiveCallback("infonce", batch_size=8)
     losses = record_losses(callback)
     agent.learn(14, callback=callback)
     assert losses
-
-
-def test_callback_steps_after_the_update_of_an_on_policy_agent():
-    """With one whole-batch epoch the policy of the update is that of the rollout: its KL to itself is 0."""
-    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=16, batch_size=16, n_epochs=1, device="cpu", seed=0)
-    callback = ContrastiveCallback("infonce", batch_size=16, updates=10, learning_rate=1e-3)
-    divergences, train = [], agent.train
-    agent.train = lambda: (train(), divergences.append(agent.logger.name_to_value["train/approx_kl"]))
-    agent.learn(64, callback=callback)
-    assert len(divergences) == 4
-    assert max(divergences) < 1e-6
 
 
 class Blinking(DotEnv):
@@ -243,7 +201,7 @@ class Blinking(DotEnv):
 @pytest.mark.parametrize("environment", [DotEnv, Blinking])
 def test_short_rollout_is_one_batch_of_different_observations(environment):
     """Five stored observations, as A2C has by default, are five anchors; equal ones are one."""
-    agent = A2C("CnnPolicy", environment(size=36), n_steps=5, device="cpu", seed=0)
+    agent = made(A2C, environment(size=36), n_steps=5, policy_kwargs={})
     callback = ContrastiveCallback(updates=3)
     sizes, losses, step = [], [], callback._step
     callback._step = lambda seen: (sizes.append(len(seen)), losses.append(step(seen)))[1] or losses[-1]
@@ -258,11 +216,8 @@ def test_equal_observations_are_not_negatives():
     images[4], images[5] = images[1], images[1]
     found = equal(images, 2)
     expected = torch.full((6, 12), -1)
-    for group in ([1, 4, 5],):
-        for one in group:
-            for other in group:
-                if one != other:
-                    expected[one, other], expected[one, other + 6] = other, other + 6
+    for one, other in permutations([1, 4, 5], 2):
+        expected[one, other], expected[one, other + 6] = other, other + 6
     assert torch.equal(found, expected)
     parts = {"eye": images, "numbers": torch.arange(12.0).view(6, 2)}
     assert (equal(parts, 1) == -1).all()
@@ -274,26 +229,6 @@ def test_a_rollout_holds_each_observation_once():
     stored[2, 1] = 7
     space = gymnasium.spaces.Box(0, 255, (3, 2, 2), np.uint8)
     assert [int(each.max()) for each in distinct(stored, space)[""]] == [0, 7]
-
-
-@pytest.mark.parametrize("algorithm", [SAC, PPO])
-def test_callback_state_is_saved_with_the_agent(algorithm, tmp_path):
-    def learner():
-        return ContrastiveCallback("infonce(similarity=bilinear)", batch_size=8)
-
-    settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 16}
-    env = DotEnv(size=36)
-    agent = algorithm("CnnPolicy", env, batch_size=8, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
-    agent.learn(32, callback=(first := learner()))
-    agent.save(tmp_path / "agent.zip")
-    loaded = algorithm.load(tmp_path / "agent.zip", env=env, device="cpu")
-    second = learner()
-    loaded.learn(1 if algorithm is SAC else 16, callback=BaseCallbackList([second, Stop()]), reset_num_timesteps=False)
-    for name in ("contrast", "keys", "optimizer"):
-        one, two = (getattr(each, name).state_dict() for each in (first, second))
-        torch.testing.assert_close(one, two, rtol=0, atol=0)
-    with pytest.raises(ConfigError, match=r"trained with a callback of the objective 'infonce\(similarity=bilinear\)'"):
-        algorithm.load(tmp_path / "agent.zip", env=env, device="cpu").learn(1, callback=ContrastiveCallback("dcl"))
 
 
 _ALONE = """
@@ -316,19 +251,30 @@ for algorithm in sys.argv[1:]:
 
 def saved_agents(algorithm, folder):
     """Write an agent, the agent loaded and saved again, and the one that EvalCallback saved. Return its actions."""
-    settings = {"n_steps": 16, "n_epochs": 1} if algorithm is PPO else {"buffer_size": 100, "learning_starts": 8}
-    env = DotEnv(size=36)
-    agent = algorithm("CnnPolicy", env, batch_size=8, device="cpu", seed=0, policy_kwargs=dict(NET), **settings)
+
+    def learner():
+        return ContrastiveCallback("infonce(similarity=bilinear) + 0.1*dp", batch_size=8)
+
+    agent, first = made(algorithm, learning_starts=8) if algorithm is SAC else made(algorithm), learner()
     best = EvalCallback(DotEnv(size=36), None, None, 1, 20, best_model_save_path=folder, verbose=0)
-    agent.learn(32, callback=[ContrastiveCallback("infonce(similarity=bilinear) + 0.1*dp", batch_size=8), best])
+    agent.learn(32, callback=[first, best])
     agent.save(folder / "agent.zip")
     algorithm.load(folder / "agent.zip", device="cpu").save(folder / "again.zip")
-    shown = np.stack([env.observation_space.sample() for _ in range(3)])
+    shown = np.stack([agent.observation_space.sample() for _ in range(3)])
     np.save(folder / "shown.npy", shown)
-    return agent.predict(shown, deterministic=True)[0]
+    actions = agent.predict(shown, deterministic=True)[0]
+    # An agent that is trained further continues the callback's state.
+    loaded, second = algorithm.load(folder / "agent.zip", env=DotEnv(size=36), device="cpu"), learner()
+    loaded.learn(1 if algorithm is SAC else 16, callback=BaseCallbackList([second, Stop()]), reset_num_timesteps=False)
+    for name in ("contrast", "keys", "optimizer"):
+        one, two = (getattr(each, name).state_dict() for each in (first, second))
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+    with pytest.raises(ConfigError, match=r"trained with a callback of the objective 'infonce\(similarity=bilinear\)"):
+        algorithm.load(folder / "agent.zip", env=DotEnv(size=36)).learn(1, callback=ContrastiveCallback("dcl"))
+    return actions
 
 
-def test_saved_agents_and_best_models_load_without_dipole(tmp_path):
+def test_saved_agents_continue_the_callback_and_load_without_dipole(tmp_path):
     expected = [saved_agents(algorithm, tmp_path / algorithm.__name__) for algorithm in (SAC, PPO)]
     command = [sys.executable, "-c", _ALONE, "SAC", "PPO"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -363,9 +309,8 @@ def every(steps):
     ],
 )
 def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expected):
-    settings = {"buffer_size": 100, **settings}
     env, batch = envs(settings.pop("env", 1)), settings.pop("batch", 8)
-    agent = SAC("CnnPolicy", env, batch_size=8, device="cpu", gradient_steps=0, policy_kwargs=dict(NET), **settings)
+    agent = made(SAC, env, gradient_steps=0, **settings)
     callback = ContrastiveCallback("infonce", batch_size=batch)
     losses = record_losses(callback)
     with warnings.catch_warnings():
@@ -376,24 +321,25 @@ def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expec
 
 
 def test_loaded_agents_step_at_once(tmp_path):
-    settings = {"buffer_size": 100, "learning_starts": 20, "batch_size": 8, "policy_kwargs": dict(NET)}
-    SAC("CnnPolicy", DotEnv(size=36), device="cpu", **settings).learn(30).save(tmp_path / "agent")
+    made(SAC, learning_starts=20).learn(30).save(tmp_path / "agent")
     agent, callback = SAC.load(tmp_path / "agent", env=DotEnv(size=36), device="cpu"), ContrastiveCallback()
     losses = record_losses(callback)
     agent.learn(5, callback=callback, reset_num_timesteps=False)
     assert len(losses) == 4  # replay is empty again: from two transitions on
 
 
-@pytest.mark.parametrize("wrap", [every(4), lambda each: EvalCallback(DotEnv(size=36), None, each, 1, 4, verbose=0)])
-def test_events_of_on_policy_agents_step_after_their_update(wrap):
-    agent = PPO(
-        "CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, policy_kwargs=dict(NET), device="cpu"
-    )
-    callback = ContrastiveCallback(updates=2)
+@pytest.mark.parametrize(
+    ("wrap", "steps"),
+    [(None, 8), (every(4), 4), (lambda each: EvalCallback(DotEnv(size=36), None, each, 1, 4, verbose=0), 4)],
+)
+def test_on_policy_agents_step_after_their_update(wrap, steps):
+    """With one whole-batch epoch the policy of the update is that of the rollout: its KL to itself is 0."""
+    agent = made(PPO, n_steps=8)
+    callback = ContrastiveCallback(updates=2, batch_size=10**9, learning_rate=1e-3)  # at most the rollout
     losses, divergences, train = record_losses(callback), [], agent.train
     agent.train = lambda: (train(), divergences.append(agent.logger.name_to_value["train/approx_kl"]))
-    agent.learn(24, callback=wrap(callback))
-    assert len(losses) == 24 // 4 * 2
+    agent.learn(24, callback=wrap(callback) if wrap else callback)
+    assert len(losses) == 24 // steps * 2
     assert len(divergences) == 3
     assert max(divergences) < 1e-6
 
@@ -402,13 +348,10 @@ def test_events_of_on_policy_agents_step_after_their_update(wrap):
     ("make", "steps", "said"),
     [
         (lambda callback: (sac(), callback), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
-        (
-            lambda callback: (sac(), every(90)(callback)),
-            20,
-            "in 20 timesteps. It is inside an EventCallback that had no",
-        ),
-        (lambda callback: (sac(train_freq=50), BaseCallbackList([callback, Stop()])), 20, "No rollout was complete"),
-        (lambda callback: (a2c(Still), callback), 10, "fewer than two different observations"),
+        (lambda each: (sac(), each), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
+        (lambda each: (sac(), every(90)(each)), 20, "in 20 timesteps. It is inside an EventCallback that had no"),
+        (lambda each: (sac(train_freq=50), BaseCallbackList([each, Stop()])), 20, "No rollout was complete"),
+        (lambda each: (made(A2C, Still(size=36), n_steps=5), each), 10, "fewer than two different observations"),
     ],
 )
 def test_training_without_a_step_ends_with_a_warning(make, steps, said):
@@ -417,10 +360,6 @@ def test_training_without_a_step_ends_with_a_warning(make, steps, said):
         agent.learning_starts = 0
     with pytest.warns(RuntimeWarning, match=f"ContrastiveCallback took no step.*{said}"):
         agent.learn(steps, callback=callback)
-
-
-def a2c(environment):
-    return A2C("CnnPolicy", environment(size=36), n_steps=5, device="cpu", seed=0)
 
 
 class Still(DotEnv):
@@ -443,14 +382,14 @@ class Normed(BaseFeaturesExtractor):
         return self.head(self.drop(self.norm(images)).mean((2, 3)))
 
 
-@pytest.mark.parametrize("algorithm", [SAC, PPO, A2C, DQN])
-def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm):
-    settings = {"buffer_size": 100, "learning_starts": 8, "batch_size": 8}
-    if algorithm in (PPO, A2C):
-        settings = {"n_steps": 8}
-    kwargs = {**NET, "features_extractor_class": Normed}
-    env = make_env("dot-discrete", size=36) if algorithm is DQN else DotEnv(size=36)
-    agent = algorithm("CnnPolicy", env, device="cpu", policy_kwargs=kwargs, **settings)
+@pytest.mark.parametrize(
+    ("algorithm", "owner"), [(SAC, "critic"), (TD3, "critic"), (DQN, "q_net"), (PPO, "policy"), (A2C, "policy")]
+)
+def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm, owner):
+    steps = {"n_steps": 8} if algorithm in (PPO, A2C) else {"learning_starts": 8}
+    if algorithm in (TD3, DQN):
+        steps |= {"train_freq": 4}
+    agent = made(algorithm, policy_kwargs={**NET, "features_extractor_class": Normed}, **steps)
     callback, seen = ContrastiveCallback(batch_size=8), []
     step = callback._step
 
@@ -463,6 +402,7 @@ def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm):
 
     callback._step = noted
     agent.learn(24, callback=callback)
+    assert callback.encoder is getattr(agent, owner).features_extractor
     assert len(seen) >= 3  # the last step of an on-policy agent is taken when training has ended
     assert all(each == {(True, True)} for each in seen)
     assert int(callback.keys.norm.num_batches_tracked) > 0
@@ -476,7 +416,7 @@ def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm):
 def test_replay_is_seen_as_the_agent_sees_it():
     """Vectors are normalised by the agent's VecNormalize, as in its own updates."""
     env = VecNormalize(DummyVecEnv([Instruments]), norm_obs_keys=["numbers"])
-    agent = SAC("MultiInputPolicy", env, buffer_size=50, learning_starts=5, batch_size=8, device="cpu", seed=0)
+    agent = made(SAC, env, "MultiInputPolicy", learning_starts=5)
     callback, seen = ContrastiveCallback(batch_size=8), []
     step = callback._step
     callback._step = lambda batch: seen.append(batch["numbers"]) or step(batch)
@@ -486,10 +426,9 @@ def test_replay_is_seen_as_the_agent_sees_it():
 
 def test_sb3_replay_that_cannot_store_what_the_agent_sees_is_refused():
     env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: DotEnv(size=36, frame_stack=1)]), norm_obs=False), 3)
-    agent = SAC("CnnPolicy", env, buffer_size=50, device="cpu", policy_kwargs=dict(NET))
-    with pytest.raises(
-        ConfigError, match=r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize the out"
-    ):
+    agent = made(SAC, env)
+    said = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize the out"
+    with pytest.raises(ConfigError, match=said):
         agent.learn(10, callback=ContrastiveCallback())
 
 
@@ -526,8 +465,7 @@ def test_a_callback_tells_step_and_total():
     agent.learn(4, callback=callback, reset_num_timesteps=False)
     assert term.seen[18:] == counted(19, 24, 24)
     term = Counts()
-    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1, policy_kwargs=dict(NET))
-    agent.learn(20, callback=ContrastiveCallback(term, updates=2))
+    made(PPO, n_steps=8).learn(20, callback=ContrastiveCallback(term, updates=2))
     assert term.seen == counted(1, 6, 6)
     term = Counts()
     sac(train_freq=(1, "episode")).learn(40, callback=ContrastiveCallback(term, batch_size=8))

@@ -77,18 +77,16 @@ def test_batches_are_consecutive_and_leave_the_ends_of_documents_out(corpus, tmp
     assert set(adapter.held_rows) == set(range(300)) - set(rows)
 
 
-@pytest.mark.parametrize("pairs", [{}, {"pairs": "blocks", "block_size": 4}])
-def test_batches_depend_on_seed_and_epoch_alone(corpus, tmp_path, pairs):
+@pytest.mark.parametrize(
+    "pairs", [{}, {"pairs": "blocks", "block_size": 4}, {"pairs": "blocks", "blocks": "random", "block_size": 3}]
+)
+def test_batches_depend_on_seed_and_epoch_alone_and_ranks_share_them(corpus, tmp_path, pairs):
     adapter, again = make(corpus, tmp_path, **pairs), make(corpus, tmp_path, **pairs)
     all_of = [restored(b.batch) for b in adapter.batches(3)]
     assert all_of[2:] == [restored(b.batch) for b in again.batches(3, start=2)]
     assert all_of != [restored(b.batch) for b in adapter.batches(4)]
     assert all_of != [restored(b.batch) for b in make(corpus, tmp_path, seed=1, **pairs).batches(3)]
-
-
-@pytest.mark.parametrize("pairs", [{}, {"pairs": "blocks", "blocks": "random", "block_size": 3}])
-def test_ranks_share_the_global_batch(corpus, tmp_path, pairs):
-    whole = next(make(corpus, tmp_path, **pairs).batches(0))
+    whole = next(adapter.batches(0))
     halves = [next(make(corpus, tmp_path, rank=r, world_size=2, **pairs).batches(0)) for r in (0, 1)]
     assert restored(halves[0].batch) + restored(halves[1].batch) == restored(whole.batch)
 

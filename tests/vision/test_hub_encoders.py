@@ -257,14 +257,10 @@ def test_what_a_processor_says(said, expected):
     assert (found.std or ()) == pytest.approx(expected.std or ())
 
 
-def vision(folder, **settings):
-    return configured(table(folder, **settings))
-
-
 def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
-    config = vision(models / "vit")
+    config = configured(table(models / "vit"))
     assert config.augment.size == SIDE
-    assert vision(models / "vit", augment={"size": 24}).augment.size == 24
+    assert configured(table(models / "vit", augment={"size": 24})).augment.size == 24
     pixels = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
     setup = Setup(ImageSet("random", pixels), SIDE, 4, config.encoder)
     branch = setup.branch().encoder
@@ -344,13 +340,13 @@ def test_less_memory_changes_nothing(models, tmp_path, name):
 
 def test_a_plan_reads_no_weights(models, tmp_path):
     shutil.copytree(models / "swin", tmp_path / "swin")
-    config = vision(tmp_path / "swin", encoder={"lora": {"rank": 2}, "freeze": 1})
+    config = configured(table(tmp_path / "swin", encoder={"lora": {"rank": 2}, "freeze": 1}))
     (tmp_path / "swin" / "model.safetensors").write_bytes(b"damaged")
     sketch = VisionAdapter.sketch(config, 32)
     assert sketch is not None
     assert sketch.width == 5
     with pytest.raises(ConfigError, match=r"vision\.encoder\.freeze: 9 layers"):
-        VisionAdapter.sketch(vision(models / "swin", encoder={"freeze": 9}), 32)
+        VisionAdapter.sketch(configured(table(models / "swin", encoder={"freeze": 9})), 32)
 
 
 @pytest.mark.slow
