@@ -8,8 +8,26 @@ import pytest
 
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
 from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.run.engine import Engine, run_here
 from dipole.benchmarks.run_records import read_records
 from dipole.core.record import Hardware, Histogram, RunRecord, write_record
+
+
+class Here(Engine):
+    """Runs jobs in this process, which has imported what they need."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def attempt(self, task, runs):
+        return run_here(task, runs)
+
+    def prepare(self, tasks, runs):
+        pass
+
+    def stop(self):
+        pass
+
 
 HARDWARE = Hardware(device="cpu", device_name="Test processor", machine="Linux x86_64", processors=2, threads=1)
 

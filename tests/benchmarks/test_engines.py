@@ -22,9 +22,8 @@ from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 
-SHORT = (
-    "train.batch_size=32", "train.checkpoint_every=1", "train.log_every=1", "toy.points=64", "toy.test_points=40",
-)  # fmt: skip
+SHORT = [f"train.{part}" for part in ("batch_size=32", "checkpoint_every=1", "log_every=1")]
+SHORT += ["toy.points=64", "toy.test_points=40"]
 
 
 def task(seed, steps=2, *more):
@@ -66,14 +65,14 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: PoolEngine(jobs=2, threads=1),
+        lambda: PoolEngine(jobs=1, threads=1),
         pytest.param(lambda: LocalEngine(jobs=2, threads=1, gpus=[]), marks=pytest.mark.slow),
         pytest.param(lambda: SlurmEngine(2, 1, cluster="local"), marks=pytest.mark.slow),
     ],
     ids=["pool", "local", "slurm"],
 )
 def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp_path, make):
-    victim, *others = task(0, 200), task(1), task(2), task(3)
+    victim, *others = task(0, 60), task(1), task(2)
     engine = make()
     killer = Killer(tmp_path, victim.hash, times=1, parent=isinstance(engine, SlurmEngine))
     results = run(engine, [victim, *others], tmp_path)
@@ -82,15 +81,15 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_from_its_checkpoint(tmp
     assert read_records(tmp_path).done.keys() == {each.hash for each in [victim, *others]}
     # Each step was trained and logged once: the second process began where the first one's checkpoint ends.
     lines = map(json.loads, (tmp_path / victim.hash / "metrics.jsonl").read_text().splitlines())
-    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 201))
-    assert [starts(each, tmp_path) for each in [victim, *others]] == [2, 1, 1, 1]
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 61))
+    assert [starts(each, tmp_path) for each in [victim, *others]] == [2, 1, 1]
 
 
 @pytest.mark.slow
 def test_a_run_whose_worker_is_killed_twice_has_failed_by_name_and_no_other(tmp_path):
     victim, *others = task(0, 4000), task(1), task(2), task(3)
     killer = Killer(tmp_path, victim.hash, times=2)
-    results = run(PoolEngine(1, 1), [victim, *others], tmp_path)
+    results = run(PoolEngine(2, 1), [victim, *others], tmp_path)
     assert len(killer.killed) == 2
     assert {label for label, result in results.items() if result.status == "done"} == {"seed 1", "seed 2", "seed 3"}
     assert "killed twice" in results["seed 0"].message
@@ -115,19 +114,15 @@ def test_slurm_reports_a_missing_sbatch_and_unknown_options():
 
 
 def test_packs_a_run_without_its_checkpoints(runs_folder, tmp_path):
+    here, there = runs_folder.path, tmp_path / "there"
     name = runs_folder.record()
-    checkpoints = runs_folder.path / name / "checkpoints"
-    checkpoints.mkdir()
-    (checkpoints / "step-1.pt").write_bytes(b"x" * 1000)
-    log = runs_folder.path / BENCH / "logs" / f"{name}.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("hello")
-    there = tmp_path / "there"
-    (there / BENCH).mkdir(parents=True)
-    (there / name).mkdir()
+    for folder in (here / name / "checkpoints", here / BENCH / "logs", there / BENCH, there / name):
+        folder.mkdir(parents=True)
+    (here / name / "checkpoints" / "step-1.pt").write_bytes(b"x" * 1000)
+    (here / BENCH / "logs" / f"{name}.log").write_text("hello")
     (there / name / "record.json").write_text("an earlier, failed attempt")
-    unpack(pack(runs_folder.path, name), there, name)
-    assert read_records(there).records == read_records(runs_folder.path).records
+    unpack(pack(here, name), there, name)
+    assert read_records(there).records == read_records(here).records
     assert not (there / name / "checkpoints").exists()
     assert (there / BENCH / "logs" / f"{name}.log").read_text() == "hello"
     assert [p.name for p in (there / BENCH).iterdir()] == ["logs"]

@@ -11,12 +11,14 @@ from rich.console import Console
 
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.run.worker import ask_to_stop
+from dipole.benchmarks.sweep import search
 from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
 from dipole.benchmarks.sweep.study import Study
 from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, read_summaries
 from dipole.core.record import read_part, read_record
 from dipole.core.utils.errors import ConfigError
+from tests.benchmarks.conftest import Here
 
 RECIPE = "gaussian-classes"
 SHORT = (
@@ -27,20 +29,14 @@ SPACE = ("objective.infonce.temperature=log(0.05, 1)", "train.optimizer=choice(a
 
 
 def quietly(space=SPACE, trials=3, **options):
-    options = {"metric": "knn/accuracy", "overrides": SHORT, "seeds": 1, "jobs": 2, "threads": 1} | options
+    options = {"metric": "knn/accuracy", "overrides": SHORT, "seeds": 1, "engine": "pool"} | options
     with open(os.devnull, "w") as nowhere:
         return sweep(RECIPE, space, trials=trials, console=Console(file=nowhere), **options)
 
 
 def test_a_space_is_read_as_it_is_written():
-    space = read_space(
-        [
-            "a.b=log(1e-4, 1)",
-            "c=int(1, 8)",
-            "d=choice(adam, 'sgd', 3, true, dcl(rho=0.1, temperature=1))",
-            "e = uniform(-1,2)",
-        ]
-    )
+    written = ["a.b=log(1e-4, 1)", "c=int(1, 8)", "e = uniform(-1,2)"]
+    space = read_space([*written[:2], "d=choice(adam, 'sgd', 3, true, dcl(rho=0.1, temperature=1))", written[2]])
     assert space[0] == Dimension("a.b", "log", (1e-4, 1.0))
     assert space[2].values == ("adam", "sgd", 3, True, "dcl(rho=0.1, temperature=1)")
     assert read_space([str(each) for each in space]) == space
@@ -74,14 +70,17 @@ def test_values_become_overrides_and_the_objective_is_rewritten():
     assert found[0] == 'train.optimizer="sgd"'
     assert found[1] == 'objective="infonce(temperature=0.1) + 0.3*dp(delta_pos=0.2)"'
     assert settings({"objective": "dcl", "objective.dcl.rho": 0.2}, "infonce") == ['objective="dcl(rho=0.2)"']
-    assert settings({"objective.infonce.1.temperature": 1.0}, "infonce + infonce")[0].endswith(
-        '"infonce + infonce(temperature=1.0)"'
-    )
+    twice = settings({"objective.infonce.1.temperature": 1.0}, "infonce + infonce")
+    assert twice[0].endswith('"infonce + infonce(temperature=1.0)"')
     with pytest.raises(ConfigError, match="no term 'dc'"):
         settings({"objective.dc.rho": 1.0}, "dcl")
 
 
-def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path):
+def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "make_engine", lambda *_, **__: Here())
+    with pytest.raises(ConfigError, match=r"no 'knn/acuracy'\. Did you mean 'knn/accuracy'"):
+        quietly(runs=tmp_path, trials=1, metric="knn/acuracy", name="wrong")
+    (tmp_path / SWEEPS / "wrong.json").unlink()
     assert quietly(runs=tmp_path, trials=1) == 0
     (path,) = (tmp_path / SWEEPS).glob("*.json")
     found = read_part(path, SearchSummary)
@@ -128,7 +127,6 @@ def test_a_search_chooses_on_validation_and_tests_its_winner(tmp_path):
         ({"space": ("objective.dp.weight=uniform(0, 1)",)}, "no term 'dp'"),
         ({"name": "../elsewhere"}, "is no name of a file"),
         ({"space": ()}, "needs --space"),
-        ({"metric": "knn/acuracy"}, "no 'knn/acuracy'. Did you mean 'knn/accuracy'"),
     ],
 )
 def test_what_is_wrong_with_a_search_is_said(tmp_path, change, said):
