@@ -102,7 +102,7 @@ agent.learn(80).save("agent.zip")
 from dipole.core.utils.progress import Progress
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
-SEEDS, STEPS, EVERY = (range(3), 400, 80) if SMALL else (range(5), 1600, 80)
+SEEDS, STEPS, EVERY = (range(2), 240, 80) if SMALL else (range(5), 1600, 80)
 
 
 def returns(model, episodes=10):

@@ -1,8 +1,8 @@
 """Results files: what a report makes of them, how they grow from several machines, and what damages them."""
 
 import json
-import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,13 +11,14 @@ from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.results_command import add, contents
+from dipole.benchmarks.results_file import strangers
 from dipole.benchmarks.run import bench as every
 from dipole.benchmarks.run.bench import bench
 from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError, DataError, RecordError
+from tests.benchmarks.conftest import Here
 from tests.hostile import ODD, changed, places
-from tests.systems import posix
 
 TOY = """
 name = "mine"
@@ -59,16 +60,16 @@ def seen(places):
 
 def test_a_report_is_the_same_from_folders_and_from_files(runs_folder, tmp_path):
     table4(runs_folder)
-    (runs_folder.path / f"{2:012x}" / "measured.json").write_text(
-        json.dumps({"results": {"detection": {"value": 0.5, "source": "by hand", "time": "now"}}})
-    )
+    detection = {"value": 0.5, "source": "by hand", "time": "now"}
+    measured = runs_folder.path / f"{2:012x}" / "measured.json"
+    measured.write_text(json.dumps({"results": {"detection": detection}}))
     (added,) = add([runs_folder.path], tmp_path / "kept")
     assert added.runs == added.wanted == added.new
     shown = seen(runs_folder.path)
     assert "claim" in shown
     assert shown == seen(added.path) == seen([tmp_path / "kept", runs_folder.path])
     whole = [json.loads(line) for line in added.path.read_text().splitlines()]
-    assert {"detection": {"value": 0.5, "source": "by hand", "time": "now"}} in [r.get("measured") for r in whole]
+    assert {"detection": detection} in [r.get("measured") for r in whole]
     assert added.path.stat().st_size < sum(p.stat().st_size for p in runs_folder.path.rglob("*.json*")) / 2
 
 
@@ -168,13 +169,13 @@ def test_no_line_of_a_file_does_harm(runs_folder, tmp_path):
 
     def tried(texts):
         added.path.write_text("\n".join(texts) + "\n")
-        said = ""
+        said = None
         try:
             found = results_file.read_results_file(added.path)
             assert set(found.runs) <= {job.hash for job in found.manifest.jobs}
         except RecordError as error:
             said = str(error)
-        if said:
+        if said is not None:
             assert str(added.path) in said
             before = added.path.read_bytes()
             with pytest.raises(RecordError):
@@ -206,13 +207,6 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
         results_file.known_runs([path])
 
 
-@posix
-def test_a_pipe_is_not_waited_for(runs_folder):
-    runs_folder.record()
-    os.mkfifo(runs_folder.path / "odd.jsonl")
-    assert len(make_report(runs_folder.path).sections) >= 1
-
-
 def test_places_that_are_none(tmp_path, runs_folder, capsys):
     with pytest.raises(DataError, match="no runs folder"):
         make_report([tmp_path / "none"])
@@ -232,7 +226,8 @@ def test_places_that_are_none(tmp_path, runs_folder, capsys):
     assert "--within belongs to --all" in capsys.readouterr().err
 
 
-def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys):
+def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(every, "make_engine", lambda *_, **__: Here())
     suite, second = tmp_path / "mine.toml", tmp_path / "second"
     suite.write_text(TOY)
     sized = read_suite(str(suite)).at("small")
@@ -306,7 +301,8 @@ def test_what_cannot_be_read_is_left_out_and_named(runs_folder, tmp_path):
 
 def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
     table4(runs_folder)
-    later = {path: record for path in runs_folder.path.glob("*/record.json") if (record := of(path))["seed"] == 2}
+    later = {path: json.loads(path.read_text()) for path in runs_folder.path.glob("*/record.json")}
+    later = {path: record for path, record in later.items() if record["seed"] == 2}
     for path in later:
         path.unlink()
     (first,) = add([runs_folder.path], tmp_path / "kept")
@@ -323,18 +319,12 @@ def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
     assert (whole.new, whole.left_out) == (len(later), ())
 
 
-def of(path):
-    return json.loads(path.read_text())
-
-
 def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp_path):
     table4(runs_folder, seeds=(0, 1, 2))
     add([runs_folder.path], tmp_path / "kept")
     path = runs_folder.path / f"{1:012x}" / "record.json"
-    record = json.loads(path.read_text())
-    path.write_text(
-        json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}, "results": {"text": 0.1}})
-    )
+    record = json.loads(path.read_text()) | {"results": {"text": 0.1}}
+    path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}}))
     for order in ([runs_folder.path, tmp_path / "kept"], [tmp_path / "kept", runs_folder.path]):
         shown = seen(order)
         assert "other results than the same run elsewhere" in shown
@@ -342,10 +332,6 @@ def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp
 
 
 def test_data_that_follow_the_seed_are_no_strangers():
-    from types import SimpleNamespace
-
-    from dipole.benchmarks.results_file import strangers
-
     def run(seed, print_, name="x", imbalance=1.0):
         data = {"name": "digits", "sizes": {"test": 9}, "fingerprint": print_}
         config = {"vision": {"imbalance": imbalance}}

@@ -110,15 +110,16 @@ def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path):
     assert re.search(r"^  ok    ranks ", done.stdout, re.MULTILINE)
 
 
-def test_third_tutorial_offline_names_the_small_setting(tmp_path):
+def test_third_tutorial_offline_names_the_small_setting(tmp_path, monkeypatch):
     pytest.importorskip("sentence_transformers")
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     (cell,) = (each.source for each in cells("3-sentence-encoder") if "def published" in each.source)
-    program = f"import re, torch\nSMALL, pairs = False, []\n{cell}"
-    (tmp_path / "published.py").write_text(program)
-    done = run("published.py", folder=tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "RuntimeError: sentence-transformers/all-MiniLM-L6-v2 cannot be fetched here. "
+    with pytest.raises(RuntimeError) as caught:
+        exec(cell, {"SMALL": False, "pairs": []})
+    assert str(caught.value) == (
+        "sentence-transformers/all-MiniLM-L6-v2 cannot be fetched here. "
         "With DIPOLE_TUTORIAL=small in the environment nothing is downloaded."
     )
 
@@ -133,14 +134,11 @@ def executed(sources: list[str], folder: Path) -> list[dict[str, str]]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in sources])
     client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
     client.execute(env=os.environ | ENVIRONMENT)
-    streams = []
-    for cell in notebook.cells:
-        found = {"stdout": "", "stderr": ""}
-        for output in cell.outputs:
-            if output.output_type == "stream":
-                found[output.name] += output.text
-        streams.append(found)
-    return streams
+    outputs = [[each for each in cell.outputs if each.output_type == "stream"] for cell in notebook.cells]
+    return [
+        {name: "".join(each.text for each in cell if each.name == name) for name in ("stdout", "stderr")}
+        for cell in outputs
+    ]
 
 
 def test_a_kernel_shows_progress_and_no_bar(tmp_path):
@@ -200,8 +198,7 @@ def test_tutorial_states_its_duration_and_installs_from_one_place(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_first_cell_installs_every_import(name):
-    brought, waiting = set(), [Requirement(each) for each in tutorials.PACKAGES[name]]
-    asked = set()
+    brought, asked, waiting = set(), set(), [Requirement(each) for each in tutorials.PACKAGES[name]]
     while waiting:
         wanted = waiting.pop()
         if (key := (wanted.name.lower().replace("_", "-"), frozenset(wanted.extras))) in asked:
@@ -225,12 +222,9 @@ def test_first_cell_installs_every_import(name):
             assert owners & brought, f"nothing that the first cell installs brings {module}"
 
 
-@pytest.mark.parametrize(
-    ("place", "found"),
-    [("git+https://host/repository", True), ("file:///checkout", False)],
-)
+@pytest.mark.parametrize(("place", "found"), [("git+https://host/repository", True), ("file:///checkout", False)])
 def test_first_cell_calls_pip_and_names_the_fix(place, found, tmp_path):
-    """In an environment without dipole, whose pip is one that writes down what it is asked for."""
+    """In an environment without dipole, whose pip writes down what it is asked for."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
     noted = "import pathlib, sys\npathlib.Path('asked').write_text(' '.join(sys.argv[1:]))\n"
@@ -323,9 +317,8 @@ def test_rejects_unexpected_outputs(output, alt, said):
 def test_separates_warnings_from_progress():
     progress = "step 3/9  loss 2  about 1s left\r\r 10%|#   | 1/10 [00:01]\n\nTREC   acc 61.11 +- 2  dev 60\n"
     assert tutorials.unexpected(progress) == ""
-    assert (
-        tutorials.unexpected(f"{progress}a.py:3: UserWarning: odd\n  call()\n") == "a.py:3: UserWarning: odd\n  call()"
-    )
+    odd = "a.py:3: UserWarning: odd\n  call()"
+    assert tutorials.unexpected(f"{progress}{odd}\n") == odd
 
 
 def test_execution_keeps_output_and_figures_and_names_lines(tmp_path):

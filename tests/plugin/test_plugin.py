@@ -66,9 +66,8 @@ COMMANDS = (
 def answers(site, tmp_path_factory):
     """The folder of runs, and the answer to each of COMMANDS."""
     runs = tmp_path_factory.mktemp("runs")
-    return runs, dict(
-        zip(COMMANDS, dipole(site, *(each.replace("{runs}", str(runs)) for each in COMMANDS)), strict=True)
-    )
+    told = dipole(site, *(each.replace("{runs}", str(runs)) for each in COMMANDS))
+    return runs, dict(zip(COMMANDS, told, strict=True))
 
 
 def test_an_installed_package_adds_an_objective(answers):
@@ -98,9 +97,8 @@ def test_an_installed_package_adds_a_domain_with_its_recipe(answers):
     assert 'domain = "rings"' in shown[1]
     assert [row["name"] for row in json.loads(table[1])["settings"]] == ["points", "noise"]
     findings = {each["name"]: each for each in json.loads(doctor[1])}
-    assert findings["rings: arithmetic"] == {
-        "name": "rings: arithmetic", "state": "ok", "detail": "circles are round", "fix": ""
-    }  # fmt: skip
+    assert findings["rings: arithmetic"]["state"] == "ok"
+    assert findings["rings: arithmetic"]["detail"] == "circles are round"
     parts = "objectives: decoupled, domains: rings, commands: greet, recipes: example"
     assert findings["plug-in dipole-example 0.1"]["detail"] == parts
     assert trained[0] == 0, trained[2]
@@ -123,7 +121,7 @@ def test_an_installed_package_adds_a_command(answers):
     assert "Did you mean 'greet'?" in near[2]
 
 
-def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers, monkeypatch):
+def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers, monkeypatch, capsys):
     listed, plain = (answers[1][command] for command in COMMANDS[16:])
     packages = {each["name"]: each["package"] for each in json.loads(listed[1])["objectives"]}
     assert (packages["decoupled"], packages["infonce"]) == ("dipole-example 0.1", "dipole")
@@ -139,9 +137,8 @@ def test_plugins_are_listed_with_their_package_and_can_be_left_out(site, answers
     findings = {each["name"]: each for each in json.loads(doctor[1])}
     assert findings["plug-ins"]["detail"] == "switched off by DIPOLE_PLUGINS=none"
     monkeypatch.setenv("DIPOLE_PLUGINS", "some")
-    (wrong,) = dipole(site, "list")
-    assert wrong[0] == 2
-    assert "DIPOLE_PLUGINS must be none" in wrong[2]
+    assert main(["list"]) == 2
+    assert "DIPOLE_PLUGINS must be none" in capsys.readouterr().err
 
 
 ENTRY_POINTS = """
@@ -174,9 +171,10 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
     )
     module = broken / "dipole_example" / "decoupled.py"
     module.write_text(module.read_text().replace('"decoupled"', '"infonce"', 1))
-    listed, snapped, taken, own = dipole(
-        broken, "list", "check snapped", "check decoupled", "check infonce --only reference"
-    )
+    listed, snapped, taken, own, half, bent, overview, left, domains, doctor = dipole(
+        broken, "list", "check snapped", "check decoupled", "check infonce --only reference", "show half", "show bent",
+        "--help", "leave", "list domains", "doctor --json",
+    )  # fmt: skip
     assert listed[0] == 0
     assert "infonce" in listed[1]
     assert snapped[0] == taken[0] == 2
@@ -193,9 +191,6 @@ def test_a_broken_package_takes_nothing_else_with_it(site, tmp_path, capsys):
     ):
         assert f"cannot be used: {what}" in listed[2]
 
-    half, bent, overview, left, domains, doctor = dipole(
-        broken, "show half", "show bent", "--help", "leave", "list domains", "doctor --json"
-    )
     assert half[0] == bent[0] == 2
     assert "unknown name 'half'" in half[2]
     assert "'leaving' of broken 1.0" in half[2]

@@ -1,6 +1,5 @@
 """The rl domain of a recipe: training, interruption and continuation, evaluation, recipes."""
 
-import json
 import signal
 
 import pytest
@@ -18,6 +17,7 @@ from dipole.rl.adapter import RLAdapter
 from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import tasks
+from dipole.rl.episodes.history import SCORES
 from tests.rl.conftest import QUICK
 
 SHORT = [*QUICK, "train.steps=120", "train.evaluate_every=60", "train.checkpoint_every=50", "train.log_every=20"]
@@ -27,33 +27,55 @@ def short(*overrides):
     return load("dot", [*SHORT, *overrides]).config
 
 
-def test_a_run_records_returns_and_diagnostics(tmp_path):
-    config = short("objective=infonce(similarity=bilinear) + dp")
-    record = train(config, tmp_path, quiet=True)
+OBJECTIVE = "objective=infonce(similarity=bilinear) + dp"
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Folder of a run without interruption, and its record. A score is measured at step 60."""
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCORES, "100k", 60)
+        return folder, train(short(OBJECTIVE), folder, quiet=True)
+
+
+def test_a_run_records_returns_and_diagnostics(straight):
+    folder, record = straight
     assert record.status == "done"
     assert record.steps == 120
     assert 0 <= record.results["return/min"] <= record.results["return/mean"] <= record.results["return/max"] <= 50
     assert {"alignment", "uniformity", "conditional_entropy", "rank"} <= set(record.diagnostics)
     assert record.data["environment_steps"] == record.data["agent_steps"] == 120
     assert record.data["faults"] == 0
-    lines = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(folder / record.hash / "metrics.jsonl")
     named = {name for line in lines for name in line}
-    assert {
-        "train/critic_loss",
-        "train/contrast_loss",
-        "train/contrast/dp",
-        "train/return",
-        "eval/return/mean",
-    } <= named
-    assert not (tmp_path / config.hash / "checkpoints").exists()
+    training = ("critic_loss", "contrast_loss", "contrast/dp", "return")
+    assert {*(f"train/{name}" for name in training), "eval/return/mean"} <= named
+    assert not (folder / record.hash / "checkpoints").exists()
+    # Curves are of validation episodes, results of test episodes.
+    seen = [line for line in lines if "eval/return/mean" in line]
+    assert [line["step"] for line in seen] == [60, 120]
+    assert (record.curves_on, record.evaluated_on) == ("validation", "test")
+    (last,) = [line for line in lines if "test/return/mean" in line]
+    assert last["test/return/mean"] == pytest.approx(record.results["return/mean"], rel=1e-6)
+    assert seen[-1]["eval/return/mean"] != pytest.approx(record.results["return/mean"], rel=1e-6)
+    assert record.results["score/100k"] != pytest.approx(seen[0]["eval/return/mean"], rel=1e-6)
+
+
+def test_a_run_evaluated_on_validation_episodes_ends_where_its_curve_does(straight, tmp_path):
+    folder, record = straight
+    other = train(short(OBJECTIVE, "train.evaluate_on=validation", "train.steps=60"), tmp_path, quiet=True)
+    assert other.evaluated_on == "validation"
+    curve = [line for line in read_metrics(folder / record.hash / "metrics.jsonl") if "eval/return/mean" in line]
+    assert other.results["return/mean"] == pytest.approx(curve[0]["eval/return/mean"], rel=1e-6)
 
 
 def test_terms_are_compared_without_changing_the_agent(tmp_path, monkeypatch):
-    config = short("objective=infonce(similarity=bilinear) + 3000*dp(reduction=anchor_sum)")
+    config = short("objective=infonce(similarity=bilinear) + 3000*dp(reduction=anchor_sum)", "train.steps=60")
     record = train(config, tmp_path / "with", quiet=True)
     lines = read_metrics(tmp_path / "with" / config.hash / "metrics.jsonl")
     found = {line["step"]: line["grad/dp"] for line in lines if "grad/dp" in line}
-    assert {60, 120} <= found.keys()
+    assert 60 in found
     assert min(found) < 60  # after the first updates
     (note,) = [note for note in record.notes if "dominates" in note]
     assert note.startswith(f"the term 'dp' dominates: its gradient was {max(found.values()):.3g} times as long")
@@ -66,18 +88,17 @@ def test_terms_are_compared_without_changing_the_agent(tmp_path, monkeypatch):
 
 
 def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
-    objective = "objective=infonce(similarity=bilinear) + dp"
     moved = ("train.schedule.dp.weight=linear(0.5, 0.5)", "train.schedule.infonce.temperature=linear(1, 0.5)")
     weights, lines = {}, {}
     for name, overrides in {
-        "moved": (objective, *moved),
-        "weight alone": (objective, moved[0]),
-        "fixed": ("objective=infonce(similarity=bilinear) + 0.5*dp",),
+        "moved": (OBJECTIVE, *moved),
+        "weight alone": (OBJECTIVE, moved[0]),
+        "fixed": (OBJECTIVE.replace("dp", "0.5*dp"),),
     }.items():
         config = short(*overrides, "train.steps=60")
         train(config, tmp_path, quiet=True)
         weights[name] = load_file(tmp_path / config.hash / "model" / "module.safetensors")
-        lines[name] = [json.loads(line) for line in (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()]
+        lines[name] = read_metrics(tmp_path / config.hash / "metrics.jsonl")
     assert all(torch.equal(value, weights["fixed"][name]) for name, value in weights["weight alone"].items())
     assert not all(torch.equal(value, weights["fixed"][name]) for name, value in weights["moved"].items())
     shown = [line["train/schedule.infonce.temperature"] for line in lines["moved"] if "train/return" in line]
@@ -87,9 +108,13 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true")])
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers):
-    config = short("objective=infonce(similarity=bilinear)", *workers)
-    straight = train(config, tmp_path / "straight", quiet=True)
+def test_an_interrupted_run_continues_bit_for_bit(straight, tmp_path, monkeypatch, workers):
+    config = short(OBJECTIVE, *workers)
+    if workers:
+        folder, record = tmp_path / "straight", train(config, tmp_path / "straight", quiet=True)
+    else:
+        folder, record = straight
+        monkeypatch.setitem(SCORES, "100k", 60)
     advance = Run.advance
 
     def interrupted(self, values, steps=1):
@@ -102,18 +127,18 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch, workers
         train(config, tmp_path / "broken", quiet=True)
     monkeypatch.setattr(Run, "advance", advance)
     again = train(config, tmp_path / "broken", quiet=True)
-    assert again.results == straight.results
-    assert again.diagnostics == straight.diagnostics
-    one, two = (read_metrics(tmp_path / name / config.hash / "metrics.jsonl") for name in ("straight", "broken"))
-    assert [timeless(line) for line in one] == [timeless(line) for line in two]
-
-
-def timeless(line):
-    return {name: value for name, value in line.items() if "time" not in name and "second" not in name}
+    assert again.results == record.results
+    assert again.diagnostics == record.diagnostics
+    one, two = (read_metrics(each / config.hash / "metrics.jsonl") for each in (folder, tmp_path / "broken"))
+    timed = {name for line in one for name in line if "time" in name or "second" in name}
+    assert [{k: v for k, v in line.items() if k not in timed} for line in one] == [
+        {k: v for k, v in line.items() if k not in timed} for line in two
+    ]
 
 
 def test_agent_without_an_objective_trains(tmp_path):
-    record = train(short("objective=none", "train.precision=bf16-mixed"), tmp_path, quiet=True)
+    config = short("objective=none", "train.precision=bf16-mixed", "train.steps=60")
+    record = train(config, tmp_path, quiet=True)
     assert record.objective == "none"
     assert "conditional_entropy" not in record.diagnostics
 
@@ -162,30 +187,6 @@ def test_record_notes_a_term_that_stays_0(tmp_path, monkeypatch):
         def _frame(self, size):
             return 0 * super()._frame(size)
 
-    record = train(short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce"), tmp_path, quiet=True)
+    config = short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce", "train.steps=60")
+    record = train(config, tmp_path, quiet=True)
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)
-
-
-def test_validation_and_test_use_different_episodes(tmp_path):
-    records = {}
-    for part in ("test", "validation"):
-        record = train(short(f"train.evaluate_on={part}", "train.steps=60"), tmp_path, quiet=True)
-        records[part] = record
-        assert record.evaluated_on == part
-    assert records["test"].results["return/mean"] != records["validation"].results["return/mean"]
-
-
-def test_curves_use_validation_episodes_and_scores_test_episodes(tmp_path, monkeypatch):
-    from dipole.rl.episodes.history import SCORES
-
-    monkeypatch.setitem(SCORES, "100k", 60)
-    record = train(short("train.steps=120"), tmp_path, quiet=True)
-    lines = read_metrics(tmp_path / record.hash / "metrics.jsonl")
-    seen = [line for line in lines if "eval/return/mean" in line]
-    assert [line["step"] for line in seen] == [60, 120]
-    assert (record.curves_on, record.evaluated_on) == ("validation", "test")
-    (last,) = [line for line in lines if "test/return/mean" in line]
-    assert last["test/return/mean"] == pytest.approx(record.results["return/mean"], rel=1e-6)
-    assert seen[-1]["eval/return/mean"] != pytest.approx(record.results["return/mean"], rel=1e-6)
-    # The score of step 60 is a result: not that of the curve's episodes.
-    assert record.results["score/100k"] != pytest.approx(seen[0]["eval/return/mean"], rel=1e-6)

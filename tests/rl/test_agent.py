@@ -17,7 +17,9 @@ from dipole.rl import ContrastiveSAC, DotEnv, make_env
 from dipole.rl import pixel_agent as agent_module
 from dipole.rl.algorithms import open_agent
 from dipole.rl.contrast import duplicates
+from dipole.rl.networks import PixelEncoder
 from dipole.rl.settings import CURL_OBJECTIVE, PRESETS
+from tests.rl.conftest import same
 
 # "blocks" has more negative blocks here than a small trial batch would have.
 OBJECTIVES = [
@@ -71,8 +73,6 @@ def test_actor_shares_convolutions_and_does_not_step_them(tiny_agent):
 
 
 def test_chunks_and_memory_format_do_not_change_the_embedding():
-    from dipole.rl.networks import PixelEncoder
-
     space = spaces.Box(0, 255, (9, 28, 28), np.uint8)
     images = torch.randint(0, 256, (7, 9, 28, 28), dtype=torch.uint8)
     encoders = [
@@ -99,8 +99,7 @@ def test_presets_hold_the_published_settings():
 
 
 def test_the_same_seed_gives_the_same_agent(tiny_agent):
-    one, two = (tiny_agent().learn(14).policy.state_dict() for _ in range(2))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert same(tiny_agent().learn(14), tiny_agent().learn(14))
 
 
 def test_save_load_and_predict(tiny_agent, tmp_path):
@@ -115,8 +114,7 @@ def test_save_load_and_predict(tiny_agent, tmp_path):
         torch.manual_seed(0)
         np.testing.assert_array_equal(loaded.predict(observation, deterministic=deterministic)[0], expected)
     assert torch.equal(loaded.contrast.terms[0].W, agent.contrast.terms[0].W)
-    optimizers = ("encoder_optimizer", "contrast_optimizer", "ent_coef_optimizer")
-    for name in optimizers:
+    for name in ("encoder_optimizer", "contrast_optimizer", "ent_coef_optimizer"):
         one, two = (getattr(each, name).state_dict()["state"][0]["exp_avg"] for each in (agent, loaded))
         assert torch.equal(one, two)
 
@@ -160,22 +158,14 @@ def test_callbacks_and_loggers_of_sb3_work(tiny_agent, tmp_path):
 
     agent = tiny_agent()
     agent.set_logger(configure(str(tmp_path), ["csv"]))
-    agent.learn(
-        60,
-        log_interval=1,
-        callback=[
-            EvalCallback(Monitor(DotEnv()), n_eval_episodes=1, eval_freq=30, log_path=str(tmp_path), verbose=0),
-            CheckpointCallback(20, str(tmp_path), save_replay_buffer=True),
-        ],
-    )
+    best = EvalCallback(Monitor(DotEnv()), n_eval_episodes=1, eval_freq=30, log_path=str(tmp_path), verbose=0)
+    agent.learn(60, log_interval=1, callback=[best, CheckpointCallback(20, str(tmp_path), save_replay_buffer=True)])
     assert len(np.load(tmp_path / "evaluations.npz")["results"]) == 2
     loaded = ContrastiveSAC.load(tmp_path / "rl_model_60_steps.zip", device="cpu")
     loaded.load_replay_buffer(tmp_path / "rl_model_replay_buffer_60_steps.pkl")
     assert len(loaded.replay_buffer) == 59  # SB3 calls callbacks before it stores the step
-    header = (tmp_path / "progress.csv").read_text().splitlines()[0]
-    assert {"train/contrast_loss", "train/critic_loss", "train/ent_coef", "time/environment_steps"} <= set(
-        header.split(",")
-    )
+    header = (tmp_path / "progress.csv").read_text().splitlines()[0].split(",")
+    assert {"train/contrast_loss", "train/critic_loss", "train/ent_coef", "time/environment_steps"} <= set(header)
 
 
 def test_duplicates_are_not_negatives():
@@ -213,8 +203,7 @@ def test_same_pixels_of_two_environments_are_duplicates(tiny_agent):
     batch = agent.replay_buffer.sample_views(32, agent._augment, 1)
     shows = [np.array_equal(each, frames[1][:, 2:-2, 2:-2]) for each in batch.observations.numpy()]
     pairs = agent.make_pairs(batch, agent.policy.encoder(batch.observations))
-    expected = [len(shows) - shows.count(shown) for shown in shows]
-    assert pairs.negative_counts.tolist() == expected
+    assert pairs.negative_counts.tolist() == [len(shows) - shows.count(shown) for shown in shows]
 
 
 def test_the_learning_rate_may_be_a_schedule(tiny_agent):
@@ -235,19 +224,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tiny_agent, term, joint
         batch.rewards[0] = torch.nan
     else:
         agent.contrast.terms[1].loss = lambda positive, rows: positive.sum() * torch.nan
-    guarded = list((agent.critic if term == "critic" else agent.contrast).parameters()) + list(
-        agent.policy.encoder.parameters()
-    )
-    before = None
+    guarded = [*(agent.critic if term == "critic" else agent.contrast).parameters(), *agent.policy.encoder.parameters()]
+    before, original = [], agent._contrastive_loss
 
-    original = ContrastiveSAC._contrastive_loss
+    def snapshot(*given):
+        before[:] = [p.detach().clone() for p in guarded]
+        return original(*given)
 
-    def snapshot(self, pairs, logs):
-        nonlocal before
-        before = [p.detach().clone() for p in guarded]
-        return original(self, pairs, logs)
-
-    agent._contrastive_loss = snapshot.__get__(agent)
+    agent._contrastive_loss = snapshot
     if term == "critic":
         before = [p.detach().clone() for p in guarded]
     with pytest.raises(TrainingError, match=rf"the {term} loss is nan at update \d+ \(12 environment steps\)"):
@@ -316,7 +300,7 @@ def test_numpy_numbers_are_accepted_as_settings(tiny_agent):
         tiny_agent(batch_size=len)
 
 
-def test_wrong_objectives_and_observations_are_refused(tiny_agent):
+def test_wrong_objectives_observations_and_actions_are_refused(tiny_agent):
     with pytest.raises(SpecError, match="infonce"):
         tiny_agent(objective="infonse")
     with pytest.raises(ConfigError, match="sees no image here"):
@@ -324,14 +308,11 @@ def test_wrong_objectives_and_observations_are_refused(tiny_agent):
     floating = gymnasium.wrappers.DtypeObservation(DotEnv(), np.float32)
     with pytest.raises(ConfigError, match="needs uint8 images"):
         ContrastiveSAC("CnnPolicy", floating, device="cpu")
-
-
-@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,), np.float32)])
-def test_actions_that_are_not_bounded_numbers_are_refused(tiny_agent, space):
-    env = DotEnv()
-    env.action_space = space
-    with pytest.raises(ConfigError, match="needs continuous actions with finite bounds"):
-        tiny_agent(env)
+    for space in (spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,), np.float32)):
+        env = DotEnv()
+        env.action_space = space
+        with pytest.raises(ConfigError, match="needs continuous actions with finite bounds"):
+            tiny_agent(env)
 
 
 def test_float_images_of_an_augmentation_are_not_changed_in_place(tiny_agent):
@@ -369,9 +350,8 @@ def test_returns_of_several_steps_reach_the_target(tiny_agent):
 
 
 def test_sb3_policy_kwargs_become_settings(tiny_agent):
-    agent = ContrastiveSAC(
-        "CnnPolicy", "dot", policy_kwargs={"net_arch": [16, 8]}, buffer_size=50, preset="small", device="cpu"
-    )
+    settings = {"policy_kwargs": {"net_arch": [16, 8]}, "buffer_size": 50, "preset": "small", "device": "cpu"}
+    agent = ContrastiveSAC("CnnPolicy", "dot", **settings)
     assert agent.settings.hidden == (16, 8)
     with pytest.raises(ConfigError, match="the same setting"):
         tiny_agent(policy_kwargs={"net_arch": [8]})
@@ -379,9 +359,8 @@ def test_sb3_policy_kwargs_become_settings(tiny_agent):
 
 def wide():
     """Return the dot task, its images cut to 28 x 20."""
-    return TransformObservation(
-        DotEnv(), lambda image: image[:, :, 4:24].copy(), spaces.Box(0, 255, (9, 28, 20), np.uint8)
-    )
+    space = spaces.Box(0, 255, (9, 28, 20), np.uint8)
+    return TransformObservation(DotEnv(), lambda image: image[:, :, 4:24].copy(), space)
 
 
 @pytest.mark.parametrize("augmentation", ["crop", "shift", "none", lambda images: images[:, :, 2:-2]])

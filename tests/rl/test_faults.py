@@ -40,17 +40,12 @@ class Failing(DotEnv):
 def test_a_step_that_raises_ends_the_episode_as_truncated():
     env = Guard(Failing(at={3}))
     env.reset(seed=11)
-    last = env.step(np.zeros(2))[0]
-    last = env.step(np.zeros(2))[0]
+    last = [env.step(np.zeros(2))[0] for _ in range(2)][-1]
     observation, reward, terminated, truncated, info = env.step(np.zeros(2))
     np.testing.assert_array_equal(observation, last)
     assert (reward, terminated, truncated) == (0.0, False, True)
-    assert info["fault"] == {
-        "error": "FloatingPointError: the cart left the universe",
-        "step": 3,
-        "episode": 1,
-        "seed": 11,
-    }
+    error = "FloatingPointError: the cart left the universe"
+    assert info["fault"] == {"error": error, "step": 3, "episode": 1, "seed": 11}
     env.reset()
     assert "fault" not in env.step(np.zeros(2))[4]
 
@@ -72,19 +67,27 @@ def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent):
         agent.learn(40)
 
 
-def test_a_dead_worker_is_restarted(tiny_agent, tmp_path):
-    marker = str(tmp_path / "died")
-    env = WorkerVecEnv([lambda: Dying(marker, 57), DotEnv])
+@pytest.fixture
+def workers(request):
+    """Environments in processes that end with the test."""
+
+    def make(functions, **settings):
+        env = WorkerVecEnv(functions, **settings)
+        request.addfinalizer(env.close)
+        return env
+
+    return make
+
+
+def test_a_dead_worker_is_restarted(tiny_agent, tmp_path, workers):
+    env = workers([partial(Dying, str(tmp_path / "died"), 57), DotEnv])
     said = r"environment 0 failed at its step 57 \(episode 2 after seed 0\).*exit code 3"
-    try:
-        agent = tiny_agent(env)
-        with pytest.warns(RuntimeWarning, match=said):
-            agent.learn(120)
-        assert (agent.num_timesteps, len(agent.faults), env.counters()["_episodes"][0]) == (120, 1, 3)
-        assert not agent.replay_buffer.valid[0, 56]
-        assert agent.replay_buffer.valid[1, :60].all()
-    finally:
-        env.close()
+    agent = tiny_agent(env)
+    with pytest.warns(RuntimeWarning, match=said):
+        agent.learn(120)
+    assert (agent.num_timesteps, len(agent.faults), env.counters()["_episodes"][0]) == (120, 1, 3)
+    assert not agent.replay_buffer.valid[0, 56]
+    assert agent.replay_buffer.valid[1, :60].all()
 
 
 def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path):
@@ -117,30 +120,23 @@ class Unmakeable(DotEnv):
         raise OSError("no such world")
 
 
-def test_environments_that_fail_in_workers_raise_one_error(tiny_agent):
+def test_environments_that_fail_in_workers_raise_one_error(tiny_agent, workers):
     with pytest.raises(ConfigError, match="could not be made in its worker process"):
         WorkerVecEnv([DotEnv, Unmakeable])
-    env = WorkerVecEnv([lambda: Failing(at=range(100))])
-    try:
-        with pytest.warns(RuntimeWarning), pytest.raises(TrainingError, match="5 faults in a row"):
-            tiny_agent(env).learn(100)
-    finally:
-        env.close()
+    env = workers([lambda: Failing(at=range(100))])
+    with pytest.warns(RuntimeWarning), pytest.raises(TrainingError, match="5 faults in a row"):
+        tiny_agent(env).learn(100)
 
 
 @pytest.mark.parametrize("task", ["dot", "dot in a worker", "cheetah-run"])
-def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
+def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request, workers):
     if task == "cheetah-run":
         request.getfixturevalue("opengl")
 
     def env():
-        if task == "cheetah-run":
-            return make_env(task, size=28, rendering="fast")
-        if task == "dot":
-            return make_env(task)
-        workers = WorkerVecEnv([partial(make_env, "dot")])
-        request.addfinalizer(workers.close)
-        return workers
+        if task == "dot in a worker":
+            return workers([partial(make_env, "dot")])
+        return make_env(task, size=28, rendering="fast") if task == "cheetah-run" else make_env(task)
 
     straight = tiny_agent(env()).learn(40)
     first = tiny_agent(env())
@@ -153,12 +149,8 @@ def test_resume_in_the_middle_is_bit_exact(tiny_agent, tmp_path, task, request):
     again.learn(22, reset_num_timesteps=False)
     assert same(straight, again)
     assert again.environment_steps == straight.environment_steps
-    for one, two in zip(
-        straight.contrast_optimizer.state_dict()["state"].values(),
-        again.contrast_optimizer.state_dict()["state"].values(),
-        strict=True,
-    ):
-        assert torch.equal(one["exp_avg_sq"], two["exp_avg_sq"])
+    one, two = (each.contrast_optimizer.state_dict()["state"] for each in (straight, again))
+    assert all(torch.equal(one[k]["exp_avg_sq"], two[k]["exp_avg_sq"]) for k in one)
     a, b = (each.replay_buffer.sample(8) for each in (straight, again))
     assert torch.equal(a.observations, b.observations)
 
@@ -177,13 +169,9 @@ def test_correlated_action_noise_resumes_bit_for_bit(tiny_agent, tmp_path, envs)
     again = resume(snapshots.checkpoints(tmp_path)[0], env, device="cpu", action_noise=noise)
     again.learn(40 * envs - again.num_timesteps, reset_num_timesteps=False)
     assert same(straight, again)
+    other = NormalActionNoise(np.zeros(2), np.ones(2))
     with pytest.raises(CheckpointError, match=r"written with the action_noise .*Noise, this agent has NormalAction"):
-        resume(
-            snapshots.checkpoints(tmp_path)[0],
-            parts()[0],
-            device="cpu",
-            action_noise=NormalActionNoise(np.zeros(2), np.ones(2)),
-        )
+        resume(snapshots.checkpoints(tmp_path)[0], parts()[0], device="cpu", action_noise=other)
 
 
 def test_files_of_a_killed_writer_are_removed(tiny_agent, tmp_path):
@@ -250,16 +238,12 @@ class Hanging(DotEnv):
         return super().step(action)
 
 
-def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path):
-    env = WorkerVecEnv([partial(Hanging, str(tmp_path / "hung")), DotEnv], timeout=2)
-    try:
-        agent = tiny_agent(env)
-        with pytest.warns(RuntimeWarning, match=r"at its step 21 \(episode 1 .*no answer for 2 seconds \(timeout\)"):
-            agent.learn(60)
-        assert agent.num_timesteps == 60
-        assert not agent.replay_buffer.valid[0, 20]
-    finally:
-        env.close()
+def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path, workers):
+    agent = tiny_agent(workers([partial(Hanging, str(tmp_path / "hung")), DotEnv], timeout=2))
+    with pytest.warns(RuntimeWarning, match=r"at its step 21 \(episode 1 .*no answer for 2 seconds \(timeout\)"):
+        agent.learn(60)
+    assert agent.num_timesteps == 60
+    assert not agent.replay_buffer.valid[0, 20]
     with pytest.raises(ConfigError, match="timeout must be a number"):
         WorkerVecEnv([DotEnv], timeout=0)
     with pytest.raises(ConfigError, match=r"start_method must be one of '\w+', .*, got 'foo'"):

@@ -294,17 +294,11 @@ IMAGE, VECTOR = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8), gymnasium.s
     [
         (lambda: made(env=Odd(a=IMAGE, b=IMAGE)), "learns from one image in a dictionary, this one has 2"),
         (lambda: made(env=Odd(a=IMAGE, b=gymnasium.spaces.Discrete(3))), r"'b' is Discrete\(3\)"),
-        (
-            lambda: made(env=make_env("dot", inputs="state"), objective="infonce"),
-            "sees no image here.*objective='none'",
-        ),
+        (lambda: made("sac", "state", objective="infonce"), "sees no image here.*objective='none'"),
         (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), "sees no image here.*objective='none'"),
         (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), "policy must be 'CnnPolicy', got 'MlpPolicy'"),
         (lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="both"), "needs an image and a vector, in a dict"),
-        (
-            lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="words"),
-            "inputs: 'words' is not allowed. Allowed: auto, pixels, state",
-        ),
+        (lambda: made("sac", "pixels", inputs="words"), "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
         (lambda: make_env("dot", inputs="stat"), "inputs must be 'pixels', 'state', 'both', got 'stat'.*Did you mean"),
         (lambda: load("dot-state", ["rl.frame_stack=2"]), "frame_stack has no effect with inputs='state'"),
     ],

@@ -1,5 +1,6 @@
 """Replay: what comes out is what went in, whatever the stacking, the borders, the wrapping and the storage."""
 
+import itertools
 import pathlib
 import pickle
 import shutil
@@ -42,9 +43,9 @@ class Stream:
 
     def step(self):
         obs = np.concatenate(self.frames)
-        following = (
-            [self.frame() for _ in range(self.k)] if self.stacking == "none" else [*self.frames[1:], self.frame()]
-        )
+        following = [self.frame() for _ in range(self.k)]
+        if self.stacking != "none":
+            following = [*self.frames[1:], following[0]]
         self.frames = following
         next_obs = np.concatenate(following)
         self.left -= 1
@@ -139,11 +140,9 @@ def test_crops_are_windows_of_the_stored_stack(storage):
     offsets = set()
     for index in range(32):
         obs, following, *_ = kept[np.float32(batch.rewards[index, 0].item())]
-        whole = {
-            (top, left): [image[:, top : top + 9, left : left + 9] for image in (obs, following)]
-            for top in range(4)
-            for left in range(4)
-        }
+        corners = list(itertools.product(range(4), repeat=2))
+        whole = {(top, left): [image[:, top : top + 9, left : left + 9] for image in (obs, following)]
+                 for top, left in corners}  # fmt: skip
         found = [o for o, (a, _) in whole.items() if np.array_equal(a, batch.observations[index].numpy())]
         assert len(found) == 1
         offsets.update(found)
@@ -175,10 +174,10 @@ def test_shift_repeats_the_border():
 
 
 def test_augmentations_by_name():
-    assert isinstance(resolve("crop", 9, 100, None, False), Crop)
-    assert resolve("crop", 9, 100, None, False).size == 84
-    assert isinstance(resolve("shift", 9, 84, None, True), Shift)
-    assert resolve("shift", 9, 84, None, True).size == 84
+    for name, size, crop, expected in (("crop", 100, Crop, 84), ("shift", 84, Shift, 84)):
+        found = resolve(name, 9, size, None, True)
+        assert isinstance(found, crop)
+        assert found.size == expected
     assert isinstance(resolve("none", 9, 100, 84, True), Centre)
     custom = resolve(lambda images: images[..., 2:10, 2:10], 9, SIZE, None, True)
     assert isinstance(custom, Custom)
@@ -210,14 +209,11 @@ def test_a_pickled_buffer_goes_on_bit_for_bit(storage):
 
 def test_buffers_that_do_not_fit_are_refused_and_large_ones_estimated(monkeypatch):
     monkeypatch.setattr(frames, "available_bytes", lambda device: 10**12)
-    six = spaces.Box(-1, 1, (6,), np.float32)
-    needed = FrameReplayBuffer(100_000, spaces.Box(0, 255, (9, 100, 100), np.uint8), six, "cpu", seed=0).nbytes
-    assert 3.0e9 < needed < 3.15e9
+    six, whole = spaces.Box(-1, 1, (6,), np.float32), spaces.Box(0, 255, (9, 100, 100), np.uint8)
+    assert 3.0e9 < FrameReplayBuffer(100_000, whole, six, "cpu", seed=0).nbytes < 3.15e9
     monkeypatch.setattr(frames, "available_bytes", lambda device: 1_000_000_000)
-    whole = spaces.Box(0, 255, (9, 100, 100), np.uint8)
-    with pytest.raises(
-        TrainingError, match=r"100,000 transitions.*needs 3,[01]\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"
-    ):
+    said = r"100,000 transitions.*needs 3,[01]\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"
+    with pytest.raises(TrainingError, match=said):
         FrameReplayBuffer(100_000, whole, ACTION, "cpu", seed=0)
 
 
@@ -268,7 +264,7 @@ def test_frames_are_stored_on_the_gpu_if_they_fit(monkeypatch):
     for free, device, expected in (
         (2 * needed, "cuda", "device"),
         (2 * needed - 1, "cuda", "host"),
-        (10**9, "cpu", "host"),
+        (1e9, "cpu", "host"),
     ):
         for module in (frames, replay):
             monkeypatch.setattr(module, "available_bytes", lambda place, free=free: free)
@@ -325,8 +321,8 @@ def test_full_memory_warns_with_the_true_capacity(monkeypatch):
 
     def fill_up():
         for step in range(3500):
-            images = next(stream)[None]
-            buffer.add(images, next(stream)[None], np.zeros((1, 2)), np.array([step]), np.array([True]), [{}])
+            images = next(stream)[None], next(stream)[None]
+            buffer.add(*images, np.zeros((1, 2)), np.array([step]), np.array([True]), [{}])
 
     with pytest.warns(RuntimeWarning, match=r"replay holds about [\d,]+ transitions instead of 3,000") as said:
         fill_up()

@@ -23,12 +23,8 @@ TEXT = "One here. Two there.\nThree caf\u00e9 now."
 def test_text_is_split_into_sentences_and_topics():
     text = 'Mr. Smith went to St. Ives. "Did he?" she asked. He\ndid!\n\nA new paragraph, e.g. this one'
     assert split_sentences(text) == [
-        "Mr. Smith went to St. Ives.",
-        '"Did he?"',
-        "she asked.",
-        "He did!",
-        "A new paragraph, e.g. this one",
-    ]
+        "Mr. Smith went to St. Ives.", '"Did he?"', "she asked.", "He did!", "A new paragraph, e.g. this one"
+    ]  # fmt: skip
     assert split_sentences(" \n\n ") == []
     line = "word " * 2_000_000 + "end. Next one."
     found = split_sentences(line)
@@ -49,23 +45,8 @@ def test_sentences_equal_punkt():
     parameters = PunktParameters()
     parameters.abbrev_types = set(splitting.ABBREVIATIONS.split())
     punkt = PunktSentenceTokenizer(parameters)
-    parts = [
-        "Mr",
-        "word",
-        "J",
-        "U.S",
-        "e.g",
-        "No",
-        "end",
-        "3",
-        "x-Dr",
-        "it's",
-        "\u00e9t\u00e9",
-        "A",
-        *"...!?",
-        " ",
-        " ",
-    ]
+    parts = ["Mr", "word", "J", "U.S", "e.g", "No", "end", "3", "x-Dr", "it's", "\u00e9t\u00e9", "A"]
+    parts += [*"...!?", " ", " "]
     parts += [". ", "! ", "? ", ".. ", "... ", '"', "'", "(", ")", "\u201d", " -- ", ",", ";", ": ", ". . . ", "[1]"]
     rng = random.Random(0)
     for _ in range(1000):
@@ -150,10 +131,8 @@ def test_finds_the_text_column_below_empty_cells(tmp_path):
 @pytest.mark.parametrize("name", ["A.TXT.GZ", "A.CSV", "A.Tsv.gz", "A.JSONL.GZ"])
 def test_suffixes_can_be_in_capitals(tmp_path, name):
     kind = name.lower()
-    text = {"t": "One. Two.", "c": "n,review\n1,One. Two.\n", "j": '{"text": "One. Two."}\n'}[
-        "j" if "json" in kind else "c" if "sv" in kind else "t"
-    ]
-    text = text.replace(",", "\t") if "tsv" in kind else text
+    text = "One. Two." if "txt" in kind else "n,review\n1,One. Two.\n"
+    text = '{"text": "One. Two."}\n' if "jsonl" in kind else text.replace(",", "\t" if "tsv" in kind else ",")
     (tmp_path / name).write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
     assert [document.sentences for document in read_documents(str(tmp_path))] == [["One.", "Two."]]
 
@@ -200,11 +179,7 @@ def test_rejects_damaged_files(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.csv",
-            b"title,review\nOne,Two\n",
-            r"line 2: several columns may hold the text: title, review.*text\.column",
-        ),
+        ("a.csv", b"title,review\nOne,Two\n", r"line 2: several columns .* text: title, review.*text\.column"),
         ("a.csv", b"a,b\n1,2\n", r"no column holds text \(the file has a, b\)\. Set text\.column"),
         ("a.zip", b"PK\x03\x04 ...", r"a\.zip is not read as text: a corpus is read from \.txt"),
         ("a.png", b"\x89PNG", "not read as text"),
@@ -228,13 +203,10 @@ def test_rejects_files_that_are_no_text(tmp_path, name, content, message, encodi
         list(read_documents(str(tmp_path / name), encoding=encoding))
 
 
-def test_rejects_text_that_turns_binary(tmp_path):
+def test_rejects_text_that_turns_binary_but_not_a_stray_control_character(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"A b c. " * 20_000 + random.Random(0).randbytes(1 << 17))
     with pytest.raises(DataError, match="binary data"):
         list(read_pieces(str(tmp_path / "a.txt"), encoding="latin-1"))
-
-
-def test_reads_text_with_a_stray_control_character(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"A b c. " * 20_000 + b"\x00\x01 the end.")
     assert list(read_pieces(str(tmp_path / "b.txt")))
 
@@ -293,13 +265,13 @@ def test_names_the_place_of_a_wrong_byte(tmp_path, before):
         list(read_documents(str(tmp_path / "a.txt")))
 
 
-@pytest.mark.parametrize(("codec", "said"), [("utf-16", "utf-16"), ("utf-32", "utf-32")])
+@pytest.mark.parametrize("codec", ["utf-16", "utf-32"])
 @pytest.mark.parametrize(("name", "start"), [("a.txt", ""), ("a.csv", "text\n"), ("a.txt.gz", "")])
-def test_recognises_wide_encodings_by_their_mark(tmp_path, codec, said, name, start):
+def test_recognises_wide_encodings_by_their_mark(tmp_path, codec, name, start):
     path = tmp_path / name
     data = (start + TEXT.replace("\n", " ")).encode(codec)
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    with pytest.raises(DataError, match=f"Set text.encoding = '{said}'"):
+    with pytest.raises(DataError, match=f"Set text.encoding = '{codec}'"):
         list(read_documents(str(path)))
     (document,) = read_documents(str(path), encoding=codec)
     assert document.sentences == ["One here.", "Two there.", "Three caf\u00e9 now."]

@@ -12,7 +12,7 @@ import dipole
 from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.registry import register, registry
 from dipole.core.utils.errors import CheckpointError
-from tests.text.tiny_sentences import COLUMNS, tiny_model
+from tests.text.tiny_sentences import COLUMNS, features, tiny_model
 
 PROXIMAL = "infonce(temperature=0.05) + 1.0*cllr(solver=proximal, alpha=60)"
 BILINEAR = "infonce(similarity=bilinear, temperature=1)"
@@ -116,6 +116,8 @@ def test_proximal_steps_and_the_projection(folder, tmp_path):
     assert not bool((untouched.objective.terms[1].L.norm(dim=0) == 0).any())
     with torch.no_grad():
         L.copy_(torch.randn(16, 16))
+    plain = dipole.text.ContrastiveLoss(loss.model, "infonce")
+    assert plain.projected_model() is loss.model  # nothing to project
     model = loss.projected_model()
     assert isinstance(model[-1], modules.Dense)
     model.save_pretrained(str(tmp_path / "final"))
@@ -123,11 +125,6 @@ def test_proximal_steps_and_the_projection(folder, tmp_path):
     texts = COLUMNS["anchor"]
     wanted = loss.model.encode(texts, convert_to_tensor=True) @ L.T
     torch.testing.assert_close(again.encode(texts, convert_to_tensor=True), wanted)
-
-
-def test_nothing_to_project_is_the_model(folder):
-    model = tiny_model(folder)
-    assert dipole.text.ContrastiveLoss(model, "infonce").projected_model() is model
 
 
 def test_the_best_checkpoint_brings_its_parameters(folder, tmp_path):
@@ -172,10 +169,8 @@ def test_steps_of_an_earlier_loss_are_left_alone(folder, tmp_path):
 def test_losses_of_several_data_sets(folder, tmp_path):
     def both(out):
         model = tiny_model(folder)
-        loss = {
-            "one": dipole.text.ContrastiveLoss(model, BILINEAR),
-            "two": dipole.text.ContrastiveLoss(model, PROXIMAL),
-        }
+        specs = {"one": BILINEAR, "two": PROXIMAL}
+        loss = {name: dipole.text.ContrastiveLoss(model, spec) for name, spec in specs.items()}
         data = {name: Dataset.from_dict({n: texts * 4 for n, texts in COLUMNS.items()}) for name in loss}
         args = SentenceTransformerTrainingArguments(
             output_dir=str(out), max_steps=4, save_steps=2, report_to=[], disable_tqdm=True, use_cpu=True,
@@ -191,8 +186,6 @@ def test_losses_of_several_data_sets(folder, tmp_path):
 
 
 def test_a_loop_of_ones_own_is_told(folder):
-    from tests.text.tiny_sentences import features
-
     model = tiny_model(folder)
     loss = dipole.text.ContrastiveLoss(model, BILINEAR)
     with pytest.warns(UserWarning, match="no trainer looks after the objective"):

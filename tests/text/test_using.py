@@ -142,20 +142,24 @@ def test_what_evaluation_needs_is_said_and_can_be_given(tmp_path):
         load_run(RunFolder(run), "cpu", ["text.word_size=9"])
 
 
-def test_a_model_without_its_kept_files_is_refused(tmp_path):
-    run = trained(tmp_path / "there")
-    shutil.rmtree(RunFolder(run).kept)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run that no test changes."""
+    return trained(tmp_path_factory.mktemp("plain") / "there")
+
+
+def test_a_model_without_its_kept_files_or_with_damaged_ones_is_refused(plain, tmp_path):
+    run = shutil.copytree(plain, tmp_path / "run")
+    kept = RunFolder(run).kept
+    for name in ("tokenizer.json", "text.json", "probes.npz"):
+        whole = (kept / name).read_bytes()
+        (kept / name).write_bytes(whole[:20])
+        with pytest.raises(DipoleError, match=r"damaged|no tokenizer"):
+            evaluate_run(RunFolder(run), "cpu")
+        (kept / name).write_bytes(whole)
+    shutil.rmtree(kept)
     with pytest.raises(CheckpointError, match=r"the model is incomplete: .*kept is missing\. Train again with"):
         vectors(run)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "text.json", "probes.npz"])
-def test_a_damaged_folder_is_said_to_be(tmp_path, name):
-    run = trained(tmp_path / "there")
-    path = RunFolder(run).kept / name
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(DipoleError, match=r"damaged|no tokenizer"):
-        evaluate_run(RunFolder(run), "cpu")
 
 
 # Sentences in ---------------------------------------------------------------------------------------------------------
@@ -178,9 +182,6 @@ def test_sentences_are_read_from_every_kind_of_file(tmp_path):
     for name in ("s.csv", "s.tsv", "s.parquet", "s.jsonl"):
         assert list(read_sentences(str(tmp_path / name)).rows) == list(zip("abc", texts, strict=True))
         assert [text for _, text in read_sentences(str(tmp_path / name), "id").rows] == ["a", "b", "c"]
-
-
-def test_an_empty_line_is_a_row_of_its_own(tmp_path):
     (tmp_path / "s.txt").write_text("one\n\ntwo\n")
     assert list(read_sentences(str(tmp_path / "s.txt")).rows) == [(0, "one"), (1, ""), (2, "two")]
 
@@ -224,13 +225,11 @@ def test_nothing_is_written_of_inputs_that_end_in_an_error(tmp_path):
 def test_both_formats_hold_the_same_rows(tmp_path):
     import pyarrow.parquet
 
-    encoder = make_encoder("bow")
     rows = [{"id": f"s{i}", "text": f"word{i % 24} word{i % 5}"} for i in range(23)]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given, encoder = str(tmp_path / "s.jsonl"), make_encoder("bow")
     for suffix in ("npy", "parquet"):
-        found = embed(
-            SentenceEmbedder(encoder), str(tmp_path / "s.jsonl"), tmp_path / f"o.{suffix}", batch_size=5, quiet=True
-        )
+        found = embed(SentenceEmbedder(encoder), given, tmp_path / f"o.{suffix}", batch_size=5, quiet=True)
         assert found == (23, encoder.width)
     array = np.load(tmp_path / "o.npy")
     assert array == pytest.approx(encoder.encode([row["text"] for row in rows]), abs=1e-6)
@@ -286,10 +285,7 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] if kind != "projected" else []) for kind in ENCODERS],
-)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow][: k != "projected"]) for k in ENCODERS])
 def test_onnx_gives_the_same_vectors(tmp_path, kind):
     from dipole.text.export import export_as
 
@@ -360,9 +356,8 @@ def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
     assert "1 x `infonce`" in card.text
 
 
-def test_a_format_of_another_domain_is_refused_with_those_there_are(tmp_path, capsys):
-    run = trained(tmp_path / "there")
-    assert main(["export", str(run), "--to", "timm"]) == 2
+def test_a_format_of_another_domain_is_refused_with_those_there_are(plain, tmp_path, capsys):
+    assert main(["export", str(plain), "--to", "timm"]) == 2
     said = capsys.readouterr().err
     assert "Formats: onnx, sentence-transformers, transformers." in said
     assert main(["embed", str(tmp_path), "x.txt"]) == 2

@@ -4,6 +4,7 @@ import io
 import os
 import warnings
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,13 +27,17 @@ def png(value=0, size=(12, 12)):
     return buffer.getvalue()
 
 
+def pictures(folder, values):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, value in enumerate(values):
+        (folder / f"{i}.png").write_bytes(png(value))
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Two classes of four images, value 10 c + i."""
-    for c, name in enumerate(("cat", "dog")):
-        (tmp_path / name).mkdir()
-        for i in range(4):
-            (tmp_path / name / f"{i}.png").write_bytes(png(10 * c + i))
+    pictures(tmp_path / "cat", range(4))
+    pictures(tmp_path / "dog", range(10, 14))
     return tmp_path
 
 
@@ -72,18 +77,14 @@ def test_folder_of_classes(folder):
     assert images.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
     assert images.counts() == {"cat": 4, "dog": 4}
     (folder / "cat" / ".cache").mkdir()
-    (folder / "cat" / "more").mkdir()
-    (folder / "cat" / "more" / "4.png").write_bytes(png(4))
+    pictures(folder / "cat" / "more", [4])
     images = open_source(str(folder), Decoding()).read("train")
     assert images.counts() == {"cat": 5, "dog": 4}
 
 
 def test_folder_with_splits(tmp_path):
-    for split in ("train", "test"):
-        for name in ("a", "b"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for i in range(3):
-                (tmp_path / split / name / f"{i}.png").write_bytes(png(i))
+    for split, name in product(("train", "test"), "ab"):
+        pictures(tmp_path / split / name, range(3))
     parts = read(tmp_path)
     assert (len(parts.train), len(parts.test)) == (6, 6)
 
@@ -93,13 +94,11 @@ def test_a_split_of_loose_images_is_not_passed_over(folder):
     for name in ("cat", "dog"):
         (folder / name).rename(folder / "train" / name)
     for name in ("test", "more"):
-        (folder / name).mkdir()
-        (folder / name / "0.png").write_bytes(png(0))
+        pictures(folder / name, [0])
     source = open_source(str(folder), Decoding())
     assert source.splits == ("test", "train")
-    with pytest.warns(
-        UserWarning, match=r"1 image of train is left out: .*more.0\.png \(beside the folders of the splits"
-    ):
+    said = r"1 image of train is left out: .*more.0\.png \(beside the folders of the splits"
+    with pytest.warns(UserWarning, match=said):
         assert source.read("train").counts() == {"cat": 4, "dog": 4}
     with pytest.warns(UserWarning, match="more"):
         assert source.read("test").counts() == {"unlabelled": 1}
@@ -123,8 +122,7 @@ def test_pipes_devices_and_folders_are_no_images(folder, encoded):
 
 
 def test_loose_images_are_unlabelled(tmp_path):
-    for i in range(4):
-        (tmp_path / f"{i}.png").write_bytes(png(i))
+    pictures(tmp_path, range(4))
     images = open_source(str(tmp_path), Decoding()).read("train")
     assert images.labels is None
     assert images.counts() == {"unlabelled": 4}
@@ -149,18 +147,14 @@ def test_a_corrupt_file_is_named_and_refused_or_skipped(folder):
     assert len(images.skipped) == 2
 
 
-def test_nothing_but_corrupt_files_is_refused_even_when_skipping(tmp_path):
-    (tmp_path / "x.png").write_bytes(b"")
-    with pytest.raises(DataError, match="1 of 1 image file "):
-        open_source(str(tmp_path), Decoding(on_corrupt="skip")).read("train")
-
-
-def test_an_empty_folder_is_refused(tmp_path):
+def test_sources_without_images_and_unknown_splits_are_refused(folder):
+    for name in ("empty", "corrupt"):
+        (folder / name).mkdir()
+    (folder / "corrupt" / "x.png").write_bytes(b"")
+    with pytest.raises(DataError, match="1 of 1 image file "):  # also when skipping
+        open_source(str(folder / "corrupt"), Decoding(on_corrupt="skip")).read("train")
     with pytest.raises(DataError, match="holds no images"):
-        read(tmp_path)
-
-
-def test_unknown_sources_and_splits_are_refused(folder):
+        read(folder / "empty")
     with pytest.raises(DataError, match="Did you mean 'digits'"):
         read("digit")
     with pytest.raises(DataError, match=r"no split 'trian'.*It has: train"):
@@ -210,9 +204,8 @@ def test_a_truncated_archive_is_refused(tmp_path):
 
 def test_parquet_of_the_hubs_layout(tmp_path):
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["red", "green", "blue"])}
-    )
+    features = {"img": datasets.Image(), "label": datasets.ClassLabel(names=["red", "green", "blue"])}
+    features = datasets.Features(features)
     for split, n in (("train", 6), ("test", 3)):
         rows = {"img": [{"bytes": png(i), "path": None} for i in range(n)], "label": [i % 3 for i in range(n)]}
         datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
@@ -225,19 +218,6 @@ def test_parquet_of_the_hubs_layout(tmp_path):
     assert chosen.train.class_names == ("blue", "red")
     assert chosen.train.labels.tolist() == [1, 0, 1, 0]
     assert chosen.train.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5]
-
-
-def test_stl10_binary_layout(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 96, 96), dtype=np.uint8)
-    for split in ("train", "test", "unlabeled"):
-        pixels.tofile(tmp_path / f"{split}_X.bin")
-    np.array([1, 10], np.uint8).tofile(tmp_path / "train_y.bin")
-    np.array([1, 10], np.uint8).tofile(tmp_path / "test_y.bin")
-    (tmp_path / "class_names.txt").write_text("\n".join("abcdefghij"))
-    parts = read(tmp_path, pretrain_split="unlabeled")
-    assert parts.pretrain.labels is None
-    assert parts.train.labels.tolist() == [0, 9]
-    assert parts.train.images[0, 0].tolist() == pixels[0, 0].T.tolist()
 
 
 def stl10_files(path, counts):
@@ -260,6 +240,7 @@ def test_splits_of_stl10_are_joined_and_counted(tmp_path):
     assert torch.equal(parts.test.images, pixels["test"])
     swapped = read(tmp_path, pretrain_split="unlabeled+train").pretrain
     assert torch.equal(swapped.images, torch.cat([pixels["unlabeled"], pixels["train"]]))
+    assert read(tmp_path, pretrain_split="unlabeled").pretrain.labels is None
     assert len(expected(DataConfig(source="stl10", pretrain_split="train+unlabeled"), Seeds(0))) == 105_000
     assert len(expected(DataConfig(source="stl10", pretrain_split="unlabeled"), Seeds(0))) == 100_000
 
@@ -290,8 +271,7 @@ def test_a_split_is_joined_once_and_only_with_its_like(tmp_path):
 def test_splits_of_folders_are_joined(tmp_path, memory):
     for number, split in enumerate(("train", "val", "unlabeled")):
         for c, name in enumerate(("cat", "dog") if split != "unlabeled" else ("",)):
-            (tmp_path / split / name).mkdir(parents=True, exist_ok=True)
-            (tmp_path / split / name / "0.png").write_bytes(png(100 * number + 10 * c))
+            pictures(tmp_path / split / name, [100 * number + 10 * c])
     pretrain = read(tmp_path, memory=memory, pretrain_split="train+val+unlabeled").pretrain
     assert pretrain.images[torch.arange(5)][:, 0, 0, 0].tolist() == [0, 10, 100, 110, 200]
     assert pretrain.labels.tolist() == [0, 1, 0, 1, -1]

@@ -20,8 +20,13 @@ from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import seed_everything
 from dipole.vision.encoders import EncoderConfig, build_encoder
+from dipole.vision.encoders.base import Stages
 from dipole.vision.export import DipoleVisionModel
+from dipole.vision.export.timm import timm_weights
+from dipole.vision.export.transformers import describe
 from dipole.vision.exported import open_folder
+from dipole.vision.frameworks.base import Branch
+from dipole.vision.frameworks.cmc import CMC
 from tests.vision.made import CPU, colour_file, make_adapter
 from tests.without_dipole import WITHOUT_DIPOLE
 
@@ -95,9 +100,8 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
             wanted = adapter.module.features(image / 255)
         found = torch.from_numpy(np.load(tmp_path / f"{name}.npy"))
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5, msg=name)
-        torch.testing.assert_close(
-            DipoleVisionModel.from_pretrained(tmp_path / name)(image / 255).pooler_output, wanted
-        )
+        found = DipoleVisionModel.from_pretrained(tmp_path / name)(image / 255).pooler_output
+        torch.testing.assert_close(found, wanted)
         if name.startswith("hub "):
             with torch.no_grad():
                 first = adapters[name.removeprefix("hub ")].module.features(image / 255)
@@ -105,22 +109,14 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
 
 
 def test_layers_networks_and_pairs_without_a_description_are_refused(tmp_path):
-    from dipole.vision.encoders.base import Stages
-    from dipole.vision.export.transformers import describe
-
     class Twice(torch.nn.Module):
         pass
 
     with pytest.raises(ConfigError, match=r"layer Twice.*Known layers: Conv2d"):
         describe(Stages(3, {"all": torch.nn.Sequential(Twice())}, {"all": 3}))
-    from dipole.vision.export.timm import timm_weights
-
     for settings in ({"name": "small-conv"}, {"name": "resnet18"}):
         with pytest.raises(ConfigError, match="timm has no network like"):
             timm_weights(build_encoder(EncoderConfig(**settings), 3, 32))
-    from dipole.vision.frameworks.base import Branch
-    from dipole.vision.frameworks.cmc import CMC
-
     light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
     with pytest.raises(ConfigError, match="two encoders"):
         CMC(light, None, colour=colour).trained_encoder()
@@ -251,8 +247,6 @@ def network_features(w, x, network, names):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
-    from dipole.vision.export.detectron2 import export
-
     seed_everything(2)
     encoder = build_encoder(EncoderConfig(name=name, stem="imagenet"), 3, 64)
     encoder.set_statistics([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
@@ -286,8 +280,6 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     ],
 )
 def test_detectron2_has_no_other_backbones(table, channels, message):
-    from dipole.vision.export.detectron2 import backbone
-
     with pytest.raises(ConfigError, match=message):
         backbone(build_encoder(EncoderConfig(**table), channels, 32))
 
@@ -296,19 +288,10 @@ def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
     """CACR Table 5's supervised row is a ResNet trained on blocks."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "colour.npz", images=pixels, labels=np.arange(40) % 4)
-    settings = [
-        f"vision.data.source={tmp_path / 'colour.npz'}",
-        f"vision.data.test={tmp_path / 'colour.npz'}",
-        "vision.encoder.name=resnet18",
-        "vision.encoder.stem=imagenet",
-        "vision.probe.probes=['knn']",
-        "vision.probe.baselines=false",
-        "vision.probe.projection=pca",
-        "train.batch_size=9",
-        "train.epochs=",
-        "train.steps=1",
-        "objective=cross_entropy(classes=4)",
-    ]
+    settings = ["encoder.name=resnet18", "encoder.stem=imagenet", "probe.probes=['knn']", "probe.baselines=false"]
+    settings += ["probe.projection=pca", *(f"data.{part}={tmp_path / 'colour.npz'}" for part in ("source", "test"))]
+    settings = [f"vision.{each}" for each in settings] + ["objective=cross_entropy(classes=4)"]
+    settings += ["train.batch_size=9", "train.epochs=", "train.steps=1"]
     flags = [part for text in settings for part in ("--set", text)]
     assert main(["train", "digits-blocks", "--runs", str(tmp_path / "runs"), *flags]) == 0
     (run,) = (tmp_path / "runs").iterdir()

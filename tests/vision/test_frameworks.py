@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from dipole import objective
+from dipole import Pairs, objective
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
 from dipole.vision.frameworks.moco import every_view_in_turn
@@ -65,8 +65,6 @@ def test_simclr_with_a_number_of_negatives():
 
 
 def test_kept_negatives_are_uniform():
-    from dipole import Pairs
-
     pairs = Pairs.from_views([torch.randn(6, 3), torch.randn(6, 3)])
     counts = torch.zeros(12)
     for seed in range(300):
@@ -77,46 +75,30 @@ def test_kept_negatives_are_uniform():
     assert (rest - 120).abs().max() < 40  # binomial(300, 0.4): standard deviation 8.5
 
 
-@pytest.mark.parametrize(("repel", "anchors"), [("queries", [16]), ("in-turn", [16, 16, 16])])
-def test_simclr_with_the_negatives_of_cacr(repel, anchors):
-    """CACR Sec. 3.2: M - 1 negatives, the other images' samples of the query's own view."""
-    a = adapter(views=3, simclr={"negatives": repel})
+@pytest.mark.parametrize(
+    ("repel", "of"),
+    [("queries", [(0, 0)]), ("in-turn", [(0, 0), (1, 1), (2, 2)]), ("view_pairs", [(0, 1), (0, 2), (1, 2)])],
+)
+def test_simclr_with_the_negatives_of_cacr(repel, of):
+    """M - 1 negatives. CACR Sec. 3.2: the other images' samples of the query's own view. Its authors' code: view x
+    repels the other images of view y, for each pair of views x < y."""
+    settings = {"views": 3, "simclr": {"negatives": repel}}
+    a, fewer = adapter(**settings), adapter(**settings, negatives=6)
     batch = next(iter(a.batches(0)))
-    found = related(a, batch)
-    several = found if isinstance(found, tuple) else (found,)
-    assert [len(pairs.anchors) for pairs in several] == anchors
+    several, few = ([found] if isinstance(found := related(each, batch), Pairs) else found for each in (a, fewer))
     with torch.no_grad():
         views = a.module.branch(torch.cat(batch.views)).chunk(3)
-    for number, pairs in enumerate(several):
-        assert pairs.negative_counts.tolist() == [15] * 16
-        torch.testing.assert_close(pairs.anchors, views[number])
-        torch.testing.assert_close(pairs.candidates[negatives(pairs, 3)], views[number][torch.arange(16) != 3])
+    rows = [(pairs, row) for pairs in several for row in range(len(pairs.anchors))]
+    assert len(rows) == 16 * len(of)
+    for number, (pairs, row) in enumerate(rows):
+        (x, y), image = of[number // 16], number % 16
+        torch.testing.assert_close(pairs.anchors[row], views[x][image])
+        torch.testing.assert_close(pairs.candidates[negatives(pairs, row)], views[y][torch.arange(16) != image])
+        assert pairs.negative_counts[row] == 15
     assert torch.isfinite(step(a, "cacr(k=2)", batch))
-    fewer = adapter(views=3, negatives=6, simclr={"negatives": repel})
-    found = related(fewer, batch)
-    for pairs in found if isinstance(found, tuple) else (found,):
-        assert pairs.negative_mask().sum(1).tolist() == [6] * 16
+    assert [count for pairs in few for count in pairs.negative_mask().sum(1).tolist()] == [6] * 16 * len(of)
     with pytest.raises(ConfigError, match="has 15 negatives per anchor"):
-        adapter(views=3, negatives=16, simclr={"negatives": repel})
-
-
-def test_simclr_with_pairs_of_views():
-    """The code of CACR's authors: view x repels the other images of view y, for each pair of views x < y."""
-    a = adapter(views=3, simclr={"negatives": "view_pairs"})
-    batch = next(iter(a.batches(0)))
-    pairs = related(a, batch)
-    with torch.no_grad():
-        views = a.module.branch(torch.cat(batch.views)).chunk(3)
-    assert len(pairs.anchors) == 48
-    for number, (x, y) in enumerate([(0, 1), (0, 2), (1, 2)]):
-        row = 16 * number + 3
-        torch.testing.assert_close(pairs.anchors[row], views[x][3])
-        torch.testing.assert_close(pairs.candidates[negatives(pairs, row)], views[y][torch.arange(16) != 3])
-    assert torch.isfinite(step(a, "cacr(k=2)", batch))
-    fewer = adapter(views=3, negatives=6, simclr={"negatives": "view_pairs"})
-    assert related(fewer, batch).negative_mask().sum(1).tolist() == [6] * 48
-    with pytest.raises(ConfigError, match="has 15 negatives per anchor"):
-        adapter(views=3, negatives=16, simclr={"negatives": "view_pairs"})
+        adapter(**settings, negatives=16)
 
 
 def test_moco_whose_queue_alone_repels():
@@ -180,6 +162,9 @@ def test_cmc_pairs_the_halves_in_both_directions(colour):
             assert negatives(one, anchor) == [j for j in range(16) if j != anchor]
     images = torch.rand(3, 3, 8, 8)
     assert a.module.features(images).shape == (3, 64)  # two halves of 32
+    # Runs from before the setting keep their names.
+    assert CMCConfig(directions="mean").determining() == {}
+    assert CMCConfig().determining() == {"directions": "sum"}
 
 
 @pytest.mark.parametrize("negatives", [None, 20])
@@ -191,11 +176,6 @@ def test_cmc_adds_the_two_directions(colour, negatives):
         first, second = related(a, next(iter(a.batches(0))))
         added = term(first).loss.item() + term(second).loss.item()
         assert term((first, second)).loss.item() == pytest.approx(factor * added, rel=1e-5)
-
-
-def test_runs_of_cmc_before_its_directions_keep_their_names():
-    assert CMCConfig(directions="mean").determining() == {}
-    assert CMCConfig().determining() == {"directions": "sum"}
 
 
 def test_cmc_bank_gives_the_other_halfs_memory_as_partner_and_negatives(colour):

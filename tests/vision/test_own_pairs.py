@@ -101,7 +101,7 @@ def test_the_positives_of_labels_are_all_views_of_the_class():
         assert {other for other in row if other >= 0} == same
 
 
-def test_groups_of_a_class_fill_the_batch():
+def test_groups_of_a_class_fill_the_batch(table):
     made = adapter(settings(pairs="labels", images_per_class=4, data={"limit": 200}), 16)
     for batch in made.batches(0):
         groups = batch.labels.view(4, 4)
@@ -109,11 +109,9 @@ def test_groups_of_a_class_fill_the_batch():
         assert len(batch.rows.view(4, 4)[0].unique()) == 4
     with pytest.raises(ConfigError, match="multiple of 4"):
         adapter(settings(pairs="labels", images_per_class=4), 18)
-
-
-def test_labels_have_to_be_there_before_training(table):
     with pytest.raises(ConfigError, match="has no labels"):
         adapter(settings(pairs="labels", data={"source": str(table / "images")}))
+    assert not {"pairs", "columns"} & settings().determining().keys()  # runs from before keep their names
 
 
 @pytest.mark.parametrize(
@@ -135,11 +133,6 @@ def test_labels_have_to_be_there_before_training(table):
 def test_what_does_not_fit_is_refused(wrong, said):
     with pytest.raises(ValidationError, match=said):
         settings(**wrong)
-
-
-def test_runs_from_before_keep_their_names():
-    assert "pairs" not in settings().determining()
-    assert "columns" not in settings().determining()
 
 
 # Tables ----------------------------------------------------------------------------------------------------------
@@ -278,12 +271,11 @@ def test_recall_by_a_loop():
 
 
 def test_retrieval_ignores_the_image_itself_and_refuses_infinite_vectors():
-    z = torch.eye(4)
+    z, ids = torch.eye(4), torch.arange(4).repeat(2, 1).T
     z[1, 2] = torch.nan
-    ids = torch.arange(4).repeat(2, 1).T
-    for measured in (lambda: recall(torch.eye(4), z, ids), lambda: zero_shot(z, torch.eye(4), torch.arange(4))):
+    for measure, given in ((recall, (torch.eye(4), z, ids)), (zero_shot, (z, torch.eye(4), torch.arange(4)))):
         with pytest.raises(DataError, match="1 of 4 rows are not finite"):
-            measured()
+            measure(*given)
     z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
     ids = torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
     near = torch.stack([z[0], z[0] + 0.1 * z[1], z[2], z[2] + 0.1 * z[3]])

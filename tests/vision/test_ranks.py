@@ -52,14 +52,8 @@ FRAMEWORKS = {
     "nnclr": {"method": "nnclr", "views": 3, "nnclr": {"predictor_norm": "none", "support": 20}},
 }
 OBJECTIVES = (
-    "infonce",
-    "infonce + 0.1*dp",
-    "cacr(intra_batch=true)",
-    "cacr(k=2, intra_batch=true)",
-    "blocks(k=3)",
-    "hcl",
-    "align_uniform",
-)
+    "infonce + 0.1*dp", "cacr(intra_batch=true)", "cacr(k=2, intra_batch=true)", "blocks(k=3)", "align_uniform"
+)  # fmt: skip
 BATCH_WIDE = ("vicreg", "barlow_twins")
 """Statistics over whole views: of one rank's share alone they would be others."""
 CASES = [
@@ -259,13 +253,8 @@ def rank_main(rank, file, source, folder):
     cmc = adapter("cmc", source, rank, 2)
     cmc.embed(next(iter(cmc.batches(0))))
     cmc.after_step()
-    found = {
-        "keys": keys,
-        "plain": plain,
-        "queue": moco.module.queue.rows,
-        "memory": cmc.module.memory,
-        "rows": batch.rows,
-    }
+    queue, memory = moco.module.queue.rows, cmc.module.memory
+    found = {"keys": keys, "plain": plain, "queue": queue, "memory": memory, "rows": batch.rows}
     torch.save(found, os.path.join(folder, f"{rank}.pt"))
 
 
