@@ -93,23 +93,12 @@ def report(tmp_path_factory):
     levels = {"vision": 0.9, "text": 0.6, "rl": 0.4}
     rows = [("infonce", "infonce", None), *((name, name, "infonce") for name in (HOSTILE, "hcl", "cacr"))]
     gain = {label: 0.01 * i for i, (label, _, _) in enumerate(rows)}
-    runs_folder.suite(
-        "study",
-        rows,
-        [(name, name) for name in levels],
-        lambda row, column, seed: levels[column] + gain[row] + 0.001 * seed,
-        title=f"Study {HOSTILE}",
-        kind="study",
-        note=HOSTILE,
-    )
-    runs_folder.suite(
-        "cacr-table6",
-        [("SimCLR (CL)", "infonce", None), ("CACR (K=1)", "cacr(k=1)", "SimCLR (CL)")],
-        [("CIFAR-10", "vision"), ("STL-10", "vision")],
-        lambda row, column, seed: 0.8 + 0.001 * seed,
-        published="cacr-table6",
-        protocol={"dataset": HOSTILE},
-    )
+    more = {"title": f"Study {HOSTILE}", "kind": "study", "note": HOSTILE}
+    columns = [(name, name) for name in levels]
+    runs_folder.suite("study", rows, columns, lambda r, c, s: levels[c] + gain[r] + 0.001 * s, **more)
+    rows = [("SimCLR (CL)", "infonce", None), ("CACR (K=1)", "cacr(k=1)", "SimCLR (CL)")]
+    columns, more = [("CIFAR-10", "vision"), ("STL-10", "vision")], {"protocol": {"dataset": HOSTILE}}
+    runs_folder.suite("cacr-table6", rows, columns, lambda r, c, s: 0.8 + s / 1e3, published="cacr-table6", **more)
     runs_folder.record(objective=HOSTILE, name=HOSTILE, status="failed", error=HOSTILE)
     (runs_folder.path / "<b>foreign.txt").write_text("not a run")
     write_report(runs_folder.path, folder / "report.html")
@@ -301,9 +290,8 @@ def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser,
     """
     browser.run(script)
     wait_for(browser, "return 'live' in box.dataset")
-    opacities = (
-        "return [...new Set([...box.querySelectorAll('.mark-symbol path')].map(p => p.getAttribute('opacity')))]"
-    )
+    opacity = "box.querySelectorAll('.mark-symbol path')].map(path => path.getAttribute('opacity'))"
+    opacities = f"return [...new Set([...{opacity})]"
     before = browser.run(opacities)
     browser.run("""
       const symbol = box.querySelector('.role-legend-symbol path'), at = symbol.getBoundingClientRect();

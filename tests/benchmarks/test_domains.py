@@ -38,8 +38,8 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.parametrize("domain", SMALL)
-def test_the_histogram_counts_the_distances_of_all_pairs(measured, domain):
-    evaluated, x, _ = measured[domain]
+def test_histogram_rank_and_entropy_are_those_of_plain_loops(measured, domain):
+    evaluated, x, pairs = measured[domain]
     assert 2 < len(x) <= 2000
     unit = x.astype(np.float64) / np.linalg.norm(x, axis=1, keepdims=True)
     distance = ((1 - unit @ unit.T) / 2)[np.triu_indices(len(x), 1)].clip(0, 1)
@@ -48,24 +48,7 @@ def test_the_histogram_counts_the_distances_of_all_pairs(measured, domain):
     assert np.abs(np.array(evaluated.histogram.all) - wanted).sum() <= 0.01 * len(distance)
     assert sum(evaluated.histogram.all) == len(distance)
     assert evaluated.diagnostics["mean_distance"] == pytest.approx(distance.mean(), abs=1e-4)
-
-
-def test_distances_of_neighbouring_sentences_stand_beside_those_of_all_others(measured):
-    histogram = measured["text"][0].histogram
-    assert 0 < sum(histogram.correct) < sum(histogram.incorrect)
-    assert 0 <= measured["text"][0].results["pair_error"] <= 0.5
-    assert measured["vision"][0].histogram.correct is None
-
-
-@pytest.mark.parametrize("domain", SMALL)
-def test_the_rank_is_that_of_the_matrix_of_embeddings(measured, domain):
-    evaluated, x, _ = measured[domain]
     assert evaluated.diagnostics["rank"] == pytest.approx(np.linalg.matrix_rank(x), abs=1)
-
-
-@pytest.mark.parametrize("domain", SMALL)
-def test_the_entropy_is_that_of_the_negatives_weights(measured, domain):
-    evaluated, _, pairs = measured[domain]
     anchors, candidates = (t.detach().double().numpy() for t in (pairs.anchors, pairs.candidates))
     similarity = np.array([[a @ c / np.linalg.norm(a) / np.linalg.norm(c) for c in candidates] for a in anchors])
     entropies, most = [], []
@@ -79,14 +62,16 @@ def test_the_entropy_is_that_of_the_negatives_weights(measured, domain):
     assert evaluated.diagnostics["conditional_entropy_maximum"] == pytest.approx(np.mean(most), abs=1e-6)
 
 
+def test_distances_of_neighbouring_sentences_stand_beside_those_of_all_others(measured):
+    histogram = measured["text"][0].histogram
+    assert 0 < sum(histogram.correct) < sum(histogram.incorrect)
+    assert 0 <= measured["text"][0].results["pair_error"] <= 0.5
+    assert measured["vision"][0].histogram.correct is None
+
+
 def test_every_domain_has_the_same_diagnostics_on_the_same_scale(measured):
-    of_classes = {
-        "similarity_error",
-        "class_collision",
-        "intraclass_deviation",
-        "unsupervised_loss",
-        "mean_classifier_loss",
-    }
+    errors = {"similarity_error", "class_collision", "intraclass_deviation"}
+    of_classes = {*errors, "unsupervised_loss", "mean_classifier_loss"}
     names = [set(evaluated.diagnostics) for evaluated, *_ in measured.values()]
     assert of_classes <= names[0] & names[1]  # agents have no labels
     names = [each - of_classes for each in names]

@@ -1,7 +1,6 @@
 """Suites and folders of runs that somebody else has made: a report, or one short error of ours, and soon."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.summary import read_summaries
 from dipole.core.train.recipe import read_recipe
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from hostile import NO_FILES, ODD, answered, changed, places, settings_of, toml_contents
+from tests.hostile import NO_FILES, ODD, answered, changed, places, settings_of, toml_contents
 
 SUITE = read_recipe(suites()["demo"])
 
@@ -47,7 +44,7 @@ def filled(runs_folder: Any) -> Path:
 
 @pytest.mark.parametrize("kind", NO_FILES)
 @pytest.mark.parametrize(
-    "name", ["record.json", "metrics.jsonl", "config.toml", "measured.json", "points.json", ".pid"]
+    "name", [f"{name}.json" for name in ("record", "measured", "points")] + ["metrics.jsonl", "config.toml", ".pid"]
 )
 def test_what_is_no_file_does_not_stop_a_report(runs_folder, name, kind):
     runs = filled(runs_folder)

@@ -125,11 +125,7 @@ def made_up(folder, age=0.0, **owner):
         ({"host": "elsewhere", "pid": 1}, 0, True),
         ({"host": "elsewhere", "pid": 1}, -1e9, False),  # dated in the future
         ({"boot": "another"}, 0, True),  # another machine of this name, which lives
-        (
-            {"boot": "another"},
-            time.time() - psutil.boot_time() + 60,
-            False,
-        ),  # this machine, before it was started again
+        ({"boot": "another"}, time.time() - psutil.boot_time() + 60, False),  # this machine, before its last start
         ({"began": "1", "pid": os.getppid()}, 0, False),  # the number of another process now
     ],
     ids=["container", "container, long ago", "host", "future", "boot", "before this boot", "number taken"],

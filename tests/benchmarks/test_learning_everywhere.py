@@ -13,25 +13,17 @@ CELLS = [(layout, name) for layout in study.LAYOUTS for name in study.OBJECTIVES
 QUICK = [("window", "align_uniform")]  # it used to end at two opposite points
 
 
-def held(layout, name, folder):
-    trial = study.Trial(layout, 0, folder)
+@pytest.mark.parametrize(
+    ("layout", "name"), [*QUICK, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS if cell not in QUICK)]
+)
+def test_every_objective_learns_in_every_layout_or_is_refused(tmp_path, layout, name):
+    trial = study.Trial(layout, 0, tmp_path)
     if (layout, name) in study.REFUSED:
         with pytest.raises(DipoleError, match=study.REFUSED[layout, name]):
             trial.train(study.text_of(layout, name))
     else:
         before, after = trial.train(study.text_of(layout, name))
         assert after > before
-
-
-@pytest.mark.parametrize(("layout", "name"), QUICK)
-def test_some_learn(tmp_path, layout, name):
-    held(layout, name, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("layout", "name"), CELLS)
-def test_every_objective_learns_in_every_layout_or_is_refused(tmp_path, layout, name):
-    held(layout, name, tmp_path)
 
 
 KEPT_CELLS = [(layout, name) for layout, cells in json.loads(KEPT.read_text()).items() for name in cells]

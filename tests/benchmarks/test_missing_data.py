@@ -29,7 +29,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_suite_reports_them_in_its_plan_and_before_the_first_job(case, tmp_path, capsys, monkeypatch):
+def test_train_and_a_suite_report_them_before_anything_is_made(case, tmp_path, capsys, monkeypatch):
     recipe, setting, said = CASES[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(SUITE.format(rows=ONE, recipe=recipe))
@@ -38,12 +38,6 @@ def test_a_suite_reports_them_in_its_plan_and_before_the_first_job(case, tmp_pat
     assert main(["bench", "tiny.toml", "--runs", "runs", "--set", setting]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_train_reports_them_and_leaves_no_folder(case, tmp_path, capsys, monkeypatch):
-    recipe, setting, said = CASES[case]
-    monkeypatch.chdir(tmp_path)
     assert main(["train", recipe, "--set", setting, "--quiet"]) == 1
     assert capsys.readouterr().err.count(said) == 1
     assert not list(tmp_path.rglob("config.toml"))

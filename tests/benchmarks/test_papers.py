@@ -41,11 +41,7 @@ def test_every_suite_can_be_built(scale):
         ("lmcl-table3", "vision.data.pretrain_split=nothing", "stl10 has no split 'nothing'"),
         ("lmcl-table3", "train.batch_size=200000", "train.batch_size: 200000 is more than the 105000 images of stl10"),
         ("lmcl-table2", "vision.negatives=2000000", "vision.negatives: 2000000 of a memory bank"),
-        (
-            "arora-table2-text",
-            "train.batch_size=401",
-            "train.batch_size 401 must be a multiple of 3",
-        ),
+        ("arora-table2-text", "train.batch_size=401", "train.batch_size 401 must be a multiple of 3"),
         ("lmcl-table5", "rl.image_size=8", "images of 8 pixels are too small for 4 convolutions"),
         ("lmcl-table5", "rl.image_size=101", "image_size must be between 1 and the rendered size 100"),
     ],
@@ -152,20 +148,11 @@ def test_every_table_figure_and_theorem_has_a_row():
         names = [row.name for row in page.lines_of(paper)]
         assert len(set(names)) == len(names), paper
         printed = [table.paper_table for table in published.tables().values() if table.paper == paper]
-        printed += [
-            f"Figure {each.id.rpartition('figure')[2]}" for each in published.figures().values() if each.paper == paper
-        ]
+        drawn = [each.id.rpartition("figure")[2] for each in published.figures().values() if each.paper == paper]
+        printed += [f"Figure {number}" for number in drawn]
         assert [label for label in printed if not any(name.startswith(label) for name in names)] == [], paper
-    for name in (
-        "Lemma 4.3",
-        "Theorem 6.1",
-        "Proposition 6.2",
-        "Eq. 5",
-        "Theorem 4 ",
-        "Property 1",
-        "Lemma 3 ",
-        "Table 18",
-    ):
+    rows = ("Lemma 4.3", "Theorem 6.1", "Proposition 6.2", "Eq. 5", "Theorem 4 ", "Property 1", "Lemma 3 ", "Table 18")
+    for name in rows:
         assert f"| {name}" in text, name
 
 

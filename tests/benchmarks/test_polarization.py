@@ -43,18 +43,15 @@ def test_pull_against_differences():
 
     def pairs(angle):
         c, s = torch.cos(angle), torch.sin(angle)
-        turned = torch.stack(
-            [c * points[:, 0] - s * points[:, 1], s * points[:, 0] + c * points[:, 1], points[:, 2]], 1
-        )
-        return Pairs.cross(turned, others)
+        turned = [c * points[:, 0] - s * points[:, 1], s * points[:, 0] + c * points[:, 1], points[:, 2]]
+        return Pairs.cross(torch.stack(turned, 1), others)
 
     setting, step = study.Setting(), 1e-6
     slopes = []
     for text in ("infonce", setting.term):
-        high, low = (
-            objective(text)(pairs(torch.tensor(a, dtype=torch.float64))).loss for a in (0.4 + step, 0.4 - step)
-        )
-        slopes.append(abs(float(high - low)) / (2 * step))
+        angles = torch.tensor([0.4 + step, 0.4 - step], dtype=torch.float64)
+        high, low = (float(objective(text)(pairs(angle)).loss) for angle in angles)
+        slopes.append(abs(high - low) / (2 * step))
     angle = torch.nn.Parameter(torch.tensor(0.4, dtype=torch.float64))
     pull = study.Pull(setting, 1)
     pull(0, pairs(angle), [angle])

@@ -26,9 +26,8 @@ def test_published_tables_hold_the_known_cells():
     assert (catch.mean, catch.std) == (842, 27)
     assert table("lmcl-table5").trials == 3
     assert table("lmcl-table4").trials is None
-    assert table("cacr-table4").value("MoCoV2 / WebVision v1", "top1") == pytest.approx(
-        table("cacr-table4").find("MoCoV2 / WebVision v1").cells["top1"].mean
-    )
+    row = "MoCoV2 / WebVision v1"
+    assert table("cacr-table4").value(row, "top1") == table("cacr-table4").find(row).cells["top1"].mean
     with pytest.raises(DataError, match="lmcl-table4"):
         table("lmcl-tabel4")
     assert table("lmcl-table5").find("SAC") is None

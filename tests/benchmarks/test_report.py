@@ -89,7 +89,6 @@ def damaged(folder, path, content=None, **values):
         lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
         pytest.param(lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(), marks=linux),
         pytest.param(lambda f: os.mkfifo(f.path / "pipe"), marks=posix),
-        pytest.param(lambda f: os.mkfifo(f.path / "odd.jsonl"), marks=posix),
         pytest.param(lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")), marks=posix),
         lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
         lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),

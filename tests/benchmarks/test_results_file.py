@@ -1,6 +1,7 @@
 """Results files: what a report makes of them, how they grow from several machines, and what damages them."""
 
 import json
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError, DataError, RecordError
 from tests.benchmarks.conftest import Here
 from tests.hostile import ODD, changed, places
+from tests.systems import posix
 
 TOY = """
 name = "mine"
@@ -207,6 +209,13 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
         results_file.known_runs([path])
 
 
+@posix
+def test_a_pipe_is_not_waited_for(runs_folder):
+    runs_folder.record()
+    os.mkfifo(runs_folder.path / "odd.jsonl")
+    assert len(make_report(runs_folder.path).sections) >= 1
+
+
 def test_places_that_are_none(tmp_path, runs_folder, capsys):
     with pytest.raises(DataError, match="no runs folder"):
         make_report([tmp_path / "none"])
@@ -271,17 +280,6 @@ def test_all_suites_run_from_the_shortest_and_go_on_where_they_were(tmp_path, mo
     assert every.bench_all(runs=tmp_path / "other", jobs=1, within=1e-9, answer=answer) == 0
     assert answer["suites"] == []
     assert "left out" in capsys.readouterr().out
-
-
-def test_the_results_that_come_with_dipole_are_of_its_suites():
-    """Their runs are still what the suites ask for: a change of these, or of a default, leaves results behind."""
-    paths = results_file.results_files(results_file.SHIPPED)
-    assert paths
-    for path in paths[:: max(1, len(paths) - 1)]:
-        found = results_file.read_results_file(path)
-        assert all(run.record.status == "done" for run in found.runs.values())
-        sized = read_suite(found.manifest.suite).at(found.manifest.scale)
-        assert set(found.runs) <= {job.hash for job in sized.jobs()}
 
 
 def test_what_comes_with_dipole_goes_by_its_name(tmp_path, monkeypatch, capsys):

@@ -1,14 +1,14 @@
 """What goes to stdout and what to stderr where a suite is run into a pipe, and what a demo says last."""
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dipole.benchmarks import commands
+from dipole.benchmarks.run import bench
 from dipole.core.cli import main
+from tests.benchmarks.conftest import Here
 
 SUITE = """
 name = "tiny"
@@ -28,26 +28,27 @@ set = ["train.steps=4", "train.batch_size=32", "toy.points=64", "toy.test_points
 
 def test_prints_results_on_stdout_and_progress_on_stderr(tmp_path, monkeypatch, capsys):
     (tmp_path / "tiny.toml").write_text(SUITE)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("COLUMNS", raising=False)
-    command = [sys.executable, "-m", "dipole.core.cli", "bench", "tiny.toml", "--runs", "the runs", "--jobs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "[1/1] done" in done.stderr
-    assert "done  " not in done.stdout
-    assert "neighbours" in done.stdout
-    assert "n = 1" in done.stdout
-    assert not set("\x1b\u2502\u2503") & set(done.stdout + done.stderr)
-    assert "Report: dipole report 'the runs' -o report.html" in done.stdout
     monkeypatch.chdir(tmp_path)
-    assert main([*command[3:], "--plan"]) == 0
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(bench, "make_engine", lambda *_, **__: Here())
+    command = ["bench", "tiny.toml", "--runs", "the runs", "--jobs", "1"]
+    assert main(command) == 0
+    done = capsys.readouterr()
+    assert "[1/1] done" in done.err
+    assert "done  " not in done.out
+    assert "neighbours" in done.out
+    assert "n = 1" in done.out
+    assert not set("\x1b\u2502\u2503") & set(done.out + done.err)
+    assert "Report: dipole report 'the runs' -o report.html" in done.out
+    assert main([*command, "--plan"]) == 0
     plan = capsys.readouterr().out
     assert "1 finished, 0 to do" in plan
     assert "row a name of a method that is too long for any column of eighty characters to have room" in plan
     assert "\u2026" not in plan
-    assert main(command[3:]) == 0
+    assert main(command) == 0
     again = capsys.readouterr()
     assert "1 of 1 run is finished already." in again.err
-    assert again.out.splitlines()[:3] == done.stdout.splitlines()[:3]
+    assert again.out.splitlines()[:3] == done.out.splitlines()[:3]
 
 
 def test_what_a_demo_says_last_can_be_typed_and_looks_where_it_ran():

@@ -13,13 +13,13 @@ from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.seeding import Seeds
-from dipole.text.adapter import TextAdapter, _is_development
+from dipole.text.adapter import _is_development
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document
 from dipole.text.document_classification import held_back
 from dipole.text.model import expanded
 from dipole.text.senteval.tables import published_rows
+from tests.text.made import text_adapter, write_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from elsewhere import ELSEWHERE, elsewhere
@@ -40,19 +40,10 @@ def corpus(tmp_path):
     return str(path)
 
 
-def make(corpus, tmp_path, batch_size=40, rank=0, world_size=1, seed=0, validation=0.0, device=None, **settings):
-    torch.manual_seed(seed)
-    values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
-    return TextAdapter(
-        TextSettings(**values),
-        seed=Seeds(seed),
-        device=device or torch.device("cpu"),
-        workdir=tmp_path,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        validation=validation,
-    )
+def make(corpus, tmp_path, batch_size=40, seed=0, **settings):
+    context = {key: settings.pop(key) for key in ("rank", "world_size", "validation", "device") if key in settings}
+    settings = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
+    return text_adapter(settings, batch_size, seed, workdir=tmp_path, **context)
 
 
 def paired(adapter, batch):
@@ -422,16 +413,11 @@ def labelled(tmp_path):
     return rows
 
 
-def write(path, rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
 def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labelled, tmp_path):
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    adapter = make(corpus, tmp_path, encoder="bow", labelled=write(tmp_path / "labelled.jsonl", labelled))
+    adapter = make(corpus, tmp_path, encoder="bow", labelled=write_rows(tmp_path / "labelled.jsonl", labelled))
     found = adapter.evaluate(None)["labelled/accuracy"]
     encode = adapter.encoder().encode
     x = np.stack([np.mean([encode(s) for s in row["sentences"]], axis=0) for row in labelled])
@@ -452,7 +438,7 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
     from dipole.text.document_classification import labelled_documents
 
     bare = [{key: row[key] for key in ("label", "sentences")} for row in labelled]
-    found = list(labelled_documents(write(tmp_path / "bare.jsonl", bare)))
+    found = list(labelled_documents(write_rows(tmp_path / "bare.jsonl", bare)))
     assert sum(tested for _, label, tested in found if label == "pos") == 6  # every fifth of thirty
     for rows, message in (
         ([{"text": "One."}], "no column 'label'; it has text"),
@@ -460,7 +446,7 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
         ([{"label": 1, "text": "One.", "split": "train"}], "no documents for testing"),
         ([{"label": 1, "text": "One.", "split": split} for split in ("train", "test")], "one class alone for training"),
     ):
-        path = write(tmp_path / "wrong.jsonl", rows)
+        path = write_rows(tmp_path / "wrong.jsonl", rows)
         with pytest.raises(DataError, match=message):
             make(corpus, tmp_path, encoder="bow", labelled=path)
     with pytest.raises(DataError, match="nothing at nowhere"):
@@ -479,12 +465,12 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
 def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, monkeypatch, settings):
     """On a stand-in for a device, which refuses tensors of the processor and keeps features, the same numbers."""
     if "labelled" in settings:
-        settings = settings | {"labelled": write(tmp_path / settings["labelled"], labelled)}
+        settings = settings | {"labelled": write_rows(tmp_path / settings["labelled"], labelled)}
     if settings.get("pairs") == "columns":
         draw = np.random.default_rng(2)
         texts = [" ".join(draw.choice(WORDS, size=4)) for _ in range(180)]
         rows = [{"query": texts[3 * k], "pos": texts[3 * k + 1], "neg": texts[3 * k + 2 :][: k % 2]} for k in range(60)]
-        settings = settings | {"corpus": write(tmp_path / "pairs.jsonl", rows)}
+        settings = settings | {"corpus": write_rows(tmp_path / "pairs.jsonl", rows)}
 
     def measured(device):
         asked = {"corpus": corpus, "encoder": "bow", "device": torch.device(device)} | settings

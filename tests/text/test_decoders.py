@@ -1,5 +1,7 @@
 """Decoder models as sentence encoders: pooling, padding token and exports."""
 
+from itertools import product
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -42,9 +44,8 @@ def model_of(folder, name, pooling, pad=None):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=["<|end|>", "<|hole|>"], initial_alphabet=alphabet, show_progress=False
-    )
+    options = {"special_tokens": ["<|end|>", "<|hole|>"], "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=290, **options)
     tokenizer.train_from_iterator(["the cat sat on a mat in the rain"] * 4, trainer)
     special = {"pad_token": pad} if pad else {}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", **special).save_pretrained(folder)
@@ -61,9 +62,8 @@ SIMPLE = "sentence-transformers", "transformers"
 
 @pytest.mark.parametrize(
     ("decoder", "to"),
-    [*((each, to) for each in (GPT2, QWEN3) for to in SIMPLE), (QWEN3, "onnx"),
-     pytest.param(GPT2, "onnx", marks=pytest.mark.slow)],
-)  # fmt: skip
+    [*product((GPT2, QWEN3), SIMPLE), *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3))],
+)
 def test_decoders_are_exported(tmp_path, decoder, to):
     """With the saved padding token, or the end of text where there is none."""
     name, pooling, pad = decoder
@@ -102,15 +102,8 @@ def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name)
 def test_a_model_that_is_random_in_evaluation_is_refused(tmp_path):
     """Reformer hashes states at random, in sentences longer than its chunk of 64."""
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8, "feed_forward_size": 32}
-    config = ReformerConfig(
-        attn_layers=["lsh"],
-        axial_pos_embds=False,
-        num_hashes=1,
-        num_buckets=4,
-        vocab_size=300,
-        is_decoder=False,
-        **sizes,
-    )
+    sizes |= {"num_hashes": 1, "num_buckets": 4, "vocab_size": 300, "is_decoder": False}
+    config = ReformerConfig(attn_layers=["lsh"], axial_pos_embds=False, **sizes)
     AutoModel.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="ReformerModel is random in evaluation mode"):
         build_transformer(str(tmp_path), "mean", 300)

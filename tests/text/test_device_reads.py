@@ -1,7 +1,5 @@
 """No sentence encoder reads back from the device what it computes: a whole step on meta tensors."""
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +8,9 @@ import pytest
 import torch
 
 from dipole import objective
-from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
-from dipole.text.config import TextSettings
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from device_reads import META, no_cuda_waits, no_reads
+from tests.device_reads import META, no_cuda_waits, no_reads
+from tests.text.made import text_adapter, write_rows
 
 SETTINGS = pytest.mark.parametrize(
     "settings",
@@ -34,19 +29,13 @@ SETTINGS = pytest.mark.parametrize(
 
 def adapter_on(device: torch.device, settings: dict, tmp_path: Path) -> TextAdapter:
     draw = np.random.default_rng(0)
-    rows = [
-        {"id": str(n), "sentences": [" ".join(draw.choice(list("abcdefg"), size=3 + k % 3)) + " ." for k in range(9)]}
-        for n in range(6)
-    ]
+    sentences = [[" ".join(draw.choice(list("abcdefg"), size=3 + k % 3)) + " ." for k in range(9)] for _ in range(6)]
+    rows = [{"id": str(n), "sentences": each} for n, each in enumerate(sentences)]
     if settings.get("pairs") == "columns":
-        words = iter(range(1000))
-        rows = [
-            {"query": f"a{next(words)}", "pos": f"b{next(words)}", "neg": [f"c{next(words)}"] * (k % 3)}
-            for k in range(40)
-        ]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    values = {"corpus": str(tmp_path / "corpus.jsonl"), "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
-    return TextAdapter(TextSettings(**values), seed=Seeds(0), device=device, workdir=tmp_path, batch_size=12)
+        rows = [{"query": f"a{k}", "pos": f"b{k}", "neg": [f"c{k}"] * (k % 3)} for k in range(40)]
+    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
+    values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
+    return text_adapter(values, 12, device=device, workdir=tmp_path)
 
 
 @SETTINGS

@@ -1,5 +1,7 @@
 """Encoders against sentence-by-sentence references; batching must change nothing but the time."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from dipole.text.encode import Combined, SentenceEncoder
 from dipole.text.encoders.batch import by_tokens, make_batch
 from dipole.text.model import build_transformer, frozen_table, small_transformer, trained_table
 from dipole.text.vocabulary import words_vocabulary
+from tests.text.made import TINY_BERT
 
 
 def sentences(n=23, seed=0):
@@ -175,10 +178,8 @@ def test_transformers_that_cannot_be_loaded(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(ConfigError, match="cannot be loaded"):
         build_transformer(str(tmp_path / "config.json"), "mean", 10)
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "bert", "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,'
-        ' "intermediate_size": 8}'
-    )
+    config = {"model_type": "bert", "vocab_size": 12, **TINY_BERT}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     module = build_transformer(str(tmp_path / "config.json"), "cls", 20)
     assert module.model.config.vocab_size == 20
     module.model.save_pretrained(tmp_path / "checkpoint")

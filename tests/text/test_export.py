@@ -13,30 +13,26 @@ from dipole.core.train.card import public_name
 from dipole.core.utils.errors import TrainingError
 from dipole.text import encoders
 from dipole.text.encode import SentenceEncoder
-from dipole.text.model import small_transformer, trained_table
-from dipole.text.vocabulary import load_tokens, words_vocabulary
+from dipole.text.model import small_transformer
+from dipole.text.vocabulary import load_tokens
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
+from dipole.text.export import export_as  # noqa: E402
 from dipole.text.export.sentence_transformers import export_sentence_transformer  # noqa: E402
+from dipole.text.exported import open_folder  # noqa: E402
+from tests.text.made import CPU  # noqa: E402
+from tests.text.test_using import ENCODERS, SENTENCES, make_encoder  # noqa: E402
+from tests.text.tiny_sentences import Record  # noqa: E402
 from tests.without_dipole import WITHOUT_DIPOLE  # noqa: E402
-
-WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
-TEXTS = ["the film was good .", "", "very very bad", "unheard of", "great", "the film was very very boring ."]
 
 
 def word_encoder(kind, normalize="halves"):
-    tokens = words_vocabulary(WORDS)
-    torch.manual_seed(0)
+    return make_encoder(kind, normalize, words=WORDS)
 
-    def side():
-        if kind == "bow":
-            return encoders.BagOfWords(trained_table(len(tokens), 6))
-        if kind == "transformer":
-            return small_transformer(len(tokens), 8, 1, 2, "mean")
-        return encoders.WordGRU(trained_table(len(tokens), 6), 8, kind)
 
-    return SentenceEncoder(encoders.SentenceModel(side(), side()), tokens, normalize)
+WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
+TEXTS = ["the film was good .", "", "very very bad", "unheard of", "great", "the film was very very boring ."]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +61,10 @@ def test_the_learned_projection_goes_with_the_export(tmp_path, kind):
 ALONE = (
     WITHOUT_DIPOLE
     + """
-import numpy
+import numpy, torch
 from sentence_transformers import SentenceTransformer
-folders, texts = json.loads(sys.argv[1])
+from transformers import AutoModel, AutoTokenizer
+folders, texts, plain_folders, sentences = json.loads(sys.argv[1])
 said = {}
 for folder in folders:
     flag = {}
@@ -79,6 +76,15 @@ for folder in folders:
     model.save(folder + "-again")
     again = SentenceTransformer(folder + "-again", device="cpu", **flag)
     numpy.save(folder + ".npy", numpy.stack([model.encode(texts), again.encode(texts)]))
+for folder, code, mean in plain_folders:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, **({"trust_remote_code": True} if code else {})).eval()
+    batch = tokenizer(sentences, padding=True, return_tensors="pt")
+    mask = batch["attention_mask"]
+    with torch.no_grad():
+        states = model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0]
+    numpy.save(folder + ".npy", vectors.numpy())
 assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
 print(json.dumps(said))
 """
@@ -92,9 +98,8 @@ def own_tokenizer(tmp_path):
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    frame = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.post_processor = frame
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return load_tokens(tmp_path)
 
@@ -108,8 +113,15 @@ def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
     folders = {name: tmp_path / name for name in code | plain}
     for name, encoder in (code | plain).items():
         export_sentence_transformer(encoder, folders[name])
-    given = json.dumps([[str(folder) for folder in folders.values()], TEXTS])
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    made, sentences = {name: make() for name, make in ENCODERS.items()}, [text for text in SENTENCES if text]
+    for name, encoder in made.items():
+        (tmp_path / "transformers" / name).mkdir(parents=True)
+        export_as("transformers", encoder, tmp_path / "transformers" / name, Record())
+        assert any((tmp_path / "transformers" / name).glob("*.py")) == (name != "bert")
+    assert json.loads((tmp_path / "transformers/bert/config.json").read_text())["model_type"] == "bert"
+    others = [[str(tmp_path / "transformers" / name), name != "bert", name == "bert"] for name in made]
+    given = json.dumps([[str(folder) for folder in folders.values()], TEXTS, others, sentences])
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     for name, encoder in (code | plain).items():
@@ -119,6 +131,11 @@ def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
     said = json.loads(found.stdout)
     assert set(said) == {str(folders[name]) for name in code}
     assert all("trust_remote_code=True" in message for message in said.values())
+    for name, encoder in made.items():
+        wanted = encoder.encode(sentences, normalize="none" if name == "bert" else None)
+        assert np.load(tmp_path / "transformers" / f"{name}.npy") == pytest.approx(wanted, abs=1e-6), name
+        again = open_folder(tmp_path / "transformers" / name, CPU, None).vectors(sentences).numpy()
+        assert again == pytest.approx(wanted, abs=1e-6), name
 
 
 def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tmp_path):
@@ -126,9 +143,8 @@ def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tm
     encoder = word_encoder("bow")
     side = encoders.Channels([encoder.model.f, encoder.model.g])
     matrix = torch.randn(12, 12)
-    encoder = SentenceEncoder(
-        encoders.SentenceModel(side, None), encoder.tokens, "halves", 4, transform=lambda x: x @ matrix.T
-    )
+    model = encoders.SentenceModel(side, None)
+    encoder = SentenceEncoder(model, encoder.tokens, "halves", 4, transform=lambda x: x @ matrix.T)
     export_sentence_transformer(encoder, tmp_path / "out")
     modules = json.loads((tmp_path / "out/modules.json").read_text())
     assert [module["type"].rpartition(".")[2] for module in modules] == ["StaticEmbedding", "Normalize"]

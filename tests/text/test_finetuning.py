@@ -19,6 +19,7 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
 from dipole.text.model import build_transformer
 from dipole.text.vocabulary import words_vocabulary
+from tests.text.made import write_bert
 
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
 TEXTS = ["the film was good .", "", "very very bad", "great"]
@@ -27,13 +28,7 @@ IDS = [np.array(ids) for ids in ([1, 2, 3], [4, 5], [6, 7, 8, 1])]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    from transformers import BertConfig, BertModel
-
-    folder = tmp_path_factory.mktemp("bert")
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
-    BertModel(config).save_pretrained(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("bert"), 20, num_hidden_layers=3)
 
 
 def built(folder, **settings):
@@ -74,8 +69,7 @@ def test_frozen_layers_stay_as_they_are(checkpoint, how):
 
 def test_adapters_are_merged_where_they_are_exported(checkpoint, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    from dipole.text.export.sentence_transformers import export_sentence_transformer
-
+    export = pytest.importorskip("dipole.text.export.sentence_transformers").export_sentence_transformer
     part = built(checkpoint, lora=LoraTable(rank=2, targets=("query", "value")))
     assert len([each for each in part.parameters() if each.requires_grad]) == 3 * 2 * 2
     batch = make_batch(IDS, 1)
@@ -87,7 +81,7 @@ def test_adapters_are_merged_where_they_are_exported(checkpoint, tmp_path):
     assert not torch.allclose(part(batch.chunks[0]), plain, atol=1e-3)
     encoder = SentenceEncoder(encoders.SentenceModel(part, None), words_vocabulary(WORDS), "unit")
     before = encoder.encode(TEXTS)
-    export_sentence_transformer(encoder, tmp_path / "out")
+    export(encoder, tmp_path / "out")
     again = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu", trust_remote_code=True)
     assert again.encode(TEXTS) == pytest.approx(before, abs=1e-5)
     assert encoder.encode(TEXTS) == pytest.approx(before)

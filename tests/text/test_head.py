@@ -1,6 +1,5 @@
 """SimCSE's head: trained, then kept or dropped; and a transformer's own limit of tokens."""
 
-import json
 import signal
 
 import numpy as np
@@ -18,7 +17,10 @@ from dipole.text import senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.exported import open_folder
 from dipole.text.model import limit_of
-from tests.text.test_using import CPU, SENTENCES, trained, vectors, write_transformer
+from dipole.text.vocabulary import words_vocabulary
+from tests.text import test_using as using
+from tests.text.made import write_bert, write_rows
+from tests.text.test_using import CPU, SENTENCES, trained, vectors
 
 BERT = {
     "encoder": "transformer", "transformer": "bert", "tokenizer": "bert", "sides": 1, "normalize": "none",
@@ -49,9 +51,8 @@ def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
     assert vectors(run) == pytest.approx(wanted.detach().numpy(), abs=1e-6)
     for to in FORMATS:
         assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
-        assert open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy() == pytest.approx(
-            vectors(run), abs=1e-5
-        ), to
+        found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
+        assert found == pytest.approx(vectors(run), abs=1e-5), to
 
 
 @pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
@@ -69,10 +70,7 @@ def test_adapters_are_merged_in_every_format(tmp_path, pooling):
 
 
 def test_sentences_are_cut_where_the_positions_end(tmp_path):
-    folder = tmp_path / "there"
-    folder.mkdir()
-    write_transformer(folder / "bert")
-    run = trained(folder, **BERT)
+    run = trained(tmp_path / "there", **BERT)
     assert limit_of(load_run(RunFolder(run), "cpu")[1].module) == 512
     shortened = torch.nn.Embedding(6, 8)
     holder = torch.nn.ModuleList([load_run(RunFolder(run), "cpu")[1].module])
@@ -81,26 +79,15 @@ def test_sentences_are_cut_where_the_positions_end(tmp_path):
 
 
 def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys):
-    from transformers import BertConfig, BertModel
-
-    import tests.text.test_using as using
-    from dipole.text.vocabulary import words_vocabulary
-
     def short(folder):
-        config = BertConfig(
-            vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-            max_position_embeddings=128,
-        )  # fmt: skip
-        BertModel(config).save_pretrained(folder)
-        words_vocabulary(using.WORDS).save(folder / "tokenizer.json")
+        words_vocabulary(using.WORDS).save(write_bert(folder, max_position_embeddings=128) / "tokenizer.json")
         return folder
 
     def long(number):
         return " ".join(using.WORDS[(number + i) % 24] for i in range(139))
 
     def longer_corpus(path):
-        rows = [{"id": f"{d}", "sentences": [long(16 * d + i) for i in range(16)]} for d in range(6)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(path, [{"id": f"{d}", "sentences": [long(16 * d + i) for i in range(16)]} for d in range(6)])
 
     monkeypatch.setattr(using, "write_transformer", short)
     monkeypatch.setattr(using, "write_corpus", longer_corpus)
@@ -131,7 +118,6 @@ def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys
 
 
 def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
-
     run = trained(tmp_path / "there")
     recipe, corpus = tmp_path / "there" / "recipe.toml", tmp_path / "there" / "corpus.jsonl"
     before, step = corpus.read_text(), TextAdapter.before_step
@@ -148,6 +134,4 @@ def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"have changed since its checkpoint.*--resume never"):
         train(load(recipe, []).config, tmp_path / "runs", quiet=True)
     corpus.write_text(before)
-    done = train(load(recipe, []).config, tmp_path / "runs", quiet=True)
-    assert done.status == "done"
-    assert done.results == RunFolder(run).read_record().results
+    assert train(load(recipe, []).config, tmp_path / "runs", quiet=True).results == RunFolder(run).read_record().results

@@ -1,6 +1,5 @@
 """Tables with a column of labels: a filter, weights, and labels that would be ignored."""
 
-import json
 import warnings
 
 import numpy as np
@@ -9,18 +8,14 @@ import torch
 
 import dipole
 from dipole.core.utils.errors import DataError
-from dipole.core.utils.seeding import Seeds
-from dipole.text.adapter import TextAdapter
-from dipole.text.config import TextSettings
 from dipole.text.pair_labels import PairLabel
 from dipole.text.pair_table import read_pairs
+from tests.text.made import text_adapter, write_rows
 
 
 def table_of(folder, labels, name="label", anchor="sentence1", positive="sentence2"):
     rows = [{"id": i, anchor: f"a{i} x", positive: f"b{i} y", name: label} for i, label in enumerate(labels)]
-    path = folder / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_rows(folder / "pairs.jsonl", rows)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +96,8 @@ def test_labels_weight_pairs(tmp_path, cached):
     """The loss is the mean of rows weighted by label / highest label."""
     scores = [5.0, 2.5, 0.0, 4.0]
     settings = {"label": "score", "label_use": "target", "cache": str(tmp_path / "cache") if cached else None}
-    config = TextSettings(
-        corpus=table_of(tmp_path, scores, "score"), pairs="columns", encoder="bow", word_size=4, held_out=0, **settings
-    )
-    torch.manual_seed(0)
-    adapter = TextAdapter(config, batch_size=4, seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path)
+    table = {"corpus": table_of(tmp_path, scores, "score"), "pairs": "columns", "encoder": "bow", "word_size": 4}
+    adapter = text_adapter({**table, "held_out": 0, **settings}, 4, workdir=tmp_path)
     embedded = adapter.embed(next(iter(adapter.batches(0))))
     weights = np.array(scores)[embedded.rows["index"].numpy()] / 5
     assert embedded.rows["weights"].numpy() == pytest.approx(weights)
@@ -118,14 +110,12 @@ def test_labels_weight_pairs(tmp_path, cached):
 
 def test_no_duplicates_says_what_it_leaves_out(tmp_path):
     rows = [{"anchor": f"a{i}", "positive": "the same" if i % 9 else f"b{i}"} for i in range(27)]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = TextSettings(corpus=str(path), pairs="columns", encoder="bow", word_size=4, held_out=0)
-    context = {"batch_size": 2, "seed": Seeds(0), "device": torch.device("cpu"), "workdir": tmp_path}
+    corpus = write_rows(tmp_path / "pairs.jsonl", rows)
+    settings = {"corpus": corpus, "pairs": "columns", "encoder": "bow", "word_size": 4, "held_out": 0}
     with pytest.warns(UserWarning, match=r"leaves out \d+ of 27 rows .*'the same' stands in 24 rows.*batch_size"):
-        adapter = TextAdapter(config, **context)
+        adapter = text_adapter(settings, 2, workdir=tmp_path)
     assert adapter.steps_per_epoch <= 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*tokens on average")
-        TextAdapter(config.model_copy(update={"no_duplicates": False}), **context)
+        text_adapter({**settings, "no_duplicates": False}, 2, workdir=tmp_path)

@@ -18,12 +18,12 @@ from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.seeding import Seeds
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.evaluation import find_positives, nearest_sentences, next_sentence
 from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.columns import without_duplicates
+from tests.text.made import text_adapter, write_bert, write_rows
 
 TAU = 0.05
 ROWS = [
@@ -31,23 +31,14 @@ ROWS = [
 ]
 
 
-def write(path, rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
 @pytest.fixture
 def table(tmp_path):
-    return write(tmp_path / "pairs.jsonl", ROWS)
+    return write_rows(tmp_path / "pairs.jsonl", ROWS)
 
 
 def make(tmp_path, batch_size=8, rank=0, world_size=1, **settings):
-    torch.manual_seed(0)
-    return TextAdapter(
-        TextSettings(**{"encoder": "bow", "word_size": 6, "hidden_size": 8, "limit": 200} | settings),
-        seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=batch_size, rank=rank,
-        world_size=world_size,
-    )  # fmt: skip
+    settings = {"encoder": "bow", "word_size": 6, "hidden_size": 8, "limit": 200} | settings
+    return text_adapter(settings, batch_size, workdir=tmp_path, rank=rank, world_size=world_size)
 
 
 # Views ---------------------------------------------------------------------------------------------------------------
@@ -65,9 +56,8 @@ def test_views_are_simcse(tmp_path, encoder):
     embedded = adapter.embed(next(adapter.batches(0)))
     h, g = (normalize(embedded.rows[name].detach().double(), dim=1) for name in ("first", "second"))
     assert (h != g).any(1).all()
-    expected = np.mean([
-        -(h[i] @ g[i]) / TAU + torch.logsumexp(torch.stack([h[i] @ g[j] for j in range(8)]) / TAU, 0) for i in range(8)
-    ])  # fmt: skip
+    scores = torch.stack([torch.stack([h[i] @ g[j] for j in range(8)]) for i in range(8)]) / TAU
+    expected = np.mean([float(torch.logsumexp(row, 0) - row[i]) for i, row in enumerate(scores)])
     assert dipole.objective(f"infonce(temperature={TAU})")(embedded).loss.item() == pytest.approx(expected, rel=1e-5)
     adapter.module.eval()
     embedded = adapter.embed(next(adapter.batches(0)))
@@ -96,18 +86,14 @@ def test_views_take_every_sentence_once_in_an_epoch(tmp_path):
 
 
 def test_views_without_dropout_are_refused_with_the_cure(tmp_path):
-    from transformers import BertConfig
-
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    config = BertConfig(vocab_size=2000, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **small)
-    config.save_pretrained(tmp_path / "none")
-    own = {"encoder": "transformer", "transformer": str(tmp_path / "none" / "config.json")}
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    own = {"encoder": "transformer", "transformer": str(write_bert(tmp_path / "none", 2000, **none) / "config.json")}
     with pytest.raises(ConfigError, match=r"has no dropout.*Set text\.dropout"):
         make(tmp_path, pairs="views", **own)
     cured = make(tmp_path, **VIEWS, **own)
     assert {m.p for m in cured.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
-    BertConfig(vocab_size=2000, **small).save_pretrained(tmp_path / "own")
-    kept = make(tmp_path, pairs="views", encoder="transformer", transformer=str(tmp_path / "own" / "config.json"))
+    usual = str(write_bert(tmp_path / "own", 2000) / "config.json")
+    kept = make(tmp_path, pairs="views", encoder="transformer", transformer=usual)
     assert {m.p for m in kept.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
 
 
@@ -137,7 +123,7 @@ def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_pa
 
 
 def test_a_table_without_negatives(tmp_path):
-    corpus = write(tmp_path / "t.jsonl", [{"sentence1": f"a{i} b", "sentence2": f"c{i} d"} for i in range(30)])
+    corpus = write_rows(tmp_path / "t.jsonl", [{"sentence1": f"a{i} b", "sentence2": f"c{i} d"} for i in range(30)])
     adapter = make(tmp_path, pairs="columns", corpus=corpus, dropout=0.1, held_out=0.2)
     embedded = adapter.embed(next(adapter.batches(0)))
     pairs = embedded.relate(embedded.rows)
@@ -150,7 +136,7 @@ def test_formats_give_the_same_table(tmp_path):
     from datasets import Dataset, DatasetDict
 
     rows = [{"anchor": f'a "{i}", b', "positive": f"line\nbreak {i}", "negative": f"n{i}"} for i in range(5)]
-    write(tmp_path / "a.jsonl", rows)
+    write_rows(tmp_path / "a.jsonl", rows)
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write("\n".join(map(json.dumps, rows)))
     for name, mark in (("c.csv", ","), ("d.tsv", "\t")):
@@ -183,7 +169,7 @@ def test_formats_give_the_same_table(tmp_path):
     ],
 )
 def test_usual_names_are_found(tmp_path, names, expected):
-    found = read_pairs(write(tmp_path / "t.jsonl", [{name: f"text {name}" for name in names}]))
+    found = read_pairs(write_rows(tmp_path / "t.jsonl", [{name: f"text {name}" for name in names}]))
     assert list(found.columns) == expected
     numbers = [found.anchor[0], found.positive[0], *found.negatives[0]]
     assert [found.texts[i] for i in numbers] == [f"text {name}" for name in expected]
@@ -197,14 +183,14 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
         {"a": "eight", "p": "nine"},
     ]
     with pytest.warns(UserWarning, match=r"of 4 rows 2 have no 'a' or no 'p' and are skipped, 1 lack a negative"):
-        found = read_pairs(write(tmp_path / "t.jsonl", rows), ["a", "p", "n"])
+        found = read_pairs(write_rows(tmp_path / "t.jsonl", rows), ["a", "p", "n"])
     texts = [*found.texts, None]
     assert [[texts[i] for i in row] for row in np.column_stack([found.anchor, found.positive, found.negatives])] == [
         ["one", "two", "four", "five"], ["one", "three", "four", "five"], ["eight", "nine", None, None]
     ]  # fmt: skip
     assert (found.incomplete, found.fewer) == (2, 1)
     with pytest.raises(DataError, match="none of 2 rows has both 'a' and 'p'"):
-        read_pairs(write(tmp_path / "t.jsonl", [{"a": "x", "p": ""}] * 2), ["a", "p"])
+        read_pairs(write_rows(tmp_path / "t.jsonl", [{"a": "x", "p": ""}] * 2), ["a", "p"])
 
 
 @pytest.mark.parametrize(
@@ -264,7 +250,7 @@ def test_no_text_stands_in_two_rows_of_a_batch():
 
 def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
     rows = [{"anchor": f"a{i // 3}", "positive": f"p{i}", "negative": f"n{i % 25}"} for i in range(60)]
-    corpus = write(tmp_path / "t.jsonl", rows)
+    corpus = write_rows(tmp_path / "t.jsonl", rows)
     settings = {"pairs": "columns", "corpus": corpus, "held_out": 0.0}
     whole = make(tmp_path, **settings)
     epochs = [[batch.index.tolist() for batch in whole.batches(epoch)] for epoch in range(3)]
@@ -277,7 +263,7 @@ def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
     shares = [[batch.index.tolist() for batch in part.batches(1)] for part in parts]
     assert [[i for share in split for i in share] for split in zip(*shares, strict=True)] == epochs[1]
     assert [batch.index.tolist() for batch in make(tmp_path, **settings).batches(2, 3)] == epochs[2][3:]
-    same = write(tmp_path / "s.jsonl", [{"anchor": f"a{i}", "positive": "yes"} for i in range(20)])
+    same = write_rows(tmp_path / "s.jsonl", [{"anchor": f"a{i}", "positive": "yes"} for i in range(20)])
     with pytest.raises(DataError, match=r"no 8 of the 20 rows.*\('yes' stands in 20 rows\).*no_duplicates = false"):
         make(tmp_path, **settings | {"corpus": same})
     assert make(tmp_path, **settings | {"corpus": same, "no_duplicates": False}).steps_per_epoch == 2

@@ -13,6 +13,7 @@ from dipole.core.utils.errors import DataError
 from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.columns import PairBatches
 from tests.systems import was_killed
+from tests.text.made import write_rows
 
 FILES = {"texts.arrow", "anchor.npy", "positive.npy", "negatives.npy", "index.json"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows")
@@ -76,11 +77,6 @@ def batches_of(rows, order, size):
         batches.append(batch)
 
 
-def write(path, rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
 def draw(epoch, tried, count):
     return np.random.default_rng((epoch, tried)).permutation(count)
 
@@ -89,7 +85,7 @@ def draw(epoch, tried, count):
 @pytest.mark.parametrize("cached", [False, True])
 def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
     rows = rows_of(seed)
-    table = read_pairs(write(tmp_path / "t.jsonl", rows), folder=tmp_path / "kept" if cached else None)
+    table = read_pairs(write_rows(tmp_path / "t.jsonl", rows), folder=tmp_path / "kept" if cached else None)
     texts, expected = plainly(rows)
     assert list(table.texts) == texts
     assert [table.texts[0], table.texts[-1], table.texts[3:9:2]] == [texts[0], texts[-1], texts[3:9:2]]
@@ -104,7 +100,7 @@ def test_numbers_and_batches_equal_a_plain_loop(small, tmp_path, seed, cached):
 
 
 def test_a_cached_table_is_not_read_again(small, tmp_path):
-    source, kept = write(tmp_path / "t.jsonl", rows_of(0)), tmp_path / "kept"
+    source, kept = write_rows(tmp_path / "t.jsonl", rows_of(0)), tmp_path / "kept"
     first = read_pairs(source, folder=kept)
     (tmp_path / "t.jsonl").unlink()
     with pytest.warns(UserWarning, match="of 300 rows .* are skipped"):
@@ -115,7 +111,7 @@ def test_a_cached_table_is_not_read_again(small, tmp_path):
 
 
 def test_damaged_tables_are_made_again(small, tmp_path):
-    source, kept = write(tmp_path / "t.jsonl", rows_of(1)), tmp_path / "kept"
+    source, kept = write_rows(tmp_path / "t.jsonl", rows_of(1)), tmp_path / "kept"
     expected = read_pairs(source)
     read_pairs(source, folder=kept)
     for name in sorted(FILES):
@@ -140,7 +136,7 @@ read_pairs(sys.argv[1], folder=Path(sys.argv[2]))
 
 
 def test_a_table_whose_writer_was_killed_is_made_again(small, tmp_path):
-    source, kept = write(tmp_path / "t.jsonl", rows_of(2)), tmp_path / "kept"
+    source, kept = write_rows(tmp_path / "t.jsonl", rows_of(2)), tmp_path / "kept"
     program = [sys.executable, "-c", FILLING, source, str(kept)]
     assert was_killed(subprocess.run(program, timeout=300, check=False).returncode)
     assert not (kept / "index.json").exists()
@@ -150,7 +146,7 @@ def test_a_table_whose_writer_was_killed_is_made_again(small, tmp_path):
 
 
 def test_a_source_that_changes_during_reading_is_not_cached(tmp_path):
-    source = write(tmp_path / "t.jsonl", rows_of(3))
+    source = write_rows(tmp_path / "t.jsonl", rows_of(3))
     with pytest.raises(DataError, match="was changed while it was read"):
         read_pairs(source, folder=tmp_path / "kept", unchanged=lambda: False)
     assert {path.name for path in (tmp_path / "kept").iterdir()} <= {".lock"}

@@ -1,8 +1,6 @@
 """The four protocols against references: scikit-learn to convergence, SentEval's classifier written out."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from dipole.text.senteval.probe import classify
 from dipole.text.senteval.protocols import Settings, check_device
 from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from elsewhere import ELSEWHERE, elsewhere
+from tests.elsewhere import ELSEWHERE, elsewhere
 
 
 def blobs(n, d, classes, seed=0, spread=2.0):
@@ -32,11 +28,11 @@ def blobs(n, d, classes, seed=0, spread=2.0):
 @pytest.mark.parametrize("classes", [2, 4])
 def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
     x, y = blobs(400, 12, classes)
-    subsets = np.random.default_rng(1).random((400, 7)) < 0.7
+    subsets = np.random.default_rng(1).random((400, 4)) < 0.7
     grid = [4.0, 0.25, 32.0]  # unordered on purpose
     found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
     for i, c in enumerate(grid):
-        for p in range(7):
+        for p in range(4):
             model = LogisticRegression(C=c, tol=1e-9, max_iter=5000).fit(x[subsets[:, p]], y[subsets[:, p]])
             assert np.mean(found[i, :, p] == model.predict(x)) >= 0.9975  # one point on the border may tip
 
@@ -64,7 +60,7 @@ def test_uninformative_features_of_many_scales_reach_the_optimum():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
     subsets = np.arange(400)[:, None] % 5 != np.arange(6)
-    grid = [0.25, 1.0, 4.0, 16.0, 64.0]
+    grid = [0.25, 4.0, 64.0]
     found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
     for i, c in enumerate(grid):
         for p in (0, 5):

@@ -9,12 +9,10 @@ import pytest
 import regex
 import torch
 
-from dipole.core.utils.seeding import Seeds
-from dipole.text.adapter import TextAdapter
-from dipole.text.config import TextSettings
 from dipole.text.embed import SentenceEmbedder
 from dipole.text.splitting import MARKS, split_sentences
 from dipole.text.vocabulary import PATTERN, build_vocabulary, counted_vocabulary, number_words, word_cutter
+from tests.text.made import text_adapter
 
 SENTENCES = {
     "Chinese": ["“你好。”", "他说完就走了！", "真的？！", "是的……版本３．５不错．", "好!", "走吧."],
@@ -36,11 +34,8 @@ UNSPACED = ("Chinese", "Japanese", "Khmer", "Thai", "Burmese")
 
 
 @pytest.mark.parametrize("script", SENTENCES)
-def test_sentences(script):
+def test_sentences(script):  # the last two in Chinese end in ASCII marks
     blank = "" if script in ("Chinese", "Japanese", "Burmese") else " "
-    if script == "Chinese":  # the last two sentences end in ASCII marks
-        assert split_sentences("".join(SENTENCES[script])) == SENTENCES[script]
-        return
     assert split_sentences(blank.join(SENTENCES[script])) == SENTENCES[script]
 
 
@@ -111,13 +106,7 @@ def test_an_encoder_tells_new_sentences_apart(tmp_path, script):
 
 
 def adapter_of(corpus, **settings):
-    return TextAdapter(
-        TextSettings(corpus=str(corpus), held_out=0, **settings),
-        batch_size=2,
-        seed=Seeds(0),
-        device=torch.device("cpu"),
-        workdir=corpus.parent,
-    )
+    return text_adapter({"corpus": str(corpus), "held_out": 0, **settings}, 2, workdir=corpus.parent)
 
 
 def test_warns_of_sentences_of_one_token(tmp_path):

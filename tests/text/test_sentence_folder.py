@@ -15,9 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.seeding import Seeds
 from dipole.text import encoders
-from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
@@ -26,6 +24,7 @@ from dipole.text.export.sentence_transformers import export_sentence_transformer
 from dipole.text.exported import open_folder
 from dipole.text.model import build_model
 from dipole.text.vocabulary import load_tokens
+from tests.text.made import text_adapter, write_rows
 from tests.text.tiny_sentences import COLUMNS, Record, tiny_model
 
 TEXTS = COLUMNS["anchor"]
@@ -73,9 +72,8 @@ def test_modules_stay(tmp_path, tail):
     assert model.width == wanted.shape[1]
     again = encoders.from_architecture(encoders.architecture(model))
     again.load_state_dict(model.state_dict())
-    torch.testing.assert_close(
-        again.eval().represent(make_batch([[2, 5, 3]])), model.represent(make_batch([[2, 5, 3]]))
-    )
+    batch = make_batch([[2, 5, 3]])
+    torch.testing.assert_close(again.eval().represent(batch), model.represent(batch))
     export_sentence_transformer(SentenceEncoder(model, tokens, "none", 32), tmp_path / "exported")
     exported = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
     torch.testing.assert_close(exported.encode(TEXTS, convert_to_tensor=True), wanted, rtol=1e-5, atol=1e-5)
@@ -93,10 +91,8 @@ def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lowe
     """A folder with prompts, a limit of length and another frame of special tokens, as its library writes it."""
     model = library_model(tmp_path, TAILS["nothing"])
     model.prompts, model.default_prompt_name, model.max_seq_length = {"query": text, "document": "a "}, name, limit
-    special = [("[CLS]", 2), ("[SEP]", 3)]
-    model.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=special
-    )
+    frame = processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    model.tokenizer.backend_tokenizer.post_processor = frame
     if lower:
         model.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     model.save_pretrained(str(tmp_path / "model"))
@@ -121,13 +117,11 @@ LONG = ["the cat sat on a mat far home red blue green tree sky", "a", "Rain RAIN
 
 def adapter_of(tmp_path, **kept):
     """The adapter of a run on a table, which starts from the folder."""
-    table = tmp_path / "pairs.jsonl"
-    table.write_text("".join(json.dumps({"anchor": a, "positive": b}) + "\n" for a, b in zip(*PAIRS, strict=True)))
-    config = TextSettings(
-        corpus=str(table), pairs="columns", encoder="transformer", transformer=str(tmp_path / "model"),
-        tokenizer=str(tmp_path / "model"), held_out=0, normalize="none",
-    )  # fmt: skip
-    return TextAdapter(config, batch_size=2, seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, **kept)
+    rows = [{"anchor": a, "positive": b} for a, b in zip(*PAIRS, strict=True)]
+    folder = str(tmp_path / "model")
+    settings = {"corpus": write_rows(tmp_path / "pairs.jsonl", rows), "pairs": "columns", "encoder": "transformer"}
+    settings |= {"transformer": folder, "tokenizer": folder, "held_out": 0, "normalize": "none"}
+    return text_adapter(settings, 2, workdir=tmp_path, **kept)
 
 
 def assert_exported(tmp_path, adapter, library, to):
@@ -181,9 +175,8 @@ def test_a_limit_without_room_for_a_word_is_refused(tmp_path):
 def test_tokens_are_cut_as_the_tokenizer_cuts_them(tmp_path, template, special, side):
     library_model(tmp_path, TAILS["nothing"])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", truncation_side=side)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    frame = processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.backend_tokenizer.post_processor = frame
     tokenizer.save_pretrained(tmp_path / "own")
     tokens = load_tokens(tmp_path / "own")
     for limit in range(special + 1, 12):
@@ -233,7 +226,5 @@ def test_pickles_are_read_only_where_that_is_allowed(tmp_path, monkeypatch):
 
 
 def same_weights(first, second):
-    states = first.state_dict(), second.state_dict()
-    return states[0].keys() == states[1].keys() and all(
-        torch.equal(states[1][name], states[0][name]) for name in states[0]
-    )
+    one, other = first.state_dict(), second.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

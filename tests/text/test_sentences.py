@@ -17,10 +17,8 @@ import torch
 
 from dipole.core.utils import cache as core_cache
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.core.utils.seeding import Seeds
 from dipole.text import sentences as encoding
 from dipole.text import splitting
-from dipole.text.adapter import TextAdapter
 from dipole.text.cache import corpus_folder, load_or_build
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document, Piece, read_documents, read_pieces
@@ -28,6 +26,7 @@ from dipole.text.sentences import Cut, encode_documents, encode_pieces
 from dipole.text.vocabulary import build_vocabulary, word_cutter, words_vocabulary
 from tests.ranks import start_method
 from tests.systems import was_killed
+from tests.text.made import text_adapter, write_rows
 from tests.text.odd_text import text_of
 
 FILES = {"tokens.bin", "offsets.bin", "document.bin", "index.json"}
@@ -249,7 +248,7 @@ def test_a_complete_cache_is_read_without_a_lock(tmp_path):
     (tmp_path / ".lock").unlink(missing_ok=True)
     (tmp_path / ".lock").mkdir()  # as in a folder that cannot be written
     with pytest.raises(DataError, match="cannot be cached in"):
-        load_or_build(tmp_path / "tokenizer.json" / "cache", lambda folder: None, lambda folder: None)
+        load_or_build(tmp_path / "tokens.bin" / "cache", lambda folder: None, lambda folder: None)
     assert encode_documents([], tokens, 5, tmp_path).fingerprint == made.fingerprint
 
 
@@ -286,11 +285,8 @@ def test_any_error_of_a_reader_means_no_cache(error):
 
 
 def make(corpus, tmp_path, batch_size=4, validation=0.0, **settings):
-    values = {"corpus": str(corpus), "hidden_size": 8, "word_size": 6} | settings
-    return TextAdapter(
-        TextSettings(**values), seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=batch_size,
-        validation=validation,
-    )  # fmt: skip
+    settings = {"corpus": str(corpus), "hidden_size": 8, "word_size": 6} | settings
+    return text_adapter(settings, batch_size, workdir=tmp_path, validation=validation)
 
 
 def test_folders_are_named_by_content_not_by_path_and_date(books, tmp_path):
@@ -335,18 +331,13 @@ def test_a_large_corpus_is_cached_even_if_no_folder_is_named(books, tmp_path, mo
 # Corpora that cannot be trained on -------------------------------------------------------------------------------
 
 
-def rows_of(path, documents):
-    path.write_text("\n".join(json.dumps({"sentences": sentences}) for sentences in documents))
-    return path
-
-
 def test_rejects_a_corpus_without_neighbours(tmp_path):
-    alone = rows_of(tmp_path / "alone.jsonl", [["A sentence."]] * 20)
+    alone = write_rows(tmp_path / "alone.jsonl", [{"sentences": ["A sentence."]}] * 20)
     with pytest.raises(DataError, match=r"no two neighbouring sentences.*text\.unit = \"sentences\".*text\.pairs"):
         make(alone, tmp_path)
     make(alone, tmp_path, unit="sentences")
     make(alone, tmp_path, pairs="views", dropout=0.1, sides=1)
-    pairs = rows_of(tmp_path / "pairs.jsonl", [["One.", "Two."]] * 20)
+    pairs = write_rows(tmp_path / "pairs.jsonl", [{"sentences": ["One.", "Two."]}] * 20)
     make(pairs, tmp_path, held_out=0.0)
     with pytest.raises(DataError, match="no two neighbouring sentences"):
         make(pairs, tmp_path, held_out=0.5)
@@ -355,7 +346,7 @@ def test_rejects_a_corpus_without_neighbours(tmp_path):
 
 
 def test_rejects_a_share_that_is_too_small(tmp_path):
-    corpus = rows_of(tmp_path / "a.jsonl", [["One.", "Two.", "Three."]] * 20)
+    corpus = write_rows(tmp_path / "a.jsonl", [{"sentences": ["One.", "Two.", "Three."]}] * 20)
     with pytest.raises(ConfigError, match=r"validation_share 1e-09 sets no sentence .* aside"):
         make(corpus, tmp_path, validation=1e-9)
     with pytest.warns(UserWarning, match="no two neighbouring sentences are held out"):

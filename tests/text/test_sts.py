@@ -9,15 +9,13 @@ from scipy.stats import pearsonr, spearmanr
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from dipole.core.utils.errors import DataError, OptionError
-from dipole.core.utils.seeding import Seeds
 from dipole.text import senteval
-from dipole.text.adapter import TextAdapter
-from dipole.text.config import TextSettings
 from dipole.text.senteval.encoders import as_encode
 from dipole.text.senteval.relatedness import sts_result
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks import STS
+from tests.text.made import text_adapter
 from tests.text.tiny_sentences import tiny_model
 
 TINY = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
@@ -64,9 +62,8 @@ def folder(tmp_path_factory):
     ):  # fmt: skip
         pairs, gold = truth["SICK", split] = draw_pairs(draw, count)
         lines = [f"{i}\t{a}\t{b}\t{y}\tNEUTRAL" for i, ((a, b), y) in enumerate(zip(pairs, gold, strict=True))]
-        (place / f"{file}.txt").write_text(
-            "\n".join(["pair_ID\tsentence_A\tsentence_B\tscore\tjudgment", *lines]) + "\n"
-        )
+        head = "pair_ID\tsentence_A\tsentence_B\tscore\tjudgment"
+        (place / f"{file}.txt").write_text("\n".join([head, *lines]) + "\n")
     return root, truth
 
 
@@ -81,35 +78,26 @@ def test_cosine_tasks_score_each_split_by_itself(folder):
                 assert found[0] == found.correlation == found.statistic == pytest.approx(wanted[0], abs=1e-9)
                 assert found[1] == found.pvalue == pytest.approx(wanted[1], abs=1e-9)
             assert result[split]["nsamples"] == len(gold)
-        assert set(numbers_of(task, result)) == {
-            f"senteval/{task}/{split}/{measure}" for split in ("dev", "test") for measure in ("pearson", "spearman")
-        }
+        wanted = {f"senteval/{task}/{split}/{name}" for split in ("dev", "test") for name in ("pearson", "spearman")}
+        assert set(numbers_of(task, result)) == wanted
         line = senteval.describe(task, result)
         assert f"dev {result['dev']['spearman'][0]:.4f}  test {result['test']['spearman'][0]:.4f}" in line
 
 
 def test_years_are_summed_up_in_three_ways_through_the_engine(folder):
     root, truth = folder
-    engine = senteval.SE(
-        {"task_path": str(root), "progress": False}, lambda params, batch: encode([" ".join(s) for s in batch])
-    )
-    found = engine.eval(list(STS))
+    found = senteval.SE({"task_path": str(root), "progress": False}, batcher).eval(list(STS))
     for year, result in found.items():
         parts = [truth[year, name] for name in STS[year]]
         each = [spearmanr(cosines(pairs), gold)[0] for pairs, gold in parts]
         sizes = [len(gold) for _, gold in parts]
         together = spearmanr(np.concatenate([cosines(p) for p, _ in parts]), np.concatenate([g for _, g in parts]))[0]
-        assert result["all"]["spearman"] == pytest.approx(
-            {"mean": np.mean(each), "wmean": np.average(each, weights=sizes), "all": together}, abs=1e-9
-        )
+        wanted = {"mean": np.mean(each), "wmean": np.average(each, weights=sizes), "all": together}
+        assert result["all"]["spearman"] == pytest.approx(wanted, abs=1e-9)
         numbers = numbers_of(year, result)
         assert numbers[f"senteval/{year}/spearman"] == pytest.approx(together, abs=1e-9)
         assert numbers[f"senteval/{year}/spearman_wmean"] == result["all"]["spearman"]["wmean"]
         assert [result[name]["nsamples"] for name in STS[year]] == sizes
-
-
-def test_constant_similarities_have_no_correlation():
-    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0
 
 
 def test_the_table_has_a_mean_of_seven_test_columns(folder):
@@ -126,11 +114,9 @@ def test_the_table_has_a_mean_of_seven_test_columns(folder):
 
 
 def test_a_run_names_the_split_of_its_numbers(folder, tmp_path):
-    adapter = TextAdapter(
-        TextSettings(pairs="views", dropout=0.1, encoder="bow", word_size=4, limit=100, senteval=str(folder[0]),
-                     tasks=("STSBenchmark-cosine",)),
-        seed=Seeds(0), device=torch.device("cpu"), workdir=tmp_path, batch_size=8,
-    )  # fmt: skip
+    settings = {"pairs": "views", "dropout": 0.1, "encoder": "bow", "word_size": 4, "limit": 100}
+    settings |= {"senteval": str(folder[0]), "tasks": ("STSBenchmark-cosine",)}
+    adapter = text_adapter(settings, workdir=tmp_path)
     found = adapter.evaluate(None)
     assert {"senteval/STSBenchmark-cosine/dev/spearman", "senteval/STSBenchmark-cosine/test/spearman"} <= set(found)
     assert (tmp_path / "sts.txt").read_text().splitlines()[1].startswith("this run")
@@ -138,9 +124,10 @@ def test_a_run_names_the_split_of_its_numbers(folder, tmp_path):
     assert json.dumps(found)
 
 
-def test_a_missing_split_names_its_place(folder, tmp_path):
+def test_a_missing_split_names_its_place_and_constant_similarities_have_no_correlation(tmp_path):
     with pytest.raises(DataError, match=r"STSBenchmark-cosine: no file .*sts-train\.csv"):
         senteval.load_task("STSBenchmark-cosine", tmp_path)
+    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0
 
 
 def batcher(params, batch):
@@ -230,6 +217,11 @@ def models(tmp_path_factory):
     return sentences, AutoModel.from_pretrained(saved)
 
 
+class Named:
+    def __init__(self, encode):
+        self.encode = encode
+
+
 @pytest.mark.parametrize("size", [None, 7])
 def test_models_are_scored_as_their_own_vectors(folder, models, size):
     sentences, transformer = models
@@ -243,11 +235,6 @@ def test_models_are_scored_as_their_own_vectors(folder, models, size):
         found = senteval.evaluate(model, ["STS13"], folder[0], progress=False, batch_size=size)["STS13"]
         assert found["all"]["spearman"]["all"] == pytest.approx(wanted, abs=1e-3)
     assert transformer.training
-
-
-class Named:
-    def __init__(self, encode):
-        self.encode = encode
 
 
 def test_poolings_of_a_transformer(models):

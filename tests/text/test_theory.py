@@ -30,11 +30,8 @@ def assert_all_hold(features: torch.Tensor, labels: torch.Tensor, choices: Choic
 
 
 def test_made_up_sentences_of_topics_of_unequal_size():
-    topics = {
-        "sea": "waves ships salt tide wind",
-        "bread": "flour oven yeast crust salt",
-        "chess": "king rook pawn wind",
-    }
+    topics = {"sea": "waves ships salt tide wind", "bread": "flour oven yeast crust salt"}
+    topics["chess"] = "king rook pawn wind"
     sentences, labels = [], []
     for place, (topic, words) in enumerate(topics.items()):
         words = words.split()

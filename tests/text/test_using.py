@@ -2,10 +2,7 @@
 
 import gzip
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,8 +21,8 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.exported import open_folder
 from dipole.text.model import small_transformer, trained_table
 from dipole.text.vocabulary import words_vocabulary
+from tests.text.made import write_bert
 from tests.text.tiny_sentences import Record
-from tests.without_dipole import WITHOUT_DIPOLE
 
 WORDS = [f"word{i}" for i in range(24)]
 SENTENCES = ["word1 word2 word3 .", "word9 unheard word4", "", "word23 word0 word7 word8 word11 ."]
@@ -33,11 +30,10 @@ CPU = torch.device("cpu")
 
 
 def write_corpus(path, documents=6, seed=0):
-    draw = np.random.default_rng(seed)
-    rows = [
-        {"id": f"{seed}-{d}", "sentences": [" ".join(draw.choice(WORDS[4 * d % 24 :][:8], size=4)) for _ in range(16)]}
-        for d in range(documents)
-    ]
+    draw, rows = np.random.default_rng(seed), []
+    for d in range(documents):
+        words = WORDS[4 * d % 24 :][:8]
+        rows.append({"id": f"{seed}-{d}", "sentences": [" ".join(draw.choice(words, size=4)) for _ in range(16)]})
     with path.open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -52,14 +48,8 @@ def write_vectors(path, words=(*WORDS, "unheard", "expanded")):
 
 def write_transformer(folder):
     """A small checkpoint of a BERT and its tokenizer, as transformers writes them."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=512,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    words_vocabulary(WORDS).save(folder / "tokenizer.json")
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    words_vocabulary(WORDS).save(write_bert(folder, **none) / "tokenizer.json")
     return folder
 
 
@@ -259,14 +249,14 @@ def test_the_embedding_is_what_the_objective_sees(tmp_path):
 # Exports --------------------------------------------------------------------------------------------------------------
 
 
-def make_encoder(kind, normalize="halves", transform=None, sides=2):
-    tokens = words_vocabulary(WORDS)
+def make_encoder(kind, normalize="halves", transform=None, sides=2, words=WORDS):
+    tokens = words_vocabulary(words)
     torch.manual_seed(0)
 
     def side():
         if kind == "bow":
             return encoders.BagOfWords(trained_table(len(tokens), 6))
-        if kind == "bert":
+        if kind in ("bert", "transformer"):
             return small_transformer(len(tokens), 8, 1, 2, "mean")
         return encoders.WordGRU(trained_table(len(tokens), 6), 8, kind)
 
@@ -293,47 +283,6 @@ def test_onnx_gives_the_same_vectors(tmp_path, kind):
     export_as("onnx", encoder, tmp_path, Record())
     found = open_folder(tmp_path, CPU, None).vectors([*SENTENCES, *SENTENCES[:1]]).numpy()
     assert found == pytest.approx(encoder.encode([*SENTENCES, *SENTENCES[:1]]), abs=1e-5)
-
-
-ALONE = (
-    WITHOUT_DIPOLE
-    + """
-import numpy, torch
-from transformers import AutoModel, AutoTokenizer
-given, texts = json.loads(sys.argv[1])
-for folder, code, mean in given:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, **({"trust_remote_code": True} if code else {})).eval()
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    mask = batch["attention_mask"]
-    with torch.no_grad():
-        states = model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
-    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0]
-    numpy.save(folder + ".npy", vectors.numpy())
-"""
-)
-
-
-def test_transformers_loads_the_folders_without_dipole(tmp_path):
-    from dipole.text.export import export_as
-
-    texts = [text for text in SENTENCES if text]
-    made = {name: make() for name, make in ENCODERS.items()}
-    plain = {"bert"}
-    for name, encoder in made.items():
-        (tmp_path / name).mkdir()
-        export_as("transformers", encoder, tmp_path / name, Record())
-        assert any((tmp_path / name).glob("*.py")) == (name not in plain)
-    assert json.loads((tmp_path / "bert" / "config.json").read_text())["model_type"] == "bert"
-    given = json.dumps([[[str(tmp_path / name), name not in plain, name in plain] for name in made], texts])
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    for name, encoder in made.items():
-        wanted = encoder.encode(texts, normalize="none" if name in plain else None)
-        assert np.load(tmp_path / f"{name}.npy") == pytest.approx(wanted, abs=1e-6), name
-        again = open_folder(tmp_path / name, CPU, None).vectors(texts).numpy()
-        assert again == pytest.approx(wanted, abs=1e-6), name
 
 
 @pytest.mark.parametrize("to", ["sentence-transformers", "transformers", pytest.param("onnx", marks=pytest.mark.slow)])

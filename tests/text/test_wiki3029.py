@@ -35,9 +35,8 @@ def dump(path, lengths, cut=None):
     for article, length in enumerate(lengths):
         body = "{{Infobox|a={{b}}}}\n'''A''' [[Datei:x.jpg|thumb|a [[link]] in it]] "
         lines = "\n".join(sentence(article, i) for i in range(length))
-        parts.append(
-            page.format(f"A{article}", 0, "", body + lines + "\n== Notes ==\n* a list of things and of others")
-        )
+        text = body + lines + "\n== Notes ==\n* a list of things and of others"
+        parts.append(page.format(f"A{article}", 0, "", text))
     data = ("\n".join(parts) + "\n</mediawiki>\n").encode()
     data = bz2.compress(data[:cut]) if path.suffix == ".bz2" else data[:cut]
     path.write_bytes(data)
@@ -102,15 +101,6 @@ def test_a_folder_in_any_order_and_lines(tmp_path):
         assert {r["id"] for r in rows(out)} <= {"one.txt", "deeper/two", "more.jsonl: 3", "more.jsonl: 4"}
 
 
-def test_an_encoding_that_is_none_and_a_folder_as_output(tmp_path):
-    (tmp_path / "a.txt").write_text("A sentence of five words.")
-    with pytest.raises(DataError, match="there is no encoding 'klingon'"):
-        build(tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="klingon")
-    (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"folder.jsonl is a folder; give the name of a file"):
-        build(tmp_path / "nothing", tmp_path / "folder.jsonl")
-
-
 def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
     source, out = dump(tmp_path / "wiki.xml", [30, 9]), tmp_path / "out.jsonl"
     with pytest.raises(DataError, match=r"1 of 2 articles have 20 different .* and 3029 are wanted.*--articles"):
@@ -130,6 +120,12 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
     with pytest.raises(DataError, match="first element is <html>"):
         build(tmp_path / "other.xml", out)
     assert not out.exists()
+    (tmp_path / "a.txt").write_text("A sentence of five words.")
+    with pytest.raises(DataError, match="there is no encoding 'klingon'"):
+        build(tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="klingon")
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"folder.jsonl is a folder; give the name of a file"):
+        build(tmp_path / "nothing", tmp_path / "folder.jsonl")
     assert main(["data", "wiki3029", str(source), str(out), "--sentences", "20"]) == 1
     assert "are wanted" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,10 @@ from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
 
 CPU = torch.device("cpu")
+SHORT_RUN = [
+    "train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
+    "vision.probe.baselines=false", "train.log_every=1",
+]  # fmt: skip
 
 
 def configured(table):
@@ -90,3 +95,20 @@ def png(pixels):
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def tar(path, members):
+    """Write a tar file of pairs of a name and its content."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def image_table(contents, **columns):
+    """A data set of `datasets`: a column `image` of encoded images, and further columns."""
+    import datasets
+
+    cells = [{"bytes": content, "path": None} for content in contents]
+    return datasets.Dataset.from_dict({"image": cells, **columns}).cast_column("image", datasets.Image())

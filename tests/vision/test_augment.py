@@ -45,14 +45,8 @@ def test_colour_jitter_equals_kornia(kornia):
         jitter = kornia.ColorJitter(0.4, 0.4, 0.4, 0.4)
         expected = jitter(x)
         p = jitter._params
-        ours = replace(
-            neutral(len(x)),
-            brightness=p["brightness_factor"],
-            contrast=p["contrast_factor"],
-            saturation=p["saturation_factor"],
-            hue=p["hue_factor"],
-            order=tuple(p["order"].tolist()),
-        )
+        factors = {name: p[f"{name}_factor"] for name in ("brightness", "contrast", "saturation", "hue")}
+        ours = replace(neutral(len(x)), **factors, order=tuple(p["order"].tolist()))
         torch.testing.assert_close(A.color_jitter_(x.clone(), ours), expected, atol=1e-5, rtol=0)
 
 
@@ -83,9 +77,8 @@ def test_crop_and_grey_equal_kornia(kornia):
 def test_crops_shrink_and_flip_as_torch_does():
     x = images(4, size=48)
     box = torch.tensor([[3.0, 5, 40, 36]]).expand(4, 4)
-    expected = torch.nn.functional.interpolate(
-        x[:, :, 3:43, 5:41], (16, 16), mode="bilinear", align_corners=False, antialias=True
-    )
+    cut, how = x[:, :, 3:43, 5:41], {"mode": "bilinear", "align_corners": False, "antialias": True}
+    expected = torch.nn.functional.interpolate(cut, (16, 16), **how)
     torch.testing.assert_close(O.resized_crop(x, box, 16), expected, atol=1e-5, rtol=0)
     x = images(2)
     box = torch.tensor([[4.0, 2, 20, 25]]).expand(2, 4)
@@ -116,19 +109,16 @@ def test_parameters_are_distributed_as_kornias(kornia):
     x = torch.rand(n, 3, 8, 8)
     config = A.AugmentConfig(blur=0.5)
     ours = A.Augmentation(config).draw(n, SIZE, SIZE, generator())
-
     jitter = kornia.ColorJitter(0.4, 0.4, 0.4, 0.4)
     jitter(x)
     for name in ("brightness", "contrast", "saturation", "hue"):
         assert same_distribution(getattr(ours, name), jitter._params[f"{name}_factor"]), name
-
     crop = kornia.RandomResizedCrop((8, 8), scale=(0.2, 1.0))
     corner = crop.forward_parameters((n, 3, SIZE, SIZE))["src"]
     extent = corner[:, 2] - corner[:, 0] + 1
     theirs = {"top": corner[:, 0, 1], "left": corner[:, 0, 0], "height": extent[:, 1], "width": extent[:, 0]}
     for column, (name, values) in enumerate(theirs.items()):
         assert same_distribution(ours.box[:, column], values), name
-
     assert abs(ours.flip.mean() - 0.5) < 0.03
     assert abs(ours.grey.mean() - 0.2) < 0.03
     assert abs((ours.sigma > 0).float().mean() - 0.5) < 0.03
@@ -143,11 +133,9 @@ def test_images_are_distributed_as_kornias(kornia, operation):
     x = images(1).expand(2000, -1, -1, -1).contiguous()
     off = {"flip": 0.0, "jitter": 0.0, "grey": 0.0, "blur": 0.0, "crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
     torch.manual_seed(1)
+    crop = {"crop_scale": (0.2, 1.0), "crop_ratio": (3 / 4, 4 / 3)}
     settings, theirs = {
-        "crop": (
-            {"crop_scale": (0.2, 1.0), "crop_ratio": (3 / 4, 4 / 3)},
-            kornia.RandomResizedCrop((32, 32), (0.2, 1.0), align_corners=False),
-        ),
+        "crop": (crop, kornia.RandomResizedCrop((32, 32), (0.2, 1.0), align_corners=False)),
         "jitter": ({"jitter": 1.0}, None),
         "grey": ({"grey": 0.2}, kornia.RandomGrayscale(p=0.2)),
         "blur": ({"blur": 1.0, "blur_kernel": 5}, kornia.RandomGaussianBlur((5, 5), (0.1, 2.0), p=1.0)),

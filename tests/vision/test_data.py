@@ -19,6 +19,7 @@ from dipole.vision.image_set import joined
 from dipole.vision.sources import Decoding, open_source, seen
 from dipole.vision.sources.arrays import digits
 from tests.systems import posix
+from tests.vision.made import image_table
 
 
 def png(value=0, size=(12, 12)):
@@ -398,14 +399,11 @@ def test_pretraining_images_may_lie_elsewhere(folder, tmp_path_factory):
 
 
 def test_data_sets_saved_to_disk(tmp_path):
-    from datasets import ClassLabel, Dataset, DatasetDict, Features
-    from datasets import Image as ImageFeature
-
-    features = Features({"img": ImageFeature(), "label": ClassLabel(names=["cat", "dog"])})
+    from datasets import ClassLabel, DatasetDict
 
     def table(count):
-        rows = {"img": [{"bytes": png(i), "path": None} for i in range(count)], "label": [i % 2 for i in range(count)]}
-        return Dataset.from_dict(rows, features=features)
+        made = image_table(map(png, range(count)), label=[i % 2 for i in range(count)])
+        return made.cast_column("label", ClassLabel(names=["cat", "dog"]))
 
     DatasetDict({"train": table(4), "test": table(2)}).save_to_disk(str(tmp_path / "both"))
     table(3).save_to_disk(str(tmp_path / "one"))

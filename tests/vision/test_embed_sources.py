@@ -10,13 +10,15 @@ import torch
 from PIL import Image
 
 from dipole.core.cli import main
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.pictures import open_rgb
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 from dipole.vision.exported import open_folder
 from dipole.vision.inference import read_images
-from tests.vision.made import CPU, colour_file, configured, make_adapter, png
+from tests.vision.made import CPU, colour_file, configured, image_table, make_adapter, png, tar
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 12, 12, 3), dtype=np.uint8)
 
@@ -31,25 +33,11 @@ def saved(folder, kind):
             (folder / f"{number}.png").write_bytes(png(each))
         return str(folder)
     if kind == "shards":
-        import tarfile
-
-        with tarfile.open(folder / "x-0.tar", "w") as archive:
-            for number, each in enumerate(PIXELS):
-                info = tarfile.TarInfo(f"{number}.png")
-                info.size = len(png(each))
-                archive.addfile(info, io.BytesIO(png(each)))
+        tar(folder / "x-0.tar", [(f"{number}.png", png(each)) for number, each in enumerate(PIXELS)])
         return f"wds:{folder}/x-0.tar"
-    from datasets import Dataset, Features
-    from datasets import Image as ImageFeature
-
-    table = Dataset.from_dict(
-        {"image": [Image.fromarray(each) for each in PIXELS]}, Features({"image": ImageFeature()})
-    )
-    if kind == "parquet":
-        table.to_parquet(str(folder / "x.parquet"))
-        return str(folder / "x.parquet")
-    table.save_to_disk(str(folder / "saved"))
-    return str(folder / "saved")
+    table, path = image_table(map(png, PIXELS)), str(folder / ("x.parquet" if kind == "parquet" else "saved"))
+    (table.to_parquet if kind == "parquet" else table.save_to_disk)(path)
+    return path
 
 
 @pytest.mark.parametrize("kind", ["npz", "folder", "shards", "parquet", "saved"])
@@ -88,9 +76,6 @@ def test_broken_files_are_refused_or_skipped_and_listed(trained, tmp_path, capsy
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 31), (25, 30), (12, 12), (13, 12)])
 def test_export_and_run_agree_on_every_shape(trained, tmp_path, shape):
-    from dipole.core.train.run_folder import RunFolder
-    from dipole.core.train.trained_run import load_run
-
     out = Path(trained).parent.parent / "onnx"
     if not out.exists():
         assert main(["export", trained, "--to", "onnx", "--out", str(out)]) == 0

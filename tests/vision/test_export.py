@@ -21,7 +21,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import seed_everything
 from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.encoders.base import Stages
-from dipole.vision.export import DipoleVisionModel
+from dipole.vision.export import DipoleVisionModel, detectron2
 from dipole.vision.export.timm import timm_weights
 from dipole.vision.export.transformers import describe
 from dipole.vision.exported import open_folder
@@ -254,7 +254,7 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     encoder.eval()
     config = SimpleNamespace(encoder=SimpleNamespace(name=name), method="simclr")
     method = SimpleNamespace(trained_encoder=lambda: encoder)
-    export(SimpleNamespace(config=config, module=method, info={}), tmp_path, record(), None)
+    detectron2.export(SimpleNamespace(config=config, module=method, info={}), tmp_path, record(), None)
     stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
     assert stored["matching_heuristics"]
     assert {key: value.shape for key, value in stored["model"].items()} == network_shapes(name, of_detectron2)
@@ -281,7 +281,7 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
 )
 def test_detectron2_has_no_other_backbones(table, channels, message):
     with pytest.raises(ConfigError, match=message):
-        backbone(build_encoder(EncoderConfig(**table), channels, 32))
+        detectron2.backbone(build_encoder(EncoderConfig(**table), channels, 32))
 
 
 def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):

@@ -219,9 +219,8 @@ def test_metadata_without_labels_or_files_leaves_the_classes(tmp_path, rows):
 
 def test_columns_of_metadata(tmp_path):
     images(tmp_path, "", count=3)
-    rows = [
-        {"file_name": f"{i}.png", "label": 0.5 * i, "kind": "ab"[i % 2], "mask_file_name": "0.png"} for i in range(3)
-    ]
+    more = {"mask_file_name": "0.png"}
+    rows = [{"file_name": f"{i}.png", "label": 0.5 * i, "kind": "ab"[i % 2], **more} for i in range(3)]
     metadata(tmp_path, rows)
     with pytest.warns(UserWarning, match=r"column 'label' holds numbers that are not whole, such as 0\.5"):
         assert read(tmp_path).labels is None

@@ -114,21 +114,16 @@ def test_probes_and_test_points_have_true_and_balanced_labels():
     assert not torch.equal(data.points("test")[0], data.points("validation")[0])
 
 
-@pytest.mark.parametrize("name", ["noise=0.1", "starts=3", "inits=2", "scale=0.2"])
-def test_settings_of_the_planes_are_refused(name):
-    with pytest.raises(ConfigError, match=f"{name.partition('=')[0]}: no effect"):
-        load("gaussian-classes", [f"toy.{name}"])
+PLANES = ("noise=0.1", "starts=3", "inits=2", "scale=0.2")
+CLASSES = ("views=3", "negatives=queries", "classes=4", "imbalance=2.0", "label_noise=0.1", "test_points=10")
 
 
 @pytest.mark.parametrize(
-    "name", ["views=3", "negatives=queries", "classes=4", "imbalance=2.0", "label_noise=0.1", "test_points=10"]
+    ("recipe", "setting"), [*(("gaussian-classes", each) for each in PLANES), *(("lmcl-toy", each) for each in CLASSES)]
 )
-def test_settings_of_the_classes_are_refused_for_planes(name):
-    with pytest.raises(ConfigError, match=f"{name.partition('=')[0]}: no effect"):
-        load("lmcl-toy", [f"toy.{name}"])
-
-
-def test_small_sets_are_refused():
+def test_settings_of_the_other_data_are_refused(recipe, setting):
+    with pytest.raises(ConfigError, match=f"{setting.partition('=')[0]}: no effect"):
+        load(recipe, [f"toy.{setting}"])
     with pytest.raises(ConfigError, match="9 for 10 classes"):
         load("gaussian-classes", ["toy.points=9"])
 

@@ -19,10 +19,8 @@ from dipole.vision.frameworks.base import Branch
 from dipole.vision.frameworks.predictor import spread
 from dipole.vision.probes import OnlineConfig, OnlineProbe
 from tests.ranks import leaving_together, start_ranks
-from tests.vision.made import make_adapter, random_framework, unlabelled_file
+from tests.vision.made import SHORT_RUN, make_adapter, random_framework, unlabelled_file
 
-SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
-         "vision.probe.baselines=false", "train.log_every=1"]  # fmt: skip
 ONLINE = "vision.probe.online={learning_rate=1e-2}"
 METHODS = {
     "simclr": [],
@@ -38,15 +36,14 @@ def test_the_encoder_never_notices(tmp_path, settings):
     """Weights, running statistics and losses are those of a run without it, bit for bit."""
     runs = {}
     for name, more in (("with", [ONLINE]), ("without", [])):
-        config = load("digits-simclr", [*SHORT, "vision.data.limit=520", *settings, *more]).config
+        config = load("digits-simclr", [*SHORT_RUN, "vision.data.limit=520", *settings, *more]).config
         record = train(config, tmp_path, quiet=True)
         runs[name] = tmp_path / config.hash, record
     first, second = (load_file(folder / "model" / "module.safetensors") for folder, _ in runs.values())
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    lines = [
-        [line for line in read_metrics(folder / "metrics.jsonl") if "train/loss" in line] for folder, _ in runs.values()
-    ]
+    lines = [read_metrics(folder / "metrics.jsonl") for folder, _ in runs.values()]
+    lines = [[line for line in each if "train/loss" in line] for each in lines]
     assert [line["train/loss"] for line in lines[0]] == [line["train/loss"] for line in lines[1]]
     assert all({"train/online_accuracy", "train/online_loss"} <= line.keys() for line in lines[0])
     assert not any("train/online_loss" in line for line in lines[1])
@@ -55,7 +52,7 @@ def test_the_encoder_never_notices(tmp_path, settings):
 
 
 def test_it_learns_the_classes(tmp_path):
-    config = load("digits-simclr", [*SHORT, ONLINE, "train.epochs=12", "train.evaluate_every=6"]).config
+    config = load("digits-simclr", [*SHORT_RUN, ONLINE, "train.epochs=12", "train.evaluate_every=6"]).config
     record = train(config, tmp_path, quiet=True)
     lines = read_metrics(tmp_path / config.hash / "metrics.jsonl")
     logged = [line["train/online_accuracy"] for line in lines if "train/online_accuracy" in line]
@@ -174,7 +171,7 @@ def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
 
 def test_probes_without_labels_or_effect_are_refused(tmp_path):
     source = unlabelled_file(tmp_path)["source"]
-    settings = [*SHORT, ONLINE, f"vision.data.source={source}", "train.batch_size=16", "vision.probe.probes=[]"]
+    settings = [*SHORT_RUN, ONLINE, f"vision.data.source={source}", "train.batch_size=16", "vision.probe.probes=[]"]
     config = load("digits-simclr", settings).config
     with pytest.raises(ConfigError, match=r"vision\.probe\.online: .*without a label.*leave the online probe out"):
         train(config, tmp_path, quiet=True)

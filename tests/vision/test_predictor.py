@@ -1,6 +1,5 @@
 """SimSiam, BYOL, MoCo v3, NNCLR: losses and gradients against loops from the papers' formulas, in float64."""
 
-import json
 import math
 import signal
 
@@ -9,12 +8,13 @@ import torch
 from torch import Tensor
 
 from dipole import objective
+from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.frameworks.predictor import nearest_in, spread
 from dipole.vision.frameworks.queue import cosine_schedule
-from tests.vision.made import random_framework
+from tests.vision.made import SHORT_RUN, random_framework
 
 IMAGES, SIDE = 6, 4
 
@@ -191,14 +191,10 @@ def test_heads_are_the_papers():
     assert shown(nnclr.predictor) == [*hidden, "Linear+"]
 
 
-SHORT = ["train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
-         "vision.probe.baselines=false", "train.log_every=1"]  # fmt: skip
-
-
 @pytest.mark.parametrize("name", ["digits-byol", "digits-nnclr"])
 def test_a_recipe_stopped_and_continued_is_one_run(tmp_path, name, monkeypatch):
     """Momentum, support set, optimizer and online probe included: bit for bit."""
-    config = load(name, [*SHORT, "train.checkpoint_every=1"]).config
+    config = load(name, [*SHORT_RUN, "train.checkpoint_every=1"]).config
     whole = train(config, tmp_path / "whole", quiet=True)
     done = []
 
@@ -215,10 +211,7 @@ def test_a_recipe_stopped_and_continued_is_one_run(tmp_path, name, monkeypatch):
             train(config, tmp_path / "parts", quiet=True)
     parts = train(config, tmp_path / "parts", quiet=True)
     assert parts.results == whole.results
-    lines = [
-        [json.loads(line) for line in (tmp_path / folder / config.hash / "metrics.jsonl").read_text().splitlines()]
-        for folder in ("whole", "parts")
-    ]
+    lines = [read_metrics(tmp_path / folder / config.hash / "metrics.jsonl") for folder in ("whole", "parts")]
     for first, second in zip(*lines, strict=True):
         assert {k: v for k, v in first.items() if k != "time"} == {k: v for k, v in second.items() if k != "time"}
     logged = [line for line in lines[0] if "train/loss" in line]

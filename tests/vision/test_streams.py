@@ -1,9 +1,6 @@
 """Streams: shards of tar files and sets of `datasets`; each image once, in an order of the seed, for any ranks."""
 
 import gzip
-import io
-import os
-import tarfile
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from dipole.vision.image_set import ShardByShard, image_order
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces
-from tests.vision.made import make_adapter, png
+from tests.vision.made import image_table, make_adapter, png, tar
 
 EACH, SHARDS = 8, 5
 
@@ -31,14 +28,6 @@ def cache(tmp_path_factory, monkeypatch):
     return folder
 
 
-def shard(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-
-
 @pytest.fixture
 def shards(tmp_path):
     """Five tar files of eight images, numbered through, of classes 0 to 3."""
@@ -48,7 +37,7 @@ def shards(tmp_path):
         members = []
         for i in range(s * EACH, (s + 1) * EACH):
             members += [(f"a/{i:04d}.png", png(i)), (f"a/{i:04d}.cls", str(i % 4).encode())]
-        shard(folder / f"train-{s:03d}.tar", members)
+        tar(folder / f"train-{s:03d}.tar", members)
     return folder
 
 
@@ -88,7 +77,7 @@ def test_braces_are_the_shells(text, names):
 
 def test_labels_of_json_and_names(tmp_path):
     members = [("x.png", png(0)), ("x.json", b'{"label": "dog"}'), ("y.png", png(1)), ("y.json", b'{"label": "cat"}')]
-    shard(tmp_path / "0.tar", [*members, ("z.v1.png", png(2))])
+    tar(tmp_path / "0.tar", [*members, ("z.v1.png", png(2))])
     images = open_source(f"wds:{tmp_path}", Decoding(size=8)).read("train")
     assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
 
@@ -122,7 +111,7 @@ def test_the_index_is_kept_and_made_again_where_it_is_damaged_or_old(shards, cac
     assert [path.stat().st_mtime_ns for path in kept] == before
     kept[0].write_text(kept[0].read_text()[:50])
     assert source.read("train").fingerprint == images.fingerprint
-    shard(shards / "train-000.tar", [("b/1.png", png(99)), ("b/1.cls", b"7")])
+    tar(shards / "train-000.tar", [("b/1.png", png(99)), ("b/1.cls", b"7")])
     with pytest.raises(DataError, match="has changed while it was in use"):
         images.images[torch.tensor([3])]
     assert source.read("train").labels[0] == 7
@@ -144,12 +133,9 @@ def test_each_image_once_shard_after_shard_in_an_order_of_the_seed():
 
 
 def adapter(source, rank=0, world_size=1, **data):
-    table = {
-        "encoder": {"name": "small-conv", "width": 4, "dim": 8},
-        "augment": {"size": 8},
-        "data": {"source": source, "size": 10, "buffer": 16, **data},
-        "probe": {"probes": []},
-    }
+    data = {"source": source, "size": 10, "buffer": 16, **data}
+    table = {"encoder": {"name": "small-conv", "width": 4, "dim": 8}, "augment": {"size": 8}, "data": data}
+    table["probe"] = {"probes": []}
     return make_adapter(table, 8, rank=rank, world_size=world_size)
 
 
@@ -158,16 +144,12 @@ def parquet(tmp_path):
     """A folder as the Hub has them: two files of `train`, one of `test`."""
     datasets = pytest.importorskip("datasets")
     names = datasets.ClassLabel(names=["a", "b", "c"])
-    features = datasets.Features({"img": datasets.Image(), "label": names})
     folder = tmp_path / "hub"
     folder.mkdir()
-    for name, rows in (
-        ("train-00000-of-00002", range(18)),
-        ("train-00001-of-00002", range(18, 30)),
-        ("test-0", range(6)),
-    ):
-        content = {"img": [{"bytes": png(i), "path": None} for i in rows], "label": [i % 3 for i in rows]}
-        datasets.Dataset.from_dict(content, features=features).to_parquet(str(folder / f"{name}.parquet"))
+    files = {"train-00000-of-00002": range(18), "train-00001-of-00002": range(18, 30), "test-0": range(6)}
+    for name, rows in files.items():
+        made = image_table(map(png, rows), label=[i % 3 for i in rows]).cast_column("label", names)
+        made.to_parquet(str(folder / f"{name}.parquet"))
     return folder
 
 
@@ -192,10 +174,8 @@ def test_an_epoch_goes_on_in_its_middle_bit_for_bit(source):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_global_batch_is_one_for_any_number_of_ranks(source, ranks):
-    for one, *parts in zip(
-        adapter(**source).batches(0), *(adapter(rank=r, world_size=ranks, **source).batches(0) for r in range(ranks)),
-        strict=True,
-    ):  # fmt: skip
+    several = (adapter(rank=rank, world_size=ranks, **source).batches(0) for rank in range(ranks))
+    for one, *parts in zip(adapter(**source).batches(0), *several, strict=True):
         assert torch.equal(one.rows, torch.cat([part.rows for part in parts]))
         for number, view in enumerate(one.views):
             assert torch.equal(view, torch.cat([part.views[number] for part in parts]))
@@ -261,10 +241,8 @@ def test_blocks_are_not_drawn_from_a_stream(parquet):
 
 
 def test_a_run_on_shards(shards, tmp_path):
-    settings = [
-        f"vision.data.source={pattern(shards)}", "vision.data.size=10", "vision.augment.size=8", "train.epochs=",
-        "train.steps=3", "train.batch_size=8", "vision.encoder.width=4", "vision.probe.probes=['knn']",
-    ]  # fmt: skip
+    settings = [f"data.source={pattern(shards)}", "data.size=10", "augment.size=8", "encoder.width=4"]
+    settings = [f"vision.{each}" for each in [*settings, "probe.probes=['knn']"]]
+    settings += ["train.epochs=", "train.steps=3", "train.batch_size=8"]
     record = train(load_recipe("digits-simclr", settings).config, tmp_path / "runs", quiet=True)
     assert record.data["sizes"] == {"pretrain": 24, "train": 24, "test": 16}
-    assert os.path.isdir(tmp_path / "runs")

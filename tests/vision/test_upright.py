@@ -1,7 +1,6 @@
 """The orientation tag of photos: every entrance reads them as viewers show them."""
 
 import io
-import tarfile
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from dipole.vision.decoding import decode
 from dipole.vision.inference import read_images
 from dipole.vision.pairs.columns import read_pairs
 from dipole.vision.sources import Decoding, open_source
-from tests.vision.made import png
+from tests.vision.made import image_table, png, tar
 
 UPRIGHT = np.kron(np.random.default_rng(0).integers(0, 256, (2, 3, 3)), np.ones((8, 8, 1))).astype(np.uint8)
 STORED = {  # the corner in which EXIF's table says that row 0 and column 0 are
@@ -71,26 +70,18 @@ def folder(path):
 
 
 def parquet(path):
-    datasets = pytest.importorskip("datasets")
-    cells = [{"bytes": photo(8), "path": None}, {"bytes": png(UPRIGHT), "path": None}]
-    table = datasets.Dataset.from_dict({"image": cells}, features=datasets.Features({"image": datasets.Image()}))
-    table.to_parquet(path / "x.parquet")
+    pytest.importorskip("datasets")
+    image_table([photo(8), png(UPRIGHT)]).to_parquet(path / "x.parquet")
     return str(path / "x.parquet")
 
 
 def saved(path):
-    import datasets
-
-    datasets.load_dataset("parquet", data_files=parquet(path), split="train").save_to_disk(path / "saved")
+    image_table([photo(8), png(UPRIGHT)]).save_to_disk(path / "saved")
     return str(path / "saved")
 
 
 def shards(path):
-    with tarfile.open(path / "a.tar", "w") as tar:
-        for number, content in enumerate((photo(3), png(UPRIGHT))):
-            info = tarfile.TarInfo(f"{number}.png")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    tar(path / "a.tar", [("0.png", photo(3)), ("1.png", png(UPRIGHT))])
     return f"wds:{path}/a.tar"
 
 
@@ -103,9 +94,12 @@ def test_every_source(tmp_path, monkeypatch, make, memory):
     assert torch.equal(turned, plain)
     if not isinstance(images, torch.Tensor):
         shapes = []
-        images.crops(
-            torch.arange(2), lambda place, height, width: shapes.append((height, width)) or [(0, 0, 4, 4)], [4]
-        )
+
+        def place(place, height, width):
+            shapes.append((height, width))
+            return [(0, 0, 4, 4)]
+
+        images.crops(torch.arange(2), place, [4])
         assert shapes == [UPRIGHT.shape[:2]] * 2
 
 

@@ -14,10 +14,9 @@ from dipole.core.utils.errors import ConfigError
 from dipole.vision import augment as A
 from dipole.vision import image_ops as O
 from dipole.vision.config import VisionConfig
+from tests.vision.made import make_adapter
 
-OFF = {
-    "size": 8, "crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0], "flip": 0.0, "jitter": 0.0, "grey": 0.0
-}  # fmt: skip
+OFF = {"size": 8, "crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]} | dict.fromkeys(("flip", "jitter", "grey"), 0.0)
 
 
 def config(**settings):
@@ -73,18 +72,11 @@ def test_every_view_has_its_own_settings_and_small_crops_are_views():
     assert [view.size for view in views] == [None, None, 4, 4]
 
 
-def test_a_batch_holds_the_views_as_their_tables_say(tmp_path):
+def test_a_batch_holds_the_views_as_their_tables_say():
     """The first view is left as it is, the second solarized throughout."""
-    from dipole.core.utils.seeding import Seeds
-    from dipole.vision.adapter import VisionAdapter
-    from dipole.vision.image_ops import centre
-
-    vision = VisionConfig.model_validate_json(
-        json.dumps({"augment": {**OFF, "view": {"2": {"solarize": 1.0}}}, "data": {"limit": 64}})
-    )
-    a = VisionAdapter(vision, seed=Seeds(0), device=torch.device("cpu"), workdir=Path(tmp_path), batch_size=16)
+    a = make_adapter({"augment": {**OFF, "view": {"2": {"solarize": 1.0}}}, "data": {"limit": 64}})
     batch = next(iter(a.batches(0)))
-    plain = centre(a.parts.pretrain.images[batch.rows], 8)
+    plain = O.centre(a.parts.pretrain.images[batch.rows], 8)
     torch.testing.assert_close(batch.views[0], plain, atol=1e-6, rtol=0)
     torch.testing.assert_close(batch.views[1], torch.where(plain >= 128 / 255, 1 - plain, plain), atol=1e-6, rtol=0)
 

@@ -1,0 +1,34 @@
+"""What the text tests share: adapters, files of rows, and small transformers with random weights."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from dipole.core.utils.seeding import Seeds
+from dipole.text.adapter import TextAdapter
+from dipole.text.config import TextSettings
+
+CPU = torch.device("cpu")
+TINY_BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def text_adapter(settings, batch_size=8, seed=0, **context):
+    """An adapter of a [text] table, whose networks are drawn by a seed."""
+    torch.manual_seed(seed)
+    config = settings if isinstance(settings, TextSettings) else TextSettings(**settings)
+    return TextAdapter(config, seed=Seeds(seed), batch_size=batch_size, **{"device": CPU, "workdir": Path(), **context})
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_bert(folder, vocab_size=40, **more):
+    """Write a small BERT as transformers does."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    BertModel(BertConfig(**{"vocab_size": vocab_size, **TINY_BERT, **more})).save_pretrained(folder)
+    return folder
