@@ -10,18 +10,8 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
-TESTED = {
-    "byol",
-    "lightning_module",
-    "metric_learning",
-    "moco",
-    "plain_loop",
-    "sentence_transformers_trainer",
-    "simclr",
-    "swav",
-    "sb3_agent",
-    "transformers_trainer",
-}
+TESTED = {"byol", "lightning_module", "metric_learning", "moco", "plain_loop", "sb3_agent", "simclr", "swav"}
+TESTED |= {"sentence_transformers_trainer", "transformers_trainer"}
 
 
 def example(name):
@@ -46,18 +36,16 @@ def test_sentence_transformers_trainer(tmp_path):
     again = SentenceTransformer(str(tmp_path / "out" / "final"), device="cpu")
     assert len(again) == 3  # a transformer, its pooling, and L
     texts = module.DATA["anchor"]
-    torch.testing.assert_close(
-        again.encode(texts, convert_to_tensor=True), trained.encode(texts, convert_to_tensor=True)
-    )
+    found, wanted = (each.encode(texts, convert_to_tensor=True) for each in (again, trained))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_transformers_trainer(tmp_path):
     from safetensors.torch import load_file
     from transformers import ViTConfig, ViTModel
 
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
-    )
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(**small, image_size=16, patch_size=8)
     model = ViTModel(config, add_pooling_layer=False)
     trainer = example("transformers_trainer").main(model, str(tmp_path), steps=3, size=16, use_cpu=True)
     trainer.save_model(str(tmp_path / "final"))

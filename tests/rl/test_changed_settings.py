@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.logger import Logger
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, resume, snapshots
@@ -82,9 +83,7 @@ def assert_used(agent, name, value):
     if name in optimizers:
         assert {group["betas"][0] for group in optimizers[name].param_groups} == {value}
     elif name in ("learning_rate", "encoder_learning_rate", "temperature_learning_rate"):
-        agent._logger = agent.__dict__.get("_logger") or pytest.importorskip("stable_baselines3.common.logger").Logger(
-            None, []
-        )
+        agent._logger = agent.__dict__.get("_logger") or Logger(None, [])
         agent._set_learning_rates()
         stepped = {
             "learning_rate": policy.critic.optimizer,
@@ -143,11 +142,8 @@ def test_wrong_keywords_of_load_are_named(saved, given, said):
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_changed_tau_and_gamma_change_an_update(saved, algorithm):
     """tau = 1 copies the Q functions; gamma = 0 makes the target the rewards."""
-    agent = (
-        AGENTS[algorithm]
-        .load(saved[algorithm][0], env=DotEnv(), device="cpu", tau=1.0, gamma=0.0, target_every=1, n_steps=1)
-        .learn(12)
-    )
+    given = {"tau": 1.0, "gamma": 0.0, "target_every": 1, "n_steps": 1}
+    agent = AGENTS[algorithm].load(saved[algorithm][0], env=DotEnv(), device="cpu", **given).learn(12)
     batch = agent._sample(8)
     np.testing.assert_array_equal(agent.target(batch).numpy(), batch.rewards.numpy())
     for online, copy in zip(agent.critic.q_networks, agent.critic_target.q_networks, strict=True):

@@ -54,9 +54,8 @@ def seen():
 
 
 def fresh(program, *arguments, cwd):
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -33,9 +33,8 @@ def test_the_folder_is_laid_out_as_that_of_huggingface_sb3(folder):
     names = {path.name for path in folder.iterdir()}
     assert {"sac-dot.zip", "sac-dot", "config.json", "results.json", "README.md", "agent.zip"} <= names
     assert names & {"replay.mp4", "replay.gif"}
-    assert {"data", "policy.pth", "_stable_baselines3_version"} <= {
-        path.name for path in (folder / "sac-dot").iterdir()
-    }
+    files = {path.name for path in (folder / "sac-dot").iterdir()}
+    assert {"data", "policy.pth", "_stable_baselines3_version"} <= files
     config = json.loads((folder / "config.json").read_text())
     assert config["policy_class"]["__module__"] == "dipole.rl.networks"
     assert "Stable-Baselines3" in config["system_info"]
@@ -55,9 +54,8 @@ def test_the_folder_is_laid_out_as_that_of_huggingface_sb3(folder):
 def test_zip_for_the_hub_acts_like_the_agent(folder):
     shown = np.random.default_rng(0).uniform(size=(3, 4)).astype(np.float32)
     expected = open_agent(folder / "agent.zip", device="cpu").predict(shown, deterministic=True)[0]
-    assert np.array_equal(
-        SAC.load(folder / "sac-dot.zip", device="cpu").predict(shown, deterministic=True)[0], expected
-    )
+    plain = SAC.load(folder / "sac-dot.zip", device="cpu")
+    assert np.array_equal(plain.predict(shown, deterministic=True)[0], expected)
 
 
 def test_names_are_those_of_huggingface_sb3():

@@ -31,10 +31,6 @@ class Scaled(Objective):
         return (self.scale * (1 - positive) - 0.1 * self.target).square().sum(1)
 
 
-def observation():
-    return make_env("dot").reset(seed=0)[0]
-
-
 def test_composite_keeps_its_weights(tiny_agent, tmp_path):
     given = dipole.objective("infonce(similarity=bilinear) + 0.5*swav(prototypes=5)", dim=50)
     with torch.no_grad():
@@ -79,10 +75,9 @@ def test_unregistered_terms_train_and_load(tiny_agent, tmp_path, wrap):
         assert same(agent, again)
     again.learn(4, reset_num_timesteps=False)
     assert float(again.contrast.terms[0].scale.detach()) != float(term.scale.detach())
+    other = dipole.objective("infonce(similarity=bilinear)")
     with pytest.raises(ConfigError, match="was saved with another objective"):
-        ContrastiveSAC.load(
-            folder / "agent.zip", device="cpu", objective=dipole.objective("infonce(similarity=bilinear)")
-        )
+        ContrastiveSAC.load(folder / "agent.zip", device="cpu", objective=other)
 
 
 def test_registered_term_that_is_not_imported_raises_an_error(tiny_agent, tmp_path):
@@ -102,10 +97,8 @@ def test_wrong_objective_types_raise_errors(tiny_agent):
 
 def test_the_callback_trains_the_module_it_is_given():
     term = Scaled()
-    agent = SAC(
-        "CnnPolicy", DotEnv(size=36), buffer_size=100, learning_starts=10, batch_size=8, device="cpu", seed=0,
-        policy_kwargs={"net_arch": [8]},
-    )  # fmt: skip
+    settings = {"buffer_size": 100, "learning_starts": 10, "batch_size": 8, "device": "cpu", "seed": 0}
+    agent = SAC("CnnPolicy", DotEnv(size=36), policy_kwargs={"net_arch": [8]}, **settings)
     callback = ContrastiveCallback(term, batch_size=8)
     agent.learn(14, callback=callback)
     assert callback.contrast.terms[0] is term
@@ -113,13 +106,8 @@ def test_the_callback_trains_the_module_it_is_given():
 
 
 def test_an_export_holds_the_trained_objective_and_the_runs_settings(tmp_path):
-    config = load(
-        "dot",
-        [
-            *QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=120", "train.evaluate_every=60",
-            "train.learning_rate=3e-4", "rl.beta=0.8",
-        ],
-    ).config  # fmt: skip
+    settings = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=120", "rl.beta=0.8"]
+    config = load("dot", [*settings, "train.evaluate_every=60", "train.learning_rate=3e-4"]).config
     train(config, tmp_path / "runs", quiet=True)
     record, adapter, objective = load_run(RunFolder(tmp_path / "runs" / config.hash), "cpu")
     adapter.module.eval()
@@ -130,9 +118,9 @@ def test_an_export_holds_the_trained_objective_and_the_runs_settings(tmp_path):
     assert (agent.settings.batch_size, agent.settings.beta) == (16, 0.8)
     assert torch.equal(agent.contrast.terms[0].W, objective.terms[0].W)
     assert not torch.equal(agent.contrast.terms[0].W.detach().round(), torch.eye(50))
-    np.testing.assert_array_equal(
-        agent.predict(observation(), deterministic=True)[0], adapter.agent.predict(observation(), deterministic=True)[0]
-    )
+    seen = make_env("dot").reset(seed=0)[0]
+    expected = adapter.agent.predict(seen, deterministic=True)[0]
+    np.testing.assert_array_equal(agent.predict(seen, deterministic=True)[0], expected)
     temperature = float(agent.log_ent_coef.detach().exp())
     assert temperature != pytest.approx(config.rl.initial_temperature)  # trained, and carried
     assert (agent.num_timesteps, agent.environment_steps) == (120, 120)

@@ -1,8 +1,6 @@
 """Six updates of the agent against the plain formulas of the CURL repository, in float64."""
 
 import copy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ pytest.importorskip("stable_baselines3")
 
 from dipole.rl import ContrastiveSAC, make_env
 from dipole.rl.sampling import FrameBatch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from plain_networks import MLP, Adam, Encoder, linears, normalised, positive
+from tests.rl.plain_networks import MLP, Adam, Encoder, linears, normalised, positive
 
 ACTIONS, BATCH, UPDATES = 2, 8, 6
 DISCOUNT, TAU, ENCODER_TAU = 0.99, 0.01, 0.05

@@ -1,14 +1,14 @@
 """An environment is one file: found, trained and made by gymnasium without being named anywhere else."""
 
-import subprocess
-import sys
 import textwrap
 
+import gymnasium
 import pytest
 
 from dipole.core.train.recipe import load
+from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, RegistryError
-from dipole.rl import DotEnv, environment, make_env
+from dipole.rl import DotEnv, environment, envs, make_env
 from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import tasks
@@ -25,29 +25,20 @@ MINE = """
 """
 
 
-def test_a_file_in_the_folder_is_enough(tmp_path):
+def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
-    code = f"""
-        import dipole.rl.envs as envs
-        envs.__path__.append({str(tmp_path)!r})
-        import gymnasium
-        from pathlib import Path
-        from dipole.rl import make_env
-        from dipole.rl.envs import registry
-        registry.load.cache_clear()
-        assert make_env("my-dot").observation_space.shape == (6, 20, 20)
-        for spelling in ("my_dot", "my-dot"):
-            assert gymnasium.make(f"dipole/{{spelling}}-v0", size=24).observation_space.shape == (6, 24, 24)
-        from dipole.core.train.recipe import load
-        from dipole.core.train.run import train
-        small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
-        small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]
-        config = load("dot", ["rl.task=My-Dot", *small]).config
-        assert config.rl.environment() == {{"size": 24}}
-        print(train(config, Path({str(tmp_path)!r}), quiet=True).data["sizes"]["observation"], config.rl.task)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.stdout == "[6, 24, 24] my_dot\n", done.stderr
+    monkeypatch.setattr(envs, "__path__", [*envs.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_environments", dict(registry._environments))
+    registry.load.cache_clear()
+    assert make_env("my-dot").observation_space.shape == (6, 20, 20)
+    for spelling in ("my_dot", "my-dot"):
+        assert gymnasium.make(f"dipole/{spelling}-v0", size=24).observation_space.shape == (6, 24, 24)
+    small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
+    small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]
+    config = load("dot", ["rl.task=My-Dot", *small]).config
+    assert config.rl.task == "my_dot"
+    assert config.rl.environment() == {"size": 24}
+    assert train(config, tmp_path, quiet=True).data["sizes"]["observation"] == [6, 24, 24]
 
 
 def test_environments_are_listed_once_and_ids_are_tasks():
@@ -66,9 +57,8 @@ def test_environments_are_listed_once_and_ids_are_tasks():
 def test_code_of_an_environment_changes_the_run_id(tmp_path, monkeypatch):
     package = tmp_path / "somebodys_envs"
     package.mkdir()
-    (package / "__init__.py").write_text(
-        "import gymnasium\ngymnasium.register('Their-v0', entry_point='somebodys_envs.task:Their')\n"
-    )
+    registering = "import gymnasium\ngymnasium.register('Their-v0', entry_point='somebodys_envs.task:Their')\n"
+    (package / "__init__.py").write_text(registering)
     task = "import gymnasium\nclass Their(gymnasium.Env):\n    reward = 1\n"
     (package / "task.py").write_text(task)
     monkeypatch.syspath_prepend(tmp_path)
@@ -84,9 +74,8 @@ def test_code_of_an_environment_changes_the_run_id(tmp_path, monkeypatch):
 
 def test_settings_without_effect_on_the_environment_are_refused():
     for name, value in (("camera", 1), ("rendering", "fast"), ("action_repeat", 2)):
-        with pytest.raises(
-            ValueError, match=f"{name} has no effect on the task 'dot', whose settings are size, frame_stack"
-        ):
+        said = f"{name} has no effect on the task 'dot', whose settings are size, frame_stack"
+        with pytest.raises(ValueError, match=said):
             RLConfig(task="dot", **{name: value})
     assert RLConfig(task="cheetah-run", camera=1).environment()["camera"] == 1
     assert DotEnv(size=20).observation_space.shape == (9, 20, 20)

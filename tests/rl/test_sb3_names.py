@@ -11,7 +11,9 @@ from torch import nn
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import CheckpointCallback, ContrastiveSAC, make_env, resume
 from dipole.rl import snapshots as checkpoints
+from dipole.rl.export import save_plain
 from dipole.rl.sampling import FrameBatch
+from tests.rl.conftest import same
 
 STATE = {"objective": "none", "preset": "sb3", "batch_size": 16, "buffer_size": 300, "seed": 0, "device": "cpu"}
 ARCHITECTURE = {"net_arch": {"pi": [16], "qf": [24, 12]}, "activation_fn": nn.Tanh, "n_critics": 3}
@@ -26,10 +28,9 @@ def test_gsde_updates_are_those_of_sb3(explores):
     """The same weights and batches: after six updates of both, the same weights but for rounding."""
     kwargs = {**ARCHITECTURE, **explores}
     ours = state_agent(use_sde=True, ent_coef=0.2, n_steps=3, policy_kwargs=kwargs)
-    theirs = SAC(
-        "MlpPolicy", make_env("dot", inputs="state"), use_sde=True, ent_coef=0.2, n_steps=3, policy_kwargs=kwargs,
-        buffer_size=300, batch_size=16, seed=0, device="cpu",
-    )  # fmt: skip
+    more = {"buffer_size": 300, "batch_size": 16, "seed": 0, "device": "cpu", "policy_kwargs": kwargs}
+    env = make_env("dot", inputs="state")
+    theirs = SAC("MlpPolicy", env, use_sde=True, ent_coef=0.2, n_steps=3, **more)
     for agent in (ours, theirs):
         agent.learning_rate = 1e-3
         agent._setup_lr_schedule()
@@ -45,10 +46,8 @@ def test_gsde_updates_are_those_of_sb3(explores):
         sample = ReplayBufferSamples(seen, actions, following, dones, rewards, discounts)
         theirs.replay_buffer.sample = lambda *_, _sample=sample, **__: _sample
         empty = torch.zeros(16, 0, 1, 1)
-        batch = FrameBatch(
-            empty, empty, None, actions, rewards, dones, np.zeros((16, 0)), discounts, states=seen,
-            next_states=following,
-        )  # fmt: skip
+        rest = (actions, rewards, dones, np.zeros((16, 0)), discounts)
+        batch = FrameBatch(empty, empty, None, *rest, states=seen, next_states=following)
         ours._sample = lambda _, _batch=batch: _batch
         for agent in (ours, theirs):
             torch.manual_seed(seed)
@@ -75,19 +74,15 @@ def test_gsde_explores_as_in_sb3_and_resumes_to_the_bit(tmp_path):
     for folder in saved:  # in the middle of `learn`, its noise drawn
         continued = resume(folder, make_env("dot", inputs="state"), device="cpu")
         continued.learn(40 - continued.num_timesteps, reset_num_timesteps=False)
-        for one, two in zip(agent.policy.parameters(), continued.policy.parameters(), strict=True):
-            assert torch.equal(one, two)
+        assert same(agent, continued)
     checkpoints.save(agent, tmp_path / "after")  # outside of `learn`
     agent.learn(16, reset_num_timesteps=False)
     continued = resume(tmp_path / "after", make_env("dot", inputs="state"), device="cpu")
     continued.learn(16, reset_num_timesteps=False)
-    for one, two in zip(agent.policy.parameters(), continued.policy.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert same(agent, continued)
 
 
 def test_gsde_from_pixels_is_exported_and_learns(tmp_path, tiny_agent):
-    from dipole.rl.export import save_plain
-
     agent = tiny_agent(use_sde=True, policy_kwargs={"n_critics": 1, "activation_fn": "ELU"}).learn(20)
     assert (agent.settings.n_critics, agent.settings.activation) == (1, "ELU")
     save_plain(agent, tmp_path)
@@ -108,10 +103,7 @@ def test_architectures_equal_those_of_sb3():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            {"policy_kwargs": {"features_extractor_class": nn.Identity}},
-            "'features_extractor_class'.*ContrastiveCallback",
-        ),
+        ({"policy_kwargs": {"features_extractor_class": 3}}, "'features_extractor_class'.*ContrastiveCallback"),
         ({"policy_kwargs": {"share_features_extractor": True}}, "'share_features_extractor'.*share the convolutions"),
         ({"policy_kwargs": {"optimizer_class": torch.optim.SGD}}, "'optimizer_class'.*it is Adam"),
         ({"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}, r"only betas=\(beta, 0.999\)"),

@@ -1,6 +1,7 @@
 """Checkpoints of replay: each writes what is new, shares the rest, and stands alone."""
 
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -54,12 +55,12 @@ def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path,
     for number in range(12):
         filled(17, buffer, n_envs)
         told = kept(tmp_path / str(number), buffer)
-        state = buffer.counters()
         other = FrameReplayBuffer(60 * n_envs, SPACE, ACTION, "cpu", n_envs, seed=9)
-        other.load_counters(plain_copy(state, tmp_path / str(number)))
+        plain_state.write(tmp_path / str(number), "replay", buffer.counters())
+        other.load_counters(plain_state.read(tmp_path / str(number), "replay"))
         segments.read(tmp_path / str(number), other, told)
         assert len(other) == len(buffer) == min(17 * (number + 1), 60) * n_envs
-        twin = pickled(buffer)
+        twin = pickle.loads(pickle.dumps(buffer))
         draw_alike(other, twin)
         # Both go on alike: what is recognised and what is overwritten is the same.
         filled(9, other, n_envs)
@@ -68,17 +69,6 @@ def test_a_chain_of_saves_is_the_buffer_through_every_turn_of_the_ring(tmp_path,
         # A call of `filled` brings 60 planes, and planes may be recognised until the ring overwrites them.
         assert len(told) <= buffer._ring // 60 + 2 < 12
         shutil.rmtree(tmp_path / str(number - 1), ignore_errors=True)
-
-
-def plain_copy(state, folder):
-    plain_state.write(folder, "replay", state)
-    return plain_state.read(folder, "replay")
-
-
-def pickled(buffer):
-    import pickle
-
-    return pickle.loads(pickle.dumps(buffer))
 
 
 def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):

@@ -92,14 +92,9 @@ def test_recipes_keep_their_run_id_and_the_papers_batch():
     ],
 )  # fmt: skip
 def test_python_and_recipes_refuse_the_same_values(name, value, said):
+    given = {"preset": value} if name == "preset" else {"overrides": {name: value}}
     with pytest.raises(ConfigError) as keyword:
-        settings_of(
-            **{
-                "preset": "curl",
-                "overrides": {},
-                **({name: value} if name == "preset" else {"overrides": {name: value}}),
-            }
-        )
+        settings_of(**{"preset": "curl", "overrides": {}, **given})
     with pytest.raises(ConfigError) as table:
         recipe(**{name: value})
     for error in (keyword, table):
@@ -116,9 +111,8 @@ def test_a_preset_brings_its_batch_and_rate_unless_they_are_given(preset):
     marked = {name for name in AgentTable.model_fields if found.origins.get(f"rl.{name}") == "preset"}
     assert marked == RLConfig(preset=preset).determining().keys() & AgentTable.model_fields.keys()
     assert found.origins["rl.preset"] == "recipe"
-    given = resolve(
-        {**RECIPE, "train": {"steps": 100, "batch_size": 16}, "rl": {"preset": preset}}, ["train.learning_rate=0.01"]
-    )
+    table = {**RECIPE, "train": {"steps": 100, "batch_size": 16}, "rl": {"preset": preset}}
+    given = resolve(table, ["train.learning_rate=0.01"])
     assert (given.config.train.batch_size, given.config.train.learning_rate) == (16, 0.01)
     assert (given.origins["train.batch_size"], given.origins["train.learning_rate"]) == ("recipe", "--set")
 
@@ -141,9 +135,7 @@ def test_presets_and_their_values_are_one_run():
 
 def test_every_text_writes_the_loss_of_a_curl_agent_with_its_temperature():
     root = Path(__file__).resolve().parents[2]
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    )
+    listed = subprocess.check_output(["git", "ls-files"], cwd=root, text=True).splitlines()
     found = {}
     for name in listed:
         path = root / name

@@ -126,30 +126,20 @@ class Spaces(gymnasium.Env):
 
 
 @pytest.mark.parametrize(
-    ("kind", "space", "said"),
+    ("kind", "spaces", "said"),
     [
-        (ContrastiveSAC, BOX(-1, 1, (0,)), "needs continuous actions with finite bounds"),
-        (ContrastiveSAC, BOX(1, 1, (2,)), "low below high"),
-        (ContrastiveSAC, BOX(0, 5, (2,), np.int32), "a Box of floats"),
-        (ContrastiveDrQ, gymnasium.spaces.Discrete(3), "needs continuous actions with finite bounds"),
+        (ContrastiveSAC, {"action": BOX(-1, 1, (0,))}, "needs continuous actions with finite bounds"),
+        (ContrastiveSAC, {"action": BOX(1, 1, (2,))}, "low below high"),
+        (ContrastiveSAC, {"action": BOX(0, 5, (2,), np.int32)}, "a Box of floats"),
+        (ContrastiveDrQ, {"action": gymnasium.spaces.Discrete(3)}, "needs continuous actions with finite bounds"),
+        *((ContrastiveSAC, {"observation": space}, r"needs uint8 images \(C, H, W\), vectors, or a dictionary of both")
+          for space in (gymnasium.spaces.Text(5), gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
+                        gymnasium.spaces.Dict({"a": gymnasium.spaces.Dict({"b": BOX(-1, 1, (3,))})}))),
     ],
-)
-def test_wrong_action_spaces_are_refused(kind, space, said):
+)  # fmt: skip
+def test_wrong_spaces_are_refused(kind, spaces, said):
     with pytest.raises(ConfigError, match=said):
-        kind("CnnPolicy", Spaces(action=space))
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        gymnasium.spaces.Text(5),
-        gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
-        gymnasium.spaces.Dict({"a": gymnasium.spaces.Dict({"b": BOX(-1, 1, (3,))})}),
-    ],
-)
-def test_observations_that_sb3_cannot_hold_are_refused(space):
-    with pytest.raises(ConfigError, match=r"needs uint8 images \(C, H, W\), vectors, or a dictionary of both"):
-        ContrastiveSAC("MultiInputPolicy", Spaces(space))
+        kind("MultiInputPolicy" if "observation" in spaces else "CnnPolicy", Spaces(**spaces))
 
 
 @pytest.mark.filterwarnings("ignore:environment 0 failed")
@@ -178,9 +168,14 @@ def test_observation_of_a_custom_vecenv_that_is_not_finite_raises_an_error():
         agent.learn(STEPS)
 
 
-def test_batches_that_do_not_fit_into_memory_are_refused(tiny_agent):
+def test_batches_resets_and_pictures_that_cannot_be_raise_one_error(tiny_agent):
     with pytest.raises(OptionError, match=r"a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"):
         tiny_agent(batch_size=10**9)
+    with pytest.raises(TrainingError, match=r"no world today.*reset of the environment Altered cannot be used"):
+        tiny_agent(Altered("reset raises")).learn(STEPS)
+    agent = tiny_agent()
+    with pytest.raises(ConfigError, match=r"render of the environment Altered returned None.*render_mode='rgb_array'"):
+        evaluate(agent, Altered("render is None"), 1, frames=[])
 
 
 def test_errors_in_workers_are_raised_in_the_parent():
@@ -190,17 +185,6 @@ def test_errors_in_workers_are_raised_in_the_parent():
             env.reset()
     finally:
         env.close()
-
-
-def test_reset_that_raises_stops_with_one_error(tiny_agent):
-    with pytest.raises(TrainingError, match=r"no world today.*reset of the environment Altered cannot be used"):
-        tiny_agent(Altered("reset raises")).learn(STEPS)
-
-
-def test_environment_that_renders_nothing_raises_an_error(tiny_agent):
-    agent = tiny_agent()
-    with pytest.raises(ConfigError, match=r"render of the environment Altered returned None.*render_mode='rgb_array'"):
-        evaluate(agent, Altered("render is None"), 1, frames=[])
 
 
 class Many:
