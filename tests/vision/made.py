@@ -97,9 +97,9 @@ def png(pixels):
     return buffer.getvalue()
 
 
-def tar(path, members):
+def tar(path, members, mode="w"):
     """Write a tar file of pairs of a name and its content."""
-    with tarfile.open(path, "w") as archive:
+    with tarfile.open(path, mode) as archive:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -116,9 +116,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
     assert [[tuple(view.shape) for view in views] for views in found] == [[(3, 3, 8, 8)] * 2] * 2
     torch.manual_seed(0)
     again = list(load_views(num_workers=1))
-    assert all(
-        torch.equal(x, y) for one, other in zip(found, again, strict=True) for x, y in zip(one, other, strict=True)
-    )
+    assert all(torch.equal(x, y) for one, two in zip(found, again, strict=True) for x, y in zip(one, two, strict=True))
     assert not torch.equal(found[0][0], found[1][0])
 
 
@@ -132,11 +130,7 @@ def test_workers_of_a_loader_give_lists_of_batches():
         (lambda: Augment("simclr", size=3), None, "size must be a whole number >= 4, got 3"),
         (lambda: Augment("simclr", mean=(0.5,)), None, "takes mean and std together"),
         (lambda: Augment("simclr", mean=(0.5,), std=(0,)), None, "std > 0"),
-        (
-            lambda: Augment("simclr", size=8),
-            "cat.png",
-            "takes a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str",
-        ),
+        (lambda: Augment("simclr", size=8), "cat.png", "a PIL image, or a tensor (C, H, W) or (n, C, H, W), got str"),
         (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
         (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "got a tensor (8, 8)"),
         (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Use images.byte()"),

@@ -1,8 +1,5 @@
 """No framework reads back from the device what it computes: a whole step of each on meta tensors."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,10 +8,8 @@ from dipole.core.train.optimizer import LARS
 from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import lab
+from tests.device_reads import META, no_cuda_waits, no_reads
 from tests.vision.made import colour_file, make_adapter
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from device_reads import META, no_cuda_waits, no_reads
 
 SMALL = {"encoder": {"name": "small-conv", "width": 4, "dim": 8}, "augment": {"size": 8}}
 SETTINGS = {

@@ -5,6 +5,7 @@ import torch
 
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
+from dipole.vision.encoders.base import as_encoder
 
 CASES = [
     ("small-conv", 1, 16, {"pooled": 256}),
@@ -75,8 +76,6 @@ def test_halves_of_cmc_have_half_the_features(name, size, tap, width):
 
 def test_a_registered_function_may_return_any_module():
     """From a recipe: the module is normalised by the training set, and its width is measured."""
-    from dipole.vision.encoders.base import as_encoder
-
     module = torch.nn.Sequential(torch.nn.Conv2d(1, 5, 3), torch.nn.BatchNorm2d(5), torch.nn.AdaptiveAvgPool2d(2))
     encoder = as_encoder(module, 1, 8)
     assert encoder.taps == {"features": 20}

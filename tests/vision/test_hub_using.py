@@ -6,34 +6,22 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dipole.core.cli import main
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
-from tests.vision.test_using import probed, trained
+from tests.vision.test_hub_encoders import configs
+from tests.vision.test_using import probed, save_images, trained
 
-SIDE = 16
 NOT_THEIRS = ("vision.encoder.width=", "vision.encoder.dim=")  # settings of our own networks
 
 
 def checkpoint(folder, name):
-    from transformers import AutoModel, ConvNextConfig, SwinConfig, ViTConfig
+    from transformers import AutoModel
 
-    config = {
-        "vit": ViTConfig(
-            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=SIDE,
-            patch_size=4,
-        ),
-        "swin": SwinConfig(
-            embed_dim=8, depths=[1, 1], num_heads=[2, 2], image_size=SIDE, patch_size=2, window_size=2,
-            drop_path_rate=0.0,
-        ),
-        "convnext": ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2),
-    }[name]  # fmt: skip
     torch.manual_seed(4)
-    AutoModel.from_config(config).save_pretrained(folder)
+    AutoModel.from_config(configs()[name]).save_pretrained(folder)
     return folder
 
 
@@ -55,17 +43,14 @@ def test_every_folder_gives_the_features_of_the_run(tmp_path, name, pooling, mor
     settings = [f"vision.encoder.name=hub:{source}", f"vision.encoder.pooling={pooling}"]
     run = trained(tmp_path / "there", *settings, *NOT_THEIRS, *more)
     features, images, _ = probed(run)
-    inputs = tmp_path / "inputs"
-    inputs.mkdir()
-    for number, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(inputs / f"{number:03}.png")
+    inputs = save_images(tmp_path / "inputs", images)
     moved = shutil.move(run, tmp_path / "elsewhere")
     for gone in ("there", "model"):
         shutil.rmtree(tmp_path / gone)
 
     def embedded(folder):
         out = tmp_path / "f.npy"
-        assert main(["embed", str(folder), str(inputs), "-o", str(out), "--quiet"]) == 0
+        assert main(["embed", str(folder), inputs, "-o", str(out), "--quiet"]) == 0
         return np.load(out)
 
     assert np.array_equal(embedded(moved), features.numpy())

@@ -114,12 +114,9 @@ def house(tmp_path_factory):
         (folder / "dipole" / package).symlink_to(ROOT / package)
     vision = folder / "dipole" / "vision"
     shutil.copytree(ROOT / "vision", vision, ignore=shutil.ignore_patterns("__pycache__"))
-    for room, name, text in (
-        ("sources", "stripes", SOURCE),
-        ("encoders", "mean_pixel", ENCODER),
-        ("frameworks", "one_way", FRAMEWORK),
-    ):
-        (vision / room / f"{name}.py").write_text(text)
+    rooms = {"sources/stripes": SOURCE, "encoders/mean_pixel": ENCODER, "frameworks/one_way": FRAMEWORK}
+    for place, text in rooms.items():
+        (vision / f"{place}.py").write_text(text)
     return folder
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -32,17 +33,22 @@ def write_images(folder, classes=3, each=14, side=16):
 def trained(folder, *settings, method="simclr"):
     """A run of two steps on images of its own, and its folder."""
     images = write_images(folder / "images")
-    flags = [
-        f"vision.data.source={images}", f"vision.method={method}", "vision.encoder.width=4", "vision.encoder.dim=8",
-        "vision.augment.size=16", "vision.probe.probes=['knn']", "vision.probe.neighbours=2", "train.batch_size=9",
-        "train.epochs=", "train.steps=2", *settings,
-    ]  # fmt: skip
+    flags = [f"vision.data.source={images}", f"vision.method={method}", "vision.probe.probes=['knn']"]
+    flags += ["vision.encoder.width=4", "vision.encoder.dim=8", "vision.augment.size=16", "vision.probe.neighbours=2"]
+    flags += ["train.batch_size=9", "train.epochs=", "train.steps=2", *settings]
     if method != "simclr":
         flags.append("vision.views=")
     runs = folder / "runs"
     assert main(["train", "digits-simclr", "--runs", str(runs), "--quiet", "--set", *flags]) == 0
     (run,) = (path for path in runs.iterdir() if path.is_dir())
     return run
+
+
+def save_images(folder, images):
+    folder.mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(folder / f"{number:03}.png")
+    return str(folder)
 
 
 def probed(run):
@@ -59,16 +65,13 @@ def test_a_run_folder_needs_nothing_beside_itself(tmp_path, method):
     run = trained(tmp_path / "there", *settings, method=method)
     features, images, _ = probed(run)
     results = RunFolder(run).read_record().results
-    inputs = tmp_path / "inputs"
-    inputs.mkdir()
-    for number, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(inputs / f"{number:03}.png")
+    inputs = save_images(tmp_path / "inputs", images)
     moved, data = tmp_path / "elsewhere", tmp_path / "data"
     shutil.move(run, moved)
     shutil.move(tmp_path / "there" / "images", data)
     shutil.rmtree(tmp_path / "there")
     out = tmp_path / "f.npy"
-    assert main(["embed", str(moved), str(inputs), "-o", str(out), "--quiet"]) == 0
+    assert main(["embed", str(moved), inputs, "-o", str(out), "--quiet"]) == 0
     assert np.array_equal(np.load(out), features.numpy())  # the bits that the probes see
     assert json.loads((tmp_path / "f.ids.json").read_text()) == [f"{n:03}.png" for n in range(len(images))]
     if method == "cmc":
@@ -117,13 +120,9 @@ def test_grey_runs_read_grey_levels(tmp_path):
     assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--quiet", "--set", *settings]) == 0
     (run,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     features, images, _ = probed(run)
-    (tmp_path / "inputs").mkdir()
-    for number, image in enumerate(images):
-        Image.fromarray(image[0].numpy()).save(tmp_path / "inputs" / f"{number:03}.png")
+    inputs = save_images(tmp_path / "inputs", images)
     out = tmp_path / "f.parquet"
-    assert main(["embed", str(run), str(tmp_path / "inputs"), "-o", str(out), "--quiet"]) == 0
-    import pyarrow.parquet
-
+    assert main(["embed", str(run), inputs, "-o", str(out), "--quiet"]) == 0
     table = pyarrow.parquet.read_table(out)
     assert table.column_names == ["path", "features"]
     assert np.array_equal(np.array(table["features"].to_pylist(), dtype=np.float32), features.numpy())

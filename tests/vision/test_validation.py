@@ -12,10 +12,7 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
 
-SHORT = [
-    "train.epochs=", "train.steps=2", "train.batch_size=32", "vision.probe.probes=['knn']",
-    "vision.probe.baselines=false",
-]  # fmt: skip
+SHORT = ["train.epochs=", "train.steps=2", "vision.probe.probes=['knn']", "vision.probe.baselines=false"]
 
 
 def rows(images) -> set[bytes]:
@@ -67,10 +64,9 @@ def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_e
     assert record.data["sizes"] == {"pretrain": 38, "train": 38, "test": 48, "validation": 10}
     lines = read_metrics(tmp_path / "runs" / record.hash / "metrics.jsonl")
     # Ten images: tenths; forty-eight: others, for the most part.
-    assert [line["step"] for line in lines if "eval/knn/accuracy" in line] == [1, 2]
-    assert all(
-        (10 * line["eval/knn/accuracy"]) % 1 == pytest.approx(0) for line in lines if "eval/knn/accuracy" in line
-    )
+    drawn = {line["step"]: line["eval/knn/accuracy"] for line in lines if "eval/knn/accuracy" in line}
+    assert list(drawn) == [1, 2]
+    assert all((10 * value) % 1 == pytest.approx(0) for value in drawn.values())
     (last,) = [line["test/knn/accuracy"] for line in lines if "test/knn/accuracy" in line]
     assert last == pytest.approx(record.results["knn/accuracy"])
     # A run that draws its curves on the test part trains on everything.
