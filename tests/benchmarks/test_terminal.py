@@ -1,12 +1,16 @@
 """What goes to stdout and what to stderr where a suite is run into a pipe, and what a demo says last."""
 
+import io
 import shlex
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dipole.benchmarks import commands
+from dipole.benchmarks.report.table import Cell, ReportTable
 from dipole.benchmarks.run import bench
+from dipole.benchmarks.run.terminal import print_table
 from dipole.core.cli import main
 from tests.benchmarks.conftest import Here
 
@@ -66,3 +70,26 @@ def test_a_name_that_no_report_can_have_is_said_before_anything_is_run(command, 
     assert main(command) == 2
     assert "give a name ending in .html or .md" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("width", [80, 60, 132])
+def test_twenty_columns_and_long_names_fit_with_every_word(width):
+    names = [f"a measurement of number {i} (%)" for i in range(20)]
+    labels = ["infonce(temperature=0.07, symmetric=true, a_very_long_option=1.0)", "hcl"]
+    rows = [(Cell(label), *(Cell(f"{80 + i}.{i:02d}", 80.0 + i, "n = 3 of 5") for i in range(20))) for label in labels]
+    out = io.StringIO()
+    print_table(Console(file=out, width=width), ReportTable("s", "A title", ("method", *names), rows))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    for i in range(20):
+        assert text.count(f"{80 + i}.{i:02d}") == 2
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    # Each block has the names of its rows.
+    assert text.count("method") == text.count("hcl") > 1
+
+
+def test_what_fits_is_one_block():
+    out = io.StringIO()
+    rows = [(Cell("infonce"), Cell("0.5", 0.5))]
+    print_table(Console(file=out, width=80), ReportTable("s", "T", ("method", "value"), rows))
+    assert out.getvalue().count("method") == 1

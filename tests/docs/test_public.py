@@ -1,5 +1,6 @@
 """Every public name says what it is; each rule of what a docstring must say is broken on purpose."""
 
+import doctest
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,11 +8,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import docstrings
+import PIL.Image
 import public
 import pytest
+import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from dipole import evaluation, vision
 from dipole.core.utils.errors import OptionError
 
 
@@ -268,3 +272,17 @@ def test_public_names_have_pages_that_link_to_them(hooks):
     found = hooks.on_page_content("<code>PairsError</code> <code>pairs</code>", page, None, None)
     place = "dipole.PairsError"
     assert found == f'<autoref identifier="{place}" optional><code>PairsError</code></autoref> <code>pairs</code>'
+
+
+NAMES = [(module, name) for module in (vision, evaluation) for name in module.__all__]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_the_example_runs(module, name):
+    value = getattr(module, name)
+    known = {"torch": torch, "PIL": PIL, **{each: getattr(module, each) for each in module.__all__}}
+    examples = doctest.DocTestParser().get_doctest(value.__doc__, known, name, None, 0)
+    assert examples.examples, f"{name} has no example"
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(examples, out=said.append)
+    assert not said, "".join(said)

@@ -1,14 +1,29 @@
 """Augmentation: equal to kornia pixel by pixel where given its parameters, and equal to it in distribution."""
 
+import colorsys
+import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
 from pydantic import ValidationError
+from scipy.ndimage import correlate1d
 from scipy.stats import ks_2samp
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from dipole.core.train.recipe import load, resolve
+from dipole.core.utils.errors import ConfigError
 from dipole.vision import augment as A
 from dipole.vision import image_ops as O
+from dipole.vision.augment import Augmentation, AugmentConfig, Parameters, random_views
+from dipole.vision.config import VisionConfig
+from tests.vision.made import make_adapter
 
 SIZE = 32
 
@@ -206,3 +221,217 @@ def test_boxes_stay_inside_also_for_extreme_images():
 def test_settings_out_of_range_are_refused(setting, message):
     with pytest.raises(ValidationError, match=message):
         A.AugmentConfig(**setting)
+
+
+OFF = {"size": 8, "crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]} | dict.fromkeys(("flip", "jitter", "grey"), 0.0)
+
+
+def config(**settings):
+    return A.AugmentConfig.model_validate_json(json.dumps({**OFF, **settings}))
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 100, 127, 128, 255, 256])
+def test_solarize_equals_pillow(threshold):
+    """All 256 values, in three channels."""
+    values = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    pixels = np.stack([values, values[::-1], values.T], 2)
+    expected = np.array(ImageOps.solarize(Image.fromarray(pixels), threshold))
+    images = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+    found = O.solarize(O.unit(images), torch.ones(1), threshold)[0].permute(1, 2, 0) * 255
+    torch.testing.assert_close(found, torch.from_numpy(expected).float(), atol=1e-4, rtol=0)
+
+
+def test_so_many_images_are_solarized():
+    images = torch.randint(0, 256, (400, 3, 8, 8), dtype=torch.uint8, generator=generator())
+    recipe = config(solarize=0.3)
+    found = A.Augmentation(recipe)(images, generator(1))
+    plain = A.Augmentation(config())(images, generator(1))
+    changed = (found != plain).flatten(1).any(1)
+    assert 85 < int(changed.sum()) < 155  # binomial(400, 0.3): standard deviation 9.2
+    torch.testing.assert_close(found[changed], O.solarize(plain[changed], torch.ones(int(changed.sum())), 128))
+
+
+def test_what_else_is_drawn_is_the_same_with_and_without_solarization():
+    one, two = (A.Augmentation(A.AugmentConfig(blur=0.5, solarize=p)).draw(20, 8, 8, generator()) for p in (0.0, 0.5))
+    for name in ("box", "flip", "brightness", "hue", "grey", "sigma", "order"):
+        first, second = getattr(one, name), getattr(two, name)
+        assert first == second if name == "order" else torch.equal(first, second)
+    assert not one.solarize.any()
+    assert two.solarize.any()
+
+
+def test_every_view_has_its_own_settings_and_small_crops_are_views():
+    table = {**OFF, "blur": 0.3, "view": {"1": {"blur": 1.0}, "3": {"solarize": 1.0, "crop_scale": [0.2, 0.5]}}}
+    vision = VisionConfig.model_validate_json(json.dumps({"views": 3, "augment": table}))
+    views = vision.framework.augmentations(vision)
+    assert [view.blur for view in views] == [1.0, 0.3, 0.3]
+    assert [view.solarize for view in views] == [0.0, 0.0, 1.0]
+    assert views[2].crop_scale == (0.2, 0.5)
+    assert views[1] == A.AugmentConfig.model_validate_json(json.dumps({**OFF, "blur": 0.3}))
+    table = {"method": "swav", "swav": {"small_views": 2, "small_size": 4}, "augment": {"view": {"4": {"grey": 1.0}}}}
+    vision = VisionConfig.model_validate_json(json.dumps(table))
+    views = vision.framework.augmentations(vision)
+    assert [view.grey for view in views] == [0.2, 0.2, 0.2, 1.0]
+    assert [view.size for view in views] == [None, None, 4, 4]
+
+
+def test_a_batch_holds_the_views_as_their_tables_say():
+    """The first view is left as it is, the second solarized throughout."""
+    a = make_adapter({"augment": {**OFF, "view": {"2": {"solarize": 1.0}}}, "data": {"limit": 64}})
+    batch = next(iter(a.batches(0)))
+    plain = O.centre(a.parts.pretrain.images[batch.rows], 8)
+    torch.testing.assert_close(batch.views[0], plain, atol=1e-6, rtol=0)
+    torch.testing.assert_close(batch.views[1], torch.where(plain >= 128 / 255, 1 - plain, plain), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("vision.augment.view.3.blur=1.0", "augment.view.3 has no effect: an image has 2 views"),
+        ("vision.augment.view.0.blur=1.0", "views are numbered from 1"),
+        ("vision.augment.view.second.blur=1.0", "views are numbered from 1"),
+        ("vision.augment.view.2.blurr=1.0", "Did you mean 'blur'"),
+        ("vision.augment.view.2.solarize=1.5", "vision.augment.view.2.solarize: .*less than or equal to 1"),
+        ("vision.augment.view.2.crop_scale=[0.5, 0.2]", r"view.2: crop_scale must be \[low, high\]"),
+        ("vision.augment.view.2.size=8", "no such setting"),
+    ],
+)
+def test_what_is_wrong_is_said(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        load("digits-simclr", [setting])
+
+
+def test_a_run_without_such_tables_keeps_its_name():
+    plain = load("digits-simclr").config
+    assert load("digits-simclr", ["vision.augment.solarize=0.0"]).config.hash == plain.hash
+    other = load("digits-simclr", ["vision.augment.view.2.solarize=0.2"]).config
+    assert other.hash != plain.hash
+    assert other.determining()["vision"]["augment"]["view"] == {"2": {"solarize": 0.2}}
+
+
+def test_the_page_for_users_of_solo_learn_is_a_configuration():
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "solo-learn.md").read_text()
+    config = resolve(tomllib.loads(text.split("```toml\n")[1].split("```")[0])).config
+    assert config.settings.method == "byol"
+    assert [view.solarize for view in config.settings.framework.augmentations(config.settings)] == [0.0, 0.2]
+    assert config.settings.probe.online.learning_rate == 0.1
+
+
+META = torch.device("meta")
+ALL = AugmentConfig(size=7, blur=0.7, blur_kernel=5, solarize=0.5, grey=0.3)
+RECIPES = {
+    "different views": (ALL, AugmentConfig(size=7, jitter=0.0, grey=0.0), AugmentConfig(size=5, jitter=0.6)),
+    "one channel": (ALL,),
+    "two channels": (AugmentConfig(size=7, solarize=0.5),),
+    "own size": (AugmentConfig(),),
+}
+SHAPES = {"one channel": (3, 1, 16, 11), "two channels": (3, 2, 9, 9), "own size": (2, 3, 8, 8)}
+
+
+# The operations once more, image by image -----------------------------------------------------------------------------
+
+
+def luma(x: np.ndarray) -> np.ndarray:
+    return x[0] if len(x) != 3 else 0.299 * x[0] + 0.587 * x[1] + 0.114 * x[2]
+
+
+def hue_turned(x: np.ndarray, turns: float) -> np.ndarray:
+    def one(r: float, g: float, b: float) -> tuple[float, float, float]:
+        h, s, v = colorsys.rgb_to_hsv(r, g, b)
+        return colorsys.hsv_to_rgb((h + turns) % 1.0, s, v)
+
+    return np.array([one(*pixel) for pixel in x.reshape(3, -1).T]).T.reshape(x.shape)
+
+
+def view_of(config: AugmentConfig, image: Tensor, p: Parameters, i: int) -> np.ndarray:
+    """One view of an image (C, H, W) in [0, 1], in float64."""
+    top, left, height, width = (int(each) for each in p.box[i])
+    size = config.size or min(image.shape[-2:])
+    part = image[None, :, top : top + height, left : left + width].double()
+    x = F.interpolate(part, (size, size), mode="bilinear", align_corners=False, antialias=True)[0].numpy()
+    x = x[..., ::-1] if p.flip[i] else x
+    of_rgb = len(x) == 3
+    for operation in p.order if config.jitter else ():
+        brightness, contrast, saturation = (float(each[i]) for each in (p.brightness, p.contrast, p.saturation))
+        if operation == 0:
+            x = brightness * x
+        elif operation == 1:
+            mean = luma(x).mean() if of_rgb else x.mean((1, 2), keepdims=True)
+            x = contrast * x + (1 - contrast) * mean
+        elif operation == 2 and of_rgb:
+            x = saturation * x + (1 - saturation) * luma(x)
+        elif operation == 3 and of_rgb:
+            x = hue_turned(x, float(p.hue[i]))
+        x = x.clip(0, 1)
+    if config.grey and of_rgb and p.grey[i]:
+        x = np.repeat(luma(x)[None], 3, 0)
+    if config.blur and p.sigma[i] > 0:
+        taps = np.arange(config.kernel(size)) - config.kernel(size) // 2
+        weights = np.exp(-0.5 * (taps / float(p.sigma[i])) ** 2)
+        for axis in (1, 2):
+            x = correlate1d(x, weights / weights.sum(), axis, mode="mirror")
+    if config.solarize and p.solarize[i]:
+        x = np.where(x >= config.solarize_threshold / 255, 1 - x, x)
+    return x
+
+
+def case(name: str) -> tuple[list[AugmentConfig], Tensor, list[Parameters]]:
+    source = torch.Generator().manual_seed(5)
+    recipes, shape = RECIPES[name], SHAPES.get(name, (3, 3, 16, 11))
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=source)
+    given = images if name != "two channels" else images / 255
+    return list(recipes), given, [Augmentation(each).draw(shape[0], *shape[2:], source) for each in recipes]
+
+
+def looped(name: str) -> list[Tensor]:
+    recipes, images, drawn = case(name)
+    pixels = images / 255 if images.dtype == torch.uint8 else images
+    return [
+        torch.from_numpy(np.stack([view_of(config, pixels[i], p, i) for i in range(len(pixels))]))
+        for config, p in zip(recipes, drawn, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_views_equal_a_loop_over_images_in_float64(name):
+    recipes, images, drawn = case(name)
+    for recipe, p, expected in zip(recipes, drawn, looped(name), strict=True):
+        view = Augmentation(recipe).apply(images, p)
+        torch.testing.assert_close(view.double(), expected, atol=2e-6, rtol=0)
+
+
+# What is launched -----------------------------------------------------------------------------------------------------
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that compute something."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view and "empty" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_number_of_launches_does_not_depend_on_the_batch():
+    """Outside a processor all images go at once."""
+    config, source = AugmentConfig(size=224), torch.Generator().manual_seed(0)
+    found = []
+    for n in (2, 300):
+        drawn = Augmentation(config).draw(n, 256, 256, source).to(META)
+        images = torch.zeros(n, 3, 256, 256, dtype=torch.uint8, device=META)
+        Augmentation(config).apply(images, drawn)  # constants go to the device once
+        with Launches() as launches:
+            Augmentation(config).apply(images, drawn)
+        found.append(launches.count)
+    assert found[0] == found[1] < 143
+
+
+def test_views_of_a_batch_are_what_each_recipe_draws_in_turn():
+    recipes, images, _ = case("different views")
+    index = torch.tensor([2, 0, 1, 1])
+    found = random_views(images, index, recipes, torch.Generator().manual_seed(3), torch.device("cpu"), slice(1, 3))
+    source = torch.Generator().manual_seed(3)
+    for config, view in zip(recipes, found, strict=True):
+        drawn = Augmentation(config).draw(4, 16, 11, source)
+        assert torch.equal(view, Augmentation(config).apply(images[index][1:3], drawn[1:3]))
