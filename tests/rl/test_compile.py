@@ -1,7 +1,10 @@
 """Compiled networks."""
 
+from importlib.metadata import requires
+
 import pytest
 import torch
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from dipole.rl.algorithms import open_agent
@@ -51,3 +54,21 @@ def test_no_compiled_network_breaks_its_graph(tiny_agent, monkeypatch, joint):
     tiny_agent(objective="infonce + dp", joint_backward=joint, compile=True).learn(16)
     assert graphs
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def asked(package: str, python: str, extra: str = "") -> dict[str, Requirement]:
+    lines = [Requirement(each) for each in requires(package) or []]
+    place = {"python_version": python, "extra": extra}
+    return {each.name.lower(): each for each in lines if each.marker is None or each.marker.evaluate(place)}
+
+
+def test_up_to_3_12_dm_control_installs_its_dependencies():
+    assert "dm-control" in asked("dipole", "3.12", "rl")
+    assert "dm-tree" not in asked("dipole", "3.12", "rl")
+
+
+@pytest.mark.parametrize("python", ["3.13", "3.14"])
+def test_from_3_13_the_extra_lists_dependencies_of_dm_control_except_labmaze(python):
+    ours = asked("dipole", python, "rl")
+    assert "dm-control" not in ours
+    assert asked("dm-control", python).keys() - ours.keys() - {"labmaze"} == set()

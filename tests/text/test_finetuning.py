@@ -2,24 +2,50 @@
 
 import json
 import shutil
+import signal
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    ReformerConfig,
+)
 
+from dipole.core.cli import main
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.finetuning import LoraTable
 from dipole.core.train.optimizer import build_optimizer
-from dipole.core.train.recipe import resolve
-from dipole.core.utils.errors import ConfigError
-from dipole.text import encoders
+from dipole.core.train.recipe import load, resolve
+from dipole.core.train.run import train
+from dipole.core.train.run_folder import RunFolder
+from dipole.core.train.signals import RunInterruptedError
+from dipole.core.train.trained_run import load_run
+from dipole.core.utils.errors import CheckpointError, ConfigError, OptionError
+from dipole.text import encoders, senteval
+from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders.batch import make_batch
-from dipole.text.model import build_transformer
-from dipole.text.vocabulary import words_vocabulary
-from tests.text.made import write_bert
+from dipole.text.encoders.tail import POOLING, Pooled
+from dipole.text.export import export_as
+from dipole.text.exported import open_folder
+from dipole.text.model import build_model, build_transformer, limit_of
+from dipole.text.senteval.encoders import as_encode
+from dipole.text.vocabulary import load_tokens, words_vocabulary
+from tests.text import test_using as using
+from tests.text.made import write_bert, write_rows
+from tests.text.test_using import CPU, SENTENCES, trained, vectors
+from tests.text.tiny_sentences import Record
 
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
 TEXTS = ["the film was good .", "", "very very bad", "great"]
@@ -113,3 +139,202 @@ def test_a_folder_counts_by_its_content(checkpoint, tmp_path):
     assert config(checkpoint, freeze=1).hash != config(checkpoint).hash
     (tmp_path / "moved" / "model.safetensors").write_bytes(b"other")
     assert config(tmp_path / "moved").hash != config(checkpoint).hash
+
+
+BERT = {
+    "encoder": "transformer", "transformer": "bert", "tokenizer": "bert", "sides": 1, "normalize": "none",
+    "hidden_size": None, "word_size": None, "pooling": "cls",
+}  # fmt: skip
+FORMATS = ("sentence-transformers", "transformers", "onnx")
+
+
+def states(adapter):
+    """[CLS] of the sentences, by the transformer alone."""
+    tokens = adapter.tokens.encode(SENTENCES, 50)
+    model = adapter.module.f.part.model.eval()
+    with torch.no_grad():
+        return torch.cat([model(input_ids=torch.tensor([ids])).last_hidden_state[:, 0] for ids in tokens])
+
+
+@pytest.mark.parametrize("head", [pytest.param("mlp", marks=pytest.mark.slow), "mlp_only_train"])
+def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
+    run = trained(tmp_path / "there", head=head, **BERT)
+    _, adapter, _ = load_run(RunFolder(run), "cpu")
+    f = adapter.module.f
+    assert f.linear.weight.shape == (8, 8)
+    torch.manual_seed(0)
+    fresh = torch.nn.Linear(8, 8).weight
+    assert not torch.equal(f.linear.weight, fresh)
+    plain = states(adapter)
+    wanted = torch.tanh(plain @ f.linear.weight.T + f.linear.bias) if head == "mlp" else plain
+    assert vectors(run) == pytest.approx(wanted.detach().numpy(), abs=1e-6)
+    for to in FORMATS:
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
+        assert found == pytest.approx(vectors(run), abs=1e-5), to
+
+
+@pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
+def test_adapters_are_merged_in_every_format(tmp_path, pooling):
+    run = trained(tmp_path / "there", **BERT | {"pooling": pooling})
+    recipe = tmp_path / "there" / "recipe.toml"
+    recipe.write_text(recipe.read_text() + "lora = {rank = 2}\n")
+    assert main(["train", str(recipe), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
+    (adapted,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert not np.allclose(vectors(adapted), vectors(run), atol=1e-4)
+    for to in FORMATS:
+        assert main(["export", str(adapted), "--to", to, "--out", str(tmp_path / to)]) == 0
+        found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
+        assert found == pytest.approx(vectors(adapted), abs=1e-5), to
+
+
+def test_sentences_are_cut_where_the_positions_end(tmp_path):
+    run = trained(tmp_path / "there", **BERT)
+    assert limit_of(load_run(RunFolder(run), "cpu")[1].module) == 512
+    shortened = torch.nn.Embedding(6, 8)
+    holder = torch.nn.ModuleList([load_run(RunFolder(run), "cpu")[1].module])
+    holder[0].f.model.embeddings.position_embeddings = shortened
+    assert limit_of(holder) == 6
+
+
+def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys):
+    def short(folder):
+        words_vocabulary(using.WORDS).save(write_bert(folder, max_position_embeddings=128) / "tokenizer.json")
+        return folder
+
+    def long(number):
+        return " ".join(using.WORDS[(number + i) % 24] for i in range(139))
+
+    def longer_corpus(path):
+        write_rows(path, [{"id": f"{d}", "sentences": [long(16 * d + i) for i in range(16)]} for d in range(6)])
+
+    monkeypatch.setattr(using, "write_transformer", short)
+    monkeypatch.setattr(using, "write_corpus", longer_corpus)
+    note = "text.max_length 200: the transformer has 128 positions, longer sentences are cut there"
+    run = trained(tmp_path / "there", max_length=200, **BERT)
+    recipe = load(tmp_path / "there" / "recipe.toml", []).config
+    train(recipe, tmp_path / "again", overwrite=True)
+    assert capsys.readouterr().err.count(note) == 1
+    with pytest.warns(UserWarning, match=note) as said:
+        _, adapter, _ = load_run(RunFolder(run), "cpu")
+    assert len(said) == 1
+    encoder = adapter.encoder()
+    with pytest.warns(UserWarning, match=note):
+        assert main(["eval", str(run)]) == 0
+    assert adapter.sentences.longest == 128
+    head = " ".join(long(0).split()[:128])
+    assert np.array_equal(*encoder.encode([long(0), head]))
+    for to in FORMATS:
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        found = open_folder(tmp_path / to, CPU, None).vectors([long(0), head]).numpy()
+        assert found == pytest.approx(encoder.encode([long(0), head]), abs=1e-5), to
+    probed = tmp_path / "downstream" / "CR"
+    probed.mkdir(parents=True)
+    for number, name in enumerate(("custrev.pos", "custrev.neg")):
+        (probed / name).write_text("".join(long(20 * number + i) + "\n" for i in range(20)))
+    result = senteval.evaluate(encoder.encode, ["CR"], tmp_path, kfold=2, halves=1, check=False, progress=False)
+    assert 0 <= result["CR"]["acc"] <= 100
+
+
+def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
+    run = trained(tmp_path / "there")
+    recipe, corpus = tmp_path / "there" / "recipe.toml", tmp_path / "there" / "corpus.jsonl"
+    before, step = corpus.read_text(), TextAdapter.before_step
+
+    def interrupted(self):
+        step(self)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextAdapter, "before_step", interrupted)
+        with pytest.raises(RunInterruptedError):
+            train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    corpus.write_text(before.replace("word3 ", "word4 "))
+    with pytest.raises(CheckpointError, match=r"have changed since its checkpoint.*--resume never"):
+        train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    corpus.write_text(before)
+    assert train(load(recipe, []).config, tmp_path / "runs", quiet=True).results == RunFolder(run).read_record().results
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+CONFIGS = {
+    "gpt2": GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, vocab_size=300),
+    "llama": LlamaConfig(**SMALL, num_key_value_heads=1, vocab_size=300, max_position_embeddings=64),
+    "qwen3": Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=8, vocab_size=300, max_position_embeddings=64),
+    "bert": BertConfig(**SMALL, vocab_size=300, max_position_embeddings=64),
+}
+DECODERS_TEXTS = ["the cat", "a mat and rain in the home", "rain " * 60, *(f"rain {i}" for i in range(5))]
+
+
+def model_of(folder, name, pooling, pad=None):
+    """A small model with random weights, and a byte-level tokenizer that adds no tokens."""
+    torch.manual_seed(0)
+    AutoModel.from_config(CONFIGS[name]).save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": ["<|end|>", "<|hole|>"], "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=290, **options)
+    tokenizer.train_from_iterator(["the cat sat on a mat in the rain"] * 4, trainer)
+    special = {"pad_token": pad} if pad else {}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", **special).save_pretrained(folder)
+    config = TextSettings(
+        corpus="none", encoder="transformer", transformer=str(folder), tokenizer="any", sides=1, pooling=pooling
+    )
+    tokens = load_tokens(folder)
+    return SentenceEncoder(build_model(config, len(tokens), None).eval(), tokens, "none", 32)
+
+
+GPT2, QWEN3 = ("gpt2", "lasttoken", None), ("qwen3", "mean", "<|hole|>")
+SIMPLE = "sentence-transformers", "transformers"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "to"),
+    [*product((GPT2, QWEN3), SIMPLE), *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3))],
+)
+def test_decoders_are_exported(tmp_path, decoder, to):
+    """With the saved padding token, or the end of text where there is none."""
+    name, pooling, pad = decoder
+    encoder = model_of(tmp_path / "model", name, pooling, pad)
+    (tmp_path / "out").mkdir()
+    export_as(to, encoder, tmp_path / "out", Record())
+    found = open_folder(tmp_path / "out", torch.device("cpu"), None).vectors(DECODERS_TEXTS).numpy()
+    assert found == pytest.approx(encoder.encode(DECODERS_TEXTS), abs=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token == (pad or "<|end|>")
+
+
+def test_onnx_has_every_pooling_and_any_number_of_sentences(tmp_path):
+    encoder = model_of(tmp_path / "model", "llama", "mean")
+    encoder.model.f = Pooled(encoder.model.f, POOLING, []).eval()
+    encoder.model.output_width = encoder.model.width = encoder.model.f.width
+    (tmp_path / "out").mkdir()
+    export_as("onnx", encoder, tmp_path / "out", Record())
+    opened = open_folder(tmp_path / "out", torch.device("cpu"), None)
+    for count in (1, 2, len(DECODERS_TEXTS)):
+        assert opened.vectors(DECODERS_TEXTS[:count]).numpy() == pytest.approx(
+            encoder.encode(DECODERS_TEXTS[:count]), abs=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name):
+    if name == "bert":
+        assert model_of(tmp_path, name, "cls").width == 16
+        return
+    with pytest.raises(ConfigError, match=r"causal model .*text.pooling = 'lasttoken'"):
+        model_of(tmp_path, name, "cls")
+    with pytest.raises(OptionError, match=r"causal model .*pooling='mean'"):
+        as_encode(AutoModel.from_pretrained(tmp_path), pooling="cls")
+    with pytest.raises(OptionError, match="AutoTokenizer"):
+        as_encode(AutoModel.from_pretrained(tmp_path), tokenizer=str(tmp_path))
+
+
+def test_a_model_that_is_random_in_evaluation_is_refused(tmp_path):
+    """Reformer hashes states at random, in sentences longer than its chunk of 64."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8, "feed_forward_size": 32}
+    sizes |= {"num_hashes": 1, "num_buckets": 4, "vocab_size": 300, "is_decoder": False}
+    config = ReformerConfig(attn_layers=["lsh"], axial_pos_embds=False, **sizes)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="ReformerModel is random in evaluation mode"):
+        build_transformer(str(tmp_path), "mean", 300)

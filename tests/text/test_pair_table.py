@@ -1,19 +1,27 @@
 """Tables of pairs in files: beside a reading that holds everything, cut off, changed and large."""
 
+import csv
 import json
 import random
 import subprocess
 import sys
+import warnings
 from collections import deque
 
 import numpy as np
+import pandas
 import pytest
+import torch
 
+import dipole
+from dipole.core.utils import rows as reading
 from dipole.core.utils.errors import DataError
+from dipole.core.utils.rows import Asker, located_rows
+from dipole.text.pair_labels import PairLabel
 from dipole.text.pair_table import read_pairs
 from dipole.text.pairs.columns import PairBatches
 from tests.systems import was_killed
-from tests.text.made import write_rows
+from tests.text.made import text_adapter, write_rows
 
 FILES = {"texts.arrow", "anchor.npy", "positive.npy", "negatives.npy", "index.json"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows")
@@ -178,3 +186,211 @@ def test_memory_is_bounded(tmp_path):
     program = [sys.executable, "-c", READING, str(tmp_path / "t.jsonl"), str(tmp_path / "kept")]
     found = subprocess.run(program, timeout=600, check=True, capture_output=True, text=True)
     assert int(found.stdout) < 60_000_000
+
+
+def table_of(folder, labels, name="label", anchor="sentence1", positive="sentence2"):
+    rows = [{"id": i, anchor: f"a{i} x", positive: f"b{i} y", name: label} for i, label in enumerate(labels)]
+    return write_rows(folder / "pairs.jsonl", rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "labels"),
+    [
+        (("sentence1", "sentence2"), "label", [1, 0, 1]),  # QQP
+        (("sentence1", "sentence2"), "score", [5.0, 3.8, 0.4]),  # STS-B
+        (("premise", "entailment"), "gold_label", ["entailment", "neutral", "entailment"]),
+        (("question", "answer"), "Similarity", ["0.9", "0.9", "0.1"]),
+        (("text1", "text2"), "is_duplicate", [True, False, True]),
+        (("question1", "question2"), "isDuplicate", [0, 1, 1]),
+        (("Premise", "Hypothesis"), "label", [0, 2, -1]),  # SNLI
+        (("#1 String", "#2 String"), "Quality", ["1", "0", "1"]),  # MRPC
+        (("sentence_A", "sentence_B"), "relatedness score", [4.5, 3.2, 4.5]),  # SICK
+        (("Query", "passage"), "Relevance", [1, 0, 1]),
+    ],
+)
+def test_labels_that_vary_are_not_ignored(tmp_path, columns, name, labels):
+    source = table_of(tmp_path, labels, name, *columns)
+    with pytest.raises(DataError, match=rf"line [23]: the column '{name}' .*text.label = '{name}'.*text.columns"):
+        read_pairs(source)
+    with pytest.warns(UserWarning, match=f"the column '{name}' is unused.*Every row is trained .*text.label"):
+        assert len(read_pairs(source, columns)) == 3
+
+
+def test_unused_columns_are_named(tmp_path):
+    with pytest.warns(UserWarning, match="pairs are 'sentence1', 'sentence2'. Unused: 'id', 'label'"):
+        assert len(read_pairs(table_of(tmp_path, [1, 1, 1]))) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_pairs(table_of(tmp_path, [1, 1, 1]), ["sentence1", "sentence2"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "start", "kept"),
+    [
+        ([1, 0, 1], None, [0, 2]),
+        (["1", "0", "0"], None, [0]),
+        ([True, None, False, "yes"], None, [0, 3]),
+        ([5.0, 3.8, 0.4], 3.5, [0, 1]),
+        ([0.0, -0.5, -1.0], 0, [0]),
+        ([0, 2, -1, 1, 0], "0", [0, 4]),  # NLI as the Hub has it
+        (["entailment", "neutral", "Entailment "], "entailment", [0, 2]),
+    ],
+)
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.filterwarnings("ignore:.*Unused")
+def test_label_filters(tmp_path, labels, start, kept, cached):
+    folder = tmp_path / "cache" if cached else None
+    source = table_of(tmp_path, labels)
+    for _ in range(2):  # the cache is read back
+        table = read_pairs(source, label=PairLabel("label", "filter", start), folder=folder)
+        assert [table.texts[i] for i in table.anchor] == [f"a{i} x" for i in kept]
+        assert (table.filtered, table.weights) == (len(labels) - len(kept), None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "label", "message"),
+    [
+        ([1, 3.8], PairLabel("label"), r"line 2: the column 'label' holds 3\.8.*text.label_from.*'target'"),
+        ([1, -1], PairLabel("label"), "line 2: .* holds -1"),
+        (["neutral"], PairLabel("label"), "the label 'neutral' is no number.*text.label_from"),
+        ([0, 0], PairLabel("label"), "none of 2 rows has a label of a pair in 'label'"),
+        ([-0.2], PairLabel("label", "target"), "the label -0.2 is negative"),
+        ([0, 0], PairLabel("label", "target"), "all labels in the column 'label' are 0"),
+        ([1], PairLabel("lable"), "no column 'lable'.*label"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*Unused")
+def test_wrong_labels_are_one_message(tmp_path, labels, label, message):
+    with pytest.raises(DataError, match=message):
+        read_pairs(table_of(tmp_path, labels), label=label)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.filterwarnings("ignore:.*Unused")
+def test_labels_weight_pairs(tmp_path, cached):
+    """The loss is the mean of rows weighted by label / highest label."""
+    scores = [5.0, 2.5, 0.0, 4.0]
+    settings = {"label": "score", "label_use": "target", "cache": str(tmp_path / "cache") if cached else None}
+    table = {"corpus": table_of(tmp_path, scores, "score"), "pairs": "columns", "encoder": "bow", "word_size": 4}
+    adapter = text_adapter({**table, "held_out": 0, **settings}, 4, workdir=tmp_path)
+    embedded = adapter.embed(next(iter(adapter.batches(0))))
+    weights = np.array(scores)[embedded.rows["index"].numpy()] / 5
+    assert embedded.rows["weights"].numpy() == pytest.approx(weights)
+    objective = dipole.objective("infonce(temperature=0.5)")
+    anchor, positive = (torch.nn.functional.normalize(embedded.rows[name].double()) for name in ("anchor", "positive"))
+    scaled = anchor @ positive.T / 0.5
+    losses = (scaled.logsumexp(1) - scaled.diagonal()).detach().numpy()
+    assert objective(embedded).loss.item() == pytest.approx((weights * losses).sum() / weights.sum(), rel=1e-5)
+
+
+def test_no_duplicates_says_what_it_leaves_out(tmp_path):
+    rows = [{"anchor": f"a{i}", "positive": "the same" if i % 9 else f"b{i}"} for i in range(27)]
+    corpus = write_rows(tmp_path / "pairs.jsonl", rows)
+    settings = {"corpus": corpus, "pairs": "columns", "encoder": "bow", "word_size": 4, "held_out": 0}
+    with pytest.warns(UserWarning, match=r"leaves out \d+ of 27 rows .*'the same' stands in 24 rows.*batch_size"):
+        adapter = text_adapter(settings, 2, workdir=tmp_path)
+    assert adapter.steps_per_epoch <= 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*tokens on average")
+        text_adapter({**settings, "no_duplicates": False}, 2, workdir=tmp_path)
+
+
+ASKER = Asker("text", "text.split", "text.encoding")
+MRPC = (
+    "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+    '1\t1\t2\tHe said "no" .\t"No , " he said , " never .\r\n'
+    '0\t3\t4\t" It is , " she said .\tShe said so .\r\n'
+    '1\t5\t6\t"Quoted"\tPlain 5" disk\r\n'
+)
+
+
+def rows(path):
+    return [row for _, row in located_rows(str(path), "train", "utf-8", ASKER)]
+
+
+@pytest.mark.parametrize("name", ["msr.tsv", "msr_paraphrase_train.txt", "pairs.tab"])
+def test_reads_the_file_of_mrpc(tmp_path, name):
+    (tmp_path / name).write_text(MRPC, encoding="utf-8", newline="")
+    wanted = [line.split("\t") for line in MRPC.removeprefix("\ufeff").split("\r\n")[:-1]]
+    assert [list(row.values()) for row in rows(tmp_path / name)] == wanted[1:]
+    table = read_pairs(str(tmp_path / name), ["#1 String", "#2 String"])
+    assert len(table) == 3
+    assert table.texts[1] == '"No , " he said , " never .'
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+def test_reads_quoted_tabs_as_they_were_written(tmp_path, quoting):
+    cells = [["a", "b"], ['with "quotes"', "tab\there"], ["two\nlines", '"'], ['"all of it"', "plain"], ["x", ""]]
+    with open(tmp_path / "t.tsv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t", quoting=quoting).writerows(cells)
+    assert [list(row.values()) for row in rows(tmp_path / "t.tsv")] == cells[1:]
+
+
+def test_a_text_file_without_tabs_is_no_table(tmp_path):
+    (tmp_path / "a.txt").write_text("only text\n")
+    with pytest.raises(DataError, match=r"rows are read from .*tsv"):
+        rows(tmp_path / "a.txt")
+
+
+VALUES = [{"anchor": f"a{i} \\ud \u4f60", "positive": ["b]", "{", '"'], "n": [1.5, None, {"x": i}]} for i in range(30)]
+
+
+@pytest.mark.parametrize("looked_at", [7, 1 << 16])
+@pytest.mark.parametrize("written", ["lines", "array", "indented", "spread", "crlf"])
+def test_reads_arrays_and_lines_alike(tmp_path, monkeypatch, written, looked_at):
+    monkeypatch.setattr(reading, "LOOKED_AT", looked_at)
+    text = {
+        "lines": "".join(json.dumps(value) + "\n" for value in VALUES),
+        "array": json.dumps(VALUES),
+        "indented": json.dumps(VALUES, indent=2, ensure_ascii=False) + "\n",
+        "spread": "\n [" + "\n,".join(json.dumps(value) for value in VALUES) + " ] \n",
+        "crlf": json.dumps(VALUES, indent=1).replace("\n", "\r\n"),
+    }[written]
+    (tmp_path / "t.json").write_text(text, encoding="utf-8", newline="")
+    assert rows(tmp_path / "t.json") == VALUES
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.json", b"[]", "holds no row. Choose"),
+        ("a.json", b'{"data": [{"anchor": "a", "positive": "b"}]}', "items of 'data'. Write that array"),
+        ("a.json", b'[["a", "b"], ["c", "d"]]', 'Write each row as an object, {"anchor"'),
+        ("a.ndjson", '{"anchor": "\xe9"}'.encode("latin-1"), "not UTF-8 .* Save it as UTF-8"),
+        ("a.csv", b'"anchor";"positive"\n"a";"b"\n', "line 1: not CSV .* Divide cells by commas"),
+        ("a.parquet", b"", "0 bytes. If it is damaged, fetch or write it again"),
+        ("a.parquet", None, "holds no row. Choose another file"),
+    ],
+)
+def test_files_without_rows_say_what_to_do(tmp_path, capfd, name, data, message):
+    if data is None:
+        pandas.DataFrame({"anchor": [], "positive": []}).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        read_pairs(str(tmp_path / name))
+    assert "Failed to read" not in capfd.readouterr().err
+
+
+def test_lines_that_are_arrays_stay_lines(tmp_path):
+    values = [["a sentence", "another " * random.Random(0).randrange(20_000, 30_000)], ["third"]]
+    for part in (values, values[::-1], values[:1]):
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(value) + "\n" for value in part))
+        assert rows(tmp_path / "t.jsonl") == part
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[\n{"a": 1},\n{"a": 2}\n', "line 4: not JSON"),
+        ('[\n{"a": 1}\n{"a": 2}]', "line 3: not JSON"),
+        ('[\n{"a": 1}]\n{"b": 2}', "line 3: not JSON .*Extra data"),
+        ('[\n{"a": tru}]', "line 2: not JSON"),
+        ('{\n "data": [{"a": 1}]\n}', "line 1: not JSON .*one JSON value on each line, or make the file one array"),
+    ],
+)
+def test_broken_arrays_name_the_line(tmp_path, text, message):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        rows(tmp_path / "t.json")
