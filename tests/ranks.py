@@ -3,7 +3,9 @@
 import functools
 import gc
 import multiprocessing
+import tempfile
 
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -27,6 +29,13 @@ def start_ranks(work, args, ranks):
     mp.start_processes(work, args, nprocs=ranks, start_method=start_method())
 
 
+def from_ranks(ranks, work, *args):
+    """Return what `work(rank, *args)` returns in each of so many processes of one group."""
+    with tempfile.TemporaryDirectory() as folder:
+        start_ranks(_one_rank, (ranks, folder, work, args), ranks)
+        return [torch.load(f"{folder}/{rank}.pt") for rank in range(ranks)]
+
+
 def leaving_together(work):
     """The main function of a rank that ends when all have done their work.
 
@@ -42,3 +51,10 @@ def leaving_together(work):
         dist.destroy_process_group()
 
     return run
+
+
+@leaving_together
+def _one_rank(rank, ranks, folder, work, args):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    torch.save(work(rank, *args), f"{folder}/{rank}.pt")

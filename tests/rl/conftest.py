@@ -1,5 +1,9 @@
 """Small agents and environments for the tests of the rl domain."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("stable_baselines3")
@@ -32,6 +36,44 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+_ALONE = """
+import io, json, os, sys, traceback
+from contextlib import redirect_stdout
+sys.modules["dipole"] = None  # as if it were not installed
+import stable_baselines3, torch
+torch.set_num_threads(1)
+for line in sys.stdin:
+    program, sys.argv, folder = json.loads(line)
+    os.chdir(folder)
+    sys.path[0] = folder
+    sys.modules.pop("networks", None)
+    error, printed = None, io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            exec(program, {"__name__": "__main__"})
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps([error, printed.getvalue()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def without_dipole():
+    """Runs programs in a process that has stable-baselines3 and no dipole. Returns the JSON that one prints."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _ALONE], stdin=pipe, stdout=pipe, text=True) as process:
+
+        def run(program, *arguments, cwd):
+            process.stdin.write(json.dumps([program, ["-c", *map(str, arguments)], str(cwd)]) + "\n")
+            process.stdin.flush()
+            error, printed = json.loads(process.stdout.readline())
+            assert error is None, error
+            return json.loads(printed)
+
+        yield run
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

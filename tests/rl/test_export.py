@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -54,13 +52,6 @@ def seen():
     return np.random.default_rng(0).integers(0, 256, (8, 9, 28, 28), dtype=np.uint8)
 
 
-def fresh(program, *arguments, cwd):
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_moved_run_loads_without_its_environment(run, monkeypatch):
     folder, record = run
     again, found = evaluate_run(RunFolder(folder), "cpu")
@@ -88,7 +79,6 @@ def test_damaged_run_raises_an_error_that_names_it(run, tmp_path):
 _PLAIN = """
 import json, sys
 import gymnasium, numpy as np
-sys.modules["dipole"] = None  # as if it were not installed
 from stable_baselines3 import SAC
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -123,12 +113,12 @@ print(json.dumps(found))
 """
 
 
-def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path):
+def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path, without_dipole):
     """With the classes in the zip, and with those of networks.py."""
     np.save(tmp_path / "seen.npy", seen)
     _, adapter, _ = load_run(RunFolder(run[0]), "cpu")
     expected = adapter.agent.predict(seen, deterministic=True)[0]
-    found = fresh(_PLAIN, exported / "sac.zip", tmp_path / "seen.npy", cwd=exported)
+    found = without_dipole(_PLAIN, exported / "sac.zip", tmp_path / "seen.npy", cwd=exported)
     assert len(found) == 2
     for played, mean, moved, name in found:
         np.testing.assert_array_equal(np.array(played, np.float32), expected)

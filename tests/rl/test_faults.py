@@ -90,28 +90,26 @@ def test_a_dead_worker_is_restarted(tiny_agent, tmp_path, workers):
     assert agent.replay_buffer.valid[1, :60].all()
 
 
-def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path):
-    env = WorkerVecEnv([DotEnv, DotEnv])
+def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path, workers):
+    env = workers([DotEnv, DotEnv])
 
     def kill():
         env.processes[0].kill()
         env.processes[0].join()
 
-    try:
-        agent = tiny_agent(env)
-        agent.learn(20)
-        kill()
-        snapshots.save(agent, tmp_path / "saved")  # asks every environment for its state
-        with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 10 .*exit code -9"):
-            agent.learn(20, reset_num_timesteps=False)
-        assert (agent.num_timesteps, len(agent.faults)) == (40, 1)
-        assert np.flatnonzero(~agent.replay_buffer.valid[0, :20]).tolist() == [10]
-        kill()
-        with pytest.warns(RuntimeWarning, match="environment 0 failed"):
-            agent.learn(4)  # starts with a reset
-        kill()
-    finally:
-        env.close()
+    agent = tiny_agent(env)
+    agent.learn(20)
+    kill()
+    snapshots.save(agent, tmp_path / "saved")  # asks every environment for its state
+    with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 10 .*exit code -9"):
+        agent.learn(20, reset_num_timesteps=False)
+    assert (agent.num_timesteps, len(agent.faults)) == (40, 1)
+    assert np.flatnonzero(~agent.replay_buffer.valid[0, :20]).tolist() == [10]
+    kill()
+    with pytest.warns(RuntimeWarning, match="environment 0 failed"):
+        agent.learn(4)  # starts with a reset
+    kill()
+    env.close()
     assert not any(process.is_alive() for process in env.processes)
 
 

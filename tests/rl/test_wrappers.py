@@ -8,7 +8,7 @@ from gymnasium import wrappers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecExtractDictObs, VecFrameStack, VecNormalize
 
 from dipole.core.utils.errors import CheckpointError, ConfigError
-from dipole.rl import ContrastiveSAC, DotEnv, resume, snapshots
+from dipole.rl import ContrastiveSAC, DotEnv, WorkerVecEnv, plain_state, resume, snapshots
 from dipole.rl.envs.running.faults import guarded
 from tests.rl.conftest import same
 
@@ -72,15 +72,12 @@ def play(env, actions):
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_continues_where_it_was(name, tmp_path):
-    from dipole.rl import plain_state
-
     actions = np.random.default_rng(0).uniform(-1, 1, (60, 1)).astype(np.float32)
-    env = guarded(WRAPPERS[name](Numbers()))
+    env, again = (guarded(WRAPPERS[name](Numbers())) for _ in range(2))
     env.reset(seed=3)
     play(env, actions[:23])
     plain_state.write(tmp_path, "state", env.get_state())
     expected = play(env, actions[23:])
-    again = guarded(WRAPPERS[name](Numbers()))
     again.reset(seed=99)
     assert again.set_state(plain_state.read(tmp_path, "state"))
     for one, two in zip(expected, play(again, actions[23:]), strict=True):
@@ -89,22 +86,16 @@ def test_a_wrapper_continues_where_it_was(name, tmp_path):
 
 @pytest.mark.parametrize("workers", [False, True])
 def test_a_resumed_episode_keeps_its_limit_bit_for_bit(tiny_agent, tmp_path, workers, request):
-    from functools import partial
-
-    from dipole.rl import WorkerVecEnv
-
     def env():
         if not workers:
             return limited()
-        made = WorkerVecEnv([partial(limited)])
+        made = WorkerVecEnv([limited])
         request.addfinalizer(made.close)
         return made
 
     straight = tiny_agent(env()).learn(40)
-    first = tiny_agent(env()).learn(31)
-    snapshots.save(first, tmp_path / "saved")
-    again = resume(tmp_path / "saved", env(), device="cpu")
-    again.learn(9, reset_num_timesteps=False)
+    snapshots.save(tiny_agent(env()).learn(31), tmp_path / "saved")
+    again = resume(tmp_path / "saved", env(), device="cpu").learn(9, reset_num_timesteps=False)
     assert same(straight, again)
     assert [each["l"] for each in again.ep_info_buffer] == [each["l"] for each in straight.ep_info_buffer] == [13] * 3
 
@@ -114,13 +105,9 @@ def limited():
 
 
 def test_vector_wrappers_continue_as_well(tiny_agent, tmp_path):
-    def env():
-        return VecNormalize(VecFrameStack(DummyVecEnv([lambda: DotEnv(frame_stack=1)] * 2), 3), norm_obs=False)
-
-    straight = tiny_agent(env()).learn(48)
-    snapshots.save(tiny_agent(env()).learn(36), tmp_path / "saved")
-    again = resume(tmp_path / "saved", env(), device="cpu")
-    again.learn(12, reset_num_timesteps=False)
+    straight = tiny_agent(NORMALIZED["stacked"]()).learn(48)
+    snapshots.save(tiny_agent(NORMALIZED["stacked"]()).learn(36), tmp_path / "saved")
+    again = resume(tmp_path / "saved", NORMALIZED["stacked"](), device="cpu").learn(12, reset_num_timesteps=False)
     assert same(straight, again)
     assert again.env.ret_rms.count == straight.env.ret_rms.count
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.text.adapter import _is_development
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document
-from dipole.text.document_classification import held_back
+from dipole.text.document_classification import held_back, labelled_documents
 from dipole.text.model import expanded
 from dipole.text.senteval.tables import published_rows
 from tests.text.made import text_adapter, write_rows
@@ -101,11 +102,8 @@ def test_quick_thoughts_is_the_loss_of_the_authors_code(corpus, tmp_path):
     f, g = (side.double() for side in adapter.module(batch.batch))
     scores = f @ g.T
     scores.fill_diagonal_(0)
-    targets = torch.zeros(20, 20, dtype=torch.float64)
-    for i in range(20):
-        for j in (i - 1, i + 1):
-            if 0 <= j < 20:
-                targets[i, j] = 1
+    neighbours = torch.diag(torch.ones(19, dtype=torch.float64), 1)
+    targets = neighbours + neighbours.T
     targets /= targets.sum(1, keepdim=True)
     expected = -(targets * torch.log_softmax(scores, 1)).sum(1).mean()
     found = dipole.objective("quickthoughts")(adapter.embed(batch)).loss
@@ -282,31 +280,8 @@ def test_the_block_loss_of_sentences_is_equation_12(corpus, tmp_path, b, loss):
     assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_cacr_takes_all_neighbours_as_positives(corpus, tmp_path, window):
-    """CACR with K neighbours (Eqs. 2-5), written out in float64 on the unit sphere."""
-    adapter = make(corpus, tmp_path, encoder="bow", window=window, self_logit="drop")
-    batch = next(adapter.batches(0))
-    found = dipole.objective("cacr(t_pos=1.0, t_neg=2.0)")(adapter.embed(batch)).loss
-    f, g = (torch.nn.functional.normalize(side.double().detach(), dim=1) for side in adapter.module(batch.batch))
-    cost = 2 - 2 * f @ g.T
-    total = []
-    for i, document in enumerate(batch.document):
-        near = [
-            j for j in range(i - window, i + window + 1) if 0 <= j < 40 and j != i and batch.document[j] == document
-        ]
-        far = [j for j in range(40) if j != i and j not in near]
-        assert len(near) <= 2 * window
-        attraction = torch.softmax(cost[i, near], 0) @ cost[i, near]
-        repulsion = torch.softmax(-2 * cost[i, far], 0) @ cost[i, far]
-        total.append(attraction - repulsion)
-    assert found.item() == pytest.approx(float(torch.stack(total).mean()), rel=1e-4)
-
-
 @pytest.mark.parametrize("table", ["lmcl-table4", "cllr-table2"])
 def test_every_row_of_the_published_tables_trains(corpus, tmp_path, table):
-    import tomllib
-
     suite = Path(dipole.__file__).parents[1] / "benchmarks/suites" / f"{table}.toml"
     rows = tomllib.loads(suite.read_text())["rows"]
     adapter = make(corpus, tmp_path, encoder="bow")
@@ -321,8 +296,6 @@ def test_every_row_of_the_published_tables_trains(corpus, tmp_path, table):
 
 def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
     """Two GRUs of 2 x 600, 400 consecutive sentences in the order of the text; only the corpus is exchanged here."""
-    import tomllib
-
     path = Path(dipole.__file__).parents[1] / "benchmarks/recipes/quick-thoughts.toml"
     recipe = tomllib.loads(path.read_text())
     assert recipe["objective"] == "quickthoughts"
@@ -435,8 +408,6 @@ def test_what_is_measured_at_the_end_is_missed_before_anything_is_trained(corpus
 
 
 def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_path):
-    from dipole.text.document_classification import labelled_documents
-
     bare = [{key: row[key] for key in ("label", "sentences")} for row in labelled]
     found = list(labelled_documents(write_rows(tmp_path / "bare.jsonl", bare)))
     assert sum(tested for _, label, tested in found if label == "pos") == 6  # every fifth of thirty

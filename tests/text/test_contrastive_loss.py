@@ -1,11 +1,10 @@
 """Objectives as losses of sentence-transformers: the library's own losses, one process and two, divided and whole."""
 
-import os
 import warnings
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer import losses, modules
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dipole
 from dipole.core.train.objective_callback import ObjectiveCallback
 from dipole.core.utils.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
-from tests.ranks import leaving_together, start_ranks
+from tests.ranks import from_ranks
 from tests.text.tiny_sentences import COLUMNS, features, loaded_model, tiny_model
 
 SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -62,8 +61,8 @@ def test_infonce_is_multiple_negatives_ranking(folder, columns, directions):
 def test_cached_is_the_undivided_batch(folder, size):
     model = tiny_model(folder).double()
     for spec in ("infonce(temperature=0.05) + 0.1*dp", "infonce(similarity=bilinear) + 0.1*cllr"):
-        wanted = measured(dipole.text.ContrastiveLoss(model, spec))
-        check_same(measured(dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=size)), wanted)
+        found = measured(dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=size))
+        check_same(found, measured(dipole.text.ContrastiveLoss(model, spec)))
 
 
 def test_cached_is_the_cached_ranking_loss(folder):
@@ -76,26 +75,26 @@ def test_cached_is_the_cached_ranking_loss(folder):
 
 def test_cached_holds_the_activations_of_a_few_sentences(folder):
     """No part of the encoder's graph outlives its mini-batch."""
-    model = tiny_model(folder)
-    seen = []
+    model, seen = tiny_model(folder), []
     model[0].register_forward_hook(lambda module, given, out: seen.append(len(given[0]["input_ids"])))
-    loss = dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=4)
-    value = loss(features(model), None)
+    value = dipole.text.CachedContrastiveLoss(model, "infonce", mini_batch_size=4)(features(model), None)
     assert max(seen) == 4
     first = len(seen)
     value.backward()
     assert len(seen) == 2 * first
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_matryoshka_widths(folder, cached):
-    model = tiny_model(folder, dropout=0.0 if cached else 0.1).double()  # each microbatch draws its own masks
+KINDS = [dipole.text.ContrastiveLoss, partial(dipole.text.CachedContrastiveLoss, mini_batch_size=2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matryoshka_widths(folder, kind):
+    model = tiny_model(
+        folder, dropout=0.1 if kind is KINDS[0] else 0.0
+    ).double()  # microbatches draw masks of their own
     widths, weights = [16, 8, 4], [1.0, 0.5, 0.25]
-    wanted = measured(losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), widths, weights))
-    kind, size = dipole.text.ContrastiveLoss, {}
-    if cached:
-        kind, size = dipole.text.CachedContrastiveLoss, {"mini_batch_size": 2}
-    found = measured(losses.MatryoshkaLoss(model, kind(model, "infonce(temperature=0.05)", **size), widths, weights))
+    both = losses.MultipleNegativesRankingLoss(model), kind(model, "infonce(temperature=0.05)")
+    wanted, found = (measured(losses.MatryoshkaLoss(model, loss, widths, weights)) for loss in both)
     check_same(found, wanted)
 
 
@@ -104,8 +103,7 @@ def test_matryoshka_refuses_parameters_of_one_width(folder):
     loss = dipole.text.ContrastiveLoss(model, "infonce + 0.1*cllr")
     with pytest.raises(PairsError, match=r"8 wide.*cllr was built for embeddings of width 16.*MatryoshkaLoss leave"):
         losses.MatryoshkaLoss(model, loss, [16, 8])(features(model), None)
-    whole = losses.MatryoshkaLoss(model, loss, [16])(features(model), None)
-    assert torch.isfinite(whole)
+    assert torch.isfinite(losses.MatryoshkaLoss(model, loss, [16])(features(model), None))
 
 
 def test_adaptive_layers_wrap_it(folder):
@@ -136,11 +134,10 @@ def test_cached_with_checkpointed_activations(folder, reentrant):
     assert all(function.keywords["use_reentrant"] == reentrant for function in kept)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_labels_that_were_read_as_floats(folder, cached):
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_were_read_as_floats(folder, kind):
     """A column of integers with a gap becomes one of floats."""
     model = tiny_model(folder).double()
-    kind = dipole.text.CachedContrastiveLoss if cached else dipole.text.ContrastiveLoss
     loss, column, classes = kind(model, "infonce"), features(model, 1), torch.tensor([0, 0, 1, 1, 1, 2])
     assert loss(column, classes.double()).item() == loss(column, classes).item()
     assert loss(column, classes == 1).item() == loss(column, (classes == 1).long()).item()
@@ -198,13 +195,10 @@ def test_a_learned_temperature_gets_its_gradient(folder):
     spec = "infonce(temperature=learned, init=0.07)"
     ours = dipole.text.ContrastiveLoss(model, spec)
     value, learned = measured(ours)
-    extra = learned.keys() - fixed.keys()
-    assert len(extra) == 1
-    assert float(learned[extra.pop()].abs()) > 1e-3
-    cached = dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=4)
-    check_same(measured(cached), (value, learned))
-    wide = losses.MatryoshkaLoss(model, ours, [16, 8])  # a number has no width
-    assert torch.isfinite(wide(features(model), None))
+    (extra,) = learned.keys() - fixed.keys()
+    assert float(learned[extra].abs()) > 1e-3
+    check_same(measured(dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=4)), (value, learned))
+    assert torch.isfinite(losses.MatryoshkaLoss(model, ours, [16, 8])(features(model), None))  # a number has no width
 
 
 def test_classes_beside_columns_reach_the_terms(folder):
@@ -255,12 +249,9 @@ def test_what_model_cards_ask_for(folder):
     model = tiny_model(folder)
     loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp", mini_batch_size=8)
     config = loss.get_config_dict()
-    assert config["objective"] == "infonce(temperature=0.05) + 0.1*dp"
-    assert config["mini_batch_size"] == 8
-    assert "NT-Xent of Chen et al. 2020" in loss.citation
-    assert "gao2021scaling" in loss.citation
-    again = dipole.text.CachedContrastiveLoss(model, **config)
-    assert again.get_config_dict() == config
+    assert (config["objective"], config["mini_batch_size"]) == ("infonce(temperature=0.05) + 0.1*dp", 8)
+    assert all(source in loss.citation for source in ("NT-Xent of Chen et al. 2020", "gao2021scaling"))
+    assert dipole.text.CachedContrastiveLoss(model, **config).get_config_dict() == config
 
 
 # Ranks ---------------------------------------------------------------------------------------------------------------
@@ -278,46 +269,36 @@ DIVIDED = {name: GATHERED[name] for name in ("hard negatives", "L")}
 def every_case(folder, rank=0, ranks=1, gathered=True):
     """Value and gradients of each case on this rank's share of the rows; ranks have unequal shares."""
     found = {}
-    borders = [0, 4, ROWS] if ranks == 2 else [0, ROWS]
-    rows = slice(borders[rank], borders[rank + 1])
-    for cached in (False, True):
-        for name, (spec, directions) in (GATHERED if gathered and not cached else DIVIDED).items():
+    rows = slice(*([0, ROWS] if ranks == 1 else [[0, 4], [4, ROWS]][rank]))
+    for kind in KINDS:
+        for name, (spec, directions) in (GATHERED if gathered and kind is KINDS[0] else DIVIDED).items():
             model = loaded_model(folder).double()
             # Several columns go through the model: with PyTorch 2.11 buffers sent again between them would be changed
             # under the first.
             shared = {"find_unused_parameters": True, "broadcast_buffers": False}
-            wrapped = model if ranks == 1 else DistributedDataParallel(model, **shared)
-            kind = dipole.text.CachedContrastiveLoss if cached else dipole.text.ContrastiveLoss
-            size = {"mini_batch_size": 2} if cached else {}
-            loss = kind(model, spec, gather_across_devices=gathered, **directions, **size)
+            loss = kind(model, spec, gather_across_devices=gathered, **directions)
             loss.objective.double()
-            loss.model = wrapped
-            found[name, cached] = measured(loss, rows=rows)
+            loss.model = model if ranks == 1 else DistributedDataParallel(model, **shared)
+            found[name, kind is KINDS[0]] = measured(loss, rows=rows)
     return found
 
 
-@leaving_together
-def rank_main(rank, folder, kept):
-    torch.set_num_threads(1)
-    meet = f"file://{os.path.join(kept, 'meet')}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
-    torch.save(every_case(folder, rank, 2), os.path.join(kept, f"gathered{rank}.pt"))
-    torch.save(every_case(folder, rank, 2, gathered=False), os.path.join(kept, f"apart{rank}.pt"))
+def on_a_rank(rank, folder):
+    return [every_case(folder, rank, 2, gathered) for gathered in (True, False)]
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_process(folder, tmp_path):
+def test_two_ranks_are_one_process(folder):
     tiny_model(folder)
-    start_ranks(rank_main, (str(folder), str(tmp_path)), 2)
+    ranks = from_ranks(2, on_a_rank, str(folder))
     one = every_case(folder)
-    for rank in range(2):
-        two, apart = (torch.load(tmp_path / f"{kind}{rank}.pt") for kind in ("gathered", "apart"))
+    for two, apart in ranks:
         for case, wanted in one.items():
             check_same(two[case], wanted, 1e-8)
         for case in apart:
             assert abs(apart[case][0] - one[case][0]) > 1e-4, case
     # Ranks that do not look at each other take the same step all the same.
-    first, second = (torch.load(tmp_path / f"apart{rank}.pt") for rank in range(2))
+    (_, first), (_, second) = ranks
     for case in first:
         for name, grad in first[case][1].items():
             torch.testing.assert_close(second[case][1][name], grad, rtol=1e-8, atol=1e-8)

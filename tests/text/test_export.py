@@ -86,7 +86,7 @@ for folder, code, mean in plain_folders:
     vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else states[:, 0]
     numpy.save(folder + ".npy", vectors.numpy())
 assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
-print(json.dumps(said))
+print("", json.dumps(said), sep="\\n")  # behind the question whether to run the code
 """
 )
 

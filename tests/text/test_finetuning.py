@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     ReformerConfig,
+    ViTConfig,
 )
 
 from dipole.core.cli import main
@@ -63,8 +64,6 @@ def built(folder, **settings):
 
 
 def test_the_states_are_those_of_transformers(checkpoint):
-    from transformers import AutoModel
-
     part = built(checkpoint).eval()
     batch = make_batch(IDS[:1], 1)
     expected = AutoModel.from_pretrained(checkpoint).eval()(input_ids=torch.tensor([[1, 2, 3]])).last_hidden_state
@@ -115,8 +114,6 @@ def test_adapters_are_merged_where_they_are_exported(checkpoint, tmp_path):
 
 
 def test_what_is_wrong_is_said_once(checkpoint, tmp_path):
-    from transformers import ViTConfig
-
     with pytest.raises(ConfigError, match=r"text\.freeze: 4 layers cannot be frozen, BertModel has 3"):
         built(checkpoint, freeze=4)
     with pytest.raises(ConfigError, match=r"text\.lora\.targets: .*'nothing'.*query"):
@@ -156,51 +153,42 @@ def states(adapter):
         return torch.cat([model(input_ids=torch.tensor([ids])).last_hidden_state[:, 0] for ids in tokens])
 
 
+def assert_every_format_gives(tmp_path, run, texts, wanted, formats=FORMATS):
+    for to in formats:
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
+        found = open_folder(tmp_path / to, CPU, None).vectors(texts).numpy()
+        assert found == pytest.approx(wanted, abs=1e-5), to
+
+
 @pytest.mark.parametrize("head", [pytest.param("mlp", marks=pytest.mark.slow), "mlp_only_train"])
 def test_the_head_is_trained_and_stays_only_where_it_should(tmp_path, head):
     run = trained(tmp_path / "there", head=head, **BERT)
-    _, adapter, _ = load_run(RunFolder(run), "cpu")
-    f = adapter.module.f
-    assert f.linear.weight.shape == (8, 8)
+    f = load_run(RunFolder(run), "cpu")[1].module.f
     torch.manual_seed(0)
-    fresh = torch.nn.Linear(8, 8).weight
-    assert not torch.equal(f.linear.weight, fresh)
-    plain = states(adapter)
+    assert f.linear.weight.shape == (8, 8)
+    assert not torch.equal(f.linear.weight, torch.nn.Linear(8, 8).weight)
+    plain = states(load_run(RunFolder(run), "cpu")[1])
     wanted = torch.tanh(plain @ f.linear.weight.T + f.linear.bias) if head == "mlp" else plain
     assert vectors(run) == pytest.approx(wanted.detach().numpy(), abs=1e-6)
-    for to in FORMATS:
-        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
-        found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
-        assert found == pytest.approx(vectors(run), abs=1e-5), to
+    assert_every_format_gives(tmp_path, run, SENTENCES, vectors(run))
 
 
-@pytest.mark.parametrize("pooling", ["cls", pytest.param("mean", marks=pytest.mark.slow)])
-def test_adapters_are_merged_in_every_format(tmp_path, pooling):
+@pytest.mark.parametrize(
+    ("pooling", "formats"), [("cls", FORMATS[:2]), pytest.param("mean", FORMATS, marks=pytest.mark.slow)]
+)
+def test_adapters_are_merged_in_every_format(tmp_path, pooling, formats):
     run = trained(tmp_path / "there", **BERT | {"pooling": pooling})
     recipe = tmp_path / "there" / "recipe.toml"
     recipe.write_text(recipe.read_text() + "lora = {rank = 2}\n")
     assert main(["train", str(recipe), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
     (adapted,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     assert not np.allclose(vectors(adapted), vectors(run), atol=1e-4)
-    for to in FORMATS:
-        assert main(["export", str(adapted), "--to", to, "--out", str(tmp_path / to)]) == 0
-        found = open_folder(tmp_path / to, CPU, None).vectors(SENTENCES).numpy()
-        assert found == pytest.approx(vectors(adapted), abs=1e-5), to
-
-
-def test_sentences_are_cut_where_the_positions_end(tmp_path):
-    run = trained(tmp_path / "there", **BERT)
-    assert limit_of(load_run(RunFolder(run), "cpu")[1].module) == 512
-    shortened = torch.nn.Embedding(6, 8)
-    holder = torch.nn.ModuleList([load_run(RunFolder(run), "cpu")[1].module])
-    holder[0].f.model.embeddings.position_embeddings = shortened
-    assert limit_of(holder) == 6
+    assert_every_format_gives(tmp_path, adapted, SENTENCES, vectors(adapted), formats)
 
 
 def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys):
     def short(folder):
         words_vocabulary(using.WORDS).save(write_bert(folder, max_position_embeddings=128) / "tokenizer.json")
-        return folder
 
     def long(number):
         return " ".join(using.WORDS[(number + i) % 24] for i in range(139))
@@ -212,8 +200,7 @@ def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(using, "write_corpus", longer_corpus)
     note = "text.max_length 200: the transformer has 128 positions, longer sentences are cut there"
     run = trained(tmp_path / "there", max_length=200, **BERT)
-    recipe = load(tmp_path / "there" / "recipe.toml", []).config
-    train(recipe, tmp_path / "again", overwrite=True)
+    train(load(tmp_path / "there" / "recipe.toml", []).config, tmp_path / "again", overwrite=True)
     assert capsys.readouterr().err.count(note) == 1
     with pytest.warns(UserWarning, match=note) as said:
         _, adapter, _ = load_run(RunFolder(run), "cpu")
@@ -224,16 +211,17 @@ def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys
     assert adapter.sentences.longest == 128
     head = " ".join(long(0).split()[:128])
     assert np.array_equal(*encoder.encode([long(0), head]))
-    for to in FORMATS:
-        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
-        found = open_folder(tmp_path / to, CPU, None).vectors([long(0), head]).numpy()
-        assert found == pytest.approx(encoder.encode([long(0), head]), abs=1e-5), to
+    assert_every_format_gives(tmp_path, run, [long(0), head], encoder.encode([long(0), head]))
     probed = tmp_path / "downstream" / "CR"
     probed.mkdir(parents=True)
     for number, name in enumerate(("custrev.pos", "custrev.neg")):
         (probed / name).write_text("".join(long(20 * number + i) + "\n" for i in range(20)))
     result = senteval.evaluate(encoder.encode, ["CR"], tmp_path, kfold=2, halves=1, check=False, progress=False)
     assert 0 <= result["CR"]["acc"] <= 100
+    module = torch.nn.ModuleList([adapter.module])
+    assert limit_of(module) == 128
+    module[0].f.model.embeddings.position_embeddings = torch.nn.Embedding(6, 8)
+    assert limit_of(module) == 6
 
 
 def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
@@ -289,6 +277,15 @@ GPT2, QWEN3 = ("gpt2", "lasttoken", None), ("qwen3", "mean", "<|hole|>")
 SIMPLE = "sentence-transformers", "transformers"
 
 
+def assert_exported(encoder, to, folder):
+    folder.mkdir()
+    export_as(to, encoder, folder, Record())
+    opened = open_folder(folder, CPU, None)
+    for count in (1, 2, len(DECODERS_TEXTS)):
+        texts = DECODERS_TEXTS[:count]
+        assert opened.vectors(texts).numpy() == pytest.approx(encoder.encode(texts), abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("decoder", "to"),
     [*product((GPT2, QWEN3), SIMPLE), *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3))],
@@ -296,11 +293,7 @@ SIMPLE = "sentence-transformers", "transformers"
 def test_decoders_are_exported(tmp_path, decoder, to):
     """With the saved padding token, or the end of text where there is none."""
     name, pooling, pad = decoder
-    encoder = model_of(tmp_path / "model", name, pooling, pad)
-    (tmp_path / "out").mkdir()
-    export_as(to, encoder, tmp_path / "out", Record())
-    found = open_folder(tmp_path / "out", torch.device("cpu"), None).vectors(DECODERS_TEXTS).numpy()
-    assert found == pytest.approx(encoder.encode(DECODERS_TEXTS), abs=1e-5)
+    assert_exported(model_of(tmp_path / "model", name, pooling, pad), to, tmp_path / "out")
     assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token == (pad or "<|end|>")
 
 
@@ -308,13 +301,7 @@ def test_onnx_has_every_pooling_and_any_number_of_sentences(tmp_path):
     encoder = model_of(tmp_path / "model", "llama", "mean")
     encoder.model.f = Pooled(encoder.model.f, POOLING, []).eval()
     encoder.model.output_width = encoder.model.width = encoder.model.f.width
-    (tmp_path / "out").mkdir()
-    export_as("onnx", encoder, tmp_path / "out", Record())
-    opened = open_folder(tmp_path / "out", torch.device("cpu"), None)
-    for count in (1, 2, len(DECODERS_TEXTS)):
-        assert opened.vectors(DECODERS_TEXTS[:count]).numpy() == pytest.approx(
-            encoder.encode(DECODERS_TEXTS[:count]), abs=1e-5
-        )
+    assert_exported(encoder, "onnx", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from torch.nn.functional import normalize
 
 import dipole
+from dipole.core.cli import main
 from dipole.core.train.build import construct
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
@@ -107,11 +109,10 @@ def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_pa
     adapter = make(tmp_path, pairs="columns", corpus=table, sides=sides, no_duplicates=False, held_out=0.0)
     batch = next(adapter.batches(0))
     rows = [ROWS[i] for i in batch.index.tolist()]
-    encode = adapter._probe().sides
-    place = {text: i for i, text in enumerate(adapter.table.texts)}
 
     def vectors(texts, side):
-        return normalize(encode(np.array([place[t] for t in texts]))[side].double(), dim=1)
+        rows = np.array([adapter.table.texts.index(text) for text in texts])
+        return normalize(adapter._probe().sides(rows)[side].double(), dim=1)
 
     asked = vectors([row["query"] for row in rows], 0)
     known = vectors([row["pos"] for row in rows] + [text for row in rows for text in row["neg"]], 1)
@@ -133,8 +134,6 @@ def test_a_table_without_negatives(tmp_path):
 
 
 def test_formats_give_the_same_table(tmp_path):
-    from datasets import Dataset, DatasetDict
-
     rows = [{"anchor": f'a "{i}", b', "positive": f"line\nbreak {i}", "negative": f"n{i}"} for i in range(5)]
     write_rows(tmp_path / "a.jsonl", rows)
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
@@ -338,8 +337,6 @@ RUNS = {
 @pytest.mark.filterwarnings("ignore:.*lack a negative")
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_path, monkeypatch, capsys):
-    from dipole.core.cli import main
-
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE + RUNS[kind].format(table=table))
     config = load(recipe).config

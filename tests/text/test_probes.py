@@ -25,16 +25,20 @@ def blobs(n, d, classes, seed=0, spread=2.0):
     return (centres[y] + spread * draw.normal(size=(n, d)) + 5.0), y
 
 
+def assert_optima(x, y, subsets, grid, columns, share, every=1, **options):
+    """Each fit on its rows predicts what scikit-learn's does, but for a point on the border."""
+    found, centre = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels, x.mean(0)
+    for i in range(0, len(grid), every):
+        for p in columns:
+            model = LogisticRegression(C=grid[i], **options).fit((x - centre)[subsets[:, p]], y[subsets[:, p]])
+            assert np.mean(found[i, :, p] == model.predict(x - centre)) >= share
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
     x, y = blobs(400, 12, classes)
     subsets = np.random.default_rng(1).random((400, 4)) < 0.7
-    grid = [4.0, 0.25, 32.0]  # unordered on purpose
-    found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
-    for i, c in enumerate(grid):
-        for p in range(4):
-            model = LogisticRegression(C=c, tol=1e-9, max_iter=5000).fit(x[subsets[:, p]], y[subsets[:, p]])
-            assert np.mean(found[i, :, p] == model.predict(x)) >= 0.9975  # one point on the border may tip
+    assert_optima(x, y, subsets, [4.0, 0.25, 32.0], range(4), 0.9975, tol=1e-9, max_iter=5000)  # unordered on purpose
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
@@ -47,26 +51,16 @@ def test_each_value_of_c_reaches_its_own_optimum(scale, rank):
     parts = np.arange(300) % 6
     subsets = parts[:, None] != np.arange(7)  # six folds, and all rows
     grid = [2.0**t for t in range(-3, 7)]
-    found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
-    centre = x.mean(0)
-    for i in range(0, len(grid), 3):
-        for p in (0, 6):
-            model = LogisticRegression(C=grid[i], tol=1e-10, max_iter=20000, solver="newton-cholesky")
-            model.fit((x - centre)[subsets[:, p]], y[subsets[:, p]])
-            assert np.mean(found[i, :, p] == model.predict(x - centre)) >= 0.9966  # one point on the border may tip
+    exactly = {"tol": 1e-10, "max_iter": 20000, "solver": "newton-cholesky"}
+    assert_optima(x, y, subsets, grid, (0, 6), 0.9966, every=3, **exactly)
 
 
 def test_uninformative_features_of_many_scales_reach_the_optimum():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
     subsets = np.arange(400)[:, None] % 5 != np.arange(6)
-    grid = [0.25, 4.0, 64.0]
-    found = solve_subsets(x, y, subsets, grid, tolerance=1e-5).labels
-    for i, c in enumerate(grid):
-        for p in (0, 5):
-            model = LogisticRegression(C=c, tol=1e-10, max_iter=2000, solver="newton-cg")
-            model.fit(x[subsets[:, p]], y[subsets[:, p]])
-            assert np.mean(found[i, :, p] == model.predict(x)) >= 0.9975  # one point on the border may tip
+    exactly = {"tol": 1e-10, "max_iter": 2000, "solver": "newton-cg"}
+    assert_optima(x, y, subsets, [0.25, 4.0, 64.0], (0, 5), 0.9975, **exactly)
 
 
 @pytest.mark.parametrize("classes", [2, 20])
@@ -84,8 +78,7 @@ def test_a_subset_that_is_given_twice_is_answered_twice(classes):
 
 def test_hundreds_of_classes_reach_the_optimum_that_scikit_learn_finds():
     x, y = blobs(700, 10, 310, seed=8)
-    subsets = np.ones((700, 1), dtype=bool)
-    found = solve_subsets(x, y, subsets, [0.25, 4.0], tolerance=1e-4)
+    found = solve_subsets(x, y, np.ones((700, 1), dtype=bool), [0.25, 4.0], tolerance=1e-4)
     assert found.converged.all()
     for labels, c in zip(found.labels, [0.25, 4.0], strict=True):
         model = LogisticRegression(C=c, tol=1e-5, max_iter=2000).fit(x - x.mean(0), y)
@@ -95,10 +88,8 @@ def test_hundreds_of_classes_reach_the_optimum_that_scikit_learn_finds():
 def test_the_solver_survives_collinear_huge_and_constant_features():
     x, y = blobs(200, 5, 2)
     x = np.concatenate([x, x, np.ones((200, 1)), 1e4 * x[:, :1], np.zeros((200, 2))], 1)
-    subsets = np.ones((200, 1), dtype=bool)
-    found = solve_subsets(x, y, subsets, [1.0]).labels[0, :, 0]
-    model = LogisticRegression(C=1.0, tol=1e-8, max_iter=20000).fit(x, y)
-    assert np.mean(found == model.predict(x)) >= 0.99
+    found = solve_subsets(x, y, np.ones((200, 1), dtype=bool), [1.0]).labels[0, :, 0]
+    assert np.mean(found == LogisticRegression(C=1.0, tol=1e-8, max_iter=20000).fit(x, y).predict(x)) >= 0.99
 
 
 def written_out(x, y, train, dev, decay, settings, seed, classes):

@@ -1,7 +1,5 @@
 """Windows and blocks on one, two and three processes: loss and every gradient are those of one process."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ import dipole
 from dipole.core.objectives import gather
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import Encoding
-from tests.ranks import leaving_together, start_ranks
+from tests.ranks import from_ranks
 from tests.text.made import text_adapter, write_bert
 
 # Batches of 14 sentences (7 blocks of 2, a sentence and its positive) are cut unequally by three.
@@ -59,16 +57,13 @@ def measured(corpus, rank=0, world_size=1, microbatch=None, cases=None, **other)
     return found
 
 
-@leaving_together
-def rank_main(rank, world_size, corpus, folder):
-    torch.set_num_threads(1)
-    meet = f"file://{os.path.join(folder, 'meet')}"
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size)
+def on_a_rank(rank, world_size, corpus):
+    """The cases; some of them with the negative control; and divided into microbatches."""
     found = measured(corpus, rank, world_size)
     right = gather.gather_rows
 
     def wrong(x, sizes):
-        """The negative control: other ranks' rows carry no gradient."""
+        """Other ranks' rows carry no gradient."""
         rows = right(x, sizes).detach().clone()
         start = sum(sizes[:rank])
         rows[start : start + sizes[rank]] = x
@@ -77,17 +72,12 @@ def rank_main(rank, world_size, corpus, folder):
     gather.gather_rows = wrong
     cut = measured(corpus, rank, world_size, cases={name: CASES[name] for name in list(CASES)[::4]})
     gather.gather_rows = right
-    divided = measured(corpus, rank, world_size, microbatch=2)
-    if rank == 0:
-        torch.save((found, cut, divided), os.path.join(folder, "found.pt"))
+    return found, cut, measured(corpus, rank, world_size, microbatch=2)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
-def ranks(request, corpus, tmp_path_factory):
-    """What several ranks measure, and what they measure with a gather that cuts the gradient."""
-    folder = str(tmp_path_factory.mktemp("ranks"))
-    start_ranks(rank_main, (request.param, corpus, folder), request.param)
-    return torch.load(os.path.join(folder, "found.pt"))
+def ranks(request, corpus):
+    return from_ranks(request.param, on_a_rank, request.param, corpus)[0]
 
 
 def off(found, expected):

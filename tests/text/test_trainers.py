@@ -29,6 +29,7 @@ def trainer_of(model, loss, out, steps=6, **arguments):
         output_dir=str(out), max_steps=steps, report_to=[], disable_tqdm=True, use_cpu=True, **given
     )
     data = Dataset.from_dict({name: texts * 4 for name, texts in COLUMNS.items()})
+    data = dict.fromkeys(loss, data) if isinstance(loss, dict) else data
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=data, eval_dataset=data, loss=loss)
 
 
@@ -169,14 +170,8 @@ def test_steps_of_an_earlier_loss_are_left_alone(folder, tmp_path):
 def test_losses_of_several_data_sets(folder, tmp_path):
     def both(out):
         model = tiny_model(folder)
-        specs = {"one": BILINEAR, "two": PROXIMAL}
-        loss = {name: dipole.text.ContrastiveLoss(model, spec) for name, spec in specs.items()}
-        data = {name: Dataset.from_dict({n: texts * 4 for n, texts in COLUMNS.items()}) for name in loss}
-        args = SentenceTransformerTrainingArguments(
-            output_dir=str(out), max_steps=4, save_steps=2, report_to=[], disable_tqdm=True, use_cpu=True,
-            learning_rate=1e-2,
-        )  # fmt: skip
-        return SentenceTransformerTrainer(model=model, args=args, train_dataset=data, loss=loss), loss
+        loss = {name: dipole.text.ContrastiveLoss(model, spec) for name, spec in (("one", BILINEAR), ("two", PROXIMAL))}
+        return trainer_of(model, loss, out, steps=4, save_steps=2), loss
 
     trainer, whole = both(tmp_path / "a")
     trainer.train()

@@ -10,18 +10,17 @@ import torch
 
 from dipole.core.cli import main
 from dipole.core.train.inference import embed
-from dipole.core.train.recipe import load
-from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, DipoleError, OptionError
 from dipole.text import encoders
 from dipole.text.embed import FunctionEmbedder, SentenceEmbedder, read_sentences
 from dipole.text.encode import SentenceEncoder
+from dipole.text.export import export_as
 from dipole.text.exported import open_folder
 from dipole.text.model import small_transformer, trained_table
 from dipole.text.vocabulary import words_vocabulary
-from tests.text.made import write_bert
+from tests.text.made import write_bert, write_rows
 from tests.text.tiny_sentences import Record
 
 WORDS = [f"word{i}" for i in range(24)]
@@ -289,8 +288,6 @@ def test_onnx_gives_the_same_vectors(tmp_path, kind):
 def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
     from huggingface_hub import ModelCard
 
-    from dipole.text.export import export_as
-
     if to == "sentence-transformers":
         pytest.importorskip("sentence_transformers")
     export_as(to, make_encoder("bow"), tmp_path, Record())
@@ -319,15 +316,10 @@ def test_a_run_on_pairs_of_columns_is_evaluated_without_them(tmp_path):
         {"anchor": f"w{i} w{i + 1} alpha", "positive": f"w{i} beta w{i + 1}", "negative": f"w{i + 7} gamma"}
         for i in range(60)
     ]
-    table = tmp_path / "pairs.jsonl"
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        'domain = "text"\n[train]\nsteps = 2\nbatch_size = 8\n'
-        f'[text]\npairs = "columns"\ncorpus = "{table}"\nencoder = "bow"\nword_size = 8\nheld_out = 0.25\n'
-    )
-    record = train(load(recipe).config, tmp_path / "runs", quiet=True)
-    table.unlink()
-    shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
-    _, found = evaluate_run(RunFolder(tmp_path / "elsewhere" / record.hash))
-    assert found.results == record.results
+    (tmp_path / "there").mkdir()
+    write_rows(tmp_path / "there" / "pairs.jsonl", rows)
+    run = trained(tmp_path / "there", pairs="columns", corpus="pairs.jsonl", encoder="bow", hidden_size=None)
+    shutil.move(run, tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "there")
+    _, found = evaluate_run(RunFolder(tmp_path / "elsewhere"))
+    assert found.results == RunFolder(tmp_path / "elsewhere").read_record().results

@@ -106,6 +106,15 @@ def tar(path, members, mode="w"):
             archive.addfile(info, io.BytesIO(data))
 
 
+def image_folder(root, *places, count=4, suffix=".png"):
+    """Image files of 12 x 12 pixels in folders of a folder: file i of folder c has the value 60 c + i."""
+    for c, place in enumerate(places):
+        (root / place).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            Image.new("RGB", (12, 12), ((60 * c + i) % 256,) * 3).save(root / place / f"{i}{suffix}")
+    return root
+
+
 def image_table(contents, **columns):
     """A data set of `datasets`: a column `image` of encoded images, and further columns."""
     import datasets

@@ -1,5 +1,8 @@
 """The adapter's promises: batches depend on the seed alone, ranks share them, evaluation leaves no trace."""
 
+from itertools import product
+
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -130,13 +133,10 @@ def test_probes_without_labels_are_refused(tmp_path):
 
 
 def colour_folder(root, splits):
-    draw = torch.Generator().manual_seed(1)
-    for split in splits:
-        for name in ("a", "b"):
-            (root / split / name).mkdir(parents=True)
-            for number in range(8):
-                pixels = torch.randint(256, (12, 12, 3), dtype=torch.uint8, generator=draw)
-                (root / split / name / f"{number}.png").write_bytes(png(pixels.numpy()))
+    draw = np.random.default_rng(1)
+    for split, name, number in product(splits, "ab", range(8)):
+        (root / split / name).mkdir(parents=True, exist_ok=True)
+        (root / split / name / f"{number}.png").write_bytes(png(draw.integers(0, 256, (12, 12, 3), dtype=np.uint8)))
     return {"source": str(root), "size": 12}
 
 

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from datasets import ClassLabel, DatasetDict
 from PIL import Image
 
 from dipole.core.utils.errors import DataError
@@ -296,13 +297,13 @@ def balanced(classes=10, each=100):
 
 
 def test_class_imbalance_follows_cacrs_rules():
-    generator = torch.Generator().manual_seed(0)
-    linear = unbalance(balanced(), "linear", generator)
-    assert torch.bincount(linear.labels).tolist() == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
-    exponential = unbalance(balanced(each=1000), "exponential", generator)
-    expected = [max(1, int(1000 * np.exp(i + 1 - 10))) for i in range(10)]
-    assert torch.bincount(exponential.labels).tolist() == expected
-    hundred = unbalance(balanced(classes=100, each=10), "linear", generator)
+    sizes = []
+    for each, kind in ((100, "linear"), (1000, "exponential")):
+        found = unbalance(balanced(each=each), kind, torch.Generator().manual_seed(0))
+        sizes.append(torch.bincount(found.labels).tolist())
+    exponential = [max(1, int(1000 * np.exp(i + 1 - 10))) for i in range(10)]
+    assert sizes == [[10, 20, 30, 40, 50, 60, 70, 80, 90, 100], exponential]
+    hundred = unbalance(balanced(classes=100, each=10), "linear", torch.Generator().manual_seed(0))
     assert torch.bincount(hundred.labels).tolist() == [i // 10 + 1 for i in range(100)]
 
 
@@ -382,25 +383,20 @@ def test_pretraining_images_may_lie_elsewhere(folder, tmp_path_factory):
     """As CACR Table 4: pretrain on one collection (its own classes, long-tailed), probe on another."""
     elsewhere = tmp_path_factory.mktemp("web")
     for name, count in (("q1", 6), ("q2", 3), ("q3", 2)):
-        (elsewhere / "train" / name).mkdir(parents=True)
-        for i in range(count):
-            (elsewhere / "train" / name / f"{i}.png").write_bytes(png(50 + i))
+        pictures(elsewhere / "train" / name, range(50, 50 + count))
     (elsewhere / "names.txt").write_text("q3\nq1\n")
     parts = read(folder, pretrain=str(elsewhere), pretrain_classes=str(elsewhere / "names.txt"))
     info = parts.info()
     assert info["counts"]["pretrain"] == {"q3": 2, "q1": 6}
     assert set(info["counts"]["train"]) == {"cat", "dog"}
     assert parts.train.class_names == ("cat", "dog")
-    (elsewhere / "train" / "q1" / "big.png").write_bytes(png(1, (20, 20)))
-    for image in (elsewhere / "train").rglob("?.png"):
+    for image in (elsewhere / "train").rglob("*.png"):
         image.write_bytes(png(1, (20, 20)))
     with pytest.raises(DataError, match=r"vision\.data\.size"):
         read(folder, pretrain=str(elsewhere))
 
 
 def test_data_sets_saved_to_disk(tmp_path):
-    from datasets import ClassLabel, DatasetDict
-
     def table(count):
         made = image_table(map(png, range(count)), label=[i % 2 for i in range(count)])
         return made.cast_column("label", ClassLabel(names=["cat", "dog"]))

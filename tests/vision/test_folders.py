@@ -3,9 +3,9 @@
 import json
 import os
 import warnings
+from functools import partial
 
 import pytest
-from PIL import Image
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.seeding import Seeds
@@ -13,16 +13,10 @@ from dipole.vision.data import DataConfig, load
 from dipole.vision.inference import read_images
 from dipole.vision.sources import Decoding, open_source
 from tests.systems import posix
+from tests.vision.made import image_folder
 
+images = partial(image_folder, count=3)
 STREAMS = ({}, {"streaming": True})
-
-
-def images(root, *places, count=3):
-    """Image files in the folders `places`, each with its own value."""
-    for number, place in enumerate(places):
-        (root / place).mkdir(parents=True, exist_ok=True)
-        for i in range(count):
-            Image.new("RGB", (8, 8), (10 * number + i,) * 3).save(root / place / f"{i}.png")
 
 
 def read(root, split="train", **options):

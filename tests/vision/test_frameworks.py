@@ -1,7 +1,5 @@
 """Frameworks: who is paired with whom, and what follows the optimizer."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import Queue
 from dipole.vision.frameworks.simclr import keep_negatives
-from tests.vision.made import colour_file, configured, make_adapter, unlabelled_file
+from tests.vision.made import colour_file, make_adapter, unlabelled_file
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -233,34 +231,6 @@ def test_objectives_train_in_every_framework(colour, method, text):
     assert any(not torch.equal(p, q) for p, q in zip(before, a.module.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
-        ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
-        ({"method": "cmc", "views": 2}, "takes views = 1"),
-        ({"views": 1}, "needs views = 2"),
-    ],
-)
-def test_settings_of_another_method_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
-        configured(settings)
-
-
-def test_settings_that_cannot_be_are_refused(colour, tmp_path):
-    with pytest.raises(ConfigError, match="30 negatives per anchor"):
-        adapter(negatives=31)
-    with pytest.raises(ConfigError, match="at most 64"):
-        adapter(method="cmc", data=colour, negatives=65)
-    with pytest.raises(ConfigError, match="grey"):
-        adapter(method="cmc")
-    a = adapter(method="moco", negatives=32)
-    with pytest.raises(PairsError, match="label"):
-        objective("tuple")(a.embed(next(iter(a.batches(0)))))
-    with pytest.raises(ConfigError, match="without a label"):
-        adapter(method="blocks", data=unlabelled_file(tmp_path))
-
-
 def test_a_bank_draws_all_others_alike():
     taken = torch.tensor([3, 11, 4])
     counts = torch.zeros(12)
@@ -339,27 +309,6 @@ def test_blocks_are_images_of_one_class_and_each_others_positives():
         assert torch.equal(pairs.labels, batch.labels)
 
 
-@pytest.mark.parametrize(("text", "b"), [("blocks(k=4)", 2), ("blocks(b=1, k=4)", 1)])
-def test_the_block_loss_with_k_negatives_is_equation_12(text, b):
-    """A point, b of its class, and b of each of four drawn blocks: log2(1 + sum e^{f(mean f- - mean f+)})."""
-    a = adapter(batch_size=18, method="blocks", blocks={"size": 2})
-    batch = next(a.batches(0))
-    loss = objective(text)
-    found = loss(a.embed(batch)).loss
-    prepared = loss.terms[0].prepare(related(a, batch))
-    drawn = loss.terms[0].negatives(prepared, 4) - prepared.first_negative
-    f = a.module.branch(batch.views[0]).double().detach().view(6, 3, -1)
-    losses = []
-    for n, i in itertools.product(range(6), range(3)):
-        blocks = drawn[3 * n + i].tolist()
-        assert n not in blocks
-        assert len(set(blocks)) == 4
-        own = f[n, [(i + step) % 3 for step in range(1, b + 1)]].mean(0)
-        v = torch.stack([f[n, i] @ (own - f[m, 1 : b + 1].mean(0)) for m in blocks])
-        losses.append(torch.log2(1 + torch.exp(-v).sum()))
-    assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
-
-
 @pytest.mark.parametrize("count", [None, 3])
 def test_negative_blocks_collide_as_independent_classes_do(count):
     """Arora et al., Sec. 6.1: some c_i^- is c^+ with probability tau_k = 1 - (1 - 1/C)^k; here C = 10."""
@@ -383,21 +332,40 @@ def test_negative_blocks_collide_as_independent_classes_do(count):
     assert abs(float(torch.stack(collided).mean()) - (1 - 0.9**4)) < 4 * spread
 
 
+BLOCKS = {"method": "blocks"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
-        ({"batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
-        ({"batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
-        ({"blocks": {"size": 0}}, "greater than or equal to 1"),
-        ({"views": 2}, "takes views = 1"),
-        ({"negatives": 4}, r"blocks\(k=4\)"),
+        ({"method": "simclr", "moco": {"momentum": 0.9}}, r"\[vision.moco\] has no effect with method 'simclr'"),
+        ({"method": "moco", "swav": {}}, r"\[vision.swav\] has no effect with method 'moco'"),
+        ({"method": "cmc", "views": 2}, "takes views = 1"),
+        ({"views": 1}, "needs views = 2"),
+        ({"negatives": 31}, "30 negatives per anchor"),
+        ({"method": "cmc", "data": "colour", "negatives": 65}, "at most 64"),
+        ({"method": "cmc"}, "grey"),
+        ({**BLOCKS, "data": "unlabelled"}, "without a label"),
+        ({**BLOCKS, "batch_size": 16, "blocks": {"size": 2}}, "blocks of 3 images .* multiple of 3"),
+        ({**BLOCKS, "batch_size": 16, "world_size": 4, "blocks": {"size": 7}}, "multiple of 32"),
+        ({**BLOCKS, "batch_size": 63, "blocks": {"size": 2, "count": 1}}, "images of all blocks"),
+        ({**BLOCKS, "blocks": {"size": 0}}, "greater than or equal to 1"),
+        ({**BLOCKS, "views": 2}, "takes views = 1"),
+        ({**BLOCKS, "negatives": 4}, r"blocks\(k=4\)"),
         ({"method": "simclr", "blocks": {"size": 1}}, "no effect with method 'simclr'"),
     ],
 )
-def test_blocks_that_cannot_be_made_are_refused(settings, message):
+def test_settings_that_cannot_be_are_refused(colour, tmp_path, settings, message):
+    files = {"colour": colour, "unlabelled": unlabelled_file(tmp_path)}
+    settings = settings | ({"data": files[settings["data"]]} if "data" in settings else {})
     with pytest.raises((ConfigError, ValidationError), match=message):
-        adapter(**{"method": "blocks", **settings})
+        adapter(**settings)
+
+
+def test_labels_that_a_queue_has_not_are_said():
+    a = adapter(method="moco", negatives=32)
+    with pytest.raises(PairsError, match="label"):
+        objective("tuple")(a.embed(next(iter(a.batches(0)))))
 
 
 SHORT = ("vision.data.limit=64", "train.batch_size=32", "train.steps=1", "train.epochs=", "vision.encoder.width=4")

@@ -2,12 +2,9 @@
 
 import copy
 import math
-import os
-import tempfile
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from dipole.core.train.metrics import read_metrics
@@ -18,7 +15,7 @@ from dipole.vision.encoders import EncoderConfig, build_encoder
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.frameworks.predictor import spread
 from dipole.vision.probes import OnlineConfig, OnlineProbe
-from tests.ranks import leaving_together, start_ranks
+from tests.ranks import from_ranks
 from tests.vision.made import SHORT_RUN, make_adapter, random_framework, unlabelled_file
 
 ONLINE = "vision.probe.online={learning_rate=1e-2}"
@@ -129,22 +126,16 @@ def projected():
     return z + 0.1 * torch.arange(6).unsqueeze(1)
 
 
-@leaving_together
-def rank_main(rank, file, folder, shares):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(shares))
+def on_a_rank(rank, shares):
     mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
     probe, found = learn(OnlineConfig(), mine)
-    every = float(spread(projected()[mine]))
-    torch.save({"weight": probe.weight.detach(), "found": found, "spread": every}, os.path.join(folder, f"{rank}.pt"))
+    return {"weight": probe.weight.detach(), "found": found, "spread": float(spread(projected()[mine]))}
 
 
 @pytest.mark.parametrize("shares", [pytest.param((3, 3), marks=pytest.mark.slow), (1, 3, 2)])
 def test_ranks_are_one_process(shares):
     probe, found = learn(OnlineConfig())
-    with tempfile.TemporaryDirectory() as folder:
-        start_ranks(rank_main, (os.path.join(folder, "meet"), folder, shares), len(shares))
-        ranks = [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(len(shares))]
+    ranks = from_ranks(len(shares), on_a_rank, shares)
     z = torch.nn.functional.normalize(projected().double(), dim=1)
     expected = float(z.var(0, correction=0).sqrt().mean()) * math.sqrt(5)
     for rank in ranks:

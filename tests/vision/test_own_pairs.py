@@ -2,16 +2,13 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -29,7 +26,8 @@ from dipole.vision.evaluation import recall, zero_shot
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairs.columns import read_pairs, split_rows
 from dipole.vision.sources import Decoding
-from tests.ranks import leaving_together, start_ranks
+from tests.ranks import from_ranks
+from tests.text.tiny_sentences import tiny_model
 from tests.vision.made import configured, make_adapter
 
 SIDE, ROWS = 12, 40
@@ -40,9 +38,6 @@ SMALL = {"encoder": {"name": "small-conv", "width": 4, "projector": "linear", "d
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """A folder: pairs.csv with 40 rows, their images, and a small BERT with its tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "images").mkdir()
     draw = np.random.default_rng(0)
@@ -55,14 +50,7 @@ def table(tmp_path_factory):
             Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
         rows.append(row | {"caption": f"a {colour} square , number {number}"})
     write(folder / "pairs.csv", rows)
-    words = ["[PAD]", "[UNK]", "a", "square", "number", ",", "photo", "of", *COLOURS, *map(str, range(ROWS))]
-    tokens = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
-    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]")
-    fast.save_pretrained(folder / "bert")
-    torch.manual_seed(0)
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=64, max_position_embeddings=32, **small)).save_pretrained(folder / "bert")
+    tiny_model(folder / "bert", words=" ".join(["a square number , photo of", *COLOURS, *map(str, range(ROWS))]))
     return folder
 
 
@@ -380,18 +368,13 @@ def one_step(case, folder, rank=0, world_size=1):
     return found.loss.detach(), [p.grad for p in made.module.parameters() if p.requires_grad]
 
 
-@leaving_together
-def on_a_rank(rank, meet, folder, out):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    torch.save({case: one_step(case, folder, rank, 2) for case in CASES}, os.path.join(out, f"{rank}.pt"))
+def on_a_rank(rank, folder):
+    return {case: one_step(case, folder, rank, 2) for case in CASES}
 
 
 @pytest.mark.slow
 def test_two_ranks_are_one_process(table):
-    with tempfile.TemporaryDirectory() as out:
-        start_ranks(on_a_rank, (os.path.join(out, "meet"), str(table), out), 2)
-        ranks = [torch.load(os.path.join(out, f"{rank}.pt")) for rank in range(2)]
+    ranks = from_ranks(2, on_a_rank, str(table))
     for case in CASES:
         loss, gradients = one_step(case, table)
         for rank in ranks:

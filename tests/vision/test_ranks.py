@@ -2,8 +2,6 @@
 
 import copy
 import itertools
-import os
-import tempfile
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from dipole import objective, vision
 from dipole.core.objectives import gather
 from dipole.core.utils.distributed import gather_rows
 from dipole.core.utils.errors import PairsError
-from tests.ranks import leaving_together, start_ranks
+from tests.ranks import from_ranks
 from tests.vision.made import colour_file, encoded_batch, make_adapter, part_of, random_framework
 
 BATCH = 16
@@ -145,10 +143,7 @@ def own_gradient_alone(rows, sizes):
     return torch.cat(parts)
 
 
-@leaving_together
-def every_case(rank, file, folder, divisions):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(divisions[0]))
+def every_case(rank, divisions):
     found = {}
     for shares in divisions:
         own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
@@ -164,7 +159,7 @@ def every_case(rank, file, folder, divisions):
         setattr(gather, attribute, value)
         found[wrong] = step(("simclr", "infonce"), own)
         setattr(gather, attribute, right)
-    torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    return found
 
 
 @pytest.fixture(
@@ -173,10 +168,7 @@ def every_case(rank, file, folder, divisions):
     ids=list(SHARES),
 )
 def many(request):
-    with tempfile.TemporaryDirectory() as folder:
-        count = len(request.param[0])
-        start_ranks(every_case, (os.path.join(folder, "meet"), folder, request.param), count)
-        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(count)], request.param
+    return from_ranks(len(request.param[0]), every_case, request.param), request.param
 
 
 def differences(one, ranks):
@@ -238,10 +230,7 @@ def test_a_wrong_gather_would_be_seen(many, wrong, what):
 # Batch norm, queue and bank --------------------------------------------------------------------------------------
 
 
-@leaving_together
-def rank_main(rank, file, source, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def queues_and_banks(rank, source):
     moco = adapter("moco", source, rank, 2)
     batch = next(iter(moco.batches(0)))
     before = copy.deepcopy(moco.module.key)
@@ -254,8 +243,7 @@ def rank_main(rank, file, source, folder):
     cmc.embed(next(iter(cmc.batches(0))))
     cmc.after_step()
     queue, memory = moco.module.queue.rows, cmc.module.memory
-    found = {"keys": keys, "plain": plain, "queue": queue, "memory": memory, "rows": batch.rows}
-    torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    return {"keys": keys, "plain": plain, "queue": queue, "memory": memory, "rows": batch.rows}
 
 
 @pytest.fixture(scope="module")
@@ -265,9 +253,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(source):
-    with tempfile.TemporaryDirectory() as folder:
-        start_ranks(rank_main, (os.path.join(folder, "meet"), source, folder), 2)
-        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(2)]
+    return from_ranks(2, queues_and_banks, source)
 
 
 def test_keys_queue_and_memory_bank_are_one_on_all_ranks(ranks, source):

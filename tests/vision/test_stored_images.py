@@ -23,7 +23,7 @@ from dipole.vision.decoding import Encoded, decode
 from dipole.vision.inference import read_images
 from dipole.vision.pairs.columns import read_pairs
 from dipole.vision.sources import Decoding, open_source
-from tests.vision.made import image_table, make_adapter, png, tar
+from tests.vision.made import image_folder, image_table, make_adapter, png, tar
 
 PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}
 
@@ -119,10 +119,8 @@ def test_training_sees_what_a_centred_square_would_not(tmp_path):
     """Wide images whose margins alone are white: no square of the middle holds a white pixel."""
     picture = np.zeros((16, 64, 3), np.uint8)
     picture[:, :20], picture[:, -20:] = 255, 255
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for i in range(8):
-            Image.fromarray(picture).save(tmp_path / name / f"{i}.png")
+    for file in image_folder(tmp_path, "a", "b", count=8).rglob("*.png"):
+        Image.fromarray(picture).save(file)
     table = {"data": {"source": str(tmp_path), "size": 16, "memory": 1e-9}, "augment": {"size": 8, **PLAIN}}
     adapter = make_adapter(table | {"encoder": {"name": "small-conv", "width": 4}}, 8)
     view = next(iter(adapter.batches(0))).views[0]
@@ -167,25 +165,17 @@ def test_values_without_a_white_are_refused(tmp_path, values, message):
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def folder(root, classes=("cat", "dog"), count=4, suffix=".png"):
-    for c, name in enumerate(classes):
-        (root / name).mkdir(parents=True)
-        for i in range(count):
-            Image.new("RGB", (12, 12), (20 * c + i, 0, 0)).save(root / name / f"{i}{suffix}")
-    return root
-
-
 @pytest.mark.parametrize("name", ["val", "validation", "valid"])
 def test_val_beside_train_is_the_test_part(tmp_path, name):
-    folder(tmp_path / "train")
-    folder(tmp_path / name, count=3)
+    image_folder(tmp_path, "train/cat", "train/dog")
+    image_folder(tmp_path, f"{name}/cat", f"{name}/dog", count=3)
     parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
     assert (len(parts.train), len(parts.test)) == (8, 6)
 
 
 def test_test_is_taken_before_val_and_rejects_other_names(tmp_path):
     for split, count in (("train", 5), ("val", 3), ("test", 2)):
-        folder(tmp_path / split, count=count)
+        image_folder(tmp_path, f"{split}/cat", f"{split}/dog", count=count)
     assert len(load(DataConfig(source=str(tmp_path)), Seeds(0)).test) == 4
     assert len(load(DataConfig(source=str(tmp_path), test_split="val"), Seeds(0)).test) == 6
     with pytest.raises(DataError, match="has no split 'held'"):
@@ -193,7 +183,7 @@ def test_test_is_taken_before_val_and_rejects_other_names(tmp_path):
 
 
 def test_images_that_are_left_out_are_named(tmp_path):
-    folder(tmp_path, suffix=".jp2")
+    image_folder(tmp_path, "cat", "dog", suffix=".jp2")
     Image.new("RGB", (12, 12)).save(tmp_path / "stray.png")
     (tmp_path / "cat" / "photo.heic").write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("no image")
@@ -202,11 +192,11 @@ def test_images_that_are_left_out_are_named(tmp_path):
     assert (len(images), len(images.broken())) == (8, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        open_source(str(folder(tmp_path / "clean")), Decoding()).read("train")
+        open_source(str(image_folder(tmp_path / "clean", "cat", "dog")), Decoding()).read("train")
 
 
 def test_missing_test_labels_are_said_before_training(tmp_path):
-    folder(tmp_path / "x", ("",), 24)
+    image_folder(tmp_path / "x", "", count=24)
     settings = [f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4", "vision.probe.probes=['kmeans']"]
     with pytest.raises(DataError, match=r"no image of the test part .* the probes kmeans need"):
         train(load_recipe("digits-simclr", settings).config, tmp_path / "runs", quiet=True)
@@ -214,14 +204,14 @@ def test_missing_test_labels_are_said_before_training(tmp_path):
 
 
 def test_one_class_is_said_before_training(tmp_path):
-    folder(tmp_path / "x", ("cat",), 24)
+    image_folder(tmp_path / "x", "cat", count=24)
     config = load_recipe("digits-simclr", [f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4"]).config
     with pytest.raises(DataError, match=r"are of one class, cat, and the probes linear, few_shot, knn need two"):
         train(config, tmp_path / "runs", quiet=True)
 
 
 def test_a_run_without_probes_ends_well(tmp_path, capsys):
-    folder(tmp_path / "x", ("",), 24)
+    image_folder(tmp_path / "x", "", count=24)
     settings = [
         f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4", "vision.probe.probes=[]", "train.epochs=",
         "train.steps=1", "vision.probe.baselines=false", "vision.encoder.width=4",
@@ -232,7 +222,7 @@ def test_a_run_without_probes_ends_well(tmp_path, capsys):
 
 
 def test_a_bad_file_counts_once_however_often_it_is_met(tmp_path):
-    folder(tmp_path, count=8)
+    image_folder(tmp_path, "cat", "dog", count=8)
     for i in (1, 4):
         for name in ("cat", "dog"):
             (tmp_path / name / f"{i}.png").write_bytes(b"no image")

@@ -1,16 +1,13 @@
 """Batch norm over ranks: N ranks of B/N are one process of B in every framework, statistics included."""
 
 import copy
-import os
-import tempfile
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dipole.core.utils.sync_batch_norm import synchronize
-from tests.ranks import leaving_together, start_ranks
+from tests.ranks import from_ranks
 from tests.vision.made import part_of, random_framework
 from tests.vision.made import step as one_step
 
@@ -59,10 +56,7 @@ def norm_alone(make, own=slice(None), sync=False):
     return {"y": y.detach(), "x": mine.grad, "learnt": learnt, "buffers": dict(norm.named_buffers())}
 
 
-@leaving_together
-def every_case(rank, file, folder, world_size):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+def every_case(rank, world_size):
     found = {}
     for shares in SHARES[world_size]:
         own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
@@ -71,15 +65,12 @@ def every_case(rank, file, folder, world_size):
         found["recomputed", shares] = step("simclr", own, sync=True, activation_checkpointing=True)
         for name, make in NORMS.items():
             found[name, shares] = norm_alone(make, own, sync=True)
-    found["apart"] = step("simclr", own)
-    torch.save(found, os.path.join(folder, f"{rank}.pt"))
+    return found | {"apart": step("simclr", own)}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def many(request):
-    with tempfile.TemporaryDirectory() as folder:
-        start_ranks(every_case, (os.path.join(folder, "meet"), folder, request.param), request.param)
-        yield [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(request.param)]
+    return from_ranks(request.param, every_case, request.param)
 
 
 def farthest(one, ranks):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load as load_recipe
@@ -11,8 +10,10 @@ from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
+from tests.vision.made import image_folder
 
 SHORT = ["train.epochs=", "train.steps=2", "vision.probe.probes=['knn']", "vision.probe.baselines=false"]
+FOLDERS = [f"{split}/{label}" for split in ("train", "test") for label in "ab"]
 
 
 def rows(images) -> set[bytes]:
@@ -30,18 +31,8 @@ def test_validation_images_are_training_images_that_nothing_else_sees():
     assert rows(parts.pretrain) == rows(parts.train)
 
 
-def folder_of_images(root, splits=("train", "test")):
-    generator = np.random.default_rng(0)
-    for split in splits:
-        for label in ("a", "b"):
-            (root / split / label).mkdir(parents=True)
-            for number in range(24):
-                pixels = generator.integers(0, 255, (12, 12, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / split / label / f"{number}.png")
-
-
 def test_the_test_images_are_not_looked_at_and_the_record_says_so(tmp_path):
-    folder_of_images(tmp_path / "images")
+    image_folder(tmp_path / "images", *FOLDERS, count=24)
     for path in (tmp_path / "images" / "test").rglob("*.png"):
         path.write_bytes(b"no image")
     overrides = [*SHORT, f"vision.data.source={tmp_path / 'images'}", "train.batch_size=16"]
@@ -56,7 +47,7 @@ def test_the_test_images_are_not_looked_at_and_the_record_says_so(tmp_path):
 
 
 def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_end_alone(tmp_path):
-    folder_of_images(tmp_path / "images")
+    image_folder(tmp_path / "images", *FOLDERS, count=24)
     overrides = [*SHORT, f"vision.data.source={tmp_path / 'images'}", "train.batch_size=16", "train.evaluate_every=1"]
     config = load_recipe("digits-simclr", overrides).config
     record = train(config, tmp_path / "runs", quiet=True)
@@ -83,7 +74,7 @@ def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_e
 
 
 def test_the_same_split_for_pretraining_by_name(tmp_path):
-    folder_of_images(tmp_path)
+    image_folder(tmp_path, *FOLDERS, count=24)
     parts = load(DataConfig(source=str(tmp_path), pretrain_split="train"), Seeds(0), 0.5)
     assert not rows(parts.pretrain) & rows(parts.test)
 
