@@ -292,7 +292,10 @@ IMAGE, VECTOR = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8), gymnasium.s
         (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), "sees no image here.*objective='none'"),
         (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), "policy must be 'CnnPolicy', got 'MlpPolicy'"),
         (lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="both"), "needs an image and a vector, in a dict"),
-        (lambda: made("sac", "pixels", inputs="words"), "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
+        (
+            lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="words"),
+            "inputs: 'words' is not allowed. Allowed: auto, pixels, state",
+        ),
         (lambda: make_env("dot", inputs="stat"), "inputs must be 'pixels', 'state', 'both', got 'stat'.*Did you mean"),
         (lambda: load("dot-state", ["rl.frame_stack=2"]), "frame_stack has no effect with inputs='state'"),
     ],
