@@ -1,7 +1,8 @@
-"""Terms against the reference loops of the conformance checks, in value and in every gradient."""
+"""The conformance checks and their reference loops, for tests."""
 
 import torch
 
+from dipole.core.conformance.kit import CHECKS, check_objective
 from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.objectives.spec import options_of
 
@@ -22,3 +23,11 @@ def check_against_loops(term, pairs, inputs):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
     else:  # loops without an entry
         assert not any(each.any() for each in got)
+
+
+QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
+
+
+def failures(target, **options):
+    """Names of the checks that fail."""
+    return {row.check for row in check_objective(target, **options).failures}

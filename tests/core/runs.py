@@ -75,9 +75,6 @@ def interrupt(
     return path.parent
 
 
-# Commands
-
-
 def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Run a command in this process: exit code, stdout, stderr."""
     code = main([str(each) for each in arguments])
@@ -91,6 +88,11 @@ def done(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     code, out, err = dipole(capsys, *arguments)
     assert code == 0, err
     return out
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    """Return the JSON of a command that ends well."""
+    return json.loads(done(capsys, *arguments, "--json"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:

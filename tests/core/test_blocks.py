@@ -1,6 +1,7 @@
 """Negative blocks: which are drawn, how often classes collide, and Equation 12 with them."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -42,19 +43,17 @@ def equation_12(x, i, j, drawn, b, loss):
     ],
 )
 def test_the_loss_is_equation_12_over_the_blocks_that_were_drawn(anchors, k, b, loss):
-    x = points()
-    members = B + 1 if anchors == "all" else 1
-    drawn = drawn_blocks(torch.arange(N * members), N * members, members, k or N - 1, draw=5).tolist()
+    x, members, negatives = points(), B + 1 if anchors == "all" else 1, k or N - 1
+    drawn = drawn_blocks(torch.arange(N * members), N * members, members, negatives, draw=5).tolist()
     spec = f"blocks(b={b}, loss={loss})" if k is None else f"blocks(b={b}, k={k}, loss={loss})"
     found = dipole.objective(spec)(Pairs.from_blocks(x, anchors, draw=5)).loss
-    expected = torch.stack(
-        [equation_12(x, i, j, drawn[i * members + j], b, loss) for i, j in itertools.product(range(N), range(members))]
-    ).mean()
+    rows = itertools.product(range(N), range(members))
+    expected = torch.stack([equation_12(x, i, j, drawn[i * members + j], b, loss) for i, j in rows]).mean()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, x)[0], torch.autograd.grad(expected, x)[0])
     # The same by the loop of the conformance checks, told which blocks were drawn.
     case = Case.of(Pairs.from_blocks(x.detach(), anchors, draw=99))
-    torch.testing.assert_close(blocks(case, b=b, k=k or N - 1, loss=loss, drawn=drawn), expected.detach())
+    torch.testing.assert_close(blocks(case, b=b, k=negatives, loss=loss, drawn=drawn), expected.detach())
 
 
 def test_the_draw_is_that_of_whole_numbers():
@@ -75,12 +74,10 @@ def test_the_draw_is_that_of_whole_numbers():
 @pytest.mark.parametrize(("among", "count"), [(5, 2), (6, 5), (4, 4), (9, 1)])
 def test_every_set_of_blocks_is_equally_likely(among, count):
     rows = 1500
-    for found in (
-        distinct(torch.arange(rows), among, count, draw=3),
-        torch.cat([distinct(torch.tensor([3]), among, count, draw) for draw in range(rows)]),
-    ):
+    by_step = torch.cat([distinct(torch.tensor([3]), among, count, draw) for draw in range(rows)])
+    for found in (distinct(torch.arange(rows), among, count, draw=3), by_step):
         sets, times = np.unique(found.sort(1).values.numpy(), axis=0, return_counts=True)
-        possible = len(list(itertools.combinations(range(among), count)))
+        possible = math.comb(among, count)
         assert len(sets) == possible
         assert (np.diff(sets, axis=1) > 0).all()
         chi2 = ((times - rows / possible) ** 2 / (rows / possible)).sum()
@@ -89,10 +86,9 @@ def test_every_set_of_blocks_is_equally_likely(among, count):
 
 def test_draws_of_two_points_and_of_two_steps_are_independent():
     first, second = (distinct(torch.arange(4000), 6, 2, draw).sort(1).values for draw in (0, 1))
-    same = (first == second).all(1).double().mean()
-    assert abs(float(same) - 1 / 15) < 4 * (1 / 15 / 4000) ** 0.5
-    neighbours = (first[:-1] == first[1:]).all(1).double().mean()
-    assert abs(float(neighbours) - 1 / 15) < 4 * (1 / 15 / 4000) ** 0.5
+    for one, other in ((first, second), (first[:-1], first[1:])):
+        same = (one == other).all(1).double().mean()
+        assert abs(float(same) - 1 / 15) < 4 * (1 / 15 / 4000) ** 0.5
 
 
 @pytest.mark.parametrize(("classes", "k"), [(4, 1), (4, 8), (20, 3)])
@@ -113,23 +109,18 @@ def test_class_collision_is_that_of_independent_classes(k, classes):
     assert spread < 0.02
 
 
-def test_one_mean_of_each_block_is_looked_at():
-    term = dipole.objective("blocks").terms[0]
-    pairs = term.prepare(Pairs.from_blocks(points().detach(), "all"))
-    assert pairs.negative_counts.tolist() == [N - 1] * N * (B + 1)
-    assert len(pairs.candidates) - pairs.first_negative == N
-
-
 def test_blocks_that_are_missing_or_ignored():
-    with pytest.raises(PairsError, match="needs 7 other blocks, an anchor has only 6"):
-        dipole.objective("blocks(k=7)")(Pairs.from_blocks(points(), "all"))
-    with pytest.raises(PairsError, match="needs 4 positives"):
-        dipole.objective("blocks(b=4)")(Pairs.from_blocks(points(), "all"))
+    for spec, said in (
+        ("blocks(k=7)", "needs 7 other blocks, an anchor has only 6"), ("blocks(b=4)", "needs 4 positives"),
+    ):  # fmt: skip
+        with pytest.raises(PairsError, match=said):
+            dipole.objective(spec)(Pairs.from_blocks(points(), "all"))
+    x, term = points().detach(), dipole.objective("blocks").terms[0]
+    every = term.prepare(Pairs.from_blocks(x, "all"))
+    assert every.negative_counts.tolist() == [N - 1] * N * (B + 1)
+    assert len(every.candidates) - every.first_negative == N  # one mean of each block is looked at
     # Who leaves candidates out by hand says what a negative is; nothing is drawn past that.
-    x = points().detach()
-    pairs = Pairs.from_blocks(x)
-    others = pairs.without(torch.tensor([[4 * ((i + 1) % N) + j for j in range(4)] for i in range(N)]))
-    term = dipole.objective("blocks").terms[0]
+    others = Pairs.from_blocks(x).without(torch.tensor([[4 * ((i + 1) % N) + j for j in range(4)] for i in range(N)]))
     assert term.prepare(others).negative_counts.tolist() == [N - 2] * N
 
 

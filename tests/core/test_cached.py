@@ -295,9 +295,6 @@ def test_errors_say_what_to_do(make, said):
         make()
 
 
-# Several ranks -------------------------------------------------------------------------------------------------------
-
-
 @leaving_together
 def rank_main(rank, folder):
     torch.set_num_threads(1)

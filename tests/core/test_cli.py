@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from packaging.requirements import Requirement
-from runs import assert_same_bits, change, dipole, done, lines, refused, wait_for, weights
+from runs import assert_same_bits, change, dipole, done, lines, patch_blobs, refused, told, wait_for, weights
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.app import broken_plugins
@@ -64,8 +64,8 @@ def test_train_eval_export(blobs, capsys):
     code, out, err = dipole(capsys, *command)
     assert (code, err) == (0, "")
     assert "--overwrite runs it again" in out
-    told = json.loads(done(capsys, "eval", folder.name[:4], "--json"))
-    assert told == {"run": str(folder), "agrees": True, "results": record.results, "notes": []}
+    answer = told(capsys, "eval", folder.name[:4])
+    assert answer == {"run": str(folder), "agrees": True, "results": record.results, "notes": []}
     done(capsys, "eval", folder)
     again = read_record(folder / "record.json")
     assert [each.results for each in again.evaluations] == [record.results] * 2
@@ -81,7 +81,7 @@ def test_eval_of_a_run_that_changed_or_broke(blobs, capsys):
     dipole(capsys, "train", blobs, "--quiet")
     (folder,) = Path("runs").iterdir()
     change(folder, results=read_record(folder / "record.json").results | {"mean/accuracy": 0.123})
-    assert json.loads(dipole(capsys, "eval", folder, "--json")[1])["agrees"] is False
+    assert told(capsys, "eval", folder)["agrees"] is False
     model = folder / "model" / "module.safetensors"
     model.write_bytes(model.read_bytes()[:-10])
     assert "cannot be loaded" in refused(capsys, "eval", folder, code=1)
@@ -94,23 +94,19 @@ def test_eval_of_a_run_that_changed_or_broke(blobs, capsys):
 def test_numbers_of_another_program_stand_beside_the_run_s_own(blobs, capsys):
     from dipole.benchmarks.run_records import read_records
 
-    dipole(capsys, "train", blobs, "--quiet")
+    done(capsys, "train", blobs, "--quiet")
     (folder,) = Path("runs").iterdir()
     before = (folder / "record.json").read_bytes()
-    add = ("add", folder.name[:6], "detection/voc/AP50=0.8", "detection/voc/AP=0.5", "--source", "detectron2 0.6")
-    assert dipole(capsys, *add)[0] == 0
-    out = done(capsys, "add", folder, "detection/voc/AP=0.52", "--source", "again")
-    assert "detectron2 0.6" in out
+    done(capsys, "add", folder.name[:6], "voc/AP50=0.8", "voc/AP=0.5", "--source", "detectron2 0.6")
+    assert "detectron2 0.6" in done(capsys, "add", folder, "voc/AP=0.52", "--source", "again")
     assert (folder / "record.json").read_bytes() == before
     results = read_records(Path("runs")).records[folder.name].results
-    assert (results["detection/voc/AP50"], results["detection/voc/AP"]) == (0.8, 0.52)
+    assert (results["voc/AP50"], results["voc/AP"]) == (0.8, 0.52)
     assert "mean/accuracy" in results
     for wrong, message in (
-        ("AP50", "not NAME=VALUE"),
-        ("AP50=nan", "finite"),
-        ("=1", "not NAME=VALUE"),
+        ("AP50", "not NAME=VALUE"), ("AP50=nan", "finite"), ("=1", "not NAME=VALUE"),
         ("mean/accuracy=1", "measured by the run itself"),
-    ):
+    ):  # fmt: skip
         assert message in refused(capsys, "add", folder, wrong, "--source", "x")
     (folder / "measured.json").write_text("{")
     found = read_records(Path("runs"))
@@ -131,47 +127,39 @@ def test_print_config_shows_origins_and_is_itself_a_recipe(blobs, capsys):
 
 
 def test_list_names_what_exists(blobs, capsys):
-    code, out, _ = dipole(capsys, "list", "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert {"infonce", "dcl", "hcl", "cacr"} <= {each["name"] for each in found["objectives"]}
-    assert {"dp", "cllr"} == {each["name"] for each in found["regularizers"]}
-    assert {"vision", "text", "rl"} <= {each["name"] for each in found["domains"]}
-    assert {"lmcl-table4", "cross-domain", "demo"} <= {each["name"] for each in found["suites"]}
-    assert all(each["summary"] for kind in found.values() for each in kind)
-    code, out, _ = dipole(capsys, "list", "regularizers")
+    found = {
+        kind: {each["name"]: each["summary"] for each in entries} for kind, entries in told(capsys, "list").items()
+    }
+    assert {"infonce", "dcl", "hcl", "cacr"} <= found["objectives"].keys()
+    assert {"dp", "cllr"} == found["regularizers"].keys()
+    assert {"vision", "text", "rl"} <= found["domains"].keys()
+    assert {"lmcl-table4", "cross-domain", "demo"} <= found["suites"].keys()
+    assert all(summary for kind in found.values() for summary in kind.values())
+    out = done(capsys, "list", "regularizers")
     assert out.startswith("regularizers:\n")
     assert "infonce" not in out
 
 
 def test_show_explains_an_objective_a_table_and_a_recipe(blobs, capsys):
-    out = dipole(capsys, "show", "dp")[1]
+    out = done(capsys, "show", "dp")
     for text in ("D_ij", "LMCL Eqs. 6-10", "delta_pos", "0.5", "weight:   0.1 when none is written", "cost:"):
         assert text in out
-    facts = json.loads(dipole(capsys, "show", "infonce", "--json")[1])
-    assert {each["name"]: each["default"] for each in facts["options"]}["temperature"] == 0.5
-    settings = json.loads(dipole(capsys, "show", "blobs", "--json")[1])["settings"]
-    assert settings[0] == {
-        "name": "points",
-        "type": "int",
-        "default": "64",
-        "range": ">= 8",
-        "help": "number of points",
-    }
-    assert "milestones" in dipole(capsys, "show", "train")[1]
+    defaults = {each["name"]: each["default"] for each in told(capsys, "show", "infonce")["options"]}
+    assert defaults["temperature"] == 0.5
+    points = {"name": "points", "type": "int", "default": "64", "range": ">= 8", "help": "number of points"}
+    assert told(capsys, "show", "blobs")["settings"][0] == points
+    assert "milestones" in done(capsys, "show", "train")
     # A recipe and a suite may share a name: both are shown.
-    kinds = [each["kind"] for each in json.loads(dipole(capsys, "show", "lmcl-table5", "--json")[1])]
-    assert kinds == ["suite", "recipe"]
-    assert "[scale.paper]" in dipole(capsys, "show", "lmcl-table4")[1]
+    assert [each["kind"] for each in told(capsys, "show", "lmcl-table5")] == ["suite", "recipe"]
+    assert "[scale.paper]" in done(capsys, "show", "lmcl-table4")
 
 
 def test_doctor_names_problems_and_fixes(blobs, capsys, monkeypatch):
     rl = Domain("rl", "agents", "absent_package:Adapter", "rl", {"simulator": "absent_package:probe"}, "dipole")
     monkeypatch.setenv("DIPOLE_DATA", "nowhere")
     with temporary_domain(rl):
-        code, out, _ = dipole(capsys, "doctor", "--json")
-    findings = {each["name"]: each for each in json.loads(out)}
-    assert (code, findings["torch"]["state"], findings["runs folder"]["state"]) == (0, "ok", "ok")
+        findings = {each["name"]: each for each in told(capsys, "doctor")}
+    assert (findings["torch"]["state"], findings["runs folder"]["state"]) == ("ok", "ok")
     assert findings["data folder"]["fix"] == "Correct or unset DIPOLE_DATA."
     assert findings["rl: simulator"]["fix"] == install_line("rl")
     assert all(each["fix"] for each in findings.values() if each["state"] != "ok")
@@ -194,13 +182,9 @@ def test_doctor_compares_versions():
 
 
 def test_unexpected_errors_are_one_message_unless_asked(blobs, capsys, monkeypatch):
-    import blobs_domain
-
-    def fail(index: int) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(blobs_domain.BlobsAdapter, "on_batch", staticmethod(fail))
-    assert re.search("ZeroDivisionError: a bug.*DIPOLE_TRACEBACK=1", refused(capsys, "train", blobs, code=1), re.DOTALL)
+    patch_blobs(monkeypatch, "on_batch", lambda index: 1 / 0)
+    said = refused(capsys, "train", blobs, "--quiet", code=1)
+    assert re.search("ZeroDivisionError: division by zero.*DIPOLE_TRACEBACK=1", said, re.DOTALL)
     monkeypatch.setenv("DIPOLE_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError):
         cli.main(["train", str(blobs), "--quiet"])

@@ -13,7 +13,7 @@ from typing import Any
 import blobs_domain
 import pytest
 from filelock import FileLock
-from runs import change, dipole, done, quiet, refused
+from runs import change, dipole, done, quiet, refused, told
 from scipy.stats import ttest_ind, ttest_rel
 
 from dipole.core.cli import app as cli
@@ -107,8 +107,7 @@ def test_compare_without_common_seeds_names_its_test(trained, capsys):
         change(folder, results={"a": values[objective][seed]}, seed=seed + 10 * (objective == "dcl"))
 
     def compared():
-        told = done(capsys, "compare", trained["infonce", 0], trained["dcl", 1], "--json")
-        return json.loads(told)["numbers"][0]
+        return told(capsys, "compare", trained["infonce", 0], trained["dcl", 1])["numbers"][0]
 
     found = compared()
     test = ttest_ind(values["dcl"], values["infonce"], equal_var=False)
@@ -164,8 +163,8 @@ def test_rm_asks_and_removes_by_hash_or_by_any_path(trained, capsys, monkeypatch
     again = Path("..") / Path.cwd().name / folder
     assert done(capsys, "rm", folder, again, folder.name[:9], "--yes") == f"removed {folder}\n"
     assert not folder.exists()
-    told = json.loads(done(capsys, "rm", others[0].name[:8], others[1], others[1], "--yes", "--json"))
-    assert told == {"removed": [str(others[0]), str(others[1])], "failed": []}
+    answer = told(capsys, "rm", others[0].name[:8], others[1], others[1], "--yes")
+    assert answer == {"removed": [str(others[0]), str(others[1])], "failed": []}
     assert not list(Path("runs").glob("**/*removed*"))
     assert "no run" in refused(capsys, "rm", folder.name, "--yes")
     monkeypatch.chdir(others[2])
@@ -189,17 +188,17 @@ def test_the_rest_of_a_failed_rm_is_no_run(trained, capsys, monkeypatch):
         patched.setattr(os, "unlink", refuse)
         code, out, err = dipole(capsys, "rm", first, second, "--yes", "--json")
     left = first.with_name(f".removed-{first.name}")
-    told = json.loads(out)
-    assert (code, told["removed"], [each["run"] for each in told["failed"]]) == (1, [], [str(first), str(second)])
-    assert told["failed"][0]["message"] in err
+    answer = json.loads(out)
+    assert (code, answer["removed"], [each["run"] for each in answer["failed"]]) == (1, [], [str(first), str(second)])
+    assert answer["failed"][0]["message"] in err
     assert f"The rest is in {left}, which commands ignore. Remove that folder later." in err
     assert left.is_dir()
-    listed = {each["name"] for each in json.loads(done(capsys, "list", "runs", "--json"))["runs"]}
+    listed = {each["name"] for each in told(capsys, "list", "runs")["runs"]}
     assert listed == {folder.name for folder in trained.values()} - {first.name, second.name}
     assert "is hidden, as what `dipole rm` left" in refused(capsys, "rm", left, "--yes")
     # A seed that is half removed is none: one of infonce is left.
-    told = json.loads(done(capsys, "compare", trained["infonce", 2], trained["dcl", 0], "--json"))
-    assert [len(group) for group in told["runs"]] == [1, 3]
+    answer = told(capsys, "compare", trained["infonce", 2], trained["dcl", 0])
+    assert [len(group) for group in answer["runs"]] == [1, 3]
 
 
 def test_list_runs_has_a_line_for_each_run(trained, capsys):
@@ -213,7 +212,7 @@ def test_list_runs_has_a_line_for_each_run(trained, capsys):
         lines.write('{"step": 12345}\n{"step": 99')
     change(killed, status="running")
     (killed / OWNER).write_text(json.dumps(json.loads(describe_self()) | {"boot": "an earlier one"}))
-    found = {each["name"]: each for each in json.loads(done(capsys, "list", "runs", "--json"))["runs"]}
+    found = {each["name"]: each for each in told(capsys, "list", "runs")["runs"]}
     assert {path.name: found[path.name]["status"] for path in (bare, alone, damaged, running, killed)} == {
         bare.name: "no record", alone.name: "done", damaged.name: "unreadable", running.name: "running",
         killed.name: "interrupted",
@@ -318,12 +317,12 @@ def test_bash_completes_commands_options_names_and_files(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("shell", completion.SHELLS)
 def test_scripts_of_all_shells_name_every_command(shell, tmp_path, capsys):
     pytest.importorskip("shtab")
-    told = json.loads(dipole(capsys, "completion", shell, "--json")[1])
-    assert told["shell"] == shell
-    assert all(name in told["script"] for name in cli.names())
+    answer = told(capsys, "completion", shell)
+    assert answer["shell"] == shell
+    assert all(name in answer["script"] for name in cli.names())
     if (found := shutil.which(shell)) is not None:
         script = tmp_path / "script"
-        script.write_text(told["script"])
+        script.write_text(answer["script"])
         load = f'autoload -Uz compinit; compinit -u -D; eval "$(<{script})"' if shell == "zsh" else f"source {script}"
         read = subprocess.run([found, "-f", "-c", load], capture_output=True, text=True, check=False)
         assert (read.returncode, read.stderr) == (0, "")
@@ -351,7 +350,7 @@ def test_long_settings_are_shortened(trained, capsys):
         change(trained["dcl", seed], config=config | {"description": "", "text": {"corpus": "a" * 500}})
     words = ("compare", trained["infonce", 0], trained["dcl", 0])
     assert max(map(len, done(capsys, *words).splitlines())) < 130
-    assert "a" * 500 in json.dumps(json.loads(done(capsys, *words, "--json"))["settings"])
+    assert "a" * 500 in json.dumps(told(capsys, *words)["settings"])
 
 
 def test_completion_without_shtab_is_one_message(monkeypatch, capsys):

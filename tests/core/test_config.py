@@ -111,11 +111,11 @@ def test_whole_numbers_are_numbers(blobs):
 
 
 def test_dependent_defaults_are_filled_in_and_frozen(blobs):
-    assert load(blobs).config.train.betas == (0.9, 0.999)
-    sgd = load(blobs, ["train.optimizer=sgd"]).config.train
-    assert (sgd.momentum, sgd.betas) == (0.9, None)
-    assert load(blobs, ["train.precision=32"]).config.train.precision == "32"
     config = load(blobs).config
+    assert (config.train.betas, config.train.momentum, config.train.decay) == ((0.9, 0.999), None, None)
+    sgd = load(blobs, ["train.optimizer=sgd", "train.schedule=step", "train.milestones=[1.0]"]).config.train
+    assert (sgd.momentum, sgd.betas, sgd.decay) == (0.9, None, 0.1)
+    assert load(blobs, ["train.precision=32"]).config.train.precision == "32"
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from loops import failures
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -209,10 +210,6 @@ FAULTS = {
 }
 
 
-def failures(target, **options):
-    return {row.check for row in check_objective(target, **options).failures}
-
-
 class Traced(Good):
     def forward(self, a, b):
         return super().forward(a, b) * (2.0 if torch.compiler.is_compiling() else 1.0)
@@ -275,9 +272,6 @@ def test_faults_of_objectives_are_found():
         registry.register("forgetful")(Forgetful)
         assert failures("forgetful(scale=2.0)", only=["state"]) == {"state"}
         assert failures("forgetful", only=["state"]) == set()
-
-
-# What it is given, and what it says.
 
 
 def spread(a: Tensor, b: Tensor, weight: float = 1.0) -> Tensor:

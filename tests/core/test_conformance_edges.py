@@ -5,19 +5,18 @@ import math
 import pytest
 import torch
 from lone_ranks import LeavesRankOne, MeanOfRank, Spread, SpreadOfAnchors
+from loops import QUICK, failures
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import dipole
 from dipole.core.cli import main
 from dipole.core.conformance.cost import cubic_share
-from dipole.core.conformance.kit import CHECKS, check_objective, chosen
+from dipole.core.conformance.kit import check_objective, chosen
 from dipole.core.conformance.stops import set_back
 from dipole.core.objectives.objective import Objective
 from dipole.core.objectives.registry import registry
 from dipole.core.utils.errors import SpecError
-
-QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
 
 
 class NTXent(nn.Module):
@@ -165,10 +164,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-def failures(target, **options):
-    return {row.check for row in check_objective(target, **options).failures}
-
-
 # More numbers from 48 rows on, as a copy in another precision: the square of the batch still.
 Stepped = changed(
     logits=lambda self, a, b: (
@@ -221,9 +216,6 @@ def test_the_share_of_the_cube_is_that_of_the_polynomial():
     assert cubic_share(sizes, [5 * n**2 + 100 * n + 7 for n in sizes]) == pytest.approx(0, abs=1e-9)
     counts = [n**3 + 300 * n**2 for n in sizes]
     assert cubic_share(sizes, counts) == pytest.approx(128**3 / counts[-1])
-
-
-# Stops and states that are intended.
 
 
 class SimSiam(nn.Module):
@@ -382,9 +374,6 @@ def test_one_cause_is_reported_once(loss, cause, options):
     assert f"as {cause!r}" in report.table()
 
 
-# Ranks.
-
-
 def test_two_ranks_are_compared_with_one():
     class Local(Spread):
         pass
@@ -444,9 +433,6 @@ def test_the_reference_of_a_term_stops_what_the_term_declares():
         detached = False
 
     assert failures(Undeclared, only=["reference"]) == {"reference"}
-
-
-# What a term is told, and what it says.
 
 
 def test_after_step_is_told_the_time_where_it_asks():

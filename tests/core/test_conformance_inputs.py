@@ -5,15 +5,14 @@ from typing import Annotated
 
 import pytest
 import torch
+from loops import QUICK, failures
 from torch import nn
 from torch.nn.functional import normalize, one_hot, softplus
 
 from dipole import TEMPERATURE, Objective, Range
 from dipole.core.cli import main
-from dipole.core.conformance.kit import CHECKS, check_objective
+from dipole.core.conformance.kit import check_objective
 from dipole.core.utils.errors import DipoleError
-
-QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
 
 
 def full(x):
@@ -326,10 +325,6 @@ LARGE = {
     "targets of uint8": {"take": partial(targets, dtype=torch.uint8)},
     "targets of int8": {"take": partial(targets, dtype=torch.int8)},
 }
-
-
-def failures(target, **options):
-    return {row.check for row in check_objective(target, **options).failures}
 
 
 @pytest.mark.parametrize("reference", [None, "infonce"])

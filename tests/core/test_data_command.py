@@ -235,9 +235,6 @@ def test_a_missing_file_is_not_asked_for_again(serve, tmp_path):
     assert len(asked) == 1
 
 
-# --- archives ---------------------------------------------------------------------------------------------------------
-
-
 def tar(path, members, kind="gz"):
     with tarfile.open(path, f"w:{kind}") as archive:
         for name, content in members.items():
@@ -311,9 +308,6 @@ def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
     second = 512 + 1536  # after the first header and 1,280 bytes of content
     assert whole[second : second + 7] == b"a/1.bin"
     check_damaged(path, (whole[:second], whole[: second + 100], whole[: second + 9] + b"?" + whole[second + 10 :]))
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def prepare(downloads, folder):

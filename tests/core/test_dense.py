@@ -42,29 +42,15 @@ def layouts(z):
     yield "crops", Pairs.from_crops([f, g], [h])
 
 
-def outcome(spec, z, name):
-    """Loss and gradients on one layout; None where it cannot carry the spec."""
-    torch.manual_seed(0)
-    loss = dipole.objective(spec, dim=z[0].shape[1]).double()
-    try:
-        value = loss(dict(layouts(z))[name]).loss
-    except DipoleError:
-        return None
-    inputs = [*z, *loss.parameters()]
-    return value, torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+# Leaves that depend on each other, as a siamese predictor or a concatenation makes them.
+DEPENDENT = {
+    "function": lambda f, g, h: [f, f.flip(0).tanh(), f * h],
+    "one tensor": lambda f, g, h: list(torch.cat([f, g, h]).sin().split(len(f))),
+    "same": lambda f, g, h: [f, f, f],
+}
 
 
-def dependent(z, way):
-    """Leaves that depend on each other, as a siamese predictor or a concatenation makes them."""
-    f, g, h = z
-    if way == "function":
-        return [f, f.flip(0).tanh(), f * h]
-    if way == "one tensor":
-        return list(torch.cat([f, g, h]).sin().split(len(f)))
-    return [f, f, f]
-
-
-@pytest.mark.parametrize("way", ["function", "one tensor", "same"])
+@pytest.mark.parametrize("way", DEPENDENT)
 @pytest.mark.parametrize("name", [name for name, _ in layouts([draw(6, 4, seed=n) for n in range(3)])])
 def test_a_gradient_with_its_graph_equals_the_plain_gradient(name, way):
     """A wrong second backward pass shows as another first gradient if rows depend on each other."""
@@ -73,16 +59,14 @@ def test_a_gradient_with_its_graph_equals_the_plain_gradient(name, way):
         torch.manual_seed(0)
         loss = dipole.objective(spec, dim=4).double()
         leaves = [draw(6, 4, seed=n) for n in range(3)]
-        found = []
+        given, found = [*leaves, *loss.parameters()], []
         for create_graph in (False, True):
             try:
-                value = loss(dict(layouts(dependent(leaves, way)))[name]).loss
+                value = loss(dict(layouts(DEPENDENT[way](*leaves)))[name]).loss
             except DipoleError:
                 break
-            given = [*leaves, *loss.parameters()]
-            found.append(
-                torch.autograd.grad(value, given, create_graph=create_graph, allow_unused=True, materialize_grads=True)
-            )
+            more = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+            found.append(torch.autograd.grad(value, given, **more))
         if found:
             seen += 1
             torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12, msg=lambda text: f"{spec}: {text}")  # noqa: B023
@@ -216,7 +200,7 @@ def test_a_row_of_zeros_has_no_gradient_and_spoils_no_other():
     assert bool(y.grad.isfinite().all())
 
 
-# Functions that torch.compile leaves alone, and that nobody waits for a compiler who compiles nothing -----------------
+# Functions that torch.compile leaves alone ----------------------------------------------------------------------------
 
 
 def test_a_run_starts_without_the_compiler_and_scikit_learn():

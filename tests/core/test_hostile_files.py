@@ -161,7 +161,7 @@ def test_what_is_no_state_is_one_error(tmp_path, state):
         starting_state(tmp_path, {"a"}, path, lambda said: None)
 
 
-# Whatever a stranger sends as an objective, a setting or a recipe: a value or one short error of ours -----------------
+# Whatever a stranger sends as an objective, a setting or a recipe -----------------------------------------------------
 
 NAMES = [entry.name for entry in registry.entries()]
 OPTIONS = sorted({option.name for entry in registry.entries() for option in entry.options})

@@ -35,9 +35,6 @@ def configure(objective: str = "infonce", model: type[Settings] = EMPTY, **value
     return run_model("planet", model).model_validate_json(text)
 
 
-# The objective -------------------------------------------------------------------------------------------------------
-
-
 def test_objectives_are_identified_by_what_they_compute():
     assert configure("infonce").hash == configure("infonce(temperature=0.5)").hash
     assert configure("infonce").hash != configure("infonce(temperature=0.4)").hash
@@ -82,9 +79,6 @@ def test_a_changed_default_is_another_run():
     assert hash_with(1.0) != hash_with(2.0)
 
 
-# The tables ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_new_setting_does_not_rename_old_runs():
     old, new = table(width=(int, 4)), table(width=(int, 4), depth=(int, 2))
     assert configure(model=old).hash == configure(model=new).hash
@@ -114,35 +108,6 @@ def test_a_changed_default_is_said_by_the_version_of_the_tables_defaults():
         defaults_version: ClassVar[int] = 2
 
     assert configure(model=Later).hash != configure(model=table(width=(int, 4))).hash
-
-
-def test_defaults_of_version_1():
-    """A default that changes needs a higher `defaults_version` of its table, or old runs answer for new ones."""
-    assert (RunConfig.defaults_version, TrainConfig.defaults_version) == (1, 1)
-    defaults = {name: field.default for name, field in TrainConfig.model_fields.items()}
-    assert defaults == {
-        **dict.fromkeys(("epochs", "steps", "betas", "momentum", "milestones", "decay", "clip"), None),
-        **dict.fromkeys(("evaluate_every", "best_by", "checkpoint_every"), None),
-        "batch_size": 256,
-        "optimizer": "adam",
-        "learning_rate": 1e-3,
-        "weight_decay": 0.0,
-        "schedule": "constant",
-        "warmup": 0.0,
-        "precision": "32",
-        "microbatch": None,
-        "activation_checkpointing": False,
-        "compile": False,
-        "sync_batch_norm": False,
-        "log_every": 10,
-        "evaluate_on": "test",
-        "curves_on": "validation",
-        "validation_share": 0.2,
-    }
-    filled = TrainConfig(steps=1)
-    assert (filled.betas, filled.momentum, filled.decay) == ((0.9, 0.999), None, None)
-    assert TrainConfig(steps=1, optimizer="sgd").momentum == 0.9
-    assert TrainConfig(steps=1, schedule="step", milestones=(1.0,)).decay == 0.1
 
 
 @pytest.mark.parametrize(
@@ -180,8 +145,6 @@ def test_a_preset_is_what_it_stands_for():
     values["small"] = {"width": 5}
     assert configure(model=Preset).hash != small
 
-
-# Code from outside dipole --------------------------------------------------------------------------------------------
 
 TERM = """
 from dipole.core.objectives.objective import Objective

@@ -107,9 +107,6 @@ def module_of(path, text):
     return module
 
 
-# Processes ------------------------------------------------------------------------------------------------------------
-
-
 BODIES = {}
 
 
@@ -145,8 +142,6 @@ def compiled():
 
 
 MATRICES = ("symmetric", "wide", "queue", "lists", "none excluded", "first")
-
-# Interpreted ----------------------------------------------------------------------------------------------------------
 
 
 def rows(count, width, seed, dtype=torch.float32):
@@ -578,9 +573,6 @@ def test_thousands_of_rows_on_a_gpu(layout, width, dtype, text):
     limit = 0.01 if dtype == torch.bfloat16 else 1e-4
     for one, other in zip(first[1:], true[1:], strict=True):
         assert float((one.double() - other).norm() / other.norm()) < limit
-
-
-# The choice -----------------------------------------------------------------------------------------------------------
 
 
 @needs_triton

@@ -32,9 +32,6 @@ SLOWLY = {"OMP_NUM_THREADS": "1", "BLOBS_SECONDS": "0.05"}
 SETTINGS = ("blobs.dropout=0", "train.steps=60", "train.log_every=1", "train.evaluate_every=20")
 
 
-# Who is who ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("listed", "first"),
     [
@@ -96,9 +93,6 @@ def test_a_process_that_is_gone_is_known():
         assert not is_gone(text)
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("variables", "settings", "said"),
     [
@@ -134,9 +128,6 @@ def test_accelerates_own_words_for_what_the_recipe_says(blobs, monkeypatch):
 def test_a_device_that_is_none_is_told_from_those_that_are(name):
     with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
         pick_device(name)
-
-
-# Signals -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
@@ -178,9 +169,6 @@ def test_launchers_pass_on_what_came_already(blobs, tmp_path, monkeypatch):
         quiet(blobs, runs=tmp_path)
 
 
-# Another number of ranks ---------------------------------------------------------------------------------------------
-
-
 def test_what_keeps_another_number_of_ranks_from_going_on():
     plain, normed = nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))
     alike = {"drew": False, "adapter": {"seen": torch.ones(2), "epoch": 1}}
@@ -193,9 +181,6 @@ def test_what_keeps_another_number_of_ranks_from_going_on():
     assert unsupported_reason([alike], normed, True) == unsupported_reason([alike], normed.eval(), False) == ""
     assert same([{"a": torch.ones(1)}], [{"a": torch.ones(1)}])
     assert not same([torch.ones(1)], [1.0])
-
-
-# Processes -----------------------------------------------------------------------------------------------------------
 
 
 def port() -> int:

@@ -92,13 +92,18 @@ def test_a_worker_follows_its_runner_where_parents_do_not_change(monkeypatch):
     assert not lives()
 
 
-def test_nothing_that_windows_lacks_is_imported_at_the_top_of_a_module():
-    found = []
+def test_nothing_that_windows_lacks_is_used_without_a_mark():
+    """Not imported at the top of a module, and in tests nowhere without a mark."""
+    top, inside = [], {}
     for folder in ("core", "vision", "text", "rl", "benchmarks", "dipole", "tests", "docs", "examples"):
         for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                found += [(file.name, name) for name in imported(node) if name.partition(".")[0] in MODULES]
-    assert not found
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            for node in tree.body:
+                top += [(file.name, name) for name in imported(node) if name.partition(".")[0] in MODULES]
+            if folder == "tests" and file.name not in ("systems.py", "without_posix.py", "test_machine.py"):
+                inside[file.name] = lacking(tree)
+    assert not top
+    assert not {name: names for name, names in inside.items() if names}
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -124,11 +129,3 @@ def lacking(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         found += [match.group() for match in [IN_TEXT.search(node.value)] if match]
     return found + [name for child in ast.iter_child_nodes(node) for name in lacking(child)]
-
-
-def test_no_test_needs_what_windows_lacks_without_a_mark():
-    found = {}
-    for file in (ROOT / "tests").rglob("*.py"):
-        if file.name not in ("systems.py", "without_posix.py", "test_machine.py"):
-            found[file.name] = lacking(ast.parse(file.read_text(encoding="utf-8")))
-    assert not {name: names for name, names in found.items() if names}

@@ -22,9 +22,6 @@ def losses(runs: Path) -> list[dict[str, float]]:
     return [line for line in lines(runs) if "train/loss" in line]
 
 
-# Runs ----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_in_microbatches_learns_what_the_undivided_run_learns(blobs, tmp_path):
     seen: list[int] = []
 
@@ -67,9 +64,6 @@ def test_settings_without_effect_are_refused(blobs, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=said):
             load("dot", [f"train.{setting}"])
     assert load("dot", ["train.precision=bf16-mixed"]).config.train.precision == "bf16-mixed"
-
-
-# float16 -------------------------------------------------------------------------------------------------------------
 
 
 def test_float16_computes_in_float16_and_scales_the_loss(blobs, tmp_path, monkeypatch):
@@ -126,9 +120,6 @@ def test_a_gradient_that_no_scale_cures_is_an_error(blobs, tmp_path, monkeypatch
     patch_blobs(monkeypatch, "spoil", lambda z: z * float("nan"))
     with pytest.raises(TrainingError, match="step 1: the loss is not finite"):
         quiet(blobs, "train.precision=16-mixed", "train.steps=41", runs=tmp_path)
-
-
-# Activation checkpointing --------------------------------------------------------------------------------------------
 
 
 class Recorded(nn.Module):
@@ -238,9 +229,6 @@ def test_less_is_kept_for_the_backward_pass():
 
     for name in ENCODERS.keys() - {"chain"}:
         assert kept(*built(name), True) < 0.6 * kept(*built(name), False), name
-
-
-# Compiling -----------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_compiler_the_run_goes_on_and_says_so(blobs, tmp_path, monkeypatch, capsys):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from loops import QUICK
 
 import dipole
-from dipole.core.conformance.kit import CHECKS, check_objective
+from dipole.core.conformance.kit import check_objective
 from dipole.core.objectives.registry import registry
 from dipole.core.train.schedule import check, read
 from dipole.core.utils.errors import PairsError
@@ -20,7 +21,6 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | r
 if find_spec("triton") is None:
     BLOCKS = [block for block in BLOCKS if "import triton" not in block]
 NAMES = [name for block in BLOCKS for name in re.findall(r'@register\(\s*"(\w+)"', block)]
-QUICK = [each.name for each in CHECKS if not each.slow and each.name not in ("compile", "ranks")]
 
 
 @pytest.fixture(scope="module", autouse=True)

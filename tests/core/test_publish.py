@@ -145,7 +145,7 @@ def test_without_a_network_there_is_one_message(pushed):
         pushed("http://127.0.0.1:9")
 
 
-# Networks that cannot be had say why in one message: a real server answers as the RefusingHub does --------------------
+# Networks that cannot be had say why in one message: a real server answers as the Hub does ------
 
 
 ANSWERS = {

@@ -1,4 +1,4 @@
-"""Defaults of the domains' tables, written down: old runs are named by what differs from them.
+"""Defaults of [train] and of the domains' tables, written down: old runs are named by what differs from them.
 
 python tests/core/test_table_defaults.py    # writes down new settings
 """
@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from dipole.core.train.config import RunConfig, Settings
+from dipole.core.train.config import RunConfig, Settings, TrainConfig
 from dipole.core.train.domains import adapter_class
 
 WRITTEN = Path(__file__).with_suffix(".json")
-DOMAINS = ("rl", "text", "toy", "vision")
+
+
+def tables() -> dict[str, type[BaseModel]]:
+    return {"train": TrainConfig} | {name: adapter_class(name).config_model for name in ("rl", "text", "toy", "vision")}
 
 
 def defaults_of(table: type[BaseModel]) -> dict[str, Any]:
@@ -42,11 +45,11 @@ def changed(old: dict[str, Any], new: dict[str, Any], path: str) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_a_changed_default_raises_the_version_of_its_table(domain):
-    written = json.loads(WRITTEN.read_text())[domain]
-    now = defaults_of(adapter_class(domain).config_model)
-    assert not changed(written, now, domain), "raise defaults_version of the table, then run this file"
+@pytest.mark.parametrize("name", tables())
+def test_a_changed_default_raises_the_version_of_its_table(name):
+    written = json.loads(WRITTEN.read_text())[name]
+    now = defaults_of(tables()[name])
+    assert not changed(written, now, name), "raise defaults_version of the table, then run this file"
     assert written.keys() >= now.keys(), "a new setting: run this file to write its default down"
 
 
@@ -60,5 +63,4 @@ def test_what_is_noticed():
 
 
 if __name__ == "__main__":
-    tables = {domain: defaults_of(adapter_class(domain).config_model) for domain in DOMAINS}
-    WRITTEN.write_text(json.dumps(tables, indent=1) + "\n")
+    WRITTEN.write_text(json.dumps({name: defaults_of(table) for name, table in tables().items()}, indent=1) + "\n")

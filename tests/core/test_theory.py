@@ -63,22 +63,22 @@ def tuples(points: Latent, k: int):
 def test_the_unsupervised_loss_is_that_of_every_tuple(loss, k):
     points = small()
     s = points.scores.tolist()
-    whole = different = same = has_different = has_same = 0.0
+    total, chances = dict.fromkeys(("whole", "different", "same"), 0.0), dict.fromkeys(("different", "same"), 0.0)
     for chance, c, x, p, negatives in tuples(points, k):
-        v = [s[x][p] - s[x][q] for _, q in negatives]
-        apart = [each for each, (cn, _) in zip(v, negatives, strict=True) if cn != c]
-        near = [each for each, (cn, _) in zip(v, negatives, strict=True) if cn == c]
-        whole += chance * l_of(loss, v)
-        if apart:
-            different, has_different = different + chance * l_of(loss, apart), has_different + chance
-        if near:
-            same, has_same = same + chance * l_of(loss, near), has_same + chance
+        gaps = {"different": [], "same": []}
+        for cn, q in negatives:
+            gaps["same" if cn == c else "different"].append(s[x][p] - s[x][q])
+        total["whole"] += chance * l_of(loss, gaps["different"] + gaps["same"])
+        for kind, v in gaps.items():
+            if v:
+                total[kind] += chance * l_of(loss, v)
+                chances[kind] += chance
     found = arora.unsupervised_loss(points, loss, k)
-    assert found.whole == pytest.approx(whole, abs=1e-11)
-    assert found.different == pytest.approx(different / has_different, abs=1e-11)
-    assert found.same == pytest.approx(same / has_same, abs=1e-11)
-    assert some_collision(points.prior, k) == pytest.approx(has_same, abs=1e-12)
-    assert full_collision(points.prior, k) == pytest.approx(1 - has_different, abs=1e-12)
+    assert found.whole == pytest.approx(total["whole"], abs=1e-11)
+    assert found.different == pytest.approx(total["different"] / chances["different"], abs=1e-11)
+    assert found.same == pytest.approx(total["same"] / chances["same"], abs=1e-11)
+    assert some_collision(points.prior, k) == pytest.approx(chances["same"], abs=1e-12)
+    assert full_collision(points.prior, k) == pytest.approx(1 - chances["different"], abs=1e-12)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -124,13 +124,11 @@ def test_the_unsupervised_loss_is_decomposed_and_is_a_block_of_one(loss):
 def test_scores_far_apart_keep_their_digits(loss):
     """Scores of 1,500 leave the quadrature, and 1e3 off the origin must cost hinge no digits."""
     generator = torch.Generator().manual_seed(1)
-    a, b = (scale * torch.randn(4, 6, generator=generator, dtype=torch.float64) for scale in (700.0, 700.0))
+    a, b = (700.0 * torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
     mass = torch.full((1, 6), 1 / 6, dtype=torch.float64)
-    wanted = [sum(l_of(loss, [min(p - q, 700.0) if p > q else p - q]) if p - q > -700 else
-                  (1 + q - p if loss == "hinge" else (q - p) / math.log(2))
-                  for p in row.tolist() for q in other.tolist()) / 36
-              for row, other in zip(a, b, strict=True)]  # fmt: skip
-    assert expected(loss, a, b, mass)[0].tolist() == pytest.approx(wanted, rel=1e-12)
+    gaps = b.unsqueeze(1) - a.unsqueeze(2)
+    every = (1 + gaps).clamp_min(0) if loss == "hinge" else torch.logaddexp(torch.zeros(()), gaps) / math.log(2)
+    assert expected(loss, a, b, mass)[0].tolist() == pytest.approx(every.mean((1, 2)).tolist(), rel=1e-12)
     if loss == "logistic":
         with pytest.raises(OptionError, match="spread"):
             expected(loss, a, b, mass, 2)
@@ -138,15 +136,14 @@ def test_scores_far_apart_keep_their_digits(loss):
     assert torch.allclose(shifted, expected("hinge", a / 700, b / 700, mass, 3), atol=1e-11)
 
 
-def every_inequality(points: Latent, loss: str, k: int, b: int) -> list[tuple[str, float, float]]:
-    """(name, smaller side, larger side) as Arora et al. prove them, with Gen_M = 0."""
+def assert_hold(points: Latent, loss: str, k: int = 3, b: int = 3) -> None:
+    """The inequalities of Arora et al. as they prove them, with Gen_M = 0: (name, smaller side, larger side)."""
     tau, s = collision(points.prior), arora.deviation(points)
     un, many = arora.unsupervised_loss(points, loss), arora.unsupervised_loss(points, loss, k)
-    mean = arora.mean_classifier_loss(points, loss)
+    mean, of_k = arora.mean_classifier_loss(points, loss), arora.mean_classifier_loss(points, loss, k)
     blocks = arora.block_loss(points, loss, b, draws=2)
     middle, right = (arora.lemma_4_3(loss, 1, each.whole, points.prior) for each in (blocks, un))
-    of_k = arora.mean_classifier_loss(points, loss, k)
-    return [
+    sides = [
         ("4.3", mean, (un.whole - tau) / (1 - tau)),
         ("4.4", un.same, arora.lemma_4_4(loss, s)),
         ("4.5", mean, arora.theorem_6_1(loss, 1, un.different, s, points.prior)),
@@ -154,15 +151,11 @@ def every_inequality(points: Latent, loss: str, k: int, b: int) -> list[tuple[st
         ("6.2, right", middle, right),
         ("4.3 of k", of_k, arora.lemma_4_3(loss, k, many.whole, points.prior)),
         ("6.1", of_k, arora.theorem_6_1(loss, k, many.different, s, points.prior)),
-    ] + (
-        [("5.1", un.different, arora.lemma_5_1(points, arora.margin(arora.radius(points), arora.spread(points))))]
-        if loss == "hinge"
-        else []
-    )
-
-
-def assert_hold(points: Latent, loss: str, k: int = 3, b: int = 3) -> None:
-    for name, smaller, larger in every_inequality(points, loss, k, b):
+    ]
+    if loss == "hinge":
+        bound = arora.lemma_5_1(points, arora.margin(arora.radius(points), arora.spread(points)))
+        sides.append(("5.1", un.different, bound))
+    for name, smaller, larger in sides:
         assert smaller <= larger + 1e-9 * max(1.0, abs(larger)), (name, loss, smaller, larger)
 
 
@@ -459,9 +452,6 @@ def test_labels_of_any_kind_keep_their_classes_apart(tmp_path, name, content, wa
     path.write_bytes(b"")
     with pytest.raises(DataError, match="label"):
         read_labels(str(path), None, 3)
-
-
-# What `dipole theory` is asked before it reads a run ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
