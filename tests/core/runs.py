@@ -49,6 +49,19 @@ def patch_blobs(monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[.
     monkeypatch.setattr(BlobsAdapter, name, staticmethod(function))
 
 
+class Steeper(torch.autograd.Function):
+    """The identity, with a gradient so many times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * ctx.factor, None
+
+
 def at_batch(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], Any]]) -> None:
     """Do something while the loop fetches a batch of this number, counted from 1 in this process."""
     seen = 0

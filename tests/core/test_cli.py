@@ -208,8 +208,9 @@ def test_killed_and_interrupted_processes_continue(blobs, tmp_path, dipole_proce
         second = dipole_process(*common, "parts", **slow)
         wait_for(lambda: logged() > before + 5, second)
         second.send_signal(signal.SIGINT)
-        _, err = second.communicate(timeout=300)
+        out, err = second.communicate(timeout=300)
         assert second.returncode == 1
+        assert not set("\x1b\r\u2501\u2588") & set(out + err)  # no bar is drawn into a pipe
         assert "continuing at step" in err
         assert "Repeat the command to continue." in err
         assert "Traceback" not in err

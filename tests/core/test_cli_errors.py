@@ -128,10 +128,11 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(arguments, tmp_pa
     Path("empty.txt").touch()
     Path("bad.jsonl").write_bytes(b"\xb7\x00\n")
     if {"gone.toml", "pipe.toml"} & set(arguments):
-        if not POSIX:
+        if POSIX:
+            Path("gone.toml").symlink_to("nowhere")
+            os.mkfifo("pipe.toml")
+        else:
             pytest.skip("no pipes in folders")
-        Path("gone.toml").symlink_to("nowhere")
-        os.mkfifo("pipe.toml")
     words, expected = STRANGERS[arguments]
     err = refused(capsys, *arguments, code=expected)
     assert words in err
@@ -139,7 +140,7 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(arguments, tmp_pa
 
 
 def test_a_process_that_fails_prints_one_line_of_json(tmp_path):
-    command = [sys.executable, "-m", "dipole", "train", "no-such-recipe", "--json"]
+    command = [sys.executable, "-m", "dipole", "rm", "no-such-run", "--yes", "--json"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     message = json.loads(found.stdout)["error"]["message"]

@@ -424,12 +424,3 @@ def test_a_terminal_without_colour_and_a_pipe_get_plain_text():
     environment = {**os.environ, "TERM": "xterm-256color", "FORCE_COLOR": ""}
     piped = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, check=True, env=environment)
     assert piped.stdout == "plan\n"
-
-
-def test_training_into_a_pipe_shows_no_bar(blobs, dipole_process):
-    with dipole_process("train", blobs) as process:
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "negatives per anchor" in err
-    assert "objective  infonce" in out
-    assert not set("\x1b\r\u2501\u2588") & set(out + err)

@@ -191,12 +191,12 @@ def test_a_row_of_zeros_has_no_gradient_and_spoils_no_other():
     x, y = draw(5, 4), draw(5, 4, seed=1)
     with torch.no_grad():
         x[2] = 0
-    dipole.objective("infonce")(x, y).loss.backward()
-    assert torch.equal(x.grad[2], torch.zeros(4, dtype=torch.float64))
-    unit = torch.nn.functional.normalize(torch.cat([x, y]).detach(), dim=1).requires_grad_()
+    loss = dipole.objective("infonce")(x, y).loss
+    loss.backward()
+    assert not x.grad[2].any()
+    unit = torch.nn.functional.normalize(torch.cat([x, y]).detach(), dim=1)
     logits = (unit @ unit.T / 0.5).masked_fill(torch.eye(10, dtype=torch.bool), -torch.inf)
-    wanted = torch.nn.functional.cross_entropy(logits, torch.arange(10).roll(5))
-    torch.testing.assert_close(dipole.objective("infonce")(x, y).loss, wanted)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, torch.arange(10).roll(5)))
     assert bool(y.grad.isfinite().all())
 
 
@@ -216,7 +216,7 @@ def test_a_run_starts_without_the_compiler_and_scikit_learn():
 
 
 def test_it_is_run_as_written_inside_of_what_is_compiled():
-    seen = []
+    seen, traced = [], []
 
     def inner(x):
         seen.append(torch.compiler.is_compiling())
@@ -227,19 +227,16 @@ def test_it_is_run_as_written_inside_of_what_is_compiled():
         seen.append(torch.compiler.is_compiling())
         return inner(x) * 2
 
-    assert (outer(torch.ones(2)).tolist(), outer.__name__) == ([4, 4], "outer")
-    torch._dynamo.reset()
-    traced = []
-
     def backend(graph, _):
-        traced.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        traced.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
+    assert outer(torch.ones(2)).tolist() == [4, 4]
+    assert outer.__name__ == "outer"
+    torch._dynamo.reset()
     step = torch.compile(lambda x: outer(x.sin()).cos(), backend=backend)
     for size in (2, 3, 4):
         x = torch.linspace(0, 1, size)
         assert torch.equal(step(x), ((x.sin() + 1) * 2).cos())
-    names = {getattr(each, "__name__", str(each)) for each in traced}
-    assert not any(seen)
-    assert len(seen) == 2 * 4
-    assert not names & {"add", "mul"}
+    assert seen == [False] * 2 * 4
+    assert not [name for name in traced if "add" in name or "mul" in name]

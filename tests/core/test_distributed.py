@@ -275,18 +275,22 @@ def given_wrongly(rank):
     """What one rank, or both, give wrongly: no rank may be left waiting, and none may compute something else."""
     a, b = torch.randn(2, 4, 3, dtype=torch.double)
     queue = torch.ones(2, 3, dtype=torch.double)
-    yield "as many rows", EncodedBatch({"a": a, "b": b[: 4 - rank]}, views_of)
-    yield "a tensor", EncodedBatch({"a": a, "b": b, "labels": [0, 1, 2, 3] if rank else torch.arange(4)}, views_of)
-    yield "one width", EncodedBatch({"a": a[:, rank:], "b": b[:, rank:]}, views_of)
-    yield "labels of all or none", EncodedBatch({"a": a, "b": b, "labels": None if rank else torch.arange(4)}, views_of)
-    yield "a row", EncodedBatch({"a": a[: 4 * rank], "b": b[: 4 * rank]}, views_of)
+
+    def rows(**given):
+        return EncodedBatch(given, views_of)
+
+    yield "as many rows", rows(a=a, b=b[: 4 - rank])
+    yield "a tensor", rows(a=a, b=b, labels=[0, 1, 2, 3] if rank else torch.arange(4))
+    yield "one width", rows(a=a[:, rank:], b=b[:, rank:])
+    yield "labels of all or none", rows(a=a, b=b, labels=None if rank else torch.arange(4))
+    yield "a row", rows(a=a[: 4 * rank], b=b[: 4 * rank])
     yield "changed", Pairs.cross(a, b, queue, batch_negatives=False).without(torch.full((4, 1), -1))
-    yield "none at all", EncodedBatch({}, views_of)
+    yield "none at all", rows()
     yield "nonsense", EncodedBatch({"a": a, "b": b}, lambda rows: rows["a"])
     yield "several on one rank", tuple(Pairs.cross(a, b) for _ in range(1 + rank))
     yield "batches of several sizes", tuple(Pairs.cross(each, each) for each in (a, b[: 4 - rank]))
     yield "no mapping", EncodedBatch([a, b] if rank else {"a": a, "b": b}, views_of)
-    yield "a name that is not there", EncodedBatch({"a": a, "c": b}, views_of)
+    yield "a name that is not there", rows(a=a, c=b)
     yield "a queue of its own", Pairs.cross(a, b, queue + rank)
     yield "hard negatives as a queue", EncodedBatch({"a": a, "b": b}, lambda r: Pairs.cross(r["a"], r["b"], a + rank))
     yield "a queue on one rank", Pairs.cross(a, b, queue if rank else None)
@@ -327,12 +331,12 @@ def test_rows_are_checked_in_one_process_alike():
     a, b = torch.randn(2, 4, 3)
     term = dipole.objective("infonce")
     torch.testing.assert_close(term(EncodedBatch({"a": a, "b": b, "labels": None}, views_of)).loss, term(a, b).loss)
-    with pytest.raises(PairsError, match="labels list"):
-        term(EncodedBatch({"a": a, "b": b, "labels": [0, 1, 2, 3]}, views_of))
-    with pytest.raises(PairsError, match="mapping of names to tensors"):
-        term(EncodedBatch([a, b], views_of))
-    with pytest.raises(PairsError, match=r"rows 'b', but EncodedBatch\.rows has 'a' alone"):
-        term(EncodedBatch({"a": a}, views_of))
+    for rows, said in (
+        ({"a": a, "b": b, "labels": [0, 1, 2, 3]}, "labels list"), ([a, b], "mapping of names to tensors"),
+        ({"a": a}, r"rows 'b', but EncodedBatch\.rows has 'a' alone"),
+    ):  # fmt: skip
+        with pytest.raises(PairsError, match=said):
+            term(EncodedBatch(rows, views_of))
 
 
 def test_a_gather_without_gradient_would_be_noticed():

@@ -40,7 +40,8 @@ def declared(monkeypatch):
 
     def declare(*points: EntryPoint, alone: bool = False) -> None:
         def found(group: str) -> list[EntryPoint]:
-            return [*([] if alone else own(group=group)), *(point for point in points if point.group == group)]
+            others = [] if alone else own(group=group)
+            return [*others, *(point for point in points if point.group == group)]
 
         monkeypatch.setattr(plugins, "entry_points", found)
 
@@ -117,13 +118,8 @@ def test_a_broken_adapter_is_named_with_its_domain(adapter, reason, theirs, tmp_
 
 def test_what_is_installed_is_read_once_and_again_when_something_came(tmp_path, monkeypatch):
     read = []
-
-    def counted(group):
-        read.append(group)
-        return entry_points(group=group)
-
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "entry_points", counted)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: read.append(group) or entry_points(group=group))
     for _ in range(3):
         assert "late" not in domain_names()
     assert len(read) == 1

@@ -45,11 +45,10 @@ def test_the_ratios_are_those_of_the_formulas(blobs, tmp_path):
     overrides = ("blobs.dropout=0", f"objective=infonce(temperature=0.3) + 0.7*{SUM}", "train.evaluate_every=2")
     overrides += ("train.steps=5",)
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
-    config, seeds = load(blobs, overrides).config, Seeds(0)
+    settings, seeds, cpu = load(blobs, overrides).config.settings, Seeds(0), torch.device("cpu")
     torch.manual_seed(seeds.model)
-    adapter = BlobsAdapter(config.settings, seed=seeds, device=torch.device("cpu"), workdir=tmp_path, batch_size=16)
-    adapter.module.double()
-    parameters = list(adapter.module.parameters())
+    adapter = BlobsAdapter(settings, seed=seeds, device=cpu, workdir=tmp_path, batch_size=16)
+    parameters = list(adapter.module.double().parameters())
     optimizer = torch.optim.Adam(parameters, lr=0.01)
     expected = {}
     for step in range(5):

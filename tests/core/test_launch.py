@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blobs_domain import BlobsAdapter
-from runs import assert_same_bits, done, lines, patch_blobs, quiet, refused, wait_for, weights
+from runs import assert_same_bits, at_batch, done, lines, quiet, refused, wait_for, weights
 from torch import nn
 
 from dipole.core.record import read_record
@@ -159,12 +159,7 @@ def test_a_signal_in_an_evaluation_puts_it_off(blobs, tmp_path, monkeypatch, whi
 
 @posix
 def test_launchers_pass_on_what_came_already(blobs, tmp_path, monkeypatch):
-    def twice(index: int) -> None:
-        if index == 2:
-            signal.raise_signal(signal.SIGUSR1)
-            signal.raise_signal(signal.SIGTERM)
-
-    patch_blobs(monkeypatch, "on_batch", twice)
+    at_batch(monkeypatch, {3: lambda: list(map(signal.raise_signal, (signal.SIGUSR1, signal.SIGTERM)))})
     with pytest.raises(RunInterruptedError, match="after step 3 of 10; the checkpoint is saved"):
         quiet(blobs, runs=tmp_path)
 

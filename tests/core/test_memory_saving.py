@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from blobs_domain import BlobsAdapter
-from runs import assert_same_bits, lines, patch_blobs, quiet, weights
+from runs import Steeper, assert_same_bits, lines, patch_blobs, quiet, weights
 from torch import nn
 
 import dipole
@@ -85,19 +85,6 @@ def test_float16_computes_in_float16_and_scales_the_loss(blobs, tmp_path, monkey
         assert half["train/skipped"] == 0
         assert half["train/loss"] == pytest.approx(full["train/loss"], rel=0.03)
         assert half["train/grad_norm"] == pytest.approx(full["train/grad_norm"], rel=0.1)
-
-
-class Steeper(torch.autograd.Function):
-    """The identity, with a gradient so many times as large."""
-
-    @staticmethod
-    def forward(ctx, z, factor):
-        ctx.factor = factor
-        return z.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.factor, None
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars", "sgd"])

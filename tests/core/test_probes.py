@@ -33,27 +33,20 @@ def test_convex_probe_is_the_optimum_that_scikit_learn_finds(n, d):
 
 def test_convex_probe_converges_to_a_vanishing_gradient():
     x, y = blobs(400, 30, spread=3.0)
-    mix = torch.randn(30, 30, generator=torch.Generator().manual_seed(1))
-    plain = probes.linear_probe(x, y, x, y, standardize=False, l2=1e-6)
-    scaled = probes.linear_probe(x @ mix * torch.logspace(-1, 1, 30), y, x, y, standardize=False, l2=1e-6)
-    assert plain.converged
-    assert scaled.converged
+    mix = torch.randn(30, 30, generator=torch.Generator().manual_seed(1)) * torch.logspace(-1, 1, 30)
+    for features in (x, x @ mix):
+        assert probes.linear_probe(features, y, features, y, standardize=False, l2=1e-6).converged
     x, y = blobs(500, 20, spread=2.0)
-    weight, bias, _ = probes.fit_softmax(x, y, 4, l2=0.01)
-    weight.requires_grad_()
-    bias.requires_grad_()
+    weight, bias = (each.requires_grad_() for each in probes.fit_softmax(x, y, 4, l2=0.01)[:2])
     loss = nn.functional.cross_entropy(x.double() @ weight.T + bias, y) + 0.005 * weight.square().sum()
-    gradients = torch.autograd.grad(loss, (weight, bias))
-    assert max(g.abs().max() for g in gradients) < 1e-5
+    assert max(g.abs().max() for g in torch.autograd.grad(loss, (weight, bias))) < 1e-5
 
 
 @pytest.mark.parametrize("solver", ["sgd", "adam"])
 def test_schedules_of_the_papers_learn_and_repeat(solver):
-    x, y = blobs()
-    tx, ty = blobs(seed=1)
-    first = probes.linear_probe(x, y, tx, ty, solver=solver, epochs=20, seed=3)
-    again = probes.linear_probe(x, y, tx, ty, solver=solver, epochs=20, seed=3)
-    other = probes.linear_probe(x, y, tx, ty, solver=solver, epochs=20, seed=4)
+    first, again, other = (
+        probes.linear_probe(*blobs(), *blobs(seed=1), solver=solver, epochs=20, seed=seed) for seed in (3, 3, 4)
+    )
     assert first.accuracy > 0.9
     assert torch.equal(first.scores, again.scores)
     assert not torch.equal(first.scores, other.scores)
@@ -79,12 +72,9 @@ def test_labels_may_be_any_integers_and_missing_ones_are_left_out():
 
 def test_mean_classifier_by_hand_and_without_a_class():
     x, y = blobs()
-    keep = y < 3
-    result = probes.mean_classifier(x[keep], y[keep], x, y)
-    assert result.accuracy <= 0.76
-    x = torch.tensor([[1.0, 0], [3, 0], [0, 1], [0, 1]])
-    y = torch.tensor([0, 0, 1, 1])
-    # means (2, 0) and (0, 1): the point (1, 1.5) scores 2 against 1.5
+    assert probes.mean_classifier(x[y < 3], y[y < 3], x, y).accuracy <= 0.76
+    x, y = torch.tensor([[1.0, 0], [3, 0], [0, 1], [0, 1]]), torch.tensor([0, 0, 1, 1])
+    # Means (2, 0) and (0, 1): the point (1, 1.5) scores 2 against 1.5.
     result = probes.mean_classifier(x, y, torch.tensor([[1.0, 1.5]]), torch.tensor([0]))
     torch.testing.assert_close(result.scores, torch.tensor([[2.0, 1.5]]))
     assert result.accuracy == 1
@@ -92,18 +82,14 @@ def test_mean_classifier_by_hand_and_without_a_class():
 
 def test_few_shot_uses_so_many_labels_and_averages_draws(monkeypatch):
     x, y = blobs()
-    sizes = []
-    fit = probes.fit_softmax
-
-    def spy(x, y, *rest):
-        sizes.append(torch.bincount(y).tolist())
-        return fit(x, y, *rest)
-
-    monkeypatch.setattr(probes, "fit_softmax", spy)
-    result = probes.few_shot_probe(x, y, x, y, labels_per_class=3, draws=4, seed=1)
-    assert sizes == [[3, 3, 3, 3]] * 4
-    assert result.std is not None
-    assert result.accuracy == probes.few_shot_probe(x, y, x, y, labels_per_class=3, draws=4, seed=1).accuracy
+    sizes, fit = [], probes.fit_softmax
+    monkeypatch.setattr(
+        probes, "fit_softmax", lambda x, y, *rest: sizes.append(y.bincount().tolist()) or fit(x, y, *rest)
+    )
+    first, again = (probes.few_shot_probe(x, y, x, y, labels_per_class=3, draws=4, seed=1) for _ in range(2))
+    assert sizes == [[3, 3, 3, 3]] * 8
+    assert first.std is not None
+    assert first.accuracy == again.accuracy
 
 
 def test_knn_against_a_loop():
@@ -125,11 +111,10 @@ def test_knn_against_a_loop():
 def test_kmeans_matches_clusters_one_to_one_and_survives_few_points():
     x, y = blobs(200, spread=0.05)
     assert probes.kmeans_accuracy(x, (y + 1) % 4, inits=5).accuracy == 1
-    assert probes.matched_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 1, 2, 3])) == 0.25
-    # two clusters share class 0: only one of them may claim it
-    assert probes.matched_accuracy(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])) == 0.75
-    x = torch.tensor([[0.0, 0], [1, 1]]).repeat(5, 1)
-    assert probes.kmeans(x, 4, inits=2).shape == (10,)
+    # Two clusters share class 0: only one of them may claim it.
+    for clusters, classes, wanted in (([0, 0, 0, 0], [0, 1, 2, 3], 0.25), ([0, 0, 1, 1], [0, 0, 0, 1], 0.75)):
+        assert probes.matched_accuracy(torch.tensor(clusters), torch.tensor(classes)) == wanted
+    assert probes.kmeans(torch.tensor([[0.0, 0], [1, 1]]).repeat(5, 1), 4, inits=2).shape == (10,)
 
 
 def on_views(x, y, labels):
@@ -273,9 +258,7 @@ def test_average_over_all_tasks_is_that_of_drawing_each():
 
 
 def test_a_class_without_training_points_is_never_right_and_equal_scores_help_nobody():
-    x, y = points(classes=3)
-    tx, ty = points(classes=4, seed=1)
-    result = mean_classifier(x, y, tx, ty)
+    result = mean_classifier(*points(classes=3), *points(classes=4, seed=1))
     assert result.average(2) <= 0.75
     assert result.top(3) == 0.75
     nothing = mean_classifier(torch.zeros(6, 2), torch.arange(6) % 3, torch.zeros(3, 2), torch.arange(3))
