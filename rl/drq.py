@@ -153,6 +153,5 @@ def repeated(states: Tensor | None, times: int) -> Tensor | None:
 
 
 def first_rows(maps: Maps, count: int) -> Maps:
-    """Return the first rows of chunks of rows."""
     starts = itertools.accumulate((len(each) for each in maps), initial=0)
     return tuple(each[: count - start] for each, start in zip(maps, starts, strict=False) if start < count)

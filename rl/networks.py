@@ -368,7 +368,6 @@ class DrQPolicy(Encoders, TD3Policy):
 
     @property
     def actor_target(self) -> NoisyActor:  # type: ignore[override]
-        """The actor itself."""
         return self.actor
 
     def make_actor(self, features_extractor: Any = None) -> NoisyActor:

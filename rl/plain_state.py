@@ -18,7 +18,6 @@ from dipole.core.utils.received import read_json
 
 
 def files(name: str) -> tuple[str, str]:
-    """The names of both files."""
     return f"{name}.json", f"{name}.npz"
 
 

@@ -252,7 +252,6 @@ class AgentSettings(AgentTable):
 
 
 def algorithm_of(preset: str) -> AlgorithmName:
-    """Return the algorithm of a preset."""
     found: AlgorithmName = _PRESETS[preset].get("algorithm", "sac")
     return found
 

@@ -71,7 +71,10 @@ class TextAdapter(Adapter):
         if self.kept is not None:
             self._restore(Artifacts(self.kept))
             return
-        _check_measured(config)
+        if config.labelled is not None:  # before hours of training: data for the evaluation can be read
+            documents = labelled_documents(config.labelled, config.column)
+            check_parts(((label, tested) for _, label, tested in documents), config.labelled)
+        _check_tasks(config)
         tokens = None
         if config.tokenizer != "words":
             tokens = load_tokens(config.tokenizer)
@@ -395,14 +398,6 @@ def _width(config: TextSettings) -> int:
 
 def _example(objective: Composite, dim: int, config: TextSettings, batch_size: int) -> Pairs:
     return PAIR_KINDS[config.pairs].example(config, batch_size, dim)
-
-
-def _check_measured(config: TextSettings) -> None:
-    """Raise, before hours of training, if data for the evaluation cannot be read."""
-    if config.labelled is not None:
-        documents = labelled_documents(config.labelled, config.column)
-        check_parts(((label, tested) for _, label, tested in documents), config.labelled)
-    _check_tasks(config)
 
 
 def _check_tasks(config: TextSettings) -> None:

@@ -245,14 +245,14 @@ def _rank_metrics(name: str, above: Tensor, equal: Tensor, candidates: int) -> d
     }
 
 
-def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[str], count: int = 5) -> str:
-    """Return text with the sentences nearest to each query (an index into `texts`), by cosine."""
+def nearest_sentences(queries: Sequence[int], vectors: Tensor, texts: Sequence[str]) -> str:
+    """Return text with the five sentences nearest to each query (an index into `texts`), by cosine."""
     x = _unit(vectors)
     lines = []
     for query in queries:
         scores = x @ x[query]
         scores[query] = -torch.inf
-        best = scores.topk(min(count, len(texts) - 1))
+        best = scores.topk(min(5, len(texts) - 1))
         lines.append(texts[query])
         lines += [f"  {float(s):.3f}  {texts[int(i)]}" for s, i in zip(best.values, best.indices, strict=True)]
     return "\n".join(lines)

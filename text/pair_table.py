@@ -85,7 +85,6 @@ class PairTable:
 
     @property
     def texts_hash(self) -> str:
-        """Content hash of the texts."""
         if "texts_hash" not in self.known:
             digest = hashlib.sha256()
             for start in range(0, len(self.texts), TOGETHER):
@@ -105,7 +104,6 @@ class PairTable:
         return np.column_stack([self.anchor[rows], self.positive[rows], self.negatives[rows]])
 
     def texts_of(self, rows: np.ndarray) -> list[tuple[int, ...]]:
-        """Return the distinct texts of each row."""
         return [tuple(dict.fromkeys(text for text in row if text >= 0)) for row in self.numbers_of(rows).tolist()]
 
 

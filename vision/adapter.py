@@ -127,8 +127,8 @@ class VisionAdapter(Adapter):
 
     @cached_property
     def _with_test(self) -> Parts:
-        all_parts = kind_of(self.config).load(self.config, self.seed)
-        return replace(self.parts, test=all_parts.test, test_pairs=all_parts.test_pairs)
+        every = kind_of(self.config).load(self.config, self.seed)
+        return replace(self.parts, test=every.test, test_pairs=every.test_pairs)
 
     @property
     def evaluated_parts(self) -> Parts:

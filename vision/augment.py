@@ -158,7 +158,6 @@ class Parameters:
         return self._map(lambda values: values[index])
 
     def to(self, device: torch.device) -> "Parameters":
-        """Return the parameters on a device."""
         return self._map(lambda values: to_device(values, device))
 
     def _map(self, use: Callable[[Tensor], Tensor]) -> "Parameters":

@@ -80,7 +80,6 @@ class Processes:
         return wrapped
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self._accelerator:
             self._accelerator.wait_for_everyone()
 

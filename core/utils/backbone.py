@@ -85,7 +85,6 @@ class Source:
         return _hash_of_files(files)
 
     def error(self, problem: str) -> ConfigError:
-        """Return the error to raise."""
         return ConfigError(f"{self.setting}: {self.text!r} cannot be loaded: {problem.rstrip('.')}.")
 
 

@@ -40,12 +40,12 @@ def why(error: OSError, option: str = "--runs") -> str:
 
 
 @contextmanager
-def disk_refusing(problem: str, kind: type[DipoleError] = TrainingError, option: str = "--runs") -> Iterator[None]:
+def disk_refusing(problem: str, kind: type[DipoleError] = TrainingError) -> Iterator[None]:
     """Turn an OSError of the block into an error of `kind`: the problem, its reason and the fix (see `why`)."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{problem}: {why(error, option)}") from error
+        raise kind(f"{problem}: {why(error)}") from error
 
 
 def disk_error(error: BaseException | None) -> OSError | None:

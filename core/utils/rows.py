@@ -285,7 +285,6 @@ def _check_divided(header: list[str], by: str, file: Path) -> None:
 
 
 def parquet_rows(file: Path, asker: Asker) -> Iterator[Any]:
-    """Stream the rows of a parquet file."""
     load_dataset = asker.package("datasets").load_dataset
     try:
         if asker.package("pyarrow.parquet").read_metadata(file).num_rows:

@@ -157,7 +157,6 @@ def _spec(task: str) -> EnvSpec:
 
 
 def names() -> list[str]:
-    """The names of all tasks."""
     load()
     return sorted(each.name for each in _environments.values())
 

@@ -73,7 +73,6 @@ class Blocks(PairKind):
 
 
 def members(rows: dict[str, Tensor], draw: int) -> Pairs:
-    """Pair the members of a block."""
     return Pairs.from_blocks(rows["x"], anchors="all", labels=rows["labels"], index=rows["index"], draw=draw)
 
 

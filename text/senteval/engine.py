@@ -111,14 +111,13 @@ class SE:
         check = self.params.get("check", True) is not False
         # A missing file shows before hours of encoding.
         tasks = [load_task(each, self.params.task_path, check) for each in task_names(name)]
-        self.results = {task.name: self._score(task) for task in tasks}
+        self.results = {}
+        for task in tasks:
+            self.params.current_task = task.name
+            self.results[task.name] = score(task, self._encode(task), self.settings, self.params, self.progress)
         if isinstance(name, str):
             self.results = self.results[name]
         return self.results
-
-    def _score(self, task: Task) -> Result:
-        self.params.current_task = task.name
-        return score(task, self._encode(task), self.settings, self.params, self.progress)
 
     def _encode(self, task: Task) -> dict[Sentence, np.ndarray]:
         """Encode each distinct sentence of the task once, short ones first."""

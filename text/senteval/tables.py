@@ -32,7 +32,7 @@ def _cells(columns: list[str], cells: Any) -> dict[str, float | None]:
     return {column: cell["mean"] for column, cell in zip(columns, cells, strict=True)}
 
 
-def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], tables: tuple[str, ...] = PUBLISHED) -> str:
+def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Ours first (encoder -> task -> result), then the published rows, accuracies in percent."""
     columns = [*SIX_TASKS, "SUBJ*", "MPQA*"]
     lines = [f"{'':<28}" + "".join(f"{column:>8}" for column in columns)]
@@ -44,7 +44,7 @@ def six_task_table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], table
         errors = {task: r.standard_error for task, r in found.items() if isinstance(r, Result)}
         lines.append(_line("  standard error", columns, errors))
     seen = []
-    for table in tables:
+    for table in PUBLISHED:
         for name, values in published_rows(table):
             if (name, values) not in seen:
                 seen.append((name, values))
