@@ -44,6 +44,12 @@ class ContrastiveDrQ(PixelAgent, TD3):
     A return that the end of an episode or the newest step cuts short is used with its own discount. The repository
     never draws one.
 
+        >>> agent = ContrastiveDrQ(
+        ...     "CnnPolicy", DotEnv(), "infonce(temperature=0.1)", buffer_size=50, learning_starts=10, batch_size=4
+        ... )
+        >>> agent = agent.learn(16)
+        >>> action, _ = agent.predict(DotEnv().reset()[0])
+
     Args:
         policy: "CnnPolicy". "MultiInputPolicy" (dictionaries) and "MlpPolicy" (vectors) mean the same here.
         env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with

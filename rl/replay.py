@@ -39,6 +39,9 @@ class FrameReplayBuffer(FrameSampler):
     termination. A step that a fault ended (`info["fault"]`), or whose reward, action or vectors are not finite, is
     never sampled.
 
+        >>> from stable_baselines3 import SAC
+        >>> agent = SAC("CnnPolicy", DotEnv(size=36), replay_buffer_class=FrameReplayBuffer, buffer_size=1000)
+
     Args:
         buffer_size: transitions over all environments, >= 1, rounded up to a multiple of `n_envs`. If memory does not
             suffice for the frames of so many, a warning says how many fit.

@@ -33,6 +33,13 @@ class ContrastiveSAC(PixelAgent, SAC):
     x, x' and each x+ are independent random views of the stored observation. With `joint_backward` critic and contrast
     are one loss, and its gradient steps the encoder once.
 
+        >>> objective = "infonce(similarity=bilinear, temperature=1) + 0.1*dp"
+        >>> agent = ContrastiveSAC(
+        ...     "CnnPolicy", DotEnv(), objective, preset="small", buffer_size=50, learning_starts=10, batch_size=4
+        ... )
+        >>> agent = agent.learn(12)
+        >>> action, _ = agent.predict(DotEnv().reset()[0])
+
     Args:
         policy: "CnnPolicy". "MultiInputPolicy" (dictionaries) and "MlpPolicy" (vectors) mean the same here.
         env: an environment (its id, an instance or a VecEnv) of uint8 images, vectors or a dictionary of both, with

@@ -84,6 +84,10 @@ def resume(
 ) -> PixelAgent:
     """An agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
+        >>> agent = ContrastiveSAC("CnnPolicy", DotEnv(), preset="small", buffer_size=50, learning_starts=50)
+        >>> agent = agent.learn(25, callback=CheckpointCallback(folder, every=20))
+        >>> agent = resume(f"{folder}/agent-000000020", DotEnv()).learn(5, reset_num_timesteps=False)
+
     Args:
         folder: what `save` wrote.
         env: environments made like those of the first run: a gymnasium.Env, a VecEnv, or a task's name. Ones without
@@ -228,9 +232,13 @@ def save_newest(agent: PixelAgent, folder: Path) -> Path:
 
 
 class CheckpointCallback(BaseCallback):
-    """Saves `folder/agent-<agent steps>` every `every` agent steps, between rollouts, and keeps the newest two.
+    """Saves a folder every `every` agent steps, between rollouts, and keeps the newest two.
 
-    Unfinished files of a killed process are removed when training begins.
+    The folder is named after the agent's steps, in nine digits: `folder/agent-000010000`. Unfinished
+    files of a killed process are removed when training begins.
+
+        >>> agent = ContrastiveSAC("CnnPolicy", DotEnv(), preset="small", buffer_size=50, learning_starts=50)
+        >>> agent = agent.learn(25, callback=CheckpointCallback(folder, every=20))
 
     Args:
         folder: where to. It is created.

@@ -22,7 +22,9 @@ SHARED = ("prompt_length",)
 class CachedContrastiveLoss(ContrastiveLoss):
     """`ContrastiveLoss` whose memory grows with `mini_batch_size`, while the loss sees the whole batch.
 
-        loss = dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=32)
+        >>> loss = CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=32)
+        >>> columns = [model.preprocess(texts) for texts in (["a cat", "a dog"], ["the cat sleeps", "the dog barks"])]
+        >>> loss(columns, labels=None).backward()
 
     Sentences are embedded without a graph, and again, some at a time, when their gradient is known (Gao et al. 2021,
     Sec. 3.2). Without dropout the value and every gradient equal those of ContrastiveLoss. With dropout each mini-batch

@@ -38,7 +38,9 @@ MODES: dict[frozenset[str], str] = {
 class ContrastiveLoss(nn.Module):
     """An objective as the loss of a SentenceTransformerTrainer: the first column finds the second among all others.
 
-        loss = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp")
+        >>> loss = ContrastiveLoss(model, "infonce(temperature=0.05) + 0.1*dp")
+        >>> columns = [model.preprocess(texts) for texts in (["a cat", "a dog"], ["the cat sleeps", "the dog barks"])]
+        >>> loss(columns, labels=None).backward()
 
     Columns are those of MultipleNegativesRankingLoss: (anchor, positive), or (anchor, positive, negative_1, ...,
     negative_n). Candidates of an anchor are all positives and all negatives of the batch. One column with a label

@@ -458,6 +458,11 @@ def entry_of(term: Objective) -> Entry:
 def objective(text: str, dim: int | None = None) -> Composite:
     """Build an objective from text such as `infonce(temperature=0.5) + 0.1*dp(delta_pos=0.1, delta_neg=0.5)`.
 
+        >>> loss_of = objective("infonce(temperature=0.5) + 0.1*dp", dim=16)
+        >>> outcome = loss_of(torch.randn(8, 16), torch.randn(8, 16))
+        >>> sorted(outcome.terms)
+        ['dp', 'infonce']
+
     Args:
         text: weighted sum of registered names with options. See `dipole list` and `dipole show NAME`.
         dim: width of the embeddings, >= 1. Give it if you build an optimizer and a term has parameters (bilinear

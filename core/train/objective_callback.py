@@ -67,6 +67,12 @@ class ObjectiveCallback(TrainerCallback, ExportableState):
     A checkpoint folder gets `objective.safetensors`. `trainer_state.json` has its place and digest, so a run resumes
     only with these parameters. At the start all ranks take those of rank 0.
 
+        >>> from transformers import Trainer, TrainingArguments
+        >>> clip = torch.nn.Linear(4, 3)
+        >>> loss_of = dipole.compute_loss("infonce(temperature=learned)", model=clip, dim=3)
+        >>> arguments = TrainingArguments(folder, use_cpu=True, report_to=[])
+        >>> trainer = Trainer(clip, arguments, compute_loss_func=loss_of, callbacks=[ObjectiveCallback()])
+
     Raises:
         CheckpointError: the resumed checkpoint has no or other parameters of this objective.
     """

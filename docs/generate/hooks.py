@@ -27,8 +27,8 @@ from pydantic import BaseModel
 from dipole.core.cli.commands.show import setting_rows
 
 MEMBERS = "    options:\n      heading: {name}\n      toc_label: {short}\n"
-LONG = 10
-"""A class with this many methods and properties has its own page in the reference."""
+LONG = 15
+"""A class or function whose docstrings have this many lines, those of methods included, has its own page."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -39,13 +39,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "tutorials/": ["tutorials/index.md", *(f"tutorials/{script.stem}.md" for script in tutorials.scripts())],
         "objectives/": ["objectives/index.md", *(f"objectives/{entry.name}.md" for entry in objectives.entries())],
         "results/suites/": [f"results/suites/{section.id}.md" for section in committed.pages()],
-        "reference/": [f"reference/{room}.md" for room in rooms()],
+        "reference/": navigation(),
     }
     config.nav = _expanded(config.nav, pages)
     return config
 
 
-def _expanded(entries: list[Any], pages: dict[str, list[str]]) -> list[Any]:
+def _expanded(entries: list[Any], pages: dict[str, list[Any]]) -> list[Any]:
     """Replace the folders of generated pages in the navigation."""
     found: list[Any] = []
     for entry in entries:
@@ -138,13 +138,36 @@ def brought() -> list[str]:
     return found
 
 
+@cache
 def rooms() -> dict[str, list[str]]:
-    """Return the pages of the reference: one per package, at most three names deep, and one for each long class."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, (_, value) in public.public_names().items():
-        is_long = inspect.isclass(value) and len([*public.members(public.Entry("", value, None))]) >= LONG
-        found[name if is_long else room_of(name, value)].append(name)
+    """Return the pages of the reference: one per package, at most three names deep, and one for each long name."""
+    found: dict[str, list[str]] = {}
+    for name, (_, value) in sorted(public.public_names().items()):
+        room = found.setdefault(room_of(name, value), [])
+        # Some file systems ignore case: `dipole.Objective` has its page, and `dipole.objective` is on that of `dipole`.
+        if is_long(name, value) and name.lower() not in map(str.lower, found):
+            found[name] = [name]
+        else:
+            room.append(name)
     return dict(sorted(found.items()))
+
+
+def is_long(name: str, value: Any) -> bool:
+    """Return whether a class or a function has a page of its own."""
+    shown = [each for entry in public.entries_of(name, value) for each in (entry, *public.members(entry))]
+    return sum(len(each.doc.splitlines()) for each in shown) >= LONG
+
+
+def own_pages(room: str) -> list[str]:
+    """Return the names of a package that have pages of their own."""
+    homes = public.public_names()
+    return [name for name in rooms() if name in homes and name != room and room_of(name, homes[name][1]) == room]
+
+
+def navigation() -> list[dict[str, list[str]]]:
+    """Return the pages of each package, its own first."""
+    packages = [room for room in rooms() if room not in public.public_names() or own_pages(room)]
+    return [{room: [f"reference/{name}.md" for name in (room, *own_pages(room))]} for room in packages]
 
 
 def room_of(name: str, value: Any) -> str:
@@ -158,9 +181,9 @@ def reference(room: str, names: list[str]) -> str:
     """Return one page of the reference."""
     homes = public.public_names()
     parts = [f"# {room}"]
-    long = [each for each in rooms() if each in homes and each != room and room_of(each, homes[each][1]) == room]
-    if long:
-        parts.append(f"On pages of their own: {', '.join(f'[`{name}`]({name}.md)' for name in long)}.")
+    if long := own_pages(room):
+        lines = [f"- [`{name.removeprefix(f'{room}.')}`]({name}.md): {said(homes[name][1])}" for name in long]
+        parts.append("\n".join(["On pages of their own:", "", *lines]))
     for name in names:
         short = name.rpartition(".")[2]
         place, value = homes[name]
@@ -171,6 +194,12 @@ def reference(room: str, names: list[str]) -> str:
         parts.append(f"::: {place}\n{options}")
         parts += [each for each in (settings(value), elsewhere(value)) if each]
     return "\n\n".join(parts) + "\n"
+
+
+def said(value: Any) -> str:
+    """Return the first sentence of a docstring."""
+    first = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    return re.split(r"(?<=\.) (?=\D)", " ".join(first.split()))[0].rstrip(":")
 
 
 def settings(value: Any) -> str:

@@ -111,13 +111,14 @@ def entries() -> list[Entry]:
     """Return all items of pages, with methods and properties of classes, and registered objectives."""
     pairs = [(name, value) for name, (_, value) in public_names().items()]
     pairs += [pair for _, value in public_names().values() for pair in inside(value)]
-    found = {id(each.value): each for name, value in pairs for each in _entry(name, value)}
+    found = {id(each.value): each for name, value in pairs for each in entries_of(name, value)}
     shown = [each for entry in found.values() for each in (entry, *members(entry))]
     own = [each for each in registry.entries() if each.package == "dipole" and id(each.target) not in found]
-    return shown + [each for entry in own for each in _entry(entry.name, entry.target)]
+    return shown + [each for entry in own for each in entries_of(entry.name, entry.target)]
 
 
-def _entry(name: str, value: Any) -> list[Entry]:
+def entries_of(name: str, value: Any) -> list[Entry]:
+    """Return the item of a class or function, or nothing for other values."""
     if inspect.isclass(value):
         constructor = vars(value).get("__init__")
         return [Entry(name, value, constructor if is_own(constructor, value) else None)]

@@ -70,6 +70,10 @@ class ContrastiveCallback(BaseCallback):
     happens in. The agent's file holds the objective's weights, the momentum copy and the optimizer as tensors and text,
     so that SB3 loads it without dipole. A loaded agent continues with them if it gets such a callback.
 
+        >>> from stable_baselines3 import PPO
+        >>> agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=8, n_epochs=1)
+        >>> agent = agent.learn(8, callback=ContrastiveCallback("infonce(temperature=0.1)"))
+
     Args:
         objective: text such as "infonce(temperature=0.1) + 0.1*dp". An Objective or Composite is trained as it is.
             Cosines, the default, stay bounded. Raw products (similarity=bilinear or dot) of features that nothing else

@@ -30,6 +30,12 @@ class EvaluationCallback(BaseCallback):
     Writes one line of `folder/evaluations.jsonl` for each, logs eval/return, eval/return_std, eval/score_100k,
     eval/score_500k and diag/..., and keeps `history`.
 
+        >>> agent = ContrastiveSAC("CnnPolicy", DotEnv(), preset="small", buffer_size=50, learning_starts=50)
+        >>> evaluation = EvaluationCallback(DotEnv(), every=10, episodes=1)
+        >>> agent = agent.learn(10, callback=evaluation)
+        >>> len(evaluation.history)
+        2
+
     Args:
         env: an environment of its own, no VecEnv.
         every: environment steps between evaluations, >= 1.

@@ -41,6 +41,10 @@ class ControlEnv(StackedEnv):
     `inputs="state"` observes dm_control's own observation instead, put together in its order (S,), float32, and draws
     nothing. "both" is a dictionary of "pixels" and "state", the newest one.
 
+        >>> env = ControlEnv("cartpole-swingup", inputs="state")
+        >>> env.reset(seed=0)[0].shape
+        (5,)
+
     Args:
         task: "cheetah-run", "ball_in_cup-catch", or any other task of the suite.
         size: rendered height and width in pixels, >= 1.

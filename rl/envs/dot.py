@@ -28,6 +28,10 @@ class DotEnv(StackedEnv):
     Observations are (3 * frame_stack, size, size) uint8, actions two velocities in [-1, 1], episodes 50 steps
     (a time limit, so a truncation). Positions are uniform in the unit square.
 
+        >>> env = DotEnv(size=28)
+        >>> env.reset(seed=0)[0].shape
+        (9, 28, 28)
+
     Args:
         size: height and width in pixels, at least 12.
         frame_stack: frames in an observation, >= 1, the first one repeated at reset.

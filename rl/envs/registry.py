@@ -91,6 +91,11 @@ def environment(name: str, **fixed: Any) -> Callable[[Factory], Factory]:
     `action_repeat`, `camera` and `rendering` if the factory has them. `info["environment_steps"]` counts the steps of a
     repeated action (1 if it is missing). get_state and set_state make a resume bit-equal.
 
+        >>> environment("small-dot", size=16)(DotEnv)
+        <class 'dipole.rl.envs.dot.DotEnv'>
+        >>> make_env("small-dot").observation_space.shape
+        (9, 16, 16)
+
     Args:
         name: the task, such as "dot" (`dipole/dot-v0` in gymnasium).
         fixed: keywords of the factory that belong to this name.
@@ -165,6 +170,9 @@ def make_env(task: str, **settings: Any) -> gymnasium.Env[Any, Any]:
     """The environment of a task: "dot", one of the suite ("cheetah-run"), or an id of gymnasium ("CartPole-v1").
 
     A family stands before a colon: "distracting:walker-walk".
+
+        >>> make_env("dot", size=36).observation_space.shape
+        (9, 36, 36)
 
     Args:
         task: its name.

@@ -4,6 +4,8 @@ import doctest
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+import dipole
 from dipole import evaluation, vision
 from dipole.core.utils.errors import OptionError
 
@@ -56,7 +59,7 @@ def test_methods_of_private_bases_and_objectives_are_looked_at():
 
 
 def entry(value: Any) -> public.Entry:
-    (found,) = public._entry("thing", value)
+    (found,) = public.entries_of("thing", value)
     return found
 
 
@@ -257,12 +260,13 @@ def hooks(domains):
 def test_public_names_have_pages_that_link_to_them(hooks):
     rooms = hooks.rooms()
     assert "dipole.rl.sampling.FrameBatch" in rooms["dipole.rl"]
-    assert "dipole.rl.episodes.evaluate" in rooms["dipole.rl.episodes"]
-    assert {"dipole.text.senteval", "dipole.text.senteval.tasks.Task"} <= set(rooms["dipole.text.senteval"])
+    assert "dipole.rl.episodes.score_at" in rooms["dipole.rl.episodes"]
+    assert hooks.own_pages("dipole.rl.episodes") == ["dipole.rl.episodes.evaluate", "dipole.rl.episodes.plot_curves"]
+    assert "dipole.objective" in rooms["dipole"]  # `dipole.Objective` has the page of this name
+    assert {"dipole.text.senteval", "dipole.text.senteval.tasks.Split"} <= set(rooms["dipole.text.senteval"])
     assert rooms["dipole.core.train.adapter.Adapter"] == ["dipole.core.train.adapter.Adapter"]
-    linked = "On pages of their own: [`dipole.Objective`](dipole.Objective.md), [`dipole.Pairs`](dipole.Pairs.md), "
-    assert linked in hooks.reference("dipole", rooms["dipole"])
-    assert "dipole.objective" in rooms["dipole"]
+    page = hooks.reference("dipole", rooms["dipole"])
+    assert "- [`Objective`](dipole.Objective.md): One term of a loss: a small function of positives and row" in page
     assert hooks.elsewhere(Derived) == f"As in the `Base` of {__name__.partition('.')[0]}: `said`."
     page = hooks.reference("dipole.core", ["dipole.rl.ContrastiveSAC", "dipole.core.train.config.TrainConfig"])
     inherited = next(line for line in page.splitlines() if "inherited_members: [" in line)
@@ -274,13 +278,21 @@ def test_public_names_have_pages_that_link_to_them(hooks):
     assert found == f'<autoref identifier="{place}" optional><code>PairsError</code></autoref> <code>pairs</code>'
 
 
-NAMES = [(module, name) for module in (vision, evaluation) for name in module.__all__]
+MODULES = [vision, evaluation]
+MODULES += [import_module("dipole.text")] * (find_spec("sentence_transformers") is not None)
+MODULES += [import_module("dipole.rl")] * (find_spec("stable_baselines3") is not None)
+NAMES = [(module, name) for module in MODULES for name in module.__all__] + [(dipole, "objective")]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_the_example_runs(module, name):
+def test_the_example_runs(module, name, tmp_path):
     value = getattr(module, name)
-    known = {"torch": torch, "PIL": PIL, **{each: getattr(module, each) for each in module.__all__}}
+    known = {"torch": torch, "PIL": PIL, "dipole": dipole, "folder": str(tmp_path)}
+    known |= {each: getattr(module, each) for each in module.__all__}
+    if module.__name__ == "dipole.text":
+        from tests.text.tiny_sentences import tiny_model
+
+        known["model"] = tiny_model(tmp_path)
     examples = doctest.DocTestParser().get_doctest(value.__doc__, known, name, None, 0)
     assert examples.examples, f"{name} has no example"
     said: list[str] = []

@@ -37,6 +37,11 @@ class WorkerVecEnv(SubprocVecEnv):
 
     Its episode then ends as truncated, with `info["fault"]`, and a new one starts with a seed drawn for the restart.
 
+        >>> envs = WorkerVecEnv([DotEnv, DotEnv])
+        >>> envs.reset().shape
+        (2, 9, 28, 28)
+        >>> envs.close()
+
     Args:
         env_fns: functions, one at least, that make one environment each. They must be picklable by cloudpickle.
         start_method: "forkserver" or "spawn" (default: the first that the system has). "fork" breaks OpenGL and
