@@ -15,15 +15,7 @@ from dipole.core.objectives.lazy import LazyModule
 from dipole.core.objectives.pairs import GlobalPairs, Pairs
 from dipole.core.objectives.registry import Entry, registry
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
-from dipole.core.objectives.spec import (
-    Term,
-    caret,
-    check_whole,
-    format_terms,
-    numbered,
-    parse,
-    remember_options,
-)
+from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
@@ -401,11 +393,10 @@ class Composite(nn.Module):
             pairs = Pairs.from_views((pairs, *views))
         elif views:
             raise PairsError("give either Pairs or views, not both.")
+        terms = {name: (weight, term) for name, weight, term in self}
         if isinstance(pairs, Pairs) and world_size() == 1:
-            everything = GlobalPairs((pairs,))  # nothing to gather
-        else:
-            everything = all_gather_pairs(pairs)
-        return evaluate({name: (weight, term) for name, weight, term in self}, everything)
+            return evaluate(terms, GlobalPairs((pairs,)))  # nothing to gather
+        return evaluate(terms, all_gather_pairs(pairs))
 
     @property
     def positives_wanted(self) -> int | None:
