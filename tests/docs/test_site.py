@@ -80,8 +80,6 @@ def test_search_has_the_pages_of_the_start(site, word, title):
     assert all(entry["location"].startswith("start/") for entry in entries if entry["title"] == title)
 
 
-# In a browser -------------------------------------------------------------------------------------------------------
-
 SCROLLING = """
   document.body.setAttribute('data-md-color-scheme', arguments[0]);
   const kinds = ['pre', 'pre > code', '.md-typeset__scrollwrap', '.md-typeset__table'];

@@ -81,9 +81,6 @@ def run(*command: str | Path, folder: Path, **more: str) -> subprocess.Completed
     return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
 
 
-# What they do -------------------------------------------------------------------------------------------------------
-
-
 QUICK = ("2-agent-you-have",)  # `make docs` runs all of them
 
 
@@ -122,9 +119,6 @@ def test_third_tutorial_offline_names_the_small_setting(tmp_path, monkeypatch):
         "sentence-transformers/all-MiniLM-L6-v2 cannot be fetched here. "
         "With DIPOLE_TUTORIAL=small in the environment nothing is downloaded."
     )
-
-
-# In a kernel --------------------------------------------------------------------------------------------------------
 
 
 def executed(sources: list[str], folder: Path) -> list[dict[str, str]]:
@@ -178,9 +172,6 @@ def test_cells_run_in_a_kernel_and_once_more(name, tmp_path):
     sources = [each.source for each in cells(name) if each.cell_type == "code"]
     said = executed([each for source in sources for each in (source, source)], tmp_path)
     assert "\x1b" not in "".join(each["stdout"] + each["stderr"] for each in said)
-
-
-# What they say of themselves ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -246,9 +237,6 @@ def test_first_cell_installs_nothing_without_a_source_or_beside_dipole(tmp_path)
     (tmp_path / "cell.py").write_text(program)
     done = run("cell.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-# Pages and notebooks ------------------------------------------------------------------------------------------------
 
 
 def cell(kind: str, source: str, alt: str = "", output: str = "", pictures: tuple[str, ...] = ()) -> dict[str, Any]:

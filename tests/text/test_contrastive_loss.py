@@ -254,8 +254,6 @@ def test_what_model_cards_ask_for(folder):
     assert dipole.text.CachedContrastiveLoss(model, **config).get_config_dict() == config
 
 
-# Ranks ---------------------------------------------------------------------------------------------------------------
-
 GATHERED = {
     "hard negatives": ("infonce(temperature=0.05) + 0.1*dp", {}),
     "symmetric": ("infonce(temperature=0.05)", SYMMETRIC),

@@ -43,8 +43,6 @@ def make(tmp_path, batch_size=8, rank=0, world_size=1, **settings):
     return text_adapter(settings, batch_size, workdir=tmp_path, rank=rank, world_size=world_size)
 
 
-# Views ---------------------------------------------------------------------------------------------------------------
-
 VIEWS = {"pairs": "views", "dropout": 0.2}
 BERT = {"encoder": "transformer", "layers": 1, "heads": 2}
 
@@ -97,9 +95,6 @@ def test_views_without_dropout_are_refused_with_the_cure(tmp_path):
     usual = str(write_bert(tmp_path / "own", 2000) / "config.json")
     kept = make(tmp_path, pairs="views", encoder="transformer", transformer=usual)
     assert {m.p for m in kept.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
-
-
-# Tables --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -232,9 +227,6 @@ def test_other_wrong_tables(table, tmp_path):
     assert TextSettings().determining() == {}
 
 
-# Duplicates ----------------------------------------------------------------------------------------------------------
-
-
 def test_no_text_stands_in_two_rows_of_a_batch():
     draw = np.random.default_rng(0)
     texts = [tuple({int(x) for x in draw.zipf(1.3, 3) % 60}) for _ in range(400)]
@@ -266,9 +258,6 @@ def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
     with pytest.raises(DataError, match=r"no 8 of the 20 rows.*\('yes' stands in 20 rows\).*no_duplicates = false"):
         make(tmp_path, **settings | {"corpus": same})
     assert make(tmp_path, **settings | {"corpus": same, "no_duplicates": False}).steps_per_epoch == 2
-
-
-# Evaluation ----------------------------------------------------------------------------------------------------------
 
 
 def test_partners_are_ranked_among_all_candidates():
@@ -311,8 +300,6 @@ def test_sentences_without_finite_vectors_have_no_rank(value):
         with pytest.raises(DataError, match="1 of 8 sentences are not finite"):
             measured()
 
-
-# Whole runs ----------------------------------------------------------------------------------------------------------
 
 RECIPE = """
 name = "tiny"

@@ -118,8 +118,6 @@ def test_documents_are_encoded_by_a_given_tokenizer():
         encode_documents([], tokens, 10)
 
 
-# Interrupted and damaged -----------------------------------------------------------------------------------------
-
 FILLING = """
 import sys
 from pathlib import Path
@@ -281,9 +279,6 @@ def test_any_error_of_a_reader_means_no_cache(error):
     assert core_cache.found(read) is None
 
 
-# The name of a cache ---------------------------------------------------------------------------------------------
-
-
 def make(corpus, tmp_path, batch_size=4, validation=0.0, **settings):
     settings = {"corpus": str(corpus), "hidden_size": 8, "word_size": 6} | settings
     return text_adapter(settings, batch_size, workdir=tmp_path, validation=validation)
@@ -326,9 +321,6 @@ def test_a_large_corpus_is_cached_even_if_no_folder_is_named(books, tmp_path, mo
     for one, other in zip(small.batches(3), large.batches(3), strict=True):
         assert torch.equal(one.index, other.index)
         assert all(torch.equal(a.ids, b.ids) for a, b in zip(one.batch.chunks, other.batch.chunks, strict=True))
-
-
-# Corpora that cannot be trained on -------------------------------------------------------------------------------
 
 
 def test_rejects_a_corpus_without_neighbours(tmp_path):

@@ -151,9 +151,6 @@ def test_a_model_without_its_kept_files_or_with_damaged_ones_is_refused(plain, t
         vectors(run)
 
 
-# Sentences in ---------------------------------------------------------------------------------------------------------
-
-
 def test_sentences_are_read_from_every_kind_of_file(tmp_path):
     import pandas
 
@@ -243,9 +240,6 @@ def test_the_embedding_is_what_the_objective_sees(tmp_path):
     assert np.linalg.norm(raw, axis=1) != pytest.approx(np.full(len(raw), 2**0.5), abs=1e-3)
     with pytest.raises(OptionError, match="Allowed: encoder, embedding"):
         SentenceEmbedder(encoder, "head")
-
-
-# Exports --------------------------------------------------------------------------------------------------------------
 
 
 def make_encoder(kind, normalize="halves", transform=None, sides=2, words=WORDS):

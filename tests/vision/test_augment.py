@@ -300,9 +300,6 @@ RECIPES = {
 SHAPES = {"one channel": (3, 1, 16, 11), "two channels": (3, 2, 9, 9), "own size": (2, 3, 8, 8)}
 
 
-# The operations once more, image by image -----------------------------------------------------------------------------
-
-
 def luma(x: np.ndarray) -> np.ndarray:
     return x[0] if len(x) != 3 else 0.299 * x[0] + 0.587 * x[1] + 0.114 * x[2]
 
@@ -363,9 +360,6 @@ def test_views_equal_a_loop_over_images_in_float64(name):
         expected = np.stack([view_of(recipe, pixels[i], p, i) for i in range(len(pixels))])
         view = Augmentation(recipe).apply(images, p)
         torch.testing.assert_close(view.double(), torch.from_numpy(expected), atol=2e-6, rtol=0)
-
-
-# What is launched -----------------------------------------------------------------------------------------------------
 
 
 class Launches(TorchDispatchMode):

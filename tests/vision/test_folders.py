@@ -103,9 +103,6 @@ def test_a_class_without_test_images(tmp_path):
         load(DataConfig(source=str(tmp_path)), Seeds(0))
 
 
-# Litter --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("split", ["", "train"])
 def test_what_archives_and_systems_add_is_no_class(tmp_path, split):
     images(tmp_path / split, "cat", "dog", "__MACOSX/cat", "@eaDir", ".Trash", "cat/.thumbnails", "dog/__MACOSX")
@@ -125,9 +122,6 @@ def test_folders_without_images_are_named_and_no_classes(tmp_path):
     with pytest.warns(UserWarning, match=r"without images are no classes: bird, notes, red\\x1b\[31m"):
         found = read(tmp_path)
     assert (found.class_names, sorted(set(found.labels.tolist()))) == (("cat", "dog"), [0, 1])
-
-
-# Links ---------------------------------------------------------------------------------------------------------------
 
 
 @posix
@@ -165,9 +159,6 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path):
     (tmp_path / "dog").chmod(0)
     with pytest.raises(DataError, match="dog cannot be read"):
         read(tmp_path)
-
-
-# metadata.csv --------------------------------------------------------------------------------------------------------
 
 
 def metadata(folder, rows, kind="csv"):

@@ -151,9 +151,6 @@ def test_encoders_that_stay_random_in_evaluation_are_refused(monkeypatch, kind):
         build_encoder(config, 3, SIDE)
 
 
-# Features ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_features_are_those_of_transformers(models, name):
     images = torch.rand(3, 3, SIDE, SIDE)
@@ -233,8 +230,6 @@ def test_other_sizes_interpolate_the_positions_and_are_said(models):
     assert not any("pixels" in line for line in encoder(models / "vit").remarks)
 
 
-# The image processor -------------------------------------------------------------------------------------------------
-
 SAID = [
     ({"size": 24, "image_mean": [0.5], "image_std": [0.25]}, Processor(24, (0.5,), (0.25,))),
     ({"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}}, Processor(28)),
@@ -275,8 +270,6 @@ def test_the_processor_gives_size_and_statistics_unless_they_are_set(models):
     with pytest.raises(ConfigError, match="2 values for 3 channels"):
         encoder(models / "vit", mean=[0.1, 0.2])
 
-
-# Frameworks ----------------------------------------------------------------------------------------------------------
 
 FRAMEWORKS = {
     "simclr": {"method": "simclr"},
@@ -361,9 +354,6 @@ def test_compiling_changes_nothing(models, name):
         loss.backward()
         found.append([p.grad for p in each.parameters() if p.grad is not None])
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
-
-
-# Freezing and adapters -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -454,9 +444,6 @@ def test_adapters_and_frozen_layers_are_chosen(models):
     assert all(name.startswith(("embeddings.", "layers.0.")) for name in fixed)
 
 
-# What identifies a run -----------------------------------------------------------------------------------------------
-
-
 def name_of(folder, **encoder):
     recipe = {"domain": "vision", "train": {"steps": 1}}
     return resolve({**recipe, "vision": {"encoder": {"name": f"hub:{folder}", **encoder}}}).config
@@ -480,8 +467,6 @@ def test_a_folder_counts_by_its_content(models, tmp_path):
     for settings in ({"freeze": 1}, {"pooling": "mean"}, {"lora": {}}, {"weights": "random"}):
         assert name_of(tmp_path / "a", **settings).hash != first.hash, settings
 
-
-# Errors --------------------------------------------------------------------------------------------------------------
 
 WRONG = [
     ("bert", {}, r"it is a bert model, which reads text; give one that reads images"),

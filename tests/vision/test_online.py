@@ -63,9 +63,6 @@ def test_it_learns_the_classes(tmp_path):
     assert record.results["online/accuracy"] == pytest.approx(tested, rel=1e-6)
 
 
-# Against gradient descent by hand ----------------------------------------------------------------------------------
-
-
 def branch(seed=0):
     torch.manual_seed(seed)
     encoder = build_encoder(EncoderConfig(name="linear", width=5), 1, 3)
@@ -155,9 +152,6 @@ def test_a_probe_that_has_not_learnt_is_not_measured(tmp_path):
     a.after_step()
     assert "online/accuracy" in a.evaluate(None)
     assert set(a.metrics()) == {"online_accuracy", "online_loss"}
-
-
-# What cannot be ----------------------------------------------------------------------------------------------------
 
 
 def test_probes_without_labels_or_effect_are_refused(tmp_path):

@@ -75,9 +75,6 @@ def adapter(config, batch_size=8, rank=0, world_size=1):
     return make_adapter(config, batch_size, rank=rank, world_size=world_size)
 
 
-# Classes ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_positives_of_labels_are_all_views_of_the_class():
     made = adapter(settings(pairs="labels", views=3, data={"limit": 64}), 16)
     batch = next(iter(made.batches(0)))
@@ -121,9 +118,6 @@ def test_groups_of_a_class_fill_the_batch(table):
 def test_what_does_not_fit_is_refused(wrong, said):
     with pytest.raises(ValidationError, match=said):
         settings(**wrong)
-
-
-# Tables ----------------------------------------------------------------------------------------------------------
 
 
 def test_views_come_from_the_columns(table):
@@ -203,9 +197,6 @@ def test_wrong_tables_are_one_message(tmp_path, table):
         assert np.array_equal(pairs.others[0][torch.tensor([3])][0].permute(1, 2, 0).numpy(), stored)
     with pytest.raises(DataError, match=r"If the column holds captions, set vision.caption.encoder"):
         read_pairs(str(table / "pairs.csv"), ["image", "caption"], False, Decoding())
-
-
-# Captions --------------------------------------------------------------------------------------------------------
 
 
 def test_captions_are_read_as_transformers_reads_them(table):
@@ -344,8 +335,6 @@ def test_a_plan_reads_no_table(table):
         assert sketch.width == 8
         assert loss_of(sketch.related(loss_of, sketch.width, *sketch.arguments)).loss.isfinite()
 
-
-# Ranks -----------------------------------------------------------------------------------------------------------
 
 CASES = {
     "labels": ({"pairs": "labels", "views": 2}, "supcon"),

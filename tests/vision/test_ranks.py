@@ -23,8 +23,6 @@ def adapter(method, data, rank=0, world_size=1):
     return make_adapter(table, BATCH, rank=rank, world_size=world_size)
 
 
-# Every framework against one process -----------------------------------------------------------------------------
-
 IMAGES, SIDE = 12, 4
 FRAMEWORKS = {
     "simclr": {"method": "simclr", "views": 3},
@@ -225,9 +223,6 @@ def test_every_framework_in_microbatches_on_ranks_is_one_process(many):
 @pytest.mark.parametrize(("wrong", "what"), [("no gradient", "gradients"), ("local pairs", "loss")])
 def test_a_wrong_gather_would_be_seen(many, wrong, what):
     assert differences(step(("simclr", "infonce")), [rank[wrong] for rank in many[0]])[what] > 1e-3
-
-
-# Batch norm, queue and bank --------------------------------------------------------------------------------------
 
 
 def queues_and_banks(rank, source):

@@ -128,9 +128,6 @@ def test_training_sees_what_a_centred_square_would_not(tmp_path):
     assert adapter.parts.train.images[torch.arange(4)].max() == 0  # probes see the middle
 
 
-# --- pixels of other depths -------------------------------------------------------------------------------------------
-
-
 def saved(tmp_path, name, values):
     Image.fromarray(values).save(tmp_path / name)
     return (tmp_path / name).read_bytes()
@@ -160,9 +157,6 @@ def test_values_without_a_white_are_refused(tmp_path, values, message):
     saved(tmp_path, "x.tif", values)
     with pytest.raises(DataError, match=message):
         open_source(str(tmp_path), Decoding()).read("train")
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["val", "validation", "valid"])

@@ -66,9 +66,6 @@ def first_pixels(images):
     return images.images[torch.arange(len(images))][:, 0, 0, 0].tolist()
 
 
-# Columns -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("name", ["image", "img", "Image", "jpg"])
 def test_a_column_called_image_wins_over_the_first(tmp_path, entrance, name):
@@ -99,8 +96,6 @@ def test_the_columns_of_the_recipe(tmp_path, entrance):
     with pytest.raises(DataError, match=r"'kind' holds int64, not images"):
         read(path, entrance, image_column="kind")
 
-
-# Labels --------------------------------------------------------------------------------------------------------------
 
 NUMBERS = [0.2, 0.9, 0.2, 1.5, 3.0, 0.1]
 MANY = [[0, 1], [1], [], [0], [2], [1]]
@@ -183,9 +178,6 @@ def test_missing_labels_stay_missing_in_joined_parts():
 def test_infinite_numbers_are_no_classes(values):
     with pytest.raises(ValueError, match="not whole"):
         class_labels(values)
-
-
-# Cells ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("entrance", ["parquet", "saved", "stream"])
