@@ -17,7 +17,7 @@
 # tutorial you load it, add a callback that trains its encoder with a contrastive
 # objective, and measure over several seeds whether that helps.
 #
-# Time on one core: 30 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is
+# Time on one core: 8 s with `DIPOLE_TUTORIAL=small`, 2 min without. Nothing is
 # downloaded.
 
 # %%
@@ -225,7 +225,7 @@ for name in OBJECTIVES:
 # %% [markdown]
 # If the interval contains 0, the difference is not significant with this number of
 # seeds. If it does not, the difference is significant for this task, this agent and
-# this start. Three seeds are few, so the default is five.
+# this start. Two seeds are few, so the default is five.
 
 # %% [markdown]
 # ## Look at the encoder

@@ -251,8 +251,7 @@ def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by
         outcome = judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], less)})
         assert (outcome.verdict, outcome.missing) == (verdict, 1)
     assert "1 comparison without data" in judge_claim(
-        CLAIMS["cacr-c16"],
-        {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})},
+        CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})}
     ).why(UNDECIDED)
 
 

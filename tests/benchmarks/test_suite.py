@@ -232,10 +232,7 @@ def test_the_plan_knows_the_spread_of_diagnostics_and_costs(suite_file, runs_fol
     records = recorded(
         runs_folder,
         sized.jobs()[:2],
-        lambda job: {
-            "diagnostics": {"rank": 30.0 + 3 * job.config.seed},
-            "wall_seconds": 60.0 + 5 * job.config.seed,
-        },
+        lambda job: {"diagnostics": {"rank": 30.0 + 3 * job.config.seed}, "wall_seconds": 60.0 + 5 * job.config.seed},
     )
     (line,) = [line for line in make_plan(sized, sized.jobs(), records, 1, None).seeds if line.column == "knn"]
     assert line.std == pytest.approx(spread / 2**0.5)

@@ -233,11 +233,7 @@ DAMAGES = [
     ("MRPC/msr_paraphrase_test.txt", lambda data: data.replace(b"\t", b" ", 5), "line 1: "),
     # What dead links leave behind.
     ("SUBJ/subj.subjective", lambda data: b"<!DOCTYPE html><html>404</html>", "error page"),
-    (
-        "SUBJ/subj.subjective",
-        lambda data: b'<?xml version="1.0"?><Error><Code>Denied</Code></Error>',
-        "error page",
-    ),
+    ("SUBJ/subj.subjective", lambda data: b'<?xml version="1.0"?><Error><Code>Denied</Code></Error>', "error page"),
     ("SUBJ/subj.subjective", lambda data: b"", "is empty"),
     ("SUBJ/subj.subjective", lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
 ]

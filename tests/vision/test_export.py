@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -133,22 +134,24 @@ def test_layers_networks_and_pairs_without_a_description_are_refused(tmp_path):
 )
 def test_onnx_gives_the_same_features(tmp_path, encoder, table):
     adapter = built(encoder, tmp_path, **colour(tmp_path), **table)
-    out = tmp_path / "out"
-    out.mkdir()
-    adapter.export("onnx", out, record())
     images = adapter.parts.test.images[:6]
     with torch.no_grad():
         wanted = adapter.module.features(images / 255)
-    torch.testing.assert_close(open_folder(out, CPU, None).vectors(list(images)), wanted, atol=1e-4, rtol=1e-4)
+    found = open_folder(exported(adapter, "onnx", tmp_path), CPU, None).vectors(list(images))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def exported(adapter, to, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    adapter.export(to, out, record())
+    return out
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_timm_finds_its_names_shapes_and_features(tmp_path, name):
-    table = colour(tmp_path)
-    adapter = built({"name": name, "stem": "imagenet"}, tmp_path, **table)
-    out = tmp_path / "out"
-    out.mkdir()
-    adapter.export("timm", out, record())
+    adapter = built({"name": name, "stem": "imagenet"}, tmp_path, **colour(tmp_path))
+    out = exported(adapter, "timm", tmp_path)
     weights = load_file(out / "model.safetensors")
     shapes = {key: tuple(value.shape) for key, value in weights.items() if value.ndim}
     assert shapes == network_shapes(name, of_timm)
@@ -164,13 +167,8 @@ def test_timm_finds_its_names_shapes_and_features(tmp_path, name):
 
 @pytest.mark.parametrize("to", ["transformers", "timm", "detectron2", "picture"])
 def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
-    from huggingface_hub import ModelCard
-
     adapter = built({"name": "resnet18", "stem": "imagenet"}, Path(), **colour(tmp_path))
-    out = tmp_path / "out"
-    out.mkdir()
-    adapter.export(to, out, record())
-    card = ModelCard.load(out / "README.md")
+    card = ModelCard.load(exported(adapter, to, tmp_path) / "README.md")
     assert card.data.license == "unknown"
     assert "dipole" in card.data.tags
     (result,) = card.data.eval_results
@@ -288,14 +286,12 @@ def test_detectron2_has_no_other_backbones(table, channels, message):
 
 def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
     """CACR Table 5's supervised row is a ResNet trained on blocks."""
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "colour.npz", images=pixels, labels=np.arange(40) % 4)
+    data = colour_file(tmp_path, 16, 40)
     settings = ["encoder.name=resnet18", "encoder.stem=imagenet", "probe.probes=['knn']", "probe.baselines=false"]
-    settings += ["probe.projection=pca", *(f"data.{part}={tmp_path / 'colour.npz'}" for part in ("source", "test"))]
+    settings += ["probe.projection=pca", *(f"data.{part}={file}" for part, file in data.items())]
     settings = [f"vision.{each}" for each in settings] + ["objective=cross_entropy(classes=4)"]
     settings += ["train.batch_size=9", "train.epochs=", "train.steps=1"]
-    flags = [part for text in settings for part in ("--set", text)]
-    assert main(["train", "digits-blocks", "--runs", str(tmp_path / "runs"), *flags]) == 0
+    assert main(["train", "digits-blocks", "--runs", str(tmp_path / "runs"), "--set", *settings]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     for to, file in (("transformers", "model.safetensors"), ("detectron2", "backbone.pkl"), ("picture", "query.png")):
         assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
@@ -308,8 +304,7 @@ def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
 def trained(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     settings = ["train.steps=1", "train.epochs=", "train.batch_size=8", "vision.encoder.width=4"]
-    arguments = ["train", "digits-simclr", "--quiet", "--runs", str(runs)]
-    assert main([*arguments, *(word for each in settings for word in ("--set", each))]) == 0
+    assert main(["train", "digits-simclr", "--quiet", "--runs", str(runs), "--set", *settings]) == 0
     return str(next(runs.iterdir()))
 
 

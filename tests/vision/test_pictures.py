@@ -85,11 +85,9 @@ def test_projections_keep_planes_and_groups():
 def test_pictures_while_training_and_of_a_finished_run(tmp_path, capsys):
     settings = [*SMALL, "train.epochs=2", "train.evaluate_every=1", "vision.probe.projection=pca", "vision.views=5"]
     settings.append("objective=cacr(k=4)")
-    flags = [part for text in settings for part in ("--set", text)]
-    assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), *flags]) == 0
+    assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--set", *settings]) == 0
     (run,) = (tmp_path / "runs").iterdir()
-    drawn = sorted(path.name for path in (run / "pictures").iterdir())
-    assert drawn == ["step-2.png", "step-4.png"]
+    assert sorted(path.name for path in (run / "pictures").iterdir()) == ["step-2.png", "step-4.png"]
     assert main(["export", str(run), "--to", "picture", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "query.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert json.loads((run / "record.json").read_text())["status"] == "done"

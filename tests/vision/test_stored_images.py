@@ -206,12 +206,9 @@ def test_one_class_is_said_before_training(tmp_path):
 
 def test_a_run_without_probes_ends_well(tmp_path, capsys):
     image_folder(tmp_path / "x", "", count=24)
-    settings = [
-        f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4", "vision.probe.probes=[]", "train.epochs=",
-        "train.steps=1", "vision.probe.baselines=false", "vision.encoder.width=4",
-    ]  # fmt: skip
-    arguments = ["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--quiet"]
-    assert main([*arguments, *(word for each in settings for word in ("--set", each))]) == 0
+    settings = [f"vision.data.source={tmp_path / 'x'}", "vision.probe.probes=[]", "vision.probe.baselines=false"]
+    settings += ["train.batch_size=4", "train.epochs=", "train.steps=1", "vision.encoder.width=4"]
+    assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--quiet", "--set", *settings]) == 0
     assert "Error" not in capsys.readouterr().err
 
 

@@ -10,9 +10,7 @@ from dipole.reference import Case, cosine
 
 
 @register(
-    "decoupled",
-    formula="L_i = mean_{p in P(i)} -s_ip/tau + log sum_{j in N(i)} e^{s_ij/tau}",
-    source="Yeh et al. 2022",
+    "decoupled", formula="L_i = mean_{p in P(i)} -s_ip/tau + log sum_{j in N(i)} e^{s_ij/tau}", source="Yeh et al. 2022"
 )
 class Decoupled(Objective):
     """InfoNCE whose denominator leaves out the positive, so that easy positives keep their gradient.
