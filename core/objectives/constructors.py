@@ -74,10 +74,12 @@ class Constructors(PairData):
             PairsError: there are no views, views differ in shape, dtype or device, labels are not integers (B,), or
                 only one of queue and queue_labels is given.
         """
-        views = [z] if isinstance(z, Tensor) else []
-        if not isinstance(z, Tensor):
+        if isinstance(z, Tensor):
+            name, views = "z", [z]
+        else:
+            name = "views"
             views = as_views(z, "from_labels needs embeddings (B, d), or a list of views (B, d) each.", 1)
-        check_alike(views, "z" if isinstance(z, Tensor) else "views")
+        check_alike(views, name)
         check_classes(labels, len(views[0]))
         behind, count = check_queue(queue, ("z", views[0])), len(views)
         if behind:

@@ -135,11 +135,14 @@ def dense(
             parts: tuple[Tensor, ...] = (e,)
             if never_empty:  # no sum is 0, so the logarithm needs no mask
                 found = e.sum(1).log()
-                results[wanted] = found if shift is None else found + shift
+                results[wanted] = found
+                if shift is not None:
+                    results[wanted] = found + shift
                 continue
         else:
             # At an excluded entry a part may be infinite, and its gradient 0 * inf. So parts see a similarity of 0.
-            zeroed = fill_excluded(matrix.clone(), 0.0) if zeroed is None else zeroed
+            if zeroed is None:
+                zeroed = fill_excluded(matrix.clone(), 0.0)
             parts = as_tuple(statistic.parts(zeroed, e))
             if e is None:
                 parts = tuple([fill_excluded(part.clone(), 0.0) for part in parts])

@@ -182,7 +182,9 @@ class Rows:
             values: (A,).
         """
         weights = self._anchor_weights()
-        return all_sum(values.sum() if weights is None else (values * weights).sum())
+        if weights is not None:
+            values = values * weights
+        return all_sum(values.sum())
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,9 @@ class PairData:
             elif behind:
                 candidate_labels = None
             labels = spread(labels, own, batch)
-        index = torch.arange(batch, device=device) if index is None else index.to(device)
+        if index is None:
+            index = torch.arange(batch, device=device)
+        index = index.to(device)
         candidate_index = spread(index, every, batch)
         index = candidate_index if every == own else spread(index, own, batch)
         if behind:
