@@ -7,6 +7,11 @@ from dipole.core.conformance.reference import REFERENCES, Case
 from dipole.core.objectives.spec import options_of
 
 
+def draw(*shape, seed=0):
+    """Normal numbers in float64 that need a gradient."""
+    return torch.randn(shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
 def by_loops(term, pairs):
     """The value of a term by its reference loop."""
     options = {option.name: option.default for option in options_of(type(term).__init__)} | term.given

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from loops import draw
 
 import dipole
 from dipole.core.objectives import similarity, tiles
@@ -22,10 +23,6 @@ SPECS = [entry.name for entry in registry.entries() if entry.kind != "diagnostic
     "triplet(mode=hardest)",
     "infonce + 0.1*dp + 0.01*cllr",
 ]
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 def layouts(z):
@@ -231,8 +228,7 @@ def test_it_is_run_as_written_inside_of_what_is_compiled():
         traced.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
-    assert outer(torch.ones(2)).tolist() == [4, 4]
-    assert outer.__name__ == "outer"
+    assert (outer(torch.ones(2)).tolist(), outer.__name__) == ([4, 4], "outer")
     torch._dynamo.reset()
     step = torch.compile(lambda x: outer(x.sin()).cos(), backend=backend)
     for size in (2, 3, 4):

@@ -1,22 +1,20 @@
 """No objective reads back from the device what it computes, whatever pairs it is given."""
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from runs import quiet
 from torch import Tensor
 
 from dipole.core.objectives.objective import objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
+from dipole.core.train import loop
 from dipole.core.utils.errors import PairsError
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from device_reads import META, WaitError, no_reads
+from tests.device_reads import META, WaitError, no_cuda_waits, no_reads
 
 # Not by attribute: some of these names are functions of the package as well.
 pairs_module, blocks_module, indices_module, supcon_module = (
@@ -186,3 +184,51 @@ def test_a_label_out_of_range_is_an_error_where_reading_is_free():
     x = torch.randn(3, D)
     with pytest.raises(PairsError, match="takes labels 0 to 2, got 0 to 7; set classes=8"):
         objective("cross_entropy(classes=3)")(Pairs.from_views([x, x], torch.tensor([0, 7, 1])))
+
+
+# On a GPU CUDA itself raises where a step would wait.
+
+
+def on_gpu(test):
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")(test))
+
+
+@on_gpu
+@pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
+def test_an_objective_waits_for_nothing(text):
+    on_cpu, with_first = (dict(outcomes(text, torch.device(kind))) for kind in ("cpu", "cuda"))
+    faults, done = [], 0
+    for name, run in outcomes(text, torch.device("cuda")):
+        try:
+            on_cpu[name]()  # what is refused there ends the process on a GPU
+        except PairsError:
+            continue
+        with_first[name]()  # constants, workspaces and compiled kernels
+        try:
+            with no_cuda_waits():
+                run()
+            done += 1
+        except RuntimeError as error:
+            if not may_wait(text, name):
+                faults.append(f"{name}: {error}")
+    assert not faults, "\n".join(faults)
+    assert done
+
+
+@on_gpu
+def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, monkeypatch):
+    steps = 0
+    forward = loop.LossModule.forward
+
+    def counted(self, batch):
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            return forward(self, batch)
+        with no_cuda_waits():
+            return forward(self, batch)
+
+    monkeypatch.setattr(loop.LossModule, "forward", counted)
+    overrides = ("device=cuda", "train.log_every=10", "train.steps=12")
+    assert quiet(blobs, *overrides, runs=tmp_path).status == "done"
+    assert steps == 12

@@ -618,16 +618,19 @@ def test_unknown_engines_are_refused(monkeypatch):
 def test_rounding_to_tf32_follows_every_switch_of_pytorch():
     from dipole.core.objectives.kernels.fused import tf32_allowed
 
-    matmul, before, chosen = torch.backends.cuda.matmul, torch.get_float32_matmul_precision(), setattr
+    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    switches = {
+        "matmul_precision": torch.set_float32_matmul_precision,
+        "allow_tf32": lambda value: setattr(matmul, "allow_tf32", value),
+        "fp32_precision": lambda value: setattr(matmul, "fp32_precision", value),
+    }
     try:
-        for allow, forbid in [
-            ((torch.set_float32_matmul_precision, "high"), (torch.set_float32_matmul_precision, "highest")),
-            ((chosen, matmul, "allow_tf32", True), (chosen, matmul, "allow_tf32", False)),
-            ((chosen, matmul, "fp32_precision", "tf32"), (chosen, matmul, "fp32_precision", "ieee")),
-            ((torch.set_float32_matmul_precision, "high"), (chosen, matmul, "fp32_precision", "ieee")),
-        ]:
-            for (switch, *values), allowed in ((allow, True), (forbid, False)):
-                switch(*values)
-                assert tf32_allowed() == allowed
+        for switch, value, allowed in (
+            ("matmul_precision", "high", True), ("matmul_precision", "highest", False), ("allow_tf32", True, True),
+            ("allow_tf32", False, False), ("fp32_precision", "tf32", True), ("fp32_precision", "ieee", False),
+            ("matmul_precision", "high", True), ("fp32_precision", "ieee", False),
+        ):  # fmt: skip
+            switches[switch](value)
+            assert tf32_allowed() == allowed
     finally:
         torch.set_float32_matmul_precision(before)

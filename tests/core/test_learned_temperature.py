@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import draw as views
 
 import dipole
 from dipole import Pairs
@@ -21,10 +22,6 @@ TEMPERED = [
     for entry in registry.entries("objective")
     if any(option.name == "temperature" and "learned" in option.choices for option in entry.options)
 ]
-
-
-def views(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 def test_saved_copied_and_shown_under_stable_names():

@@ -1,8 +1,6 @@
 """Probes and diagnostics stay where the features are: on a device apart they compute what they do on the processor."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,7 @@ from dipole.core.train.evaluation import diagnose
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from dipole.vision.config import VisionConfig
 from dipole.vision.evaluation import recall, zero_shot
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from elsewhere import ELSEWHERE, Far, elsewhere, sent
+from tests.elsewhere import ELSEWHERE, Far, elsewhere, sent
 
 N, M, D, C = 60, 40, 6, 4
 
@@ -32,10 +28,10 @@ def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def as_numbers(found: Any) -> Any:
-    if isinstance(found, probes.ProbeResult):
-        assert found.scores.device.type == "cpu"
-        return found.metrics("probe") | {"converged": found.converged}
-    return found
+    if not isinstance(found, probes.ProbeResult):
+        return found
+    assert found.scores.device.type == "cpu"
+    return found.metrics("probe") | {"converged": found.converged}
 
 
 MEASURES = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import quiet
 from torch import Tensor, nn
 
 from dipole.core.objectives.objective import Composite, Objective, objective
@@ -17,7 +18,6 @@ from dipole.core.train.loop import learning_rate
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.optimizer import LARS, build_optimizer
 from dipole.core.train.recipe import load
-from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
@@ -27,17 +27,12 @@ BOTH = ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0]
 
 
 def run(recipe: Path, *overrides: str, runs: Path) -> tuple[Any, RunFolder]:
-    record = train(load(recipe, ("train.log_every=1", *overrides)).config, runs, quiet=True)
+    record = quiet(recipe, "train.log_every=1", *overrides, runs=runs)
     return record, RunFolder(runs / record.hash)
 
 
-def weights(folder: RunFolder) -> dict[str, Tensor]:
-    _, adapter, _ = load_run(folder)
-    return dict(adapter.module.state_dict())
-
-
 def equal(one: RunFolder, other: RunFolder) -> bool:
-    first, second = weights(one), weights(other)
+    first, second = (load_run(folder)[1].module.state_dict() for folder in (one, other))
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -90,13 +85,9 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
 
 
 def test_each_step_is_made_with_its_value(blobs, tmp_path):
-    record, folder = run(blobs, *BOTH, runs=tmp_path)
-    lines = [line for line in read_metrics(folder.metrics) if "train/loss" in line]
-    total = record.steps
-    per_epoch = total / record.epochs
-    unit = 1 if "steps" in folder.read_config().train.model_fields_set else per_epoch
-    for line in lines:
-        when = (line["step"] - 1) / unit
+    _, folder = run(blobs, *BOTH, runs=tmp_path)
+    for line in [line for line in read_metrics(folder.metrics) if "train/loss" in line]:
+        when = line["step"] - 1
         part = min(1, max(0, (when - 2) / 6))
         assert line["train/schedule.infonce.temperature"] == pytest.approx(0.1**part, rel=1e-5)
         weight = 0.2 * when / 4 if when < 4 else max(0.1, 0.2 - 0.1 * (when - 4) / 4)
