@@ -1,4 +1,4 @@
-"""Negative blocks: which are drawn, how often classes collide, and Equation 12 with them."""
+"""Blocks: which are drawn, how often classes collide, Equation 12 with them, and the losses of Figure 2 (c)."""
 
 import itertools
 import math
@@ -124,9 +124,6 @@ def test_blocks_that_are_missing_or_ignored():
     assert term.prepare(others).negative_counts.tolist() == [N - 2] * N
 
 
-# The two losses of Arora et al., Figure 2 (c), against loops and against what Proposition 6.2 says of -----------------
-
-
 def points_of_classes(count, points, spread, seed):
     """Points around the means of `count` classes; the means are the same for every seed."""
     draw = np.random.default_rng(0)
@@ -169,28 +166,18 @@ def test_both_losses_are_their_loops(loss, b, k):
 
 
 def test_the_losses_are_those_of_the_objective():
-    """Trained by Eq. 12 on blocks of these classes, the unsupervised loss on new ones falls, and the other with it."""
-    torch.manual_seed(0)
-    (train_x, train_y), (x, y) = points_of_classes(5, 40, 1.0, 1), points_of_classes(5, 40, 1.0, 2)
-    weight = torch.nn.Linear(4, 4).double()
+    x, y = points_of_classes(5, 40, 1.0, 1)
     objective = dipole.objective("blocks(k=3)")
     shape = BlockShape.of(objective, 2)
     assert shape == BlockShape(2, 3)
-    found = []
-    optimizer = torch.optim.Adam(weight.parameters(), 0.02)
-    sampler = ClassBlocks(train_y.numpy(), 3, None, Seeds(0))
-    for step in range(61):
-        if step % 30 == 0:
-            with torch.no_grad():
-                found.append(block_losses(weight(train_x), train_y, weight(x), y, shape))
+    sampler = ClassBlocks(y.numpy(), 3, None, Seeds(0))
+    values = []
+    for step in range(200):
         block = torch.from_numpy(sampler.rows(step).reshape(-1, 3)[:30])
-        loss = objective(dipole.Pairs.from_blocks(weight(train_x[block]), "all", draw=step)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert found[0]["unsupervised"] > found[1]["unsupervised"] > found[2]["unsupervised"]
-    assert found[0]["supervised"] > found[1]["supervised"] > found[2]["supervised"]
-    assert found[2]["unsupervised_train"] == pytest.approx(float(loss.detach()), rel=0.2)
+        values.append(float(objective(dipole.Pairs.from_blocks(x[block], "all", draw=step)).loss))
+    found = block_losses(x, y, x, y, shape)
+    expected = pytest.approx(np.mean(values), rel=0.05)
+    assert (found["unsupervised"], found["unsupervised_train"]) == (expected, expected)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
@@ -214,9 +201,6 @@ def test_classes_that_are_too_small_or_unknown():
         x[y != 3], y[y != 3], x[y != 3], y[y != 3], BlockShape(1, 2)
     )
     assert BlockShape.of(None, 3) == BlockShape.of(dipole.objective("infonce"), 3) == BlockShape(3, 1, "logistic")
-
-
-# Blocks of one class: who is in them, how many, and what they depend on -----------------------------------------------
 
 
 LABELS = np.repeat([5, 0, 2, 9], [7, 4, 9, 2])

@@ -1,4 +1,4 @@
-"""Checkpoint files: atomic, verified, two kept."""
+"""Files of a run: checkpoints and records are atomic and verified, and old records stay readable."""
 
 import hashlib
 import json
@@ -136,18 +136,6 @@ def test_the_state_of_a_module_keeps_its_versions(tmp_path):
     nn.BatchNorm1d(3).load_state_dict(found)
 
 
-@posix
-def test_atomic_write_keeps_the_old_text(tmp_path):
-    path = tmp_path / "record.json"
-    atomic_write(path, "old")
-    with file_limit(10), pytest.raises(OSError, match="large"):
-        atomic_write(path, "new" * 100)
-    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
-
-
-# record.json: validated on reading, old ones stay readable ------------------------------------------------------------
-
-
 FIRST_RECORD = {
     "schema_version": 1, "hash": "0123456789ab", "name": "blobs", "domain": "blobs", "objective": "infonce", "seed": 0,
     "status": "done", "started": "2026-11-20T19:00:00Z", "updated": "2026-11-20T19:01:00Z",
@@ -228,9 +216,6 @@ def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path):
 def test_values_that_no_run_writes_are_refused(tmp_path, changes, where):
     with pytest.raises(RecordError, match=where):
         read_record(written(tmp_path, **changes))
-
-
-# Files and folders appear whole or not at all -------------------------------------------------------------------------
 
 
 def test_a_replaced_file_is_complete_whoever_writes(tmp_path):

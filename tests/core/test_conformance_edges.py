@@ -1,11 +1,10 @@
 """Losses with one fault each that the kit must find, by the check that is about it, and their correct twins."""
 
-import math
-
 import pytest
 import torch
 from lone_ranks import LeavesRankOne, MeanOfRank, Spread, SpreadOfAnchors
 from loops import QUICK, failures
+from runs import Steeper
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
@@ -116,7 +115,6 @@ class Buffered(NTXent):
         return super().logits(a, b) * self.scale.to(a.dtype)
 
 
-ColderWhenLarge = changed(logits=lambda self, a, b: NTXent.logits(self, a, b) * (2 if len(a) > 64 else 1))
 FAULTS = {
     "next is positive": ("permutation", changed(targets=lambda self, a: NTXent.targets(self, a).roll(1))),
     "last is positive": ("permutation", changed(targets=lambda self, a: NTXent.targets(self, a).flip(0))),
@@ -189,28 +187,6 @@ def test_faults_are_found_by_the_check_about_them(name):
     assert len(failures(loss, only=about - {check, "size"})) <= 1  # a fault may show in one more
 
 
-def test_a_size_is_found_where_the_reference_is_known():
-    def twin(temperature: float = 0.5):
-        return Both(NTXent, temperature)
-
-    def wrong(temperature: float = 0.5):
-        return Both(ColderWhenLarge, temperature)
-
-    class Both(nn.Module):
-        def __init__(self, kind, temperature):
-            super().__init__()
-            self.inner = kind(temperature)
-
-        def forward(self, a, b):
-            n, z = len(a), torch.cat([a, b])
-            s = self.inner.logits(z, z)
-            s = s.masked_fill(torch.eye(2 * n, dtype=torch.bool, device=a.device), -math.inf)
-            return cross_entropy(s, torch.arange(2 * n, device=a.device).roll(n))
-
-    assert failures(twin, reference="infonce", only=["reference", "size"]) == set()
-    assert failures(wrong, reference="infonce", only=["size"]) == {"size"}
-
-
 def test_the_share_of_the_cube_is_that_of_the_polynomial():
     sizes = (16, 32, 64, 128)
     assert cubic_share(sizes, [5 * n**2 + 100 * n + 7 for n in sizes]) == pytest.approx(0, abs=1e-9)
@@ -249,23 +225,13 @@ class Codes(nn.Module):
         return -(q * s.log_softmax(1)).sum(1).mean()
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
-
-
 class WrongSlope(OneWay):
     """Declared, but its gradient is wrong beyond what it stops."""
 
     detached = True
 
     def forward(self, a, b):
-        return Twice.apply(super().forward(a, b))
+        return Steeper.apply(super().forward(a, b), 2)
 
 
 GRADIENT = ["gradient exists", "gradcheck", "permutation", "determinism", "size"]

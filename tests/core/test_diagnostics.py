@@ -61,7 +61,7 @@ def window() -> Pairs:
 
 def negatives(pairs: Pairs, i: int) -> list[int]:
     out = set(pairs.positives[i].tolist()) | set(pairs.ignored[i].tolist())
-    return [j for j in range(len(pairs.candidates)) if j not in out]
+    return [j for j in range(pairs.first_negative, len(pairs.candidates)) if j not in out]
 
 
 def positives(pairs: Pairs, i: int) -> list[int]:
@@ -255,11 +255,7 @@ def test_the_entropy_of_a_run_is_at_its_own_sharpness(text, t_neg):
     """CACR Fig. 3-5: each row weighs its negatives by its own t_neg; CACR's default where an objective has none."""
     pairs = Pairs.from_views([points(), points(1)], negatives="queries")
     found = diagnose_pairs((pairs,), None if text is None else dipole.objective(text))
-    z = pairs.anchors / pairs.anchors.norm(dim=1, keepdim=True)
-    entropies = []
-    for i in range(N):
-        weights = [math.exp(-t_neg * float((z[i] - z[j]).square().sum())) for j in range(N) if j != i]
-        entropies.append(-sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights))
+    entropies = [-sum(p * math.log(p) for p in row) for row in weights(pairs, t_neg)]
     assert found["conditional_entropy"] == pytest.approx(sum(entropies) / N, abs=1e-5)
     assert found["conditional_entropy_maximum"] == pytest.approx(math.log(N - 1))
     assert found["conditional_entropy_t_neg"] == t_neg

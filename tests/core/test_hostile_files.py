@@ -1,4 +1,4 @@
-"""Files of runs that somebody else has made: a value or one short error of ours, soon; never a hang, never code."""
+"""Files, recipes and objectives that a stranger sends: a value or one short error of ours, soon; never code."""
 
 import json
 import subprocess
@@ -160,8 +160,6 @@ def test_what_is_no_state_is_one_error(tmp_path, state):
     with pytest.raises(CheckpointError):
         starting_state(tmp_path, {"a"}, path, lambda said: None)
 
-
-# Whatever a stranger sends as an objective, a setting or a recipe -----------------------------------------------------
 
 NAMES = [entry.name for entry in registry.entries()]
 OPTIONS = sorted({option.name for entry in registry.entries() for option in entry.options})

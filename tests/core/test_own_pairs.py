@@ -97,10 +97,7 @@ def test_anchors_without_a_partner_are_left_out_of_the_mean_and_counted():
         others = sum(s[i, j].exp() for j in (2, 3))
         each.append(sum(-(s[i, p].exp() / (s[i, p].exp() + others)).log() for p in partners) / 2)
     torch.testing.assert_close(term.value, (sum(each) / 3).detach())
-    alone = dipole.objective("infonce")(Pairs.from_labels(z, torch.arange(5)))
-    assert alone.terms["infonce"].note == "0: no anchor has a positive"
-    alone.loss.backward()
-    assert not z.grad.any()
+
     assert dipole.objective("infonce")(z, z + 1).terms["infonce"].left_out is None
 
 
@@ -196,7 +193,7 @@ ZEROS = torch.zeros(4).long()
         (lambda z: dipole.objective("cross_entropy(classes=5)")(Pairs.from_views([z, z])), "needs labels"),
         (
             lambda z: dipole.objective("cross_entropy(classes=5)")(Pairs.from_views([z, z], ZEROS + 7)),
-            "set classes=8 or more",
+            "takes labels 0 to 4, got .*; set classes=8",
         ),
         (
             lambda z: dipole.objective("cross_entropy(classes=5)")(Pairs.from_views([z, z], ZEROS - 1)),
@@ -215,17 +212,6 @@ ZEROS = torch.zeros(4).long()
 def test_errors_name_the_argument(make, words):
     with pytest.raises(PairsError, match=words):
         make(torch.randn(4, 3))
-
-
-def test_one_row_one_class_and_one_pair():
-    z = rows(1, 3)
-    assert float(dipole.objective("infonce")(Pairs.from_labels(z, torch.tensor([3]))).loss.detach()) == 0
-    assert float(dipole.objective("infonce")(Pairs.both(z, z + 1)).loss.detach()) == 0
-    same = dipole.objective("infonce")(Pairs.from_labels(rows(4, 3), ZEROS))
-    assert "no anchor has a negative" in same.terms["infonce"].note
-
-
-# Pairs of views: each view repels the other images of the views after it, as in the code of CACR's authors.
 
 
 def weighted(distances, sharpness):

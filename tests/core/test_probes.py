@@ -1,4 +1,4 @@
-"""Probes against scikit-learn, hand-made cases and their own promises."""
+"""Probes and the tasks of Arora against scikit-learn, loops, hand-made cases and their own promises."""
 
 from itertools import combinations
 
@@ -216,9 +216,6 @@ def test_a_probe_on_views_is_descent_written_out(schedule, milestones, rates):
         vw, vb = 0.9 * vw + error.T @ seen + 0.01 * w, 0.9 * vb + error.sum(0) + 0.01 * b
         w, b = w - rate * vw, b - rate * vb
     np.testing.assert_allclose(found.scores.numpy(), tx.double().numpy() @ w.T + b, atol=1e-4)
-
-
-# Arora's tasks against the drawing of every task, one after another ---------------------------------------------------
 
 
 def points(per_class=6, classes=6, d=4, seed=0):

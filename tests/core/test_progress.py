@@ -1,4 +1,4 @@
-"""What a run says on stderr."""
+"""What a run says on stderr and to trackers, which hear every line once and need no network."""
 
 import importlib.util
 import io
@@ -142,9 +142,6 @@ def test_a_notebook_says_what_takes_a_while(shown_on):
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (42.4, "42s"), (130, "2m10s"), (7300, "2h01m")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
-
-
-# Trackers hear every line once, know the run again when it goes on, and need no network -------------------------------
 
 
 SETTINGS = ("train.log_every=1", "train.evaluate_every=4", "train.checkpoint_every=3")

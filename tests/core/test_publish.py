@@ -1,7 +1,8 @@
-"""Model cards, and what a push asks of the Hub: a server on this machine that keeps what it was asked."""
+"""Model cards, what a push asks of the Hub, what the Hub refuses, and frozen layers; a server here is the Hub."""
 
 import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -27,12 +28,8 @@ def test_a_card_says_licence_data_objective_and_results(tmp_path):
     write_card(tmp_path, CARD, RECORD, {"name": "hub:owner/set", "fingerprint": "f" * 8, "sizes": {"train": 9}})
     set_licence(tmp_path, "cc-by-4.0")
     card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.license == "cc-by-4.0"
-    assert (card.data.library_name, card.data.datasets, card.data.model_name) == (
-        "transformers",
-        ["owner/set"],
-        "a: name",
-    )
+    assert (card.data.license, card.data.library_name) == ("cc-by-4.0", "transformers")
+    assert (card.data.datasets, card.data.model_name) == (["owner/set"], "a: name")
     assert [(each.metric_name, each.metric_value) for each in card.data.eval_results] == [("linear/accuracy", 0.25)]
     for said in ("An encoder.", "1 x `infonce`", "| linear/accuracy | 0.2500 |", "train 9", "A note.", "f" * 8):
         assert said in card.text
@@ -116,21 +113,26 @@ def pushed(tmp_path, monkeypatch):
     return call
 
 
+@contextmanager
+def serving(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.mark.parametrize("refuse", [False, True])
 def test_a_push_makes_the_repository_and_sends_the_files(pushed, refuse):
     hub = type("OneHub", (Hub,), {"asked": [], "refuse": refuse})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving(hub) as address:
         if refuse:
             with pytest.raises(TrainingError, match=r"could not be pushed to me/model.*hf upload me/model"):
                 pushed(address)
         else:
             pushed(address)
-    finally:
-        server.shutdown()
-        server.server_close()
     made = next(json.loads(body) for _, path, body in hub.asked if path.startswith("/api/repos/create"))
     assert (made["name"], made["organization"]) == ("model", "me")
     assert "private" in (made.get("visibility"), made.get("private") and "private")  # newer clients, older ones
@@ -143,9 +145,6 @@ def test_a_push_makes_the_repository_and_sends_the_files(pushed, refuse):
 def test_without_a_network_there_is_one_message(pushed):
     with pytest.raises(TrainingError, match="could not be pushed to me/model"):
         pushed("http://127.0.0.1:9")
-
-
-# Networks that cannot be had say why in one message: a real server answers as the Hub does ------
 
 
 ANSWERS = {
@@ -171,37 +170,35 @@ class RefusingHub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def refusing_hub(monkeypatch, tmp_path):
+def hub_at(monkeypatch, tmp_path):
+    """Let the Hub be at an address, with an empty cache."""
     from huggingface_hub import constants
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), RefusingHub)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    yield
-    server.shutdown()
+    def use(address, offline=False):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+
+    return use
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_what_the_hub_refuses(refusing_hub, name):
-    with pytest.raises(ConfigError, match=ANSWERS[name][2]) as error:
-        load(Source(f"{name}/model", "text.transformer"), "input_ids")
+def test_what_the_hub_refuses(hub_at, name):
+    with serving(RefusingHub) as address:
+        hub_at(address)
+        with pytest.raises(ConfigError, match=ANSWERS[name][2]) as error:
+            load(Source(f"{name}/model", "text.transformer"), "input_ids")
     assert str(error.value).startswith(f"text.transformer: '{name}/model' cannot be loaded: ")
     assert "\n" not in str(error.value)
 
 
-def test_no_network(monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+def test_no_network(hub_at):
+    hub_at("http://127.0.0.1:9", offline=True)
     with pytest.raises(ConfigError, match="not in the cache"):
         load(Source("nobody/model", "text.transformer"), "input_ids")
-
-
-# What is frozen ------------------------------------------------------------------------------------------------------
 
 
 class Numbered(nn.Module):

@@ -1,4 +1,4 @@
-"""[train.schedule]: weights and options of terms that change with the step."""
+"""Optimizers, learning rates, and [train.schedule]: weights and options of terms that change with the step."""
 
 import math
 from itertools import pairwise
@@ -164,9 +164,6 @@ def test_what_cannot_be_scheduled_is_said_before_training(blobs, entry, said):
         with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
             load(blobs, [f"objective={chosen}", f"train.schedule.{entry}"])
     assert said in str(caught.value)
-
-
-# Optimizers and schedules against their formulas ----------------------------------------------------------------------
 
 
 def rates(total: int, spe: int = 1, **settings: object) -> list[float]:

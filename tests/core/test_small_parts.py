@@ -1,4 +1,4 @@
-"""Small parts: text tables, intervals, seeds, tensors on their way to a device, and what the Hub's client prints."""
+"""Small parts: text tables, intervals, seeds, tensors for a device, the Hub's messages, and what `dipole` exports."""
 
 import json
 import logging
@@ -38,9 +38,6 @@ def test_baselines_are_columns_beside_the_trained_numbers():
     assert number(-3.0) == "-3.0000"
 
 
-# What the Hub's client prints while it tries again --------------------------------------------------------------------
-
-
 def test_attempts_are_not_printed_and_errors_are(caplog):
     import huggingface_hub  # noqa: F401  (it sets up its logger when it is imported)
 
@@ -55,9 +52,6 @@ def test_attempts_are_not_printed_and_errors_are(caplog):
     finally:
         client.removeHandler(caplog.handler)
     assert list(dict.fromkeys(caplog.messages)) == ["before", "broken", "after"]
-
-
-# Batches made ahead, and tensors on their way to a device -------------------------------------------------------------
 
 
 def test_one_batch_is_made_ahead_in_order_and_by_one_thread():
@@ -81,9 +75,6 @@ def test_what_goes_to_a_device_arrives_unchanged():
     assert constant((1.0, 2.0), x) is constant((1.0, 2.0), x)
     nested = {"a": [x, (x, 1)], "b": json}
     assert sum(1 for _ in tensors_in(nested)) == 2
-
-
-# Bootstrap intervals against plain loops, scipy's trimmed mean and the truth that they are to cover -------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 101])
@@ -133,9 +124,6 @@ def test_what_is_no_sample_is_refused(wrong):
         bootstrap_interval(wrong)
 
 
-# Streams of one seed --------------------------------------------------------------------------------------------------
-
-
 def drawn_numbers() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
@@ -170,9 +158,6 @@ def test_global_state_is_restored_and_isolated():
     assert drawn_numbers() == after
     with isolated(9):
         assert drawn_numbers() == inside
-
-
-# What plug-in authors import from `dipole` ----------------------------------------------------------------------------
 
 
 PROMISED = (

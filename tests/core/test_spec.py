@@ -1,4 +1,4 @@
-"""The grammar: what it reads, what it writes back, and where its carets point."""
+"""The grammar and the registry: what is read and written back, where carets point, and who registers what."""
 
 import subprocess
 import sys
@@ -140,9 +140,6 @@ def test_constructors_check_like_the_grammar(make, said):
 
 def test_numbers_of_any_kind_are_taken():
     assert [InfoNCE(1).temperature, InfoNCE(np.float32(0.25)).temperature] == [1.0, 0.25]
-
-
-# The registry: names are taken once, data about entries is complete ---------------------------------------------------
 
 
 BASES = {
