@@ -113,7 +113,7 @@ def against_base(results: SuiteResults) -> dict[str, Picture]:
         unit = columns[0][1].unit.replace("%", "points")
         label = f"difference from the base, {measurement} ({unit})".replace(" ()", "")
         title = f"{results.manifest.title}, {measurement}"
-        caption = f"{measurement}: difference of each row from its base on the same seeds. {INTERVAL.capitalize()}."
+        caption = f"{measurement}: difference of each row from its base. {INTERVAL.capitalize()}."
         if open_:
             reason = next(iter(open_.values()))
             caption += f" The interval excludes 0, but {reason}: {first_of(list(open_), NAMED)}."

@@ -9,6 +9,7 @@ from dipole.benchmarks.critical import LEVEL, critical_difference, performance_p
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.curve_charts import Line, line_chart
 from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
+from dipole.benchmarks.report.ranking import level_of
 from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.row_charts import rank_chart
 from dipole.core.utils.text import counted
@@ -91,7 +92,7 @@ def _signed(results: SuiteResults, label: str, column: ColumnEntry) -> Mapping[i
 def _means(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> dict[str, float]:
     """Return the block of one data set: each row's mean place over the columns of the same runs."""
     taken = [{label: _signed(results, label, column) for label in labels} for column in group]
-    return _placed([{label: fmean(values.values()) for label, values in column.items()} for column in taken])
+    return _placed([{label: level_of(fmean(values.values())) for label, values in column.items()} for column in taken])
 
 
 def _by_seed(results: SuiteResults, group: Sequence[ColumnEntry], labels: Sequence[str]) -> list[dict[str, float]]:
