@@ -1,4 +1,4 @@
-"""`dipole bench` with real runs on digits: killed in the middle and started again, with a job that must fail."""
+"""`dipole bench`: killed and started again, failures, missing data, and what the terminal shows."""
 
 import io
 import json

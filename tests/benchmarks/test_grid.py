@@ -84,10 +84,8 @@ def test_settings_weights_and_named_options_are_axes(tmp_path):
     text = SUITE.replace("temperature = [0.1, 0.5]", '"train.epochs" = [1, 2]\n"objective.dp.weight" = [0.1, 1]')
     rows = read_suite(written(tmp_path, text)).at("small").rows
     found = {row.label: (row.objective, row.set) for row in rows}
-    assert found["dp, train.epochs=2, objective.dp.weight=1"] == (
-        "infonce(temperature=1) + 1.0*dp",
-        ("train.epochs=2",),
-    )
+    weighted = ("infonce(temperature=1) + 1.0*dp", ("train.epochs=2",))
+    assert found["dp, train.epochs=2, objective.dp.weight=1"] == weighted
     assert found["no temperature, train.epochs=1"] == ("align_uniform", ("train.epochs=1",))
     assert len(found) == 2 + 4 + 2
 

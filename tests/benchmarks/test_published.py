@@ -1,4 +1,4 @@
-"""Printed tables, verdicts and claims: against the counts the data files state, and by hand-made grids."""
+"""Printed tables, verdicts and claims against the counts of the data files; deviations; the page of the papers."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The scripts that measure speed: the arithmetic of timing, the subjects, and the command on a processor."""
+"""The scripts that measure speed and that soak: timing, subjects, differences between runs, processes without end."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Studies that are suite files: their runs can be built, and the case of CLLR on digits (`-m slow`)."""
+"""Studies: their runs can be built, their committed numbers say what the pages say, and domains are measured alike."""
 
 import json
 import re

@@ -4,19 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from rich.console import Console
 
 from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.run.engine import Task
+from dipole.benchmarks.run.local_engine import LocalEngine
 from dipole.benchmarks.run.worker import ask_to_stop
+from dipole.benchmarks.suite import Job
 from dipole.benchmarks.sweep import search
 from dipole.benchmarks.sweep.search import sweep
 from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settings
 from dipole.benchmarks.sweep.study import Study
 from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, read_summaries
 from dipole.core.record import read_part, read_record
+from dipole.core.train.recipe import load
 from dipole.core.utils.errors import ConfigError
 from tests.benchmarks.conftest import Here
 
@@ -159,13 +164,6 @@ def test_a_trial_whose_process_is_gone_is_proposed_again(tmp_path):
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     overrides = [*SHORT, "train.steps=40000", "train.evaluate_every=40000", "train.batch_size=16"]
-    import threading
-
-    from dipole.benchmarks.run.engine import Task
-    from dipole.benchmarks.run.local_engine import LocalEngine
-    from dipole.benchmarks.suite import Job
-    from dipole.core.train.recipe import load
-
     config = load(RECIPE, overrides).config
     job = Job(config.hash, config, RECIPE, tuple(overrides))
 

@@ -1,4 +1,4 @@
-"""What the site generates from the registry, the suites and the results."""
+"""What the site generates from the registry, the suites, the results and the templates."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Every example runs on a small model, offline."""
+"""Every example runs on a small model, offline, with the losses of its library and of the formulas."""
 
 import copy
 import importlib.util

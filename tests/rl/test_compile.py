@@ -1,4 +1,4 @@
-"""Compiled networks."""
+"""Compiled networks, and what the extra installs."""
 
 from importlib.metadata import requires
 

@@ -1,11 +1,12 @@
 """Distractions: other pictures, the same task; seeds and state."""
 
+import itertools
+
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("dm_control")
-
-import itertools
 
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import make_env
@@ -49,8 +50,6 @@ def test_strength_0_changes_nothing_and_a_roll_is_a_rotation():
 @pytest.fixture
 def videos(tmp_path):
     """Two videos of three plain frames each, one of them linked, a loose picture, and files that are none."""
-    from PIL import Image
-
     for number, name in enumerate(("bear", "boat")):
         (tmp_path / "frames" / name).mkdir(parents=True)
         for frame in range(3):
@@ -70,8 +69,6 @@ def sky(observation):
 
 
 def test_backgrounds_are_upright(tmp_path):
-    from PIL import Image
-
     left_red = Image.fromarray(np.uint8([[[255, 0, 0]] * 8 + [[0, 0, 255]] * 8] * 16))
     for orientation in (1, 3, 6):
         exif = Image.Exif()

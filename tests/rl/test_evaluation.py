@@ -1,4 +1,4 @@
-"""Evaluation: returns by hand, scores, intervals, curves and videos; and that training does not notice it."""
+"""Evaluation: returns by hand, alone and in workers, scores, intervals, curves, videos; training does not notice."""
 
 import json
 import re
@@ -151,12 +151,6 @@ def test_wrong_arguments_of_evaluation_raise_errors(tiny_agent, tmp_path, error,
         call(tiny_agent(), tmp_path)
 
 
-def test_the_training_environment_is_not_evaluated_on(tiny_agent):
-    env = DotEnv()
-    with pytest.raises(ConfigError, match="is the training environment itself"):
-        tiny_agent(env).learn(10, callback=EvaluationCallback(env))
-
-
 def test_environment_steps_start_again_with_sb3s_own_count(tiny_agent):
     agent = tiny_agent()
     agent.learn(12)
@@ -166,11 +160,14 @@ def test_environment_steps_start_again_with_sb3s_own_count(tiny_agent):
     assert agent.environment_steps == agent.num_timesteps == 20
 
 
-def test_agents_of_sb3_are_evaluated_as_well():
-    agent = PPO("CnnPolicy", DotEnv(size=36), n_steps=8, batch_size=4, device="cpu", seed=0)
+def test_agents_of_sb3_are_evaluated_as_well_and_not_on_their_own_environment():
+    env = DotEnv(size=36)
+    agent = PPO("CnnPolicy", env, n_steps=8, batch_size=4, device="cpu", seed=0)
     callback = EvaluationCallback(DotEnv(size=36), every=8, episodes=1)
     agent.learn(16, callback=callback)
     assert [each.environment_steps for each in callback.history] == [0, 8, 16]
+    with pytest.raises(ConfigError, match="is the training environment itself"):
+        agent.learn(10, callback=EvaluationCallback(env))
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path, monkeypatch):
@@ -241,8 +238,6 @@ def test_videos_are_drawn_at_their_size(tiny_agent, tmp_path, opengl):
     agent.task = {"name": "dot", "settings": {}}
     agent.save(tmp_path / "agent.zip")
     trial(tmp_path / "agent.zip", episodes=1, video=tmp_path / "dot.gif", size=96)
-    from PIL import Image
-
     with Image.open(tmp_path / "dot.gif") as image:
         assert image.size == (96, 96)
     with pytest.raises(ConfigError, match="give --video"):

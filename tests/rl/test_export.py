@@ -1,4 +1,4 @@
-"""A trained agent outside of its run: moved, exported, loaded in fresh processes, played."""
+"""A trained agent outside of its run: moved, exported, loaded in fresh processes, played, on the Hub."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Checkpoints of replay: each writes what is new, shares the rest, and stands alone."""
+"""Checkpoints: replay writes what is new and shares the rest, state is plain values and never a pickle."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each setting is honoured by `load` and `resume`, survives the next save and checkpoint, or is refused by name."""
+"""Settings of an agent: the same in Python, recipes and Zoo files; honoured after loading, or refused by name."""
 
 import re
 import subprocess

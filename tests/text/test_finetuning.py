@@ -1,4 +1,4 @@
-"""A transformer of one's own in text: frozen, with adapters, and exported with them merged."""
+"""A transformer of one's own: frozen, with adapters or a head, decoders; and each of them exported."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Tables of pairs in files: beside a reading that holds everything, cut off, changed and large."""
+"""Tables of pairs in files beside a plain reading; their labels; and files cut off, changed, large or no table."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""SentEval's interface: same parameters, same result keys, every distinct sentence encoded once."""
+"""SentEval's interface and tasks: same parameters and keys, each sentence encoded once, damaged files noticed."""
 
 import io
 import json

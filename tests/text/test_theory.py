@@ -1,4 +1,4 @@
-"""Arora's inequalities on sentences: made-up topics, and the articles of the shared data."""
+"""Arora's inequalities on sentences, and the study of learning from text."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Augmentation: equal to kornia pixel by pixel where given its parameters, and equal to it in distribution."""
+"""Augmentation equals kornia and a loop over images, from given parameters and in distribution; each view's recipe."""
 
 import colorsys
 import json

@@ -1,4 +1,4 @@
-"""Encoders: shapes of the taps, statistics inside the module, transformers' round trip."""
+"""Encoders: shapes of the taps, statistics inside the module; and that one file adds a source or a framework."""
 
 import json
 import os

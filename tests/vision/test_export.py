@@ -1,4 +1,4 @@
-"""Exported folders give the features of the run in the libraries that load them."""
+"""Exported folders give the features of the run in the libraries that load them, or leave nothing behind."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Frameworks: who is paired with whom, and what follows the optimizer."""
+"""Frameworks: who is paired with whom, what follows the optimizer, and which objectives they carry."""
 
 import numpy as np
 import pytest

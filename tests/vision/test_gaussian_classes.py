@@ -1,4 +1,4 @@
-"""The controlled data set: its factors, its views, its imbalance and label noise, and what a run makes of them."""
+"""The controlled data set and the toy sets: their factors, views and labels, and what a run makes of them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The frameworks in a loop of your own: plain backbones, losses of independent formulas, state, and mistakes."""
+"""The frameworks in a loop of your own: losses and gradients of the papers' formulas, state, and mistakes."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""The picture of a query: weights against a loop in double precision, the map, the file."""
+"""The picture of a query, and `dipole theory` on a run: weights against a loop, the map, bounds, files, mistakes."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Crops cut from images as they are stored, pixels of other depths, and what is said before training."""
+"""Crops of images as they are stored, other depths, turned photos, and what is said before training."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Streams: shards of tar files and sets of `datasets`; each image once, in an order of the seed, for any ranks."""
+"""Streams of shards and of `datasets`, each image once in an order of the seed; and archives as they are downloaded."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""A trained vision model without its images: embedding, and folders that other libraries load."""
+"""A trained vision model without its images: embedding of any source, and folders that other libraries load."""
 
 import io
 import json

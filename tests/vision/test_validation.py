@@ -1,4 +1,4 @@
-"""A validation part: set aside from the training images, evaluated in place of the test images."""
+"""A validation part in place of the test images; and that recipes learn more than an untrained encoder has."""
 
 import numpy as np
 import pytest
