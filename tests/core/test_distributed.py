@@ -18,12 +18,15 @@ from tests.ranks import leaving_together, start_ranks
 
 
 class VICReg(Objective):
-    """Variance, invariance and covariance of whole views: batch statistics, as a plug-in would write them."""
+    """Variance, invariance and covariance of every view, as docs/background/core.md writes it: batch statistics."""
 
     needs_negatives = False
 
     def __init__(self) -> None:
         super().__init__("dot")
+
+    def prepare(self, pairs: Pairs) -> Pairs:
+        return pairs.with_intra_batch()
 
     def loss(self, positive: Tensor, rows: Rows) -> Tensor:
         pairs = rows.pairs
@@ -31,19 +34,8 @@ class VICReg(Objective):
         z = [pairs.candidates[pairs.candidate_view == view] for view in views]
         spread = sum((1 - (v.var(0) + 1e-4).sqrt()).clamp_min(0).mean() for v in z)
         off = sum((torch.cov(v.T).square().sum() - torch.cov(v.T).diagonal().square().sum()) / v.shape[1] for v in z)
-        near = rows.mean(rows.over_positives((pairs.anchors.square().sum(1)).unsqueeze(1) - 2 * positive))
-        return 25 * near + 25 * spread + off
-
-
-class VICRegOfAll(VICReg):
-    """As docs/background/core.md writes it: of every view that is an anchor or a candidate, with full distances."""
-
-    def prepare(self, pairs: Pairs) -> Pairs:
-        return pairs.with_intra_batch()
-
-    def loss(self, positive: Tensor, rows: Rows) -> Tensor:
-        length = rows.pairs.candidates.square().sum(1)[rows.pairs.positives]
-        return super().loss(positive, rows) + 25 * rows.mean(rows.over_positives(length))
+        lengths = pairs.anchors.square().sum(1, keepdim=True) + pairs.candidates.square().sum(1)[pairs.positives]
+        return 25 * rows.mean(rows.over_positives(lengths - 2 * positive)) + 25 * spread + off
 
 
 class Memory(Objective):
@@ -63,7 +55,7 @@ class Memory(Objective):
         return self.kept[rows.pairs.index] * (rows.negatives - positive[:, 0]) * partners
 
 
-PLUGINS = {"vicreg_of_candidates": VICReg, "vicreg_of_all": VICRegOfAll, "sample_memory": Memory}
+PLUGINS = {"vicreg_of_all": VICReg, "sample_memory": Memory}
 SPECS = [
     entry.name if entry.kind == "objective" else f"infonce + {entry.name}"
     for entry in registry.entries()
