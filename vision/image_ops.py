@@ -13,10 +13,10 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, the greyscale weights of Pillow an
 
 
 def unit(images: Tensor) -> Tensor:
-    """Convert images to float in [0, 1]."""
+    """Convert uint8 images, or floats in [0, 1] of any precision, to float32 in [0, 1]."""
     if images.dtype == torch.uint8:
         return images.float().div_(255)
-    return images
+    return images.float()
 
 
 def resampling(start: Tensor, extent: Tensor, source: int, target: int, mirror: Tensor | None = None) -> Tensor:

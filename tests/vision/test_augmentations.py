@@ -34,7 +34,7 @@ def test_an_image_a_tensor_and_a_batch_have_the_same_views(preset, changes):
     image, pixels = picture()
     of_image = augment(image, torch.Generator().manual_seed(3))
     of_tensor = augment(pixels, torch.Generator().manual_seed(3))
-    of_batch = augment(pixels[None].float() / 255, torch.Generator().manual_seed(3))
+    of_batch = augment(pixels[None].double() / 255, torch.Generator().manual_seed(3))
     sides = [24, 24] + [10] * 6 * (preset == "swav")
     assert [tuple(view.shape) for view in of_image] == [(3, side, side) for side in sides]
     for first, second, third in zip(of_image, of_tensor, of_batch, strict=True):
