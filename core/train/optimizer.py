@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dipole.core.train.config import TrainConfig
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.errors import ConfigError, OptionError
 
 
 def warmup_cosine(step: int, total: int, warmup: int = 0, peak: float = 1.0) -> float:
@@ -82,6 +82,9 @@ class LARS(Optimizer):
         momentum: in [0, 1).
         weight_decay: >= 0.
         trust: trust coefficient eta, > 0.
+
+    Raises:
+        OptionError: a number is outside its range.
     """
 
     def __init__(
@@ -92,6 +95,14 @@ class LARS(Optimizer):
         weight_decay: float = 0.0,
         trust: float = 1e-3,
     ) -> None:
+        for name, value, fits in (
+            ("lr", lr, lr >= 0),
+            ("momentum", momentum, 0 <= momentum < 1),
+            ("weight_decay", weight_decay, weight_decay >= 0),
+            ("trust", trust, trust > 0),
+        ):
+            if not fits:
+                raise OptionError(f"LARS: {name} is out of its range, got {value}.", name)
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()

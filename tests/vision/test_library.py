@@ -237,6 +237,11 @@ FLAT = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
         (lambda: vision.prediction_head("simclr", 8), None, "Allowed: byol, simsiam, mocov3, nnclr"),
         (lambda: vision.projection_head("byol", 8, hidden=0), None, "hidden must be a whole number >= 1, got 0"),
         (lambda: vision.Queue(0, 4), None, "size must be a whole number >= 1"),
+        (lambda: vision.Queue(3, 4), lambda q: q.push(torch.zeros(2, 3)), r"shape \(n, 4\), got \(2, 3\)"),
+        (lambda: vision.cosine_schedule(0, 0, 1, 0), None, "total must be > 0, got 0"),
+        (lambda: vision.momentum_update(conv(), nn.Linear(2, 2), 0.9), None, "same parameters"),
+        (lambda: vision.SimCLR("resnet18", "infonce"), None, "a backbone is a torch.nn.Module, .* got str"),
+        (lambda: vision.LARS(conv().parameters(), lr=0.1, momentum=1), None, "LARS: momentum is out of its range"),
     ],
 )
 def test_mistakes_have_one_clear_message(make, call, message):

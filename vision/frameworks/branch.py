@@ -34,7 +34,7 @@ class Branch(nn.Module):
         dim: width of the embedding. By default it is measured.
 
     Raises:
-        ConfigError: there is no such layer.
+        ConfigError: the backbone is no module, or there is no such layer.
 
     Attributes:
         returns_features: whether a call returns (embeddings, features). `PassedFeatures` sets it.
@@ -46,6 +46,9 @@ class Branch(nn.Module):
         self, backbone: nn.Module, projector: nn.Module | None = None, tap: str | None = None, dim: int | None = None
     ) -> None:
         super().__init__()
+        if not isinstance(backbone, nn.Module):
+            got = type(backbone).__name__
+            raise ConfigError(f"a backbone is a torch.nn.Module, such as torchvision.models.resnet18(), got {got}.")
         self.encoder = backbone
         self.projector = nn.Identity() if projector is None else projector
         self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None

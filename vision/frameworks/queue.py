@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dipole.core.objectives.checks import shape_of
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.schedule import SHAPES
 from dipole.core.utils.distributed import gather_rows, row_counts, world_size
-from dipole.core.utils.errors import OptionError, nearest
+from dipole.core.utils.errors import OptionError, PairsError, nearest
 
 
 class Queue(nn.Module):
@@ -65,8 +66,13 @@ class Queue(nn.Module):
 
         Args:
             rows: (n, dim). With several ranks, the same on each (`of_all_ranks`).
+
+        Raises:
+            PairsError: rows have another shape.
         """
         store, place, filled = (self.get_buffer(name) for name in ("rows", "place", "filled"))
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != store.shape[1]:
+            raise PairsError(f"a queue takes rows of shape (n, {store.shape[1]}), got {shape_of(rows)}.")
         rows = F.normalize(rows.to(store.dtype), dim=1)[-len(store) :]
         store[(place + torch.arange(len(rows), device=store.device)) % len(store)] = rows
         place.copy_((place + len(rows)) % len(store))
@@ -101,9 +107,15 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
         copy: a module of the same structure, such as `copy.deepcopy(module).requires_grad_(False)`.
         module: the one that is trained.
         momentum: from 0, which copies the module, to 1, which changes nothing.
+
+    Raises:
+        OptionError: `momentum` is outside this range, or the modules' parameters differ in number or shape.
     """
     check_momentum(momentum)
-    torch._foreach_lerp_(list(copy.parameters()), list(module.parameters()), 1 - momentum)
+    slow, fast = list(copy.parameters()), list(module.parameters())
+    if [each.shape for each in slow] != [each.shape for each in fast]:
+        raise OptionError("momentum_update needs modules with the same parameters: make one by copy.deepcopy(module).")
+    torch._foreach_lerp_(slow, fast, 1 - momentum)
 
 
 def check_momentum(momentum: float) -> None:
@@ -135,5 +147,10 @@ def cosine_schedule(step: float, total: float, start: float, end: float) -> floa
         total: number of steps, > 0.
         start: value at step 0.
         end: value at step `total`.
+
+    Raises:
+        OptionError: `total` is not above 0.
     """
+    if total <= 0:
+        raise OptionError(f"total must be > 0, got {total}.")
     return SHAPES["cosine"](start, end, min(step / total, 1.0))
