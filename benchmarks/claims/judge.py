@@ -181,7 +181,9 @@ class JudgedClaim:
             if part.mean and part.mean.verdict == UNDECIDED:
                 yield part.mean
             elif decide(part.evidence, part.evidence.p) == UNDECIDED:
-                yield from [item for item in part.items if item.verdict == UNDECIDED] or part.items
+                undecided = [item for item in part.items if item.verdict == UNDECIDED]
+                # Where all are decided, those without data are missing, or the tests together fall short.
+                yield from undecided or (() if part.missing else part.items)
 
 
 @dataclass(frozen=True)

@@ -233,13 +233,15 @@ def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     verdicts = Counter(claimed.verdict_alone for claimed, _ in _claims(suites))
     differences = counted(tested, "comparison")
     unfit = sum(bool(suite.not_decidable) for suite in suites)
-    said = f"{len(suites) - unfit} suites: {decided} of {differences} with the baseline {are(decided)} significant"
+    can_decide = counted(len(suites) - unfit, "suite")
+    said = f"{can_decide}: {decided} of {differences} with the baseline {are(decided)} significant"
     if verdicts:
         said += (
             f". Of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} agree, "
-            f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided. For "
-            f"{sum(verdicts[each] for each in OBSTACLES)} our numbers leave no room"
+            f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided"
         )
+    if without_room := sum(verdicts[each] for each in OBSTACLES):
+        said += f". For {without_room} our numbers leave no room"
     if unfit:
         said += f". {counted(unfit, 'further suite')} {are(unfit)} {NOT_DECIDABLE} and not counted"
     return f"{said}."

@@ -250,9 +250,14 @@ def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by
         less = {place: each for place, each in cells.items() if place[1] != "STL-10"}
         outcome = judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], less)})
         assert (outcome.verdict, outcome.missing) == (verdict, 1)
-    assert "1 comparison without data" in judge_claim(
-        CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})}
-    ).why(UNDECIDED)
+    # More seeds of the others would not help.
+    assert (
+        judge_claim(
+            CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})}
+        )
+        .why(UNDECIDED)
+        .endswith("1 comparison without data")
+    )
 
 
 def _above(cells):

@@ -63,6 +63,8 @@ def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
     with_both = overview.in_a_sentence([counted, unfit])
     alone = overview.in_a_sentence([counted])
     assert with_both.startswith(alone[:-1])
+    assert alone.startswith("1 suite: 9 of 9 comparisons")
+    assert "room" not in alone
     assert with_both.endswith("1 further suite is not decidable on this hardware and not counted.")
     assert len(overview.decided_table([unfit, unfit]).rows) == 0
     row = overview.suites_table([unfit]).rows[0]
