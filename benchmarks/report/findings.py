@@ -23,7 +23,9 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
     """Return sentences on missing runs, differences from the base, the printed numbers and the paper's claims."""
     said, asked = [], len(results.jobs)
     if missing := asked - sum(r.status == "done" for r in results.records.values()):
-        said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing.")
+        failed = sum(r.status == "failed" for r in results.records.values())
+        of_failed = f", {failed} of them failed" if failed else ""
+        said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing{of_failed}.")
     if results.not_decidable:
         return [*said, of_mark(results.not_decidable)]
     return [*said, *of_differences(results), *_with_printed(results), *_of_claims(results, others)]
@@ -136,7 +138,7 @@ def _against_base(results: SuiteResults) -> list[str]:
         count = f"{len(found)} of {counted(len(among), 'difference')} from {base} {are(len(found))} significant"
         return [f"{count}: {first_of(named, NAMED)}."]
     best = max(among, key=_lead)
-    count, largest = f"None of the {len(among)} differences from {base} is significant", ". The largest"
+    count, largest = f"None of the {len(among)} differences from {base} is significant", ". The largest gain"
     if len(among) == 1:
         count, largest = f"The difference from {base} is not significant", ""
     said = [f"{count}. No row leads {own_base}."]

@@ -170,6 +170,7 @@ def test_a_failed_run_counts_nowhere(runs_folder):
         found = runs_folder.read(found.manifest)
     shown = tables.results_table(found).rows[0]
     assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
+    assert findings.of_suite(found)[0] == "2 of 2 runs are missing, 2 of them failed."
 
 
 def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
