@@ -109,3 +109,12 @@ class RunsFolder:
 @pytest.fixture
 def runs_folder(tmp_path):
     return RunsFolder(tmp_path / "runs")
+
+
+JOB = {"hash": "x", "command": [], "processes": 1, "cells": []}
+
+
+def damaged(folder, path, content=None, **values):
+    """Change a file of a runs folder: all of it, or some of its values."""
+    (found,) = folder.path.glob(path)
+    found.write_text(content if content is not None else json.dumps({**json.loads(found.read_text()), **values}))

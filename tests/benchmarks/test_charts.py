@@ -1,5 +1,7 @@
 """Charts: their data, their drawing by Vega and their files, against independent numbers."""
 
+import csv
+import io
 import json
 import re
 from math import nan
@@ -9,13 +11,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report import charts, drawing, picture
 from dipole.benchmarks.report.chart import NARROW, short
+from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.curve_charts import Line, doubles, equal_scales, histogram, line_chart, scatter_chart
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart, rank_chart
-from dipole.benchmarks.report.table import Cell, ReportTable, to_latex
+from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_latex, to_markdown
+from dipole.benchmarks.report.training_charts import Group, mean_line, paths
 from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.statistics import number
 
@@ -247,7 +253,7 @@ def test_twenty_models_of_many_seeds_are_readable(runs_folder, tmp_path):
     runs_folder.suite("many", rows, [("a", "vision")], value, range(15), kind="study")
     report = write_report(runs_folder.path, tmp_path / "report.html")
     (section,) = report.sections
-    for picture_ in (one for pictures in section.pictures.values() for one in pictures):
+    for picture_ in (one for group in section.pictures.values() for one in group):
         for name, most in (("series", picture.MOST_LINES), ("label", picture.MOST_ROWS), ("row", picture.MOST_ROWS)):
             assert len({row.get(name) for row in picture_.chart.rows}) <= most
     (losses,) = {one.note for one in section.pictures["Training loss"]}
@@ -323,3 +329,88 @@ def test_names_of_rows_are_not_clipped_in_a_wider_font(letter, kind):
     walk(ElementTree.fromstring(drawing.to_svg(chart.spec)), 0.0)
     assert set(labels) <= left.keys()
     assert min(left[each] for each in labels) >= 0
+
+
+def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
+    hostile = '=HYPERLINK("http://x")|<b>`*'
+    sheet = ReportTable("s", "T", ("a", "=b"), [(Cell(hostile), Cell("-1.5", -1.5, "@x"))])
+    head, row = csv.reader(io.StringIO(to_csv(sheet)))
+    assert (head, row) == (["a", "'=b", "'=b: note"], ["'" + hostile, "-1.5", "'@x"])
+    inert = ["-1.5", "+2e-05", "-1.50 to 2e-05", "-3 \N{PLUS-MINUS SIGN} 0.1", "x=1"]
+    formulas = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", "-", "-0.2+cmd|' /C calc'!A0", "-1 to 2;=1"]
+    sheet_of_texts = ReportTable("s", "T", ("a",), [(Cell(text),) for text in [*inert, *formulas]])
+    written = [row[0] for row in csv.reader(io.StringIO(to_csv(sheet_of_texts), newline=""))][1:]
+    assert written == [*inert, *("'" + text for text in formulas)]
+    assert Cell("\r=1").text == "\\r=1"  # control characters are escapes
+    line = to_markdown(sheet).splitlines()[-1]
+    assert line == r"""| =HYPERLINK("http://x")&#124;&#60;b&#62;\`\* | -1.5 (@x) |"""
+
+
+def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_all_cover():
+    line = mean_line("m", [Curve((1, 2, 3), (1, 2, 3)), Curve((2, 3, 4), (4, 5, 6))], factor=10)
+    assert (line.x, line.y) == ([2, 3], [30, 40])
+    assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
+    # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5; the first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
+    curves = [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))]
+    line = mean_line("m", curves)
+    assert line.x == [2, 3, 5, 6]
+    assert line.y == pytest.approx([(3 + 10) / 2, (4 + 15) / 2, (8 + 25) / 2, (8 + 30) / 2])
+    assert line.high[0] - line.low[0] == pytest.approx(2 * (10 - 3) / 2**0.5)
+    # Nothing is made up outside of what all have; a run that was told a step twice counts with the later value.
+    assert mean_line("m", [Curve((1, 2), (0, 0)), Curve((3, 4), (0, 0))]).x == []
+    assert mean_line("m", [Curve((1, 2, 2, 3), (1, 5, 2, 3)), Curve((1, 3), (1, 3))]).y == [1, 2, 3]
+    assert mean_line("m", [Curve((), ()), Curve((1, 2), (1, 2))]).y == [1, 2]
+
+
+def test_numbers_have_about_four_digits_also_beside_missing_cells():
+    values = [0.0, 2e-5, 0.0123, 1.5, -834.06, 84321.7, 1583392448.0]
+    assert [number(v) for v in values] == ["0.000", "2e-05", "0.012", "1.50", "-834.1", "84322", "1.58e+09"]
+    rows = [(Cell("a"), Cell("1.0", 1.0)), (Cell("b"), Cell("missing", mark="open"))]
+    assert ReportTable("s", "T", ("method", "x"), rows).numeric == (False, True)
+
+
+def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
+    written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
+    results = runs_folder.read(written.model_copy(update={"show": ["scatter"]}))
+    assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
+    folder = runs_folder.path / written.jobs[0].hash
+    corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
+    (folder / "points.json").write_text(json.dumps(corners))
+    (picture,) = pictures(results, RunFiles(folder=runs_folder.path))["Embedded points"]
+    points = [(row["series"], row["x"], row["y"]) for row in picture.chart.rows]
+    assert points == [("class 1", 0, 0), ("class 1", 1, 0), ("class 2", 1, 1), ("class 2", 0, 1)]
+    assert (picture.chart.x_label, picture.chart.y_label) == ("first coordinate", "second coordinate")
+    (folder / "points.json").write_text('{"x": [1], "y": []}')
+    assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
+
+
+def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
+    columns = [f"{data}/k={k}" for data in ("a", "b") for k in (1, 2, 4)]
+    results = runs_folder.results("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
+    found = pictures(results, RunFiles(folder=runs_folder.path))["Measurements"]
+    assert len(found) == 2
+    assert [each.caption.partition(":")[0] for each in found] == ["a", "b"]
+    for each in found:
+        assert [(row["series"], row["x"], row["y"]) for row in each.chart.rows] == [("m", k, 50) for k in (1, 2, 4)]
+
+
+def test_a_path_is_one_column_over_another_at_common_steps():
+    names = ("losses/unsupervised", "losses/supervised")
+    columns = [ColumnEntry(name=n, metric=n, factor=1.0, higher_is_better=False, unit="bits") for n in names]
+    over, of = Curve((10, 20, 30), (2.0, 1.5, 1.0)), Curve((10, 20, 30, 40), (0.9, 0.6, 0.5, 0.1))
+    curves = {"m": [{"eval/losses/unsupervised": over, "eval/losses/supervised": of}]}
+    (picture,) = paths(Group(tuple(columns), ""), curves)
+    assert (picture.chart.x_label, picture.chart.y_label) == ("losses/unsupervised (bits)", "losses/supervised (bits)")
+    # As training goes on, the loss falls; the step that only one column has is left out.
+    assert [(row["x"], row["y"]) for row in picture.chart.rows] == [(2.0, 0.9), (1.5, 0.6), (1.0, 0.5)]
+    assert paths(Group((columns[0],), ""), curves) == []
+
+
+def test_a_single_measurement_is_no_curve(runs_folder):
+    results = runs_folder.results("short", [("m", "infonce", None)], "a", lambda r, c, s: 0.5, seeds=(0,))
+    assert "Conditional entropy" in pictures(results, RunFiles(folder=runs_folder.path))
+    line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
+    (runs_folder.path / results.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "Conditional entropy" not in pictures(results, RunFiles(folder=runs_folder.path))
+    asked = runs_folder.read(results.manifest.model_copy(update={"show": ["entropy"]}))
+    assert "Conditional entropy" in pictures(asked, RunFiles(folder=runs_folder.path))

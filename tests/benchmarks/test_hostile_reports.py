@@ -1,7 +1,10 @@
 """Suites and folders of runs that somebody else has made: a report, or one short error of ours, and soon."""
 
 import json
+import os
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +20,10 @@ from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.summary import read_summaries
 from dipole.core.train.recipe import read_recipe
+from dipole.core.utils.errors import DipoleError
+from tests.benchmarks.conftest import JOB, damaged
 from tests.hostile import NO_FILES, ODD, answered, changed, places, settings_of, toml_contents
+from tests.systems import linux, posix
 
 SUITE = read_recipe(suites()["demo"])
 
@@ -32,6 +38,8 @@ def test_suites(tmp_path_factory, content):
 
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "/" * 300, ""])
 def test_names_that_no_suite_has(name):
+    with suppress(DipoleError):
+        read_suite("no such suite")  # imports what names are compared with
     answered(lambda: read_suite(name))
 
 
@@ -100,3 +108,73 @@ def test_control_characters_are_drawn_as_escapes(runs_folder, tmp_path, text):
     texts = [path.read_text(encoding="utf-8") for path in files]
     assert not [path for path, each in zip(files, texts, strict=True) if text in each]
     assert any(shown in each for each in texts)
+
+
+def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
+    good = runs_folder.record()
+    foreign = {
+        "notes.txt": "mine", "0123456789ab/record.json": '{"schema_version": 1, "hash": "0123', "a1/record.json": "[1]",
+        "a2/record.json": '{"schema_version": 99}', "a3/record.json": b"\xff\xfe\x00", "a4/photo.jpg": "x",
+        "a5/config.toml": "",
+    }  # fmt: skip
+    for name, content in foreign.items():
+        path = runs_folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    shutil.copytree(runs_folder.path / good, runs_folder.path / "copy-of-a-run")
+    before = {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()}
+    found = read_records(runs_folder.path)
+    write_report(runs_folder.path, runs_folder.path.parent / "report.html")
+    assert list(found.records) == [good]
+    assert {p.path.name for p in found.problems} == {
+        "notes.txt", "0123456789ab", "a1", "a2", "a3", "a4", "a5", "copy-of-a-run"
+    }  # fmt: skip
+    assert any("Update dipole" in p.message for p in found.problems)
+    assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda f: damaged(f, "000000000001/record.json", results={"linear/accuracy": float("nan")}),
+        lambda f: damaged(f, "000000000001/record.json", histogram={"edges": [0, 1], "all": [1, 2]}),
+        lambda f: damaged(f, "000000000001/record.json", name="\ud800"),
+        lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
+        pytest.param(lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(), marks=linux),
+        pytest.param(lambda f: os.mkfifo(f.path / "pipe"), marks=posix),
+        pytest.param(lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")), marks=posix),
+        lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
+        lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
+        lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
+        lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
+        lambda f: damaged(f, ".bench/suites/s-small.json", jobs=[JOB]),
+        lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
+    ],
+)  # fmt: skip
+def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, damage):
+    rows = [("a", "infonce", None), ("b", "dcl", "a")]
+    runs_folder.suite("s", rows, [("A", "vision")], lambda r, c, s: 0.5 + s / 100, kind="study")
+    damage(runs_folder)
+    before = sorted(tmp_path.rglob("*"))
+    report = write_report(runs_folder.path, tmp_path / "report.md")
+    (problems,) = [sheet for sheet in report.tables if sheet.name == "problems"]
+    assert len(problems.rows) == 1
+    assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "report.md"}
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "\ud800"])
+def test_no_name_leads_out_of_the_folder_of_a_report(runs_folder, tmp_path, name):
+    runs_folder.suite("s", [("a", "infonce", None), ("b", "dcl", "a")], [("A", "vision")], lambda r, c, s: 0.5)
+    damaged(runs_folder, ".bench/suites/s-small.json", suite=name)
+    before = set(tmp_path.rglob("*"))
+    write_report(runs_folder.path, tmp_path / "all")
+    new = set(tmp_path.rglob("*")) - before
+    assert {path.parent for path in new} == {tmp_path / "all", tmp_path / "all" / "charts", tmp_path}
+
+
+def test_a_folder_with_a_dot_in_its_name_is_a_folder(runs_folder, tmp_path):
+    runs_folder.record(objective="*x* <b>", domain="<script>")
+    (tmp_path / "v1.0").mkdir()
+    write_report(runs_folder.path, tmp_path / "v1.0")
+    assert {"report.html", "report.md", "other-runs.csv"} <= {path.name for path in (tmp_path / "v1.0").iterdir()}
+    assert "<" not in (tmp_path / "v1.0" / "report.md").read_text()

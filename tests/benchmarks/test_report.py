@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,23 +14,21 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.manifest import ColumnEntry, write_manifest
+from dipole.benchmarks.manifest import write_manifest
 from dipole.benchmarks.report import charts, claim_tables, comparisons, findings, overview, tables
-from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.ranking import rank_objectives
 from dipole.benchmarks.report.results import SuiteResults
-from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_markdown
-from dipole.benchmarks.report.training_charts import Group, mean_line, paths
+from dipole.benchmarks.report.table import to_csv
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import Curve
-from dipole.benchmarks.run_files import RunFiles, read_curves
+from dipole.benchmarks.run_files import read_curves
 from dipole.benchmarks.run_records import is_done, read_records
-from dipole.benchmarks.statistics import number, power
+from dipole.benchmarks.statistics import power
 from dipole.core.cli import main
 from dipole.core.record import read_record
 from dipole.core.utils.errors import ConfigError
-from tests.systems import linux, posix
+from tests.benchmarks.conftest import damaged
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -45,85 +42,6 @@ def test_old_records_stay_readable(path, tmp_path):
     shutil.copy(path, folder / "record.json")
     assert read_records(tmp_path / "runs").records == {record.hash: record}
     assert record.hash in to_csv(make_report(tmp_path / "runs").tables[0])
-
-
-def test_what_is_no_record_is_reported_and_left_alone(runs_folder):
-    good = runs_folder.record()
-    foreign = {
-        "notes.txt": "mine", "0123456789ab/record.json": '{"schema_version": 1, "hash": "0123', "a1/record.json": "[1]",
-        "a2/record.json": '{"schema_version": 99}', "a3/record.json": b"\xff\xfe\x00", "a4/photo.jpg": "x",
-        "a5/config.toml": "",
-    }  # fmt: skip
-    for name, content in foreign.items():
-        path = runs_folder.path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    shutil.copytree(runs_folder.path / good, runs_folder.path / "copy-of-a-run")
-    before = {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()}
-    found = read_records(runs_folder.path)
-    write_report(runs_folder.path, runs_folder.path.parent / "report.html")
-    assert list(found.records) == [good]
-    assert {p.path.name for p in found.problems} == {
-        "notes.txt", "0123456789ab", "a1", "a2", "a3", "a4", "a5", "copy-of-a-run"
-    }  # fmt: skip
-    assert any("Update dipole" in p.message for p in found.problems)
-    assert {p: p.read_bytes() for p in runs_folder.path.rglob("*") if p.is_file()} == before
-
-
-JOB = {"hash": "x", "command": [], "processes": 1, "cells": []}
-
-
-def damaged(folder, path, content=None, **values):
-    """Change a file of a runs folder: all of it, or some of its values."""
-    (found,) = folder.path.glob(path)
-    found.write_text(content if content is not None else json.dumps({**json.loads(found.read_text()), **values}))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda f: damaged(f, "000000000001/record.json", results={"linear/accuracy": float("nan")}),
-        lambda f: damaged(f, "000000000001/record.json", histogram={"edges": [0, 1], "all": [1, 2]}),
-        lambda f: damaged(f, "000000000001/record.json", name="\ud800"),
-        lambda f: damaged(f, "000000000001/record.json", "[" * 200_000),
-        pytest.param(lambda f: open(os.fsencode(f.path) + b"/\xff\xfe.txt", "w").close(), marks=linux),
-        pytest.param(lambda f: os.mkfifo(f.path / "pipe"), marks=posix),
-        pytest.param(lambda f: ((f.path / "a").mkdir(), os.mkfifo(f.path / "a" / "record.json")), marks=posix),
-        lambda f: damaged(f, ".bench/suites/s-small.json", "[" * 200_000),
-        lambda f: damaged(f, ".bench/suites/s-small.json", suite="../../../outside"),
-        lambda f: damaged(f, ".bench/suites/s-small.json", schema_version=2),
-        lambda f: damaged(f, ".bench/suites/s-small.json", columns=[]),
-        lambda f: damaged(f, ".bench/suites/s-small.json", jobs=[JOB]),
-        lambda f: shutil.copy(f.path / ".bench/suites/s-small.json", f.path / ".bench/suites/copy.json"),
-    ],
-)  # fmt: skip
-def test_one_damaged_file_costs_one_line_of_the_report(runs_folder, tmp_path, damage):
-    rows = [("a", "infonce", None), ("b", "dcl", "a")]
-    runs_folder.suite("s", rows, [("A", "vision")], lambda r, c, s: 0.5 + s / 100, kind="study")
-    damage(runs_folder)
-    before = sorted(tmp_path.rglob("*"))
-    report = write_report(runs_folder.path, tmp_path / "report.md")
-    (problems,) = [sheet for sheet in report.tables if sheet.name == "problems"]
-    assert len(problems.rows) == 1
-    assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "report.md"}
-
-
-@pytest.mark.parametrize("name", ["../../../outside", "\ud800"])
-def test_no_name_leads_out_of_the_folder_of_a_report(runs_folder, tmp_path, name):
-    runs_folder.suite("s", [("a", "infonce", None), ("b", "dcl", "a")], [("A", "vision")], lambda r, c, s: 0.5)
-    damaged(runs_folder, ".bench/suites/s-small.json", suite=name)
-    before = set(tmp_path.rglob("*"))
-    write_report(runs_folder.path, tmp_path / "all")
-    new = set(tmp_path.rglob("*")) - before
-    assert {path.parent for path in new} == {tmp_path / "all", tmp_path / "all" / "charts", tmp_path}
-
-
-def test_a_folder_with_a_dot_in_its_name_is_a_folder(runs_folder, tmp_path):
-    runs_folder.record(objective="*x* <b>", domain="<script>")
-    (tmp_path / "v1.0").mkdir()
-    write_report(runs_folder.path, tmp_path / "v1.0")
-    assert {"report.html", "report.md", "other-runs.csv"} <= {path.name for path in (tmp_path / "v1.0").iterdir()}
-    assert "<" not in (tmp_path / "v1.0" / "report.md").read_text()
 
 
 def test_only_a_whole_finished_record_counts_as_done(runs_folder):
@@ -275,21 +193,6 @@ def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
     assert (by["LMCL(DCL+DP)"][3].text, by["LMCL(DCL+DP)"][4].sort) == ("DCL", 0.0)
 
 
-def test_csv_cannot_run_formulas_and_markdown_cannot_hold_markup():
-    hostile = '=HYPERLINK("http://x")|<b>`*'
-    sheet = ReportTable("s", "T", ("a", "=b"), [(Cell(hostile), Cell("-1.5", -1.5, "@x"))])
-    head, row = csv.reader(io.StringIO(to_csv(sheet)))
-    assert (head, row) == (["a", "'=b", "'=b: note"], ["'" + hostile, "-1.5", "'@x"])
-    inert = ["-1.5", "+2e-05", "-1.50 to 2e-05", "-3 \N{PLUS-MINUS SIGN} 0.1", "x=1"]
-    formulas = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", "-", "-0.2+cmd|' /C calc'!A0", "-1 to 2;=1"]
-    sheet_of_texts = ReportTable("s", "T", ("a",), [(Cell(text),) for text in [*inert, *formulas]])
-    written = [row[0] for row in csv.reader(io.StringIO(to_csv(sheet_of_texts), newline=""))][1:]
-    assert written == [*inert, *("'" + text for text in formulas)]
-    assert Cell("\r=1").text == "\\r=1"  # control characters are escapes
-    line = to_markdown(sheet).splitlines()[-1]
-    assert line == r"""| =HYPERLINK("http://x")&#124;&#60;b&#62;\`\* | -1.5 (@x) |"""
-
-
 def test_all_formats_hold_the_same_tables_and_charts(runs_folder, tmp_path):
     runs_folder.results("s", [("a", "infonce", None), ("b", "dcl", "a")], "A", lambda r, c, s: 0.5 + s / 100)
     report, out = write_report(runs_folder.path, tmp_path / "all"), tmp_path / "all"
@@ -347,76 +250,6 @@ def test_curves_skip_damage_and_long_ones_are_thinned_but_keep_their_end(tmp_pat
     curve = read_curves(path, ["x"])["x"]
     assert len(curve.steps) < 170
     assert (curve.steps[0], curve.steps[-1]) == (0, 999)
-
-
-def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_all_cover():
-    line = mean_line("m", [Curve((1, 2, 3), (1, 2, 3)), Curve((2, 3, 4), (4, 5, 6))], factor=10)
-    assert (line.x, line.y) == ([2, 3], [30, 40])
-    assert line.high[0] - line.y[0] == pytest.approx(10 * 2**0.5)
-    # By hand: the second is 10 at 2 and 30 at 6, so 15 at 3 and 25 at 5; the first is 2 at 1, 4 at 3, 8 at 5, 8 at 7.
-    curves = [Curve((1, 3, 5, 7), (2, 4, 8, 8)), Curve((2, 6), (10, 30))]
-    line = mean_line("m", curves)
-    assert line.x == [2, 3, 5, 6]
-    assert line.y == pytest.approx([(3 + 10) / 2, (4 + 15) / 2, (8 + 25) / 2, (8 + 30) / 2])
-    assert line.high[0] - line.low[0] == pytest.approx(2 * (10 - 3) / 2**0.5)
-    # Nothing is made up outside of what all have; a run that was told a step twice counts with the later value.
-    assert mean_line("m", [Curve((1, 2), (0, 0)), Curve((3, 4), (0, 0))]).x == []
-    assert mean_line("m", [Curve((1, 2, 2, 3), (1, 5, 2, 3)), Curve((1, 3), (1, 3))]).y == [1, 2, 3]
-    assert mean_line("m", [Curve((), ()), Curve((1, 2), (1, 2))]).y == [1, 2]
-
-
-def test_numbers_have_about_four_digits_also_beside_missing_cells():
-    values = [0.0, 2e-5, 0.0123, 1.5, -834.06, 84321.7, 1583392448.0]
-    assert [number(v) for v in values] == ["0.000", "2e-05", "0.012", "1.50", "-834.1", "84322", "1.58e+09"]
-    rows = [(Cell("a"), Cell("1.0", 1.0)), (Cell("b"), Cell("missing", mark="open"))]
-    assert ReportTable("s", "T", ("method", "x"), rows).numeric == (False, True)
-
-
-def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
-    written = runs_folder.suite("planar", [("plane", "none", None)], [("bars", "toy")], lambda r, c, s: 0.5)
-    results = runs_folder.read(written.model_copy(update={"show": ["scatter"]}))
-    assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
-    folder = runs_folder.path / written.jobs[0].hash
-    corners = {"x": [0, 1, 1, 0], "y": [0, 0, 1, 1], "label": [0, 0, 1, 1]}
-    (folder / "points.json").write_text(json.dumps(corners))
-    (picture,) = pictures(results, RunFiles(folder=runs_folder.path))["Embedded points"]
-    points = [(row["series"], row["x"], row["y"]) for row in picture.chart.rows]
-    assert points == [("class 1", 0, 0), ("class 1", 1, 0), ("class 2", 1, 1), ("class 2", 0, 1)]
-    assert (picture.chart.x_label, picture.chart.y_label) == ("first coordinate", "second coordinate")
-    (folder / "points.json").write_text('{"x": [1], "y": []}')
-    assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
-
-
-def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
-    columns = [f"{data}/k={k}" for data in ("a", "b") for k in (1, 2, 4)]
-    results = runs_folder.results("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
-    found = pictures(results, RunFiles(folder=runs_folder.path))["Measurements"]
-    assert len(found) == 2
-    assert [picture.caption.partition(":")[0] for picture in found] == ["a", "b"]
-    for picture in found:
-        assert [(row["series"], row["x"], row["y"]) for row in picture.chart.rows] == [("m", k, 50) for k in (1, 2, 4)]
-
-
-def test_a_path_is_one_column_over_another_at_common_steps():
-    names = ("losses/unsupervised", "losses/supervised")
-    columns = [ColumnEntry(name=n, metric=n, factor=1.0, higher_is_better=False, unit="bits") for n in names]
-    over, of = Curve((10, 20, 30), (2.0, 1.5, 1.0)), Curve((10, 20, 30, 40), (0.9, 0.6, 0.5, 0.1))
-    curves = {"m": [{"eval/losses/unsupervised": over, "eval/losses/supervised": of}]}
-    (picture,) = paths(Group(tuple(columns), ""), curves)
-    assert (picture.chart.x_label, picture.chart.y_label) == ("losses/unsupervised (bits)", "losses/supervised (bits)")
-    # As training goes on, the loss falls; the step that only one column has is left out.
-    assert [(row["x"], row["y"]) for row in picture.chart.rows] == [(2.0, 0.9), (1.5, 0.6), (1.0, 0.5)]
-    assert paths(Group((columns[0],), ""), curves) == []
-
-
-def test_a_single_measurement_is_no_curve(runs_folder):
-    results = runs_folder.results("short", [("m", "infonce", None)], "a", lambda r, c, s: 0.5, seeds=(0,))
-    assert "Conditional entropy" in pictures(results, RunFiles(folder=runs_folder.path))
-    line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
-    (runs_folder.path / results.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert "Conditional entropy" not in pictures(results, RunFiles(folder=runs_folder.path))
-    asked = runs_folder.read(results.manifest.model_copy(update={"show": ["entropy"]}))
-    assert "Conditional entropy" in pictures(asked, RunFiles(folder=runs_folder.path))
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.encoders import EncoderConfig, build_encoder, build_projector
-from dipole.vision.encoders.base import as_encoder
+from dipole.vision.encoders.base import ENCODERS, as_encoder
 from tests.systems import links
 
 CASES = [
@@ -225,3 +226,28 @@ def test_three_files_are_a_source_an_encoder_and_a_framework(house):
     assert "oneway.scale" in shown
     assert "only with method = 'oneway'" in shown
     assert "stripes:N" in shown
+
+
+class Noisy(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(3 * 16 * 16, 8)
+
+    def forward(self, images):
+        images = images.flatten(1)
+        if self.kind == "dropout":
+            images = nn.functional.dropout(images, 0.5)  # also in evaluation: the common slip
+        if self.kind == "mask":
+            images = images * (torch.rand(images.shape[1]) > 0.75)
+        return self.linear(images) + (self.kind == "noise") * torch.randn(8)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "mask", "noise", "none"])
+def test_encoders_that_stay_random_in_evaluation_are_refused(monkeypatch, kind):
+    monkeypatch.setitem(ENCODERS, f"random-{kind}", lambda *_: Noisy(kind))
+    config = EncoderConfig(name=f"random-{kind}")
+    if kind == "none":
+        assert build_encoder(config, 3, 16).training
+        return
+    with pytest.raises(ConfigError, match=rf"'random-{kind}' .*is random in evaluation mode"):
+        build_encoder(config, 3, 16)

@@ -19,7 +19,6 @@ from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import seed_everything
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.encoders import EncoderConfig, build_encoder
-from dipole.vision.encoders.base import ENCODERS
 from dipole.vision.encoders.hub import HubEncoder, Processor, from_settings
 from dipole.vision.frameworks.base import Setup
 from dipole.vision.image_set import ImageSet
@@ -124,31 +123,6 @@ def test_its_vectors_are_those_of_a_plain_vit_and_of_its_export(mae, tmp_path):
     own.save_pretrained(tmp_path)
     for each in (own, encoder(tmp_path, pooling="mean").eval()):
         torch.testing.assert_close(each(images), expected, atol=1e-5, rtol=1e-4)
-
-
-class Noisy(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.kind, self.linear = kind, nn.Linear(3 * SIDE * SIDE, 8)
-
-    def forward(self, images):
-        images = images.flatten(1)
-        if self.kind == "dropout":
-            images = nn.functional.dropout(images, 0.5)  # also in evaluation: the common slip
-        if self.kind == "mask":
-            images = images * (torch.rand(images.shape[1]) > 0.75)
-        return self.linear(images) + (self.kind == "noise") * torch.randn(8)
-
-
-@pytest.mark.parametrize("kind", ["dropout", "mask", "noise", "none"])
-def test_encoders_that_stay_random_in_evaluation_are_refused(monkeypatch, kind):
-    monkeypatch.setitem(ENCODERS, f"random-{kind}", lambda *_: Noisy(kind))
-    config = EncoderConfig(name=f"random-{kind}")
-    if kind == "none":
-        assert build_encoder(config, 3, SIDE).training
-        return
-    with pytest.raises(ConfigError, match=rf"'random-{kind}' .*is random in evaluation mode"):
-        build_encoder(config, 3, SIDE)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
