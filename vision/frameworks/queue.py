@@ -112,7 +112,8 @@ def momentum_update(copy: nn.Module, module: nn.Module, momentum: float) -> None
         OptionError: `momentum` is outside this range, or the modules' parameters differ in number or shape.
     """
     check_momentum(momentum)
-    slow, fast = list(copy.parameters()), list(module.parameters())
+    slow: list[Tensor] = list(copy.parameters())
+    fast: list[Tensor] = list(module.parameters())
     if [each.shape for each in slow] != [each.shape for each in fast]:
         raise OptionError("momentum_update needs modules with the same parameters: make one by copy.deepcopy(module).")
     torch._foreach_lerp_(slow, fast, 1 - momentum)
