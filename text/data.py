@@ -53,11 +53,25 @@ class Data(ABC):
         """Refuse data, before training, that cannot be trained on or evaluated. Warn of text without known words."""
         if is_loud:
             self._warn_of_words()
-        if validation and not len(self.split("validation", validation)[1]):
+        part: EvaluatedPart = "test"
+        if validation:
+            part = "validation"
+        held = self.split(part, validation)[1]
+        if validation and not len(held):
             raise ConfigError(
                 f"train.validation_share {validation:g} sets no {self.row} of {self.config.corpus} aside; raise it, or "
                 f"leave train.evaluate_on out"
             )
+        if self.count_points(held) == 1:
+            raise DataError(
+                f"the {part} part of {self.config.corpus}, {counted(len(held), self.row)}, holds one anchor or "
+                f"sentence alone, and distances need two. Raise text.held_out (train.validation_share), shuffle the "
+                f"rows, or measure on training data with text.held_out = 0."
+            )
+
+    def count_points(self, rows: np.ndarray) -> int:
+        """Return how many embeddings the geometry of rows is measured on."""
+        return len(rows)
 
     def _warn_of_words(self) -> None:
         """Warn if sentences hold about one token, or if most words are unknown."""
@@ -148,6 +162,9 @@ class TableData(Data):
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), np.int64)
+
+    def count_points(self, rows: np.ndarray) -> int:
+        return len(np.unique(self.table.anchor[rows]))
 
     def info(self) -> dict[str, Any]:
         table = self.table

@@ -122,6 +122,10 @@ def require_columns(row: Any, names: Sequence[str], where: str, setting: str = "
         raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}{setting}")
 
 
+ROWS = "Write one row on each line (pandas: to_json(FILE, orient='records', lines=True))."
+"""Advice for a JSON file of columns."""
+
+
 def texts_in(cell: Any, name: str, where: str) -> list[str]:
     """Return the texts of a cell, a text or a list of texts, with single blanks. A missing or blank one has none."""
     found = []
@@ -129,7 +133,9 @@ def texts_in(cell: Any, name: str, where: str) -> list[str]:
         if each is None or (isinstance(each, float) and each != each):
             continue
         if not isinstance(each, str):
-            raise DataError(f"{where}: column {name!r} holds {type(each).__name__}, expected a text or a list of texts")
+            raise DataError(
+                f"{where}: column {name!r} holds {type(each).__name__}, expected a text or a list of texts. {ROWS}"
+            )
         if text := " ".join(each.split()):
             found.append(text)
     return found
@@ -246,6 +252,8 @@ def csv_rows(file: Path, encoding: str, asker: Asker) -> Iterator[Located]:
         fix = "Save it as UTF-8"
         if asker.encoding:
             fix = f"Say {asker.encoding}, for example 'latin-1' or 'cp1252'"
+            if error.object.startswith((b"\xff\xfe", b"\xfe\xff")):
+                fix = f"It begins as UTF-16 does: say {asker.encoding} = 'utf-16'"
         raise DataError(f"{file}, after line {begins - 1}: not {encoding} ({error.reason}). {fix}.") from None
     except LookupError:
         raise DataError(

@@ -204,6 +204,8 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
         ("t.txt", "a\n", "rows are read from"),
         ("a.jsonl", '{"anchor": "a", "positive": "half \\ud83d"}\n', "line 1: half a surrogate pair"),
         ("a.csv", "anchor;positive\na;b\n", "line 1: one column, 'anchor;positive'"),
+        ("a.json", '{"anchor": ["a", "b"], "positive": ["c", "d"]}', "holds 2 texts; it must be one. Write one row"),
+        ("a.json", '{"anchor": {"0": "a"}, "positive": {"0": "c"}}', "holds dict, .* Write one row on each line"),
     ],
 )
 def test_what_is_malformed_is_named(tmp_path, name, content, message):
@@ -218,6 +220,10 @@ def test_other_wrong_tables(table, tmp_path):
     (tmp_path / "t.csv").write_bytes("anchor,positive\ncaf\u00e9,b\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"not utf-8.*Say text\.encoding"):
         read_pairs(str(tmp_path / "t.csv"))
+    (tmp_path / "u.tsv").write_bytes("anchor\tpositive\na\tb\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"begins as UTF-16 does: say text\.encoding = 'utf-16'"):
+        read_pairs(str(tmp_path / "u.tsv"))
+    assert read_pairs(str(tmp_path / "u.tsv"), encoding="utf-16").texts == ["a", "b"]
     assert read_pairs(str(tmp_path / "t.csv"), encoding="latin-1").texts == ["caf\u00e9", "b"]
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match="not a readable parquet file"):
@@ -254,6 +260,9 @@ def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
     shares = [[batch.index.tolist() for batch in part.batches(1)] for part in parts]
     assert [[i for share in split for i in share] for split in zip(*shares, strict=True)] == epochs[1]
     assert [batch.index.tolist() for batch in make(tmp_path, **settings).batches(2, 3)] == epochs[2][3:]
+    alone = write_rows(tmp_path / "o.jsonl", [{"anchor": f"a{i // 10}", "positive": f"b{i}"} for i in range(60)])
+    with pytest.raises(DataError, match=r"test part of .*, 6 rows, holds one anchor.*Raise text\.held_out"):
+        make(tmp_path, **settings | {"corpus": alone, "held_out": 0.1})
     same = write_rows(tmp_path / "s.jsonl", [{"anchor": f"a{i}", "positive": "yes"} for i in range(20)])
     with pytest.raises(DataError, match=r"no 8 of the 20 rows.*\('yes' stands in 20 rows\).*no_duplicates = false"):
         make(tmp_path, **settings | {"corpus": same})
