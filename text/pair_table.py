@@ -13,7 +13,7 @@ import numpy as np
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import atomic_file, remove_scratch, replacing, scratch
-from dipole.core.utils.rows import ROWS, Located, located_rows, require_columns, texts_in
+from dipole.core.utils.rows import A_ROW_EACH, Located, located_rows, require_columns, texts_in
 from dipole.core.utils.text import counted, warn
 from dipole.text.cache import Told, hash_of, load_or_build, quiet, read_index, write_index
 from dipole.text.config import check_columns
@@ -312,7 +312,7 @@ def _read(
             continue
         anchor, positives, *negatives = (texts_in(row.get(name), name, where) for name in names)
         if len(anchor) > 1:
-            raise DataError(f"{where}: the anchor {names[0]!r} holds {len(anchor)} texts; it must be one. {ROWS}")
+            raise DataError(f"{where}: the anchor {names[0]!r} holds {len(anchor)} texts; it must be one. {A_ROW_EACH}")
         if not anchor or not positives:
             incomplete += 1
             continue

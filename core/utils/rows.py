@@ -122,7 +122,7 @@ def require_columns(row: Any, names: Sequence[str], where: str, setting: str = "
         raise DataError(f"{where}: no column {missing!r}; it has {', '.join(has)}.{nearest(missing, has)}{setting}")
 
 
-ROWS = "Write one row on each line (pandas: to_json(FILE, orient='records', lines=True))."
+A_ROW_EACH = "Write one row on each line (pandas: to_json(FILE, orient='records', lines=True))."
 """Advice for a JSON file of columns."""
 
 
@@ -134,7 +134,7 @@ def texts_in(cell: Any, name: str, where: str) -> list[str]:
             continue
         if not isinstance(each, str):
             raise DataError(
-                f"{where}: column {name!r} holds {type(each).__name__}, expected a text or a list of texts. {ROWS}"
+                f"{where}: column {name!r} holds {type(each).__name__}, expected a text or a list of them. {A_ROW_EACH}"
             )
         if text := " ".join(each.split()):
             found.append(text)

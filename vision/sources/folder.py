@@ -19,7 +19,7 @@ from dipole.vision.sources.images import decode_all, select
 from dipole.vision.sources.metadata import METADATA, read_metadata
 
 SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".j2k", ".jpx"}
+    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".j2k", ".jpx"}
 )
 # Suffixes of further image files that the system's list of types may not know.
 PICTURES = frozenset({".avif", ".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".exr", ".psd", ".pfm"})
