@@ -75,7 +75,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         count = sum(each["p"] is not None for each in numbers)
         write(
             f"\nTests: {' and '.join(tests)}, two-sided.\nVerdicts are at level {LEVEL} after Holm's correction for "
-            f"{counted(count, 'number')}. Intervals are 95 %, without correction."
+            f"{counted(count, 'number')}. Intervals are 95 %, without correction.\nDetectable is the smallest "
+            "difference that these seeds show with 80 % power, among as many numbers."
         )
     if not settings:
         write("\nThese are two seeds of one setting. Their difference shows its spread.")
@@ -87,14 +88,16 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _table(numbers: list[dict[str, Any]]) -> str:
     from dipole.core.utils.text import number, text_table
 
-    table = [("result", "first", "second", "second - first", "p (Holm)", "verdict")]
+    table = [("result", "first", "second", "second - first", "p (Holm)", "detectable", "verdict")]
     for each in numbers:
-        gap, p = number(each["difference"]), "-"
+        gap, p, least = number(each["difference"]), "-", "-"
         if each["interval"]:
             gap += " ({} to {})".format(*map(number, each["interval"]))
         if each["p_holm"] is not None:
             p = number(each["p_holm"])
-        table.append((each["name"], number(each["first"]), number(each["second"]), gap, p, each["verdict"]))
+        if each["detectable"] is not None:
+            least = number(each["detectable"])
+        table.append((each["name"], number(each["first"]), number(each["second"]), gap, p, least, each["verdict"]))
     return text_table(table)
 
 
@@ -149,7 +152,7 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
     one, other = _values(name, first), _values(name, second)
     if not one or not other:
         return None
-    found: dict[str, Any] = {"p": None, "test": "one seed", "interval": None}
+    found: dict[str, Any] = {"p": None, "test": "one seed", "interval": None, "spread": None}
     if min(len(one), len(other)) > 1:
         test = difference(one, other)
         if test.method == "paired t":
@@ -160,7 +163,7 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
         if isfinite(test.p_t):
             found["p"] = test.p_t
         if isfinite(test.low):
-            found["interval"] = [test.low, test.high]
+            found |= {"interval": [test.low, test.high], "spread": test.spread}
     means = [summarize(list(side.values())).mean for side in (one, other)]
     seeds = [len(one), len(other)]
     return {
@@ -169,11 +172,16 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
 
 
 def _judge(numbers: list[dict[str, Any]]) -> None:
-    """Add p values corrected for all numbers (Holm), and verdicts at `LEVEL`."""
-    from dipole.benchmarks.statistics import holm
+    """Add p values corrected for all numbers (Holm), verdicts at `LEVEL`, and what 80 % power at this level detects."""
+    from dipole.benchmarks.statistics import detectable, holm
 
     corrected = holm([each["p"] if each["p"] is not None else float("nan") for each in numbers])
+    alpha = LEVEL / max(1, sum(map(isfinite, corrected)))
     for each, p in zip(numbers, corrected, strict=True):
+        each["detectable"], n, other = None, *sorted(each["seeds"])
+        if each["spread"] is not None:
+            is_paired = each["test"].startswith("paired")
+            each["detectable"] = detectable(each["spread"], n, alpha=alpha, is_paired=is_paired, other=other)
         each["p_holm"] = p if isfinite(p) else None
         each["verdict"] = "undecided"
         if each["test"] == "one seed":

@@ -14,7 +14,7 @@ import blobs_domain
 import pytest
 from filelock import FileLock
 from runs import change, dipole, done, quiet, refused, told
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import nct, t, ttest_ind, ttest_rel
 
 from dipole.core.cli import app as cli
 from dipole.core.cli.commands import completion
@@ -85,10 +85,13 @@ def test_compare_pairs_seeds_corrects_and_leaves_baselines_out(trained, capsys):
         assert found[name]["p"] == pytest.approx(test.pvalue)
         assert found[name]["p_holm"] == pytest.approx(p)
         assert found[name]["test"] == "paired t-test on 3 common seeds"
+        error = (interval.high - interval.low) / 2 / t.isf(0.025, 2)
+        shift = found[name]["detectable"] / error
+        assert nct.sf(t.isf(0.05 / 2 / 4, 2), 2, shift) == pytest.approx(0.8, abs=1e-3)
     verdicts = {name: each["verdict"] for name, each in found.items()}
     assert verdicts == {"near": "second is higher", "noisy": "undecided", "weak": "undecided", "same": "equal"}
     assert tests["weak"].pvalue < 0.05
-    assert (found["same"]["difference"], found["same"]["interval"], found["same"]["p"]) == (0, None, 1)
+    assert [found["same"][key] for key in ("difference", "interval", "p", "detectable")] == [0, None, 1, None]
     out = dipole(capsys, "compare", second, first)[1]
     assert "first is higher" in out
     assert "paired t-test on 3 common seeds, two-sided.\nVerdicts are at level 0.05 after Holm's" in out
