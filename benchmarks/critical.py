@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dipole.benchmarks.statistics import LEVEL
 from dipole.core.utils.errors import DataError
-
-LEVEL = 0.05
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.explain import says
 from dipole.benchmarks.claims.judge import judge_claim
 from dipole.benchmarks.claims.protocol import Item, Paper, papers
 from dipole.benchmarks.report import findings
@@ -87,7 +88,7 @@ def lines_of(name: str) -> Iterator[Item]:
 
 def _claim(claim: published.Claim) -> tuple[str, ...]:
     """Return kind and bound of a claim, and how we read its sentence, or why it cannot be tested."""
-    judged = judge_claim(claim, published.tables()).says or f"not tested: {claim.not_tested}"
+    judged = says(judge_claim(claim, published.tables())) or f"not tested: {claim.not_tested}"
     reads = "<br>".join(dict.fromkeys(part.reads for part in claim.parts if part.reads))
     return claim.id, claim.statement, judged, reads
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks.claims.printed import margin
+from dipole.benchmarks.claims.verdicts import margin
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry
-from dipole.benchmarks.report.ranking import LEVEL
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
-from dipole.benchmarks.statistics import detectable, seeds_needed
+from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed
 from dipole.benchmarks.suite import Job, Sized
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.record import RunRecord
 from dipole.core.train.build import construct
 from dipole.core.train.config import RunConfig

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipole.benchmarks.gather import Gathered, gather
 from dipole.benchmarks.manifest import Manifest
 from dipole.benchmarks.report.training_charts import SCATTER, drawn_names
 from dipole.benchmarks.results_file import (
@@ -18,6 +17,7 @@ from dipole.benchmarks.results_file import (
     some_files,
     write_results_file,
 )
+from dipole.benchmarks.suite_results import Gathered, gather
 from dipole.core.record.additions import AddedResult, read_additions
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import is_file

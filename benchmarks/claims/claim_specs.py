@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 
 from dipole.core.train.config import Settings
 
-LEVEL = 0.05
 # Printed numbers have at most two decimals. The rounding noise of their differences is far below this.
 ROUNDING = 1e-9
 
@@ -19,9 +18,9 @@ ROUNDING = 1e-9
 class Kind:
     """A kind of statement: when a comparison is as claimed, and when all comparisons together are.
 
-    `region` says where the difference of a comparison has to lie (see `Part.region`), and `words` what is claimed, with
-    the part's parameters in braces. `side` is "above" or "below". `of_several` is added for `n` comparisons. A part
-    needs one of the sets of parameters in `needs`, and can have those in `may`.
+    `region` says where the difference of a comparison has to lie (see `ClaimPart.region`), and `words` what is claimed,
+    with the part's parameters in braces. `side` is "above" or "below". `of_several` is added for `n` comparisons. A
+    part needs one of the sets of parameters in `needs`, and can have those in `may`.
     """
 
     region: Literal["above", "below", "between", "around zero", "around amount", "factors"]
@@ -63,7 +62,7 @@ KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
-class Part(Settings):
+class ClaimPart(Settings):
     """One thing that a claim says: the kind of statement, its parameters, and the comparisons it is about."""
 
     kind: str = Field(description="what is said: sign, all, most, at least, within, ratio, ... (`KINDS`)")
@@ -76,7 +75,7 @@ class Part(Settings):
     high: float | None = Field(None, description="of `between`, `about` and `ratio`")
     share: float = Field(0.5, description="of `most`: more than this share of the comparisons")
     least: int | None = Field(None, description="of `count`: at least so many of the comparisons")
-    level: float = Field(LEVEL, description="of `significant`")
+    level: float = Field(0.05, description="of `significant`")
     reads: str = Field("", description="how the sentence is read if it leaves something open, and why")
 
     @property
@@ -124,7 +123,7 @@ class Part(Settings):
         return text.format(**values)
 
     @model_validator(mode="after")
-    def _is_known(self) -> "Part":
+    def _is_known(self) -> "ClaimPart":
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind {self.kind!r}; known: {', '.join(KINDS)}")
         needed = self.spec.needs
@@ -148,7 +147,7 @@ class ClaimSpec(Settings):
     """How a claim is judged, in `published/PAPER.toml`. `not_tested` says why if no numbers can show it."""
 
     id: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ClaimPart, ...] = ()
     not_tested: str = ""
     not_judged: str = Field("", description="comparisons of the table that its sentence does not speak of, and why")
 

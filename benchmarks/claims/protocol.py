@@ -136,6 +136,13 @@ def differs(key: str, wanted: Any, cells: Iterable[Mapping[str, Any]]) -> Iterat
         yield f"{key}: {_shown(value)} in place of {_shown(stated)}"
 
 
+def protocol_differences(paper: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Return what our run did otherwise than the paper: a line per entry of `ours` that is not the paper's own."""
+    stated = {key: value for key, value in paper.items() if value is not None}
+    differing = {key: value for key, value in ours.items() if stated.get(key) != value}
+    return [f"{key}: {value} (paper: {stated.get(key, 'not stated')})" for key, value in differing.items()]
+
+
 def leaves(config: RunConfig) -> dict[str, Any]:
     """Return settings by dotted path, with options and weights of the objective as objective.NAME.OPTION."""
     found = dict(flat(config.model_dump(mode="json")))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from dipole.benchmarks.claims.claim_specs import ClaimSpec, Part
+from dipole.benchmarks.claims.claim_specs import ClaimPart, ClaimSpec
 from dipole.benchmarks.claims.protocol import paper
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError, nearest
@@ -126,7 +126,7 @@ class Claim:
     basis: str
     tests: tuple[Mapping[str, Any], ...] = ()
     note: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ClaimPart, ...] = ()
     not_tested: str = ""
 
     @property

@@ -10,10 +10,9 @@ from statistics import fmean
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.chart import NAMED, first_of
 from dipole.benchmarks.report.comparisons import compared
+from dipole.benchmarks.report.contents import Picture, ends, pictured
 from dipole.benchmarks.report.curve_charts import Line, line_chart
-from dipole.benchmarks.report.picture import Picture, ends, pictured
 from dipole.benchmarks.report.ranking import Rank
-from dipole.benchmarks.report.results import SuiteResults, curves_on
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.training_charts import (
     LOSS,
@@ -29,6 +28,7 @@ from dipole.benchmarks.report.training_charts import (
 )
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.statistics import Interval, Summary, number, summarize
+from dipole.benchmarks.suite_results import SuiteResults, curves_on
 from dipole.core.record import RunRecord
 
 INTERVAL = "bar: 95 % interval"

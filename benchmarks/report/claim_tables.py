@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.judge import NO_DATA, Claimed, JudgedClaim, judge_claim
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS
-from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.claims.explain import in_words, says, why
+from dipole.benchmarks.claims.judge import JudgedClaim, judge_claim
+from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_DATA
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
+from dipole.benchmarks.suite_results import SuiteResults
 
 KINDS = (
     "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/background/benchmarks.md). A claim "
@@ -25,11 +26,11 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
         return None
     rows = []
     for each in found:
-        claim, ours = each.printed.claim, each.ours
-        verdict = Cell(each.verdict, sub=each.why, mark=mark_of(each.verdict_alone))
-        about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(each.printed.says, sub=_reads(claim))
-        tested = _estimate(ours), number_cell(ours.p), number_cell(each.p_holm)
-        rows.append((*about, verdict, *tested, _counts(ours), _printed(each.printed), Cell(claim.where)))
+        claim, printed = each.claim, judge_claim(each.claim, published.tables())
+        verdict = Cell(each.full_verdict, sub=why(each), mark=mark_of(each.verdict))
+        about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(says(printed), sub=_reads(claim))
+        tested = _estimate(each), number_cell(each.p), number_cell(each.p_holm)
+        rows.append((*about, verdict, *tested, _counts(each), _printed(printed), Cell(claim.where)))
     head = (
         "claim", "statement", "kind", "verdict on ours", "estimate", "p", "p (Holm)", "our numbers", "printed numbers",
         "where",
@@ -53,11 +54,11 @@ def short_claims_table(results: SuiteResults) -> ReportTable | None:
 
 def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
     """All statements of the papers, one by one: on the printed numbers and on the suites here."""
-    ours: dict[str, list[tuple[str, Claimed]]] = {}
+    ours: dict[str, list[tuple[str, JudgedClaim]]] = {}
     for suite in suites:
         for each in suite.claims(suites):
-            if each.ours.items:
-                ours.setdefault(each.ours.claim.id, []).append((suite.manifest.name, each))
+            if each.items:
+                ours.setdefault(each.claim.id, []).append((suite.manifest.name, each))
     rows = []
     for claim in published.claims():
         printed, found = judge_claim(claim, published.tables()), ours.get(claim.id, [])
@@ -65,11 +66,11 @@ def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
         if not claim.tests:
             verdict = replace(verdict, text="no test in numbers")
         if found:
-            verdict = Cell(", ".join(f"{name}: {each.verdict}" for name, each in found))
+            verdict = Cell(", ".join(f"{name}: {each.full_verdict}" for name, each in found))
         if len(found) == 1:
-            verdict = replace(verdict, mark=mark_of(found[0][1].verdict_alone))
+            verdict = replace(verdict, mark=mark_of(found[0][1].verdict))
         about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(claim.where, sub=claim.paper)
-        kind = Cell(printed.says, sub=_reads(claim))
+        kind = Cell(says(printed), sub=_reads(claim))
         rows.append((*about, Cell(claim.basis), kind, _printed(printed), verdict))
     head = ("claim", "statement", "where", "basis", "kind", "printed numbers", "verdict on ours")
     note = (
@@ -105,13 +106,13 @@ def _printed(outcome: JudgedClaim) -> Cell:
     if not outcome.claim.tests or not outcome.items:
         return found
     if outcome.is_tested:
-        return replace(found, sub=f"{outcome.verdict}: {outcome.why(outcome.verdict)}")
+        return replace(found, sub=f"{outcome.verdict}: {why(outcome)}")
     return replace(found, sub="not tested, because no spread is printed")
 
 
 def _estimate(outcome: JudgedClaim) -> Cell:
     found = outcome.deciding
-    return EMPTY if found is None else Cell(found.words, number_cell(found.value).sort)
+    return EMPTY if found is None else Cell(in_words(found), number_cell(found.value).sort)
 
 
 def _counts(outcome: JudgedClaim) -> Cell:
@@ -120,10 +121,11 @@ def _counts(outcome: JudgedClaim) -> Cell:
     count = len(outcome.items)
     if not count:
         return Cell(NO_DATA)
-    text = f"{outcome.hold} of {count}"
+    hold = sum(item.holds for item in outcome.items)
+    text = f"{hold} of {count}"
     if outcome.missing:
         text += f", {outcome.missing} without data"
-    return Cell(text, outcome.hold / count)
+    return Cell(text, hold / count)
 
 
 def mark_of(verdict: str) -> str:

@@ -7,11 +7,11 @@ from scipy.stats import rankdata
 
 from dipole.benchmarks.critical import LEVEL, critical_difference, performance_profile
 from dipole.benchmarks.manifest import ColumnEntry
+from dipole.benchmarks.report.contents import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.curve_charts import Line, line_chart
-from dipole.benchmarks.report.picture import MOST_LINES, MOST_ROWS, Picture, pictured
 from dipole.benchmarks.report.ranking import level_of
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.row_charts import rank_chart
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.utils.text import counted
 
 # Fewer data sets than this say nothing about others: their seeds are the blocks then.

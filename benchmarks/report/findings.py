@@ -1,17 +1,19 @@
 """The opening sentences of a report: significant differences, verdicts on claims, and the machines."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import fmean
 
-from dipole.benchmarks.claims.equivalence import of_summaries
+from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report.chart import first_of
-from dipole.benchmarks.report.ranking import LEVEL
-from dipole.benchmarks.report.results import CellResult, SuiteResults
-from dipole.benchmarks.statistics import number, summarize
+from dipole.benchmarks.report.ranking import ranks
+from dipole.benchmarks.statistics import LEVEL, number, summarize
+from dipole.benchmarks.statistics.differences import of_summaries
+from dipole.benchmarks.suite_results import CellResult, SuiteResults, numbers
 from dipole.core.record import RunRecord
+from dipole.core.utils.errors import nearest
 from dipole.core.utils.text import are, counted
 
 NAMED = 3
@@ -59,7 +61,7 @@ def of_learning(results: SuiteResults) -> list[str]:
     at_a_point = {r.hash for r in trained if (d := r.diagnostics.get("mean_distance")) is not None and d < ONE_POINT}
     said = []
     if at_a_point:
-        of_rows = {row: len(at_a_point & hashes) for row, hashes in results.runs_by_row.items() if at_a_point & hashes}
+        of_rows = {row: len(at_a_point & hashes) for row, hashes in runs_by_row(results).items() if at_a_point & hashes}
         named = [f"{count} of {row}" for row, count in sorted(of_rows.items(), key=lambda each: -each[1])]
         said.append(
             f"{len(at_a_point)} of {counted(len(trained), 'run')} ended with all embeddings near one point (mean "
@@ -76,6 +78,30 @@ def of_learning(results: SuiteResults) -> list[str]:
         if gains and (below := sum(gain <= 0 for gain in gains)):
             said.append(f"{column.name}: {below} of {counted(len(gains), 'run')} not above the untrained encoder.")
     return said
+
+
+def runs_by_row(results: SuiteResults) -> dict[str, set[str]]:
+    """Return the hashes of the runs of each row, over all columns and seeds."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for job in results.jobs:
+        for cell in job.cells:
+            found[cell.row].add(job.hash)
+    return found
+
+
+def empty_columns(results: SuiteResults) -> list[str]:
+    """Return a line for each column without numbers: a misspelled name, or a probe that was not run."""
+    lines = []
+    for column in results.manifest.columns:
+        finished = [record for row in results.rows for record in results.runs_of(row.label, column.name)]
+        if finished and not any(results.samples(row.label, column.name) for row in results.rows):
+            known = sorted({name for record in finished for name in numbers(record)})
+            asked = list(dict.fromkeys(column.metric_of(row) for row in results.rows))
+            lines.append(
+                f"Column {column.name!r} is empty: its finished runs hold no number "
+                f"{' or '.join(map(repr, asked))}.{nearest(asked[0], known)} They hold: {', '.join(known)}."
+            )
+    return lines
 
 
 def of_others(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
@@ -169,7 +195,7 @@ def _over_columns(results: SuiteResults) -> list[str]:
     """Gains of a study over all columns that are significant among its rows and among the tests of its cells."""
     if results.manifest.kind != "study" or len(results.columns) < 2:
         return []
-    gains = [(rank.label, rank.gain) for rank in results.ranks() if rank.gain is not None and rank.has_gain]
+    gains = [(rank.label, rank.gain) for rank in ranks(results) if rank.gain is not None and rank.has_gain]
     named = []
     for label, gain in sorted(gains, key=lambda each: each[1].p):
         verb, interval = "loses", f"{number(100 * gain.low)} to {number(100 * gain.high)}"
@@ -211,10 +237,10 @@ def _with_printed(results: SuiteResults) -> Sequence[str]:
 
 def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:
     """How many claims agree, differ and are undecided, and the first of those with a verdict."""
-    found = [each for each in results.claims(others) if each.ours.items]
+    found = [each for each in results.claims(others) if each.items]
     if not found:
         return []
-    counts = Counter(each.verdict_alone for each in found)
+    counts = Counter(each.verdict for each in found)
     claims, protocol = "claim", ""
     if len(found) > 1:
         claims = f"{len(found)} claims"
@@ -223,8 +249,6 @@ def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequenc
     verdicts = f"{counts[AGREES]} shown to agree, {counts[DIFFERS]} to differ, {counts[UNDECIDED]} undecided"
     verdicts += "".join(f", {counts[each]} {each}" for each in OBSTACLES if counts[each])
     summary = f"Of the paper's {claims} on it{protocol}: {verdicts}"
-    if named := [
-        f"{c.ours.claim.id} {c.verdict_alone}, {c.why}" for c in found if c.verdict_alone in (AGREES, DIFFERS)
-    ]:
+    if named := [f"{c.claim.id} {c.verdict}, {why(c)}" for c in found if c.verdict in (AGREES, DIFFERS)]:
         summary += f": {first_of(named, NAMED)}"
     return [f"{summary}."]

@@ -10,8 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from dipole.benchmarks.report import drawing
-from dipole.benchmarks.report.document import Report, Section
-from dipole.benchmarks.report.picture import Picture, drawn_at_once
+from dipole.benchmarks.report.contents import Picture, Report, Section, drawn_at_once
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.extras import install_line
 from dipole.core.utils.text import printable

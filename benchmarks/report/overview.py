@@ -8,14 +8,14 @@ from math import nan
 from statistics import median, median_high
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.judge import Claimed
+from dipole.benchmarks.claims.explain import why
+from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.claim_tables import mark_of
-from dipole.benchmarks.report.ranking import LEVEL
-from dipole.benchmarks.report.results import CellResult, SuiteResults, base_of
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, number_cell
-from dipole.benchmarks.statistics import PairedTest, number, power, seeds_needed
+from dipole.benchmarks.statistics import LEVEL, PairedTest, number, power, seeds_needed
+from dipole.benchmarks.suite_results import CellResult, SuiteResults, base_of
 from dipole.core.utils.text import are, counted
 
 FEW = 5
@@ -183,7 +183,7 @@ def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
 
 def _verdicts(suite: SuiteResults, suites: Sequence[SuiteResults]) -> Cell:
     """Return how many claims agree, differ, are undecided and have no room."""
-    verdicts = Counter(each.verdict_alone for each in _counted_claims(suite, suites))
+    verdicts = Counter(each.verdict for each in _counted_claims(suite, suites))
     if not verdicts:
         return EMPTY
     counts = {"agree": verdicts[AGREES], "differ": verdicts[DIFFERS], "undecided": verdicts[UNDECIDED]}
@@ -193,11 +193,11 @@ def _verdicts(suite: SuiteResults, suites: Sequence[SuiteResults]) -> Cell:
 
 def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
     """Return the claims with a verdict on our numbers, contradicted ones first."""
-    found = [(claimed, suite) for claimed, suite in _claims(suites) if claimed.verdict_alone in (AGREES, DIFFERS)]
+    found = [(claimed, suite) for claimed, suite in _claims(suites) if claimed.verdict in (AGREES, DIFFERS)]
     rows = []
-    for claimed, suite in sorted(found, key=lambda one: one[0].verdict_alone != DIFFERS):
-        claim, link = claimed.ours.claim, Cell(suite.manifest.title, link=suite.manifest.name)
-        verdict = Cell(claimed.verdict, sub=claimed.why, mark=mark_of(claimed.verdict_alone))
+    for claimed, suite in sorted(found, key=lambda one: one[0].verdict != DIFFERS):
+        claim, link = claimed.claim, Cell(suite.manifest.title, link=suite.manifest.name)
+        verdict = Cell(claimed.full_verdict, sub=why(claimed), mark=mark_of(claimed.verdict))
         about = Cell(claim.statement, sub=claim.id), Cell(claim.where, sub=claim.paper)
         rows.append((*about, verdict, number_cell(claimed.p_holm), link))
     note = (
@@ -209,28 +209,28 @@ def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
     return ReportTable("decided", "Claims with a verdict", head, rows, note)
 
 
-def _claims(suites: Sequence[SuiteResults]) -> list[tuple[Claimed, SuiteResults]]:
+def _claims(suites: Sequence[SuiteResults]) -> list[tuple[JudgedClaim, SuiteResults]]:
     """Return each claim once, with the suite in which its p (Holm) is smallest."""
-    found: dict[str, tuple[Claimed, SuiteResults]] = {}
+    found: dict[str, tuple[JudgedClaim, SuiteResults]] = {}
     for suite in suites:
         for each in _counted_claims(suite, suites):
-            name = each.ours.claim.id
+            name = each.claim.id
             if name not in found or not found[name][0].p_holm <= each.p_holm:
                 found[name] = each, suite
     return list(found.values())
 
 
-def _counted_claims(suite: SuiteResults, suites: Sequence[SuiteResults]) -> list[Claimed]:
+def _counted_claims(suite: SuiteResults, suites: Sequence[SuiteResults]) -> list[JudgedClaim]:
     """Return the claims with numbers of ours, none of a suite that cannot decide anything."""
     if suite.not_decidable:
         return []
-    return [each for each in suite.claims(suites) if each.ours.items]
+    return [each for each in suite.claims(suites) if each.items]
 
 
 def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     """Return in one sentence how many differences are significant and how many claims have a verdict."""
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
-    verdicts = Counter(claimed.verdict_alone for claimed, _ in _claims(suites))
+    verdicts = Counter(claimed.verdict for claimed, _ in _claims(suites))
     differences = counted(tested, "comparison")
     unfit = sum(bool(suite.not_decidable) for suite in suites)
     can_decide = counted(len(suites) - unfit, "suite")

@@ -1,17 +1,17 @@
 """Objectives ranked over tasks: rank of means, wins and losses against a base, probability of improvement, gain."""
 
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan, nan
+from dataclasses import dataclass, replace
+from math import isfinite, isnan, nan
 from statistics import fmean
 
 from scipy.stats import rankdata
 
-from dipole.benchmarks.statistics import Interval, probability_of_improvement, relative_gain
+from dipole.benchmarks.statistics import LEVEL, Interval, probability_of_improvement, relative_gain
+from dipole.benchmarks.suite_results import Samples, SuiteResults
 
-Samples = Mapping[int, float]
 Tasks = Mapping[str, Mapping[str, Samples]]
-LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,19 @@ class Rank:
     def has_gain(self) -> bool:
         """Whether the gain is significant among all tests of the suite."""
         return self.gain is not None and self.tests * self.gain.p < LEVEL
+
+
+def ranks(results: SuiteResults) -> list[Rank]:
+    """Return the rows ranked over the columns, best rank of means first. Rows without all columns have no rank."""
+    costs = [c.name for c in results.manifest.columns if not c.higher_is_better]
+    tasks = {name: rows for name, rows in results.tasks().items() if rows}
+    decided: dict[str, list[float]] = defaultdict(list)
+    for cell in results.cells:
+        if cell.row.base and cell.against_base is not None and cell.p_holm < LEVEL:
+            decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
+    found = rank_objectives(tasks, results.base, decided, costs, results.run_groups)
+    gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in found)
+    return [replace(rank, tests=results.tests + gains) for rank in found]
 
 
 def rank_objectives(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from dipole.benchmarks.report.contents import Picture, pictured
 from dipole.benchmarks.report.curve_charts import scatter_chart
-from dipole.benchmarks.report.picture import Picture, pictured
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable
 from dipole.core.record import RunRecord
 from dipole.core.utils.text import counted

@@ -14,11 +14,11 @@ from dipole.benchmarks.claims.published import PrintedCell
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.report.claim_tables import mark_of
 from dipole.benchmarks.report.ranking import Rank, level_of
-from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, count_cell, number_cell
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import Problem
 from dipole.benchmarks.statistics import Interval, Summary, iqm_interval, number, probability_of_improvement, summarize
+from dipole.benchmarks.suite_results import CellResult, SuiteResults
 from dipole.core.record import RunRecord
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import counted

@@ -1,18 +1,25 @@
-"""`dipole report`: HTML files. Their tables as Markdown, CSV and LaTeX, their charts as SVG and PDF."""
+"""`dipole report`: suites, other runs and problems as one report, in HTML, Markdown, CSV, LaTeX, SVG and PDF."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, searches, tables
 from dipole.benchmarks.report.chart import Chart
-from dipole.benchmarks.report.claim_tables import to_json
-from dipole.benchmarks.report.document import Report, make_report
+from dipole.benchmarks.report.contents import Report, Section
 from dipole.benchmarks.report.drawing import to_files
 from dipole.benchmarks.report.html import to_html, to_pages
 from dipole.benchmarks.report.table import plain, to_csv, to_latex
 from dipole.benchmarks.report.table import to_markdown as table_to_markdown
+from dipole.benchmarks.run_files import RunFiles
+from dipole.benchmarks.run_records import Collection
+from dipole.benchmarks.suite_results import SuiteResults, gather
+from dipole.benchmarks.sweep.summary import SearchSummary, read_summaries
+from dipole.core.record import RunRecord, now
 from dipole.core.utils.errors import ConfigError, RecordError
 from dipole.core.utils.files import atomic_write, why
+from dipole.core.utils.progress import duration
+from dipole.core.utils.text import counted
 
 
 def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None = None) -> Report:
@@ -31,7 +38,7 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
         for table in report.tables:
             texts |= {output / f"{table.name}.csv": to_csv(table), output / f"{table.name}.tex": to_latex(table)}
             if table.name.endswith(("-claims", "every-claim")):
-                texts[output / f"{table.name}.json"] = to_json(table)
+                texts[output / f"{table.name}.json"] = claim_tables.to_json(table)
         texts |= _figures(report, output / "charts")
     elif output.suffix == ".html":
         texts |= _html(report, output)
@@ -51,6 +58,114 @@ def write_report(runs: Path | Sequence[Path], output: Path, figures: Path | None
             option = "--figures" if figures is not None and figures in path.parents else "-o"
             raise RecordError(f"cannot write the report {path}: {why(error, option)}") from error
     return report
+
+
+def make_report(runs: Path | Sequence[Path]) -> Report:
+    """Return the report of one or several folders of runs and results files: suites, other runs and problems."""
+    places = [runs] if isinstance(runs, Path) else list(runs)
+    gathered = gather(places)
+    collection, beside, problems = gathered.collection, gathered.beside, [*gathered.collection.problems]
+    problems += gathered.problems
+    suites = sorted(gathered.suites, key=overview.by_paper)
+    sections, summary = [_suite(suite, beside, suites) for suite in suites], ""
+    if len(suites) > overview.FEW:
+        summary = overview.in_a_sentence(suites)
+        sections.insert(0, Section("overview", "Overview", "One line for each suite", (), overview.tables(suites), {}))
+    if (coverage := tables.coverage_table(suites)) is not None:
+        found = (coverage, claim_tables.every_claim_table(suites))
+        sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
+    asked = {job.hash for suite in suites for job in suite.jobs}
+    for place in filter(Path.is_dir, places):
+        searched, unreadable = read_summaries(place)
+        sections += [_search(each, collection) for each in searched]
+        asked |= {trial.run for each in searched for trial in each.trials}
+        problems += unreadable
+    others = [record for name, record in collection.records.items() if name not in asked]
+    if others:
+        listed = tables.other_runs_table(others, beside).without_empty_columns()
+        groups = _by_task(others)
+        compared = [tables.comparison_table(task, records) for task, records in groups.items() if len(records) > 1]
+        subtitle = f"{counted(len(others), 'run')} of dipole train"
+        drawn, said = charts.other_runs(groups, beside), findings.of_others(groups)
+        sections.append(Section("other-runs", "Other runs", subtitle, (), (*compared, listed), drawn, said))
+    if problems:
+        subtitle = f"{counted(len(problems), 'entry', 'entries')} of the runs folder"
+        sections.append(Section("problems", "Problems", subtitle, (), (tables.problems_table(problems),), {}))
+    machines = findings.of_machines(collection.done.values())
+    return Report("dipole report", now(), _facts(collection, len(problems)), sections, machines, summary)
+
+
+def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResults]) -> Section:
+    manifest, pictures = results.manifest, charts.pictures(results, beside)
+    shown = [
+        tables.results_table(results),
+        tables.aggregate_table(results),
+        claim_tables.claims_table(results, others),
+        tables.cells_table(results),
+        tables.diagnostics_table(results),
+        tables.runs_table(results),
+    ]
+    if manifest.kind == "study" and not results.not_decidable:
+        ranks = ranking.ranks(results)
+        shown.insert(0, tables.ranking_table(manifest.name, ranks))
+        pictures = {"Ranking": charts.ranking(manifest.title, ranks, results.base or ""), **pictures}
+    pictures["Cost"] = charts.cost(results)
+    done = sum(record.status == "done" for record in results.records.values())
+    subtitle = f"{manifest.suite}, scale {manifest.scale}: {done} of {counted(len(results.jobs), 'run')} finished"
+    filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
+    drawn, said = (
+        {name: found for name, found in pictures.items() if found},
+        [*findings.of_suite(results, others), *overview.of_power(results)],
+    )
+    return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
+
+
+def _by_task(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Group comparable runs: one domain, and the same part of the same data set or task."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if record.status == "done":
+            task = ", ".join(filter(None, (record.domain, record.data.get("name"))))
+            if record.evaluated_on != "test":
+                task += f", {record.evaluated_on} part"
+            found.setdefault(task, []).append(record)
+    return found
+
+
+def _search(search: SearchSummary, collection: Collection) -> Section:
+    shown = searches.search_tables(search, collection.done)
+    drawn = {"Slices": searches.slices(search)}
+    drawn = {name: found for name, found in drawn.items() if found}
+    title = f"Search: {search.name}"
+    return Section(f"search-{search.name}", title, searches.spent(search), searches.notes(search), shown, drawn)
+
+
+def _notes(results: SuiteResults) -> Iterable[str]:
+    manifest, table = results.manifest, results.table
+    yield from findings.of_learning(results)
+    if manifest.note:
+        yield manifest.note
+    if manifest.protocol and manifest.published:
+        yield f"Our protocol is not the paper's. Do not compare levels. {'. '.join(results.protocol_notes)}."
+    elif manifest.protocol:
+        yield f"At this scale: {'. '.join(f'{key}: {value}' for key, value in manifest.protocol.items())}."
+    yield from findings.empty_columns(results)
+    if table is not None:
+        yield f"Published: {table.paper_table} ({table.paper}). {table.caption}"
+        yield from table.notes
+
+
+def _facts(collection: Collection, problems: int) -> dict[str, str]:
+    records: Sequence[RunRecord] = list(collection.records.values())
+    facts = {
+        "runs": str(len(records)),
+        "finished": str(len(collection.done)),
+        "domains": ", ".join(sorted({r.domain for r in records})) or "none",
+        "computing time": duration(sum(r.wall_seconds for r in records)),
+    }
+    if problems:
+        facts["problems"] = str(problems)
+    return facts
 
 
 def _html(report: Report, path: Path) -> dict[Path, str | bytes]:

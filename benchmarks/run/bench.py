@@ -9,10 +9,8 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import Manifest, write_manifest
 from dipole.benchmarks.plan import Estimator, Time, faults, make_plan, missing_data
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_runs, stored_overrides
 from dipole.benchmarks.run.engine import Engine, Result, Task
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
@@ -28,6 +26,7 @@ from dipole.benchmarks.run.terminal import (
 )
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
+from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.core.record import RunRecord, read_record
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.files import why

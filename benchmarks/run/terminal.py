@@ -15,11 +15,12 @@ from rich.text import Text
 
 from dipole.benchmarks.plan import Plan
 from dipole.benchmarks.report import claim_tables, findings, tables
-from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import ReportTable
 from dipole.benchmarks.run import reference
 from dipole.benchmarks.run.engine import Result
 from dipole.benchmarks.suite import Sized
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.utils.console import can_draw, console
 from dipole.core.utils.progress import duration
 from dipole.core.utils.text import are, counted, fitted, printable, text_table
@@ -84,13 +85,13 @@ def print_results(console: Console, results: SuiteResults) -> None:
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")
     elif results.manifest.kind == "study" and not results.not_decidable:
-        shown.insert(0, tables.ranking_table(results.manifest.name, results.ranks()))
+        shown.insert(0, tables.ranking_table(results.manifest.name, ranks(results)))
     for found in shown:
         if found.rows:
             print_table(console, found)
     if results.not_decidable:
         say(console, findings.of_mark(results.not_decidable))
-    for line in results.empty_columns:
+    for line in findings.empty_columns(results):
         say(console, line)
 
 

@@ -12,20 +12,22 @@ from dipole.benchmarks.statistics.aggregates import (
 )
 from dipole.benchmarks.statistics.differences import (
     CONFIDENCE,
+    LEVEL,
     PairedTest,
     Summary,
     difference,
     holm,
+    number,
     paired,
-    standard_error,
+    pooled_std,
     summarize,
     wilcoxon,
 )
-from dipole.benchmarks.statistics.estimates import number
-from dipole.benchmarks.statistics.power import detectable, pooled_std, power, seeds_needed
+from dipole.benchmarks.statistics.power import detectable, power, seeds_needed
 
 __all__ = [
     "CONFIDENCE",
+    "LEVEL",
     "Interval",
     "PairedTest",
     "Summary",
@@ -40,7 +42,6 @@ __all__ = [
     "probability_of_improvement",
     "relative_gain",
     "seeds_needed",
-    "standard_error",
     "summarize",
     "wilcoxon",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dipole.benchmarks.statistics import estimates
-from dipole.benchmarks.statistics.differences import CONFIDENCE
+from dipole.benchmarks.statistics.differences import CONFIDENCE, NEEDED
 from dipole.core.evaluation.intervals import Array, as_sample
 from dipole.core.utils.errors import DataError
 
@@ -138,7 +138,7 @@ def _interval(value: Array, bounds: tuple[Array, Array], *samples: Array) -> Int
     if not isfinite(low):
         low = high = nan
         seeds = min(int((~np.isnan(each)).sum(axis=-1).min()) for each in samples)
-        needs = f"no interval: {estimates.NEEDED} seeds give one"
-        if seeds >= estimates.NEEDED:
+        needs = f"no interval: {NEEDED} seeds give one"
+        if seeds >= NEEDED:
             needs = f"no interval: {seeds} seeds gave the same, more may differ"
     return Interval(float(value), low, high, needs)

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan, nan, sqrt
+from math import fsum, isfinite, isnan, nan, sqrt
+from statistics import fmean
 
 import numpy as np
 from scipy import special, stats
 
-from dipole.benchmarks.statistics import estimates
-from dipole.benchmarks.statistics.estimates import NEEDED, NOISE
 from dipole.core.evaluation.intervals import Array, as_sample
 
 CONFIDENCE = 0.95
+LEVEL = 0.05
+"""A difference is significant, and a verdict made, if the corrected p-value is smaller."""
+NOISE = 1e-12
+"""Values that differ by less than this share of their size are equal: they differ by rounding only."""
+NEEDED = 2
+"""Runs of a task, or pairs of them, from which on there is an interval."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,33 @@ class Summary:
     std: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, or a difference of two means, with its standard error and degrees of freedom: nan without spread.
+
+    `spread` is the standard deviation of one seed, or of a pair of seeds if they are paired. The number of seeds that
+    a test needs follows from it.
+    """
+
+    value: float
+    error: float = nan
+    df: float = nan
+    spread: float = nan
+    is_paired: bool = True
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Return the t-interval, nan without a spread."""
+        half = float(special.stdtrit(self.df, (1 + confidence) / 2)) * self.error
+        return self.value - half, self.value + half
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of 0. Without a spread it is 1 for 0, and nan for any other value."""
+        if isfinite(self.error):
+            return 2 * tail(abs(self.value) / self.error, self.df)
+        return nan if self.value else 1.0
 
 
 @dataclass(frozen=True)
@@ -74,15 +106,104 @@ def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summar
     Raises:
         DataError: there are no values, or one is not finite.
     """
-    sample = as_sample(values)
-    n, mean = len(sample), float(sample.mean())
-    if n == 1:
-        return Summary(1, mean, nan, nan, nan)
-    std = float(sample.std(ddof=1))
-    if std <= NOISE * np.abs(sample).max():
-        return Summary(n, mean, std, nan, nan)
-    half = half_width(std / sqrt(n), n - 1, confidence)
-    return Summary(n, mean, std, mean - half, mean + half)
+    sample = as_sample(values).tolist()
+    found = of_sample(sample, max(map(abs, sample)))
+    return Summary(len(sample), found.value, found.spread, *found.interval(confidence))
+
+
+def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
+    """Return the mean of a sample with s / sqrt(n), nan if all values are equal up to rounding at this scale."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < NEEDED:
+        return Estimate(mean)
+    std = sqrt(fsum((value - mean) ** 2 for value in values) / (n - 1))
+    if std <= NOISE * max(scale, abs(mean)):
+        return Estimate(mean, spread=std)
+    return Estimate(mean, std / sqrt(n), n - 1, std)
+
+
+def of_summaries(one: Summary, other: Summary) -> Estimate:
+    """Return one - other (Welch 1947) from mean, standard deviation and n alone, as tables print them."""
+    value, n_one, n_other = one.mean - other.mean, one.n, other.n
+    if not isfinite(one.std + other.std) or min(n_one, n_other) < NEEDED:
+        return Estimate(value)
+    a, b = one.std**2 / n_one, other.std**2 / n_other
+    if sqrt(a + b) <= NOISE * max(abs(one.mean), abs(other.mean)):
+        return Estimate(value)
+    df = (a + b) ** 2 / (a**2 / (n_one - 1) + b**2 / (n_other - 1))
+    return Estimate(value, sqrt(a + b), df, pooled_std(one.std, other.std), is_paired=False)
+
+
+def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
+    """Return one - other on the seeds that both have, or by Welch on all seeds if `pairs_are_better` denies it.
+
+    If the difference is the same for every seed, the two sides count as independent samples.
+    """
+    gaps = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    if pairs_are_better(len(gaps), len(one), len(other)):
+        found = of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))
+        if isfinite(found.error):
+            return found
+    if gaps and min(len(one), len(other)) == 1:
+        return Estimate(gaps[0])
+    return of_summaries(summarize(list(one.values())), summarize(list(other.values())))
+
+
+def of_one_more_trial(sample: Summary, value: float) -> Estimate:
+    """Return the mean of a sample less a single number, which counts as one more trial of the sample's spread.
+
+    The interval is a prediction interval, +- t_{n-1} s sqrt(1 + 1/n). It is wider than that of a test against a
+    constant, because the number is itself the outcome of a random trial.
+    """
+    error, df = sample.std * sqrt(1 + 1 / sample.n), sample.n - 1
+    return Estimate(sample.mean - value, error or nan, df, sample.std)
+
+
+def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> Estimate:
+    """Return the mean of several estimates: over the seeds that all share, or by the mean of their errors.
+
+    The second is the widest that any dependence between them allows, by Minkowski's inequality. It is taken if an
+    estimate is not of pairs (no gaps), or if few seeds are shared (`pairs_are_better`).
+    """
+    shared, most = set.intersection(*map(set, gaps)), max(map(len, gaps))
+    if pairs_are_better(len(shared), most, most):
+        means = [fmean(each[seed] for each in gaps) for seed in sorted(shared)]
+        return of_sample(means, max(abs(value) for each in gaps for value in each.values()))
+    value = fmean(each.value for each in found)
+    if not all(isfinite(each.error) for each in found):
+        return Estimate(value)
+    error, spread = fmean(each.error for each in found), fmean(each.spread for each in found)
+    return Estimate(value, error, min(each.df for each in found), spread, all(each.is_paired for each in found))
+
+
+def pairs_are_better(common: int, ours: int, base: int) -> bool:
+    """Whether to compare the pairs of common seeds, and not all seeds of both sides as two samples.
+
+    The numbers of seeds decide, so the test has its level whatever the values are. Pairs are better if both sides have
+    the same seeds, or if the interval of the pairs is the narrower one at a correlation of 1/2:
+    t_{common - 1} / sqrt(common) <= t_{ours + base - 2} sqrt(1 / ours + 1 / base). With 20 seeds on each side they
+    need 12 common ones.
+    """
+    if common < NEEDED or common == max(ours, base):
+        return common >= NEEDED
+    of_pairs = special.stdtrit(common - 1, 0.975) ** 2 / common
+    return bool(of_pairs <= special.stdtrit(ours + base - 2, 0.975) ** 2 * (1 / ours + 1 / base))
+
+
+def pooled_std(std_a: float, std_b: float) -> float:
+    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells.
+
+    Args:
+        std_a: of the one arm, >= 0.
+        std_b: of the other, >= 0.
+    """
+    return sqrt((std_a**2 + std_b**2) / 2)
+
+
+def tail(t: float, df: float) -> float:
+    """Return P(T > t)."""
+    return float(special.stdtr(df, -t)) if isfinite(t) else float(t < 0)
 
 
 def difference(
@@ -93,7 +214,7 @@ def difference(
 ) -> PairedTest:
     """Test one objective against another: on common seeds (paired), or on all seeds as independent samples (Welch).
 
-    `estimates.pairs_are_better` decides by the numbers of seeds, and `method` names the test. If all pairs have the
+    `pairs_are_better` decides by the numbers of seeds, and `method` names the test. If all pairs have the
     same nonzero difference, the pairs have no spread (`paired`). Then the samples are compared as independent ones.
 
     Args:
@@ -107,21 +228,17 @@ def difference(
     """
     if min(len(base), len(other)) < NEEDED:
         return paired(base, other, confidence, resolution)
-    if estimates.pairs_are_better(len(base.keys() & other.keys()), len(other), len(base)):
+    if pairs_are_better(len(base.keys() & other.keys()), len(other), len(base)):
         pairs = paired(base, other, confidence, resolution)
         if not isnan(pairs.p_t):
             return pairs
     x, y = as_sample(list(other.values())), as_sample(list(base.values()))
-    absent_x, absent_y = np.full(len(x), nan), np.full(len(y), nan)
-    found = estimates.differences(np.concatenate([x, absent_y]), np.concatenate([absent_x, y]))
-    low, high = found.bounds(confidence)
+    found = of_summaries(summarize(x.tolist()), summarize(y.tolist()))
     step = _step(np.concatenate([x, y]), resolution)
     p_ranks = float(stats.mannwhitneyu(np.rint(x / step), np.rint(y / step)).pvalue)
-    p_t, n, larger = 1.0, min(len(x), len(y)), max(len(x), len(y))
-    if found.value:
-        p_t = float(found.p_values())
-    spread = sqrt(found.variance / (1 / n + 1 / larger))
-    return PairedTest(n, float(found.value), float(low), float(high), p_t, p_ranks, nan, "Welch", spread, larger)
+    ends, n, larger = found.interval(confidence), min(len(x), len(y)), max(len(x), len(y))
+    spread = found.error / sqrt(1 / n + 1 / larger)
+    return PairedTest(n, found.value, *ends, found.p, p_ranks, nan, "Welch", spread, larger)
 
 
 def paired(
@@ -158,12 +275,10 @@ def paired(
         return PairedTest(n, 0.0, nan, nan, 1.0, 1.0, 0.0)
     if (steps == steps[0]).all():
         return PairedTest(n, float(gain.mean()), nan, nan, nan, wilcoxon(steps), nan)
-    found = estimates.differences(x, y)
-    low, high = found.bounds(confidence)
-    spread = float(np.sqrt(n * found.variance))
-    tests = float(found.p_values()), wilcoxon(steps)
-    effect = float(found.value) / spread
-    return PairedTest(n, float(found.value), float(low), float(high), *tests, effect, spread=spread)
+    spread = float(gain.std(ddof=1))
+    found = Estimate(float(x.mean() - y.mean()), spread / sqrt(n), n - 1)
+    ends, effect = found.interval(confidence), found.value / spread
+    return PairedTest(n, found.value, *ends, found.p, wilcoxon(steps), effect, spread=spread)
 
 
 def _step(values: Array, resolution: float | None) -> float:
@@ -200,29 +315,6 @@ def wilcoxon(gain: Sequence[float] | Array) -> float:
     return float(ways[off_centre >= observed].sum() / ways.sum())
 
 
-def standard_error(std_a: float, n_a: int, std_b: float, n_b: int) -> tuple[float, float]:
-    """Return the standard error of the difference of two means and its degrees of freedom (Welch 1947).
-
-    If neither sample has spread, the degrees of freedom are those of equal variances.
-
-    Args:
-        std_a: standard deviation of the one sample, n - 1.
-        n_a: its values, >= 2.
-        std_b: of the other.
-        n_b: its values, >= 2.
-    """
-    variance_a, variance_b = std_a**2 / n_a, std_b**2 / n_b
-    variance = variance_a + variance_b
-    if variance == 0:
-        return 0.0, float(n_a + n_b - 2)
-    return sqrt(variance), variance**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
-
-
-def half_width(error: float, df: float, confidence: float = CONFIDENCE) -> float:
-    """Return half the width of a t-interval. scipy.stats would spend 100 microseconds on checks of each call."""
-    return float(special.stdtrit(df, (1 + confidence) / 2)) * error
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment (Holm 1979). A missing test is nan, stays nan and is not counted.
 
@@ -239,3 +331,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(order) - rank) * p_values[index]))
         adjusted[index] = running
     return adjusted
+
+
+def number(value: float) -> str:
+    """Format a number with about four digits.
+
+    Args:
+        value: the number.
+    """
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value:.2e}"
+    if size >= 1000:
+        return f"{value:.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    if size >= 0.001 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:.2g}"

@@ -5,7 +5,7 @@ Values are (..., T, S): tasks, and seeds of each, or nan if a task has no such r
 draw, not several. A draw's contribution is summed over its columns before variances are added.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
+from dipole.benchmarks.statistics.differences import NEEDED, NOISE, pairs_are_better
 from dipole.core.evaluation.intervals import Array
 
-NOISE = 1e-12
-"""Values that differ by less than this share of their size are equal: they differ by rounding only."""
-NEEDED = 2
-"""Runs of a task, or pairs of them, from which on there is an interval."""
 TRIMMED_FROM = 8
 """Tasks from which on the mean gain is trimmed. Of four it would be the mean of two."""
 MIDDLE_HALF = 1.4
@@ -27,7 +24,7 @@ PRIOR_SEEDS = 15
 """So many seeds' worth of its upper bound go into the variance of the probability of improvement."""
 
 
-class Estimate(NamedTuple):
+class Estimates(NamedTuple):
     """Values (...), their variances and degrees of freedom. Both are nan if nothing tells the spread."""
 
     value: Array
@@ -48,56 +45,7 @@ class Estimate(NamedTuple):
         return cast(Array, 2 * special.stdtr(np.where(known, self.df, 1.0), -t))
 
 
-def pairs_are_better(common: int, ours: int, base: int) -> bool:
-    """Whether to compare the pairs of common seeds, and not all seeds of both sides as two samples.
-
-    The numbers of seeds decide, so the test has its level whatever the values are. Pairs are better if both sides have
-    the same seeds, or if the interval of the pairs is the narrower one at a correlation of 1/2:
-    t_{common - 1} / sqrt(common) <= t_{ours + base - 2} sqrt(1 / ours + 1 / base). With 20 seeds on each side they
-    need 12 common ones.
-    """
-    if common < NEEDED or common == max(ours, base):
-        return common >= NEEDED
-    of_pairs = special.stdtrit(common - 1, 0.975) ** 2 / common
-    return bool(of_pairs <= special.stdtrit(ours + base - 2, 0.975) ** 2 * (1 / ours + 1 / base))
-
-
-def differences(ours: Array, base: Array) -> Estimate:
-    """Mean difference of one task, (..., S) by seed: of pairs of common seeds, or of two samples (Welch 1947).
-
-    `pairs_are_better` decides. Where every pair differs by the same, which tells no spread, the sides are two samples.
-    """
-    return _of_pairs_else_apart(_differences, ours[..., None, :], base[..., None, :], (None,))
-
-
-def _differences(ours: Array, base: Array, runs: Sequence[Hashable], is_paired: bool) -> Estimate:
-    of_ours, of_base = _against(ours[..., 0, :], base[..., 0, :], runs[0], is_paired)
-    scale = np.maximum(np.abs(of_ours.mean), np.abs(of_base.mean))
-    return _estimate(of_ours.mean - of_base.mean, [of_ours, of_base.times(-1.0)], scale)
-
-
-def _of_pairs_else_apart(
-    formula: Callable[[Array, Array, Sequence[Hashable], bool], Estimate],
-    ours: Array,
-    base: Array,
-    runs: Sequence[Hashable],
-) -> Estimate:
-    """Apply a formula to pairs. If all pairs of a task have the same difference, apply it to both sides separately."""
-    found = formula(ours, base, runs, True)
-    both = _present(ours, 2) & _present(base, 2)  # (T, S)
-    same = np.zeros(found.value.shape, dtype=bool)
-    for task, seeds in enumerate(both):
-        if seeds.sum() >= NEEDED:
-            x, b = ours[..., task, seeds], base[..., task, seeds]
-            size = np.maximum(np.abs(x).max(axis=-1), np.abs(b).max(axis=-1))
-            same |= np.ptp(x - b, axis=-1) <= NOISE * size
-    if not same.any():
-        return found
-    apart = formula(ours, base, runs, False)
-    return Estimate(*(np.where(same, b, a) for a, b in zip(found, apart, strict=True)))
-
-
-def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estimate:
+def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estimates:
     """Gain over the base in units of its mean, g_t = (x_t - b_t) / |b_t|: mean over tasks.
 
     Of T >= 8 tasks floor(T / 4) are cut at each end. A seed that both have is one draw of both (paired). Where
@@ -105,11 +53,21 @@ def relative_gains(ours: Array, base: Array, runs: Sequence[Hashable]) -> Estima
     first order a pair owes (x - mean x - rho_t (b - mean b)) / (n |b_t|) to g_t, with rho_t = x_t / b_t. If all pairs
     of a task have the same difference, they show no spread, and the sides are drawn apart too.
     """
-    found = _of_pairs_else_apart(_relative_gains, ours, base, runs)
-    return Estimate(np.where(np.abs(found.value) > NOISE, found.value, 0.0), found.variance, found.df)
+    found = _relative_gains(ours, base, runs, True)
+    both = _present(ours, 2) & _present(base, 2)  # (T, S)
+    same = np.zeros(found.value.shape, dtype=bool)
+    for task, seeds in enumerate(both):
+        if seeds.sum() >= NEEDED:
+            x, b = ours[..., task, seeds], base[..., task, seeds]
+            size = np.maximum(np.abs(x).max(axis=-1), np.abs(b).max(axis=-1))
+            same |= np.ptp(x - b, axis=-1) <= NOISE * size
+    if same.any():
+        apart = _relative_gains(ours, base, runs, False)
+        found = Estimates(*(np.where(same, b, a) for a, b in zip(found, apart, strict=True)))
+    return found._replace(value=np.where(np.abs(found.value) > NOISE, found.value, 0.0))
 
 
-def _relative_gains(ours: Array, base: Array, runs: Sequence[Hashable], is_paired: bool) -> Estimate:
+def _relative_gains(ours: Array, base: Array, runs: Sequence[Hashable], is_paired: bool) -> Estimates:
     count = ours.shape[-2]
     gains, owed = [], []
     for task, name in enumerate(runs):
@@ -125,7 +83,7 @@ def _relative_gains(ours: Array, base: Array, runs: Sequence[Hashable], is_paire
     return _estimate(cast(Array, (found * share).sum(axis=-1)), parts, 1.0 + np.abs(found).max(axis=-1))
 
 
-def interquartile_means(values: Array, runs: Sequence[Hashable]) -> Estimate:
+def interquartile_means(values: Array, runs: Sequence[Hashable]) -> Estimates:
     """Mean of the middle half of all runs of all tasks (Agarwal et al. 2021), floor(N / 4) of N cut at each end.
 
     Its variance is that of winsorized values (Tukey and McLaughlin 1963), summed over what is drawn together, and no
@@ -147,7 +105,7 @@ def interquartile_means(values: Array, runs: Sequence[Hashable]) -> Estimate:
     middle, whole = estimates
     wider = MIDDLE_HALF * whole.variance > middle.variance
     variance = np.where(wider, MIDDLE_HALF * whole.variance, middle.variance)
-    return Estimate(value, variance, np.where(wider, whole.df, middle.df))
+    return Estimates(value, variance, np.where(wider, whole.df, middle.df))
 
 
 def probabilities_of_improvement(ours: Array, base: Array, runs: Sequence[Hashable]) -> tuple[Array, Array]:
@@ -227,7 +185,7 @@ def _against(ours: Array, base: Array, name: Hashable, is_paired: bool) -> tuple
     return _owed(("ours", name), ours), _owed(("base", name), base)
 
 
-def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) -> Estimate:
+def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) -> Estimates:
     """The variance of a value that owes its error to draws (Satterthwaite 1946 over their names).
 
     What the draws of one name and seed owe is summed first. N / (n - 1) times the sum of squares estimates each name's
@@ -241,30 +199,10 @@ def _estimate(value: Array, parts: Sequence[_Owed], scale: Array | float = 1.0) 
         count = max(part.count for part in each)
         if count < NEEDED:
             nothing = np.full(value.shape, np.nan)
-            return Estimate(value, nothing, nothing)
+            return Estimates(value, nothing, nothing)
         owed = np.sum([part.error for part in each], axis=0)
         own = count / (count - 1) * (owed**2).sum(axis=-1)
         own = np.where(own > (NOISE * scale) ** 2, own, 0.0)
         variance, spread = variance + own, spread + own**2 / (count - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return Estimate(value, variance, variance**2 / spread)
-
-
-def number(value: float) -> str:
-    """Format a number with about four digits.
-
-    Args:
-        value: the number.
-    """
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value:.2e}"
-    if size >= 1000:
-        return f"{value:.0f}"
-    if size >= 100:
-        return f"{value:.1f}"
-    if size >= 1:
-        return f"{value:.2f}"
-    if size >= 0.001 or value == 0:
-        return f"{value:.3f}"
-    return f"{value:.2g}"
+        return Estimates(value, variance, variance**2 / spread)

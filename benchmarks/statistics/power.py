@@ -137,13 +137,3 @@ def seeds_needed(
     seeds = range(2, limit + 1)
     place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= target - ROUNDING)
     return seeds[place] if place < len(seeds) else None
-
-
-def pooled_std(std_a: float, std_b: float) -> float:
-    """Root of the mean variance of two arms of equal size: the spread `seeds_needed` wants for two printed cells.
-
-    Args:
-        std_a: of the one arm, >= 0.
-        std_b: of the other, >= 0.
-    """
-    return sqrt((std_a**2 + std_b**2) / 2)

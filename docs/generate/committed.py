@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import RowEntry
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.chart import Chart
-from dipole.benchmarks.report.document import Report, Section, make_report
+from dipole.benchmarks.report.contents import Report, Section
 from dipole.benchmarks.report.drawing import light, to_svg, with_colours
 from dipole.benchmarks.report.html import to_pages
-from dipole.benchmarks.report.ranking import LEVEL
-from dipole.benchmarks.report.results import CellResult, SuiteResults
 from dipole.benchmarks.report.table import Cell, ReportTable, plain, to_markdown
 from dipole.benchmarks.report.tables import results_table
+from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.results_file import SHIPPED
+from dipole.benchmarks.statistics import LEVEL
+from dipole.benchmarks.suite_results import CellResult, SuiteResults, gather
 from dipole.core.utils.text import counted
 
 PAGE, FOLDER = "report.html", "report"
@@ -74,9 +74,7 @@ def report() -> Report:
 @cache
 def suites() -> list[SuiteResults]:
     """Return all suites sorted by name."""
-    gathered = gather([SHIPPED])
-    found = [SuiteResults(manifest, gathered.collection.records) for manifest in gathered.manifests]
-    return sorted(found, key=lambda each: each.manifest.name)
+    return gather([SHIPPED]).suites
 
 
 def report_files() -> dict[str, bytes]:

@@ -40,11 +40,13 @@ import committed
 import evidence
 import install
 
+from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.report import findings
-from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.tables import results_table
 from dipole.benchmarks.statistics import PairedTest, difference, number
 from dipole.benchmarks.studies import polarization
+from dipole.benchmarks.suite_results import SuiteResults
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "docs" / "templates"
@@ -101,11 +103,11 @@ def value_of(place: str) -> str:
         return number(suite.detectable(column)) + _unit(suite, column)
     if what.startswith("diagnostic "):
         name, _, row = what.removeprefix("diagnostic ").partition(" ")
-        return number(fmean(suite.records[run].diagnostics[name] for run in suite.runs_by_row[row]))
+        return number(fmean(suite.records[run].diagnostics[name] for run in findings.runs_by_row(suite)[row]))
     if what.startswith("claim "):
         return _claim(suite, what.removeprefix("claim "))
     if what.startswith("gain "):
-        rank = next(each for each in suite.ranks() if each.label == what.removeprefix("gain "))
+        rank = next(each for each in ranks(suite) if each.label == what.removeprefix("gain "))
         assert rank.gain is not None
         return (
             f"{number(100 * rank.gain.value)} % ({number(100 * rank.gain.low)} to {number(100 * rank.gain.high)}, "
@@ -152,8 +154,8 @@ def _cell(suite: SuiteResults, row: str, column: str) -> float:
 
 def _claim(suite: SuiteResults, name: str) -> str:
     for each in suite.claims(committed.suites()):
-        if each.ours.claim.id == name:
-            return f"{each.verdict_alone}, {each.why}" + (f", p = {_p(each.p_holm)}" if isfinite(each.p_holm) else "")
+        if each.claim.id == name:
+            return f"{each.verdict}, {why(each)}" + (f", p = {_p(each.p_holm)}" if isfinite(each.p_holm) else "")
     raise LookupError(f"{suite.manifest.suite}: no claim {name}")
 
 

@@ -40,6 +40,7 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, for example
 
 # %%
 from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.explain import why
 
 TABLE = "arora-table2-text"
 table = published.table(TABLE)
@@ -103,10 +104,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from dipole.benchmarks.gather import gather
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.results_file import SHIPPED
+from dipole.benchmarks.suite_results import SuiteResults, gather
 
 runs = Path("runs")
 manifest = next(each for each in read_manifests(runs)[0] if each.published == TABLE)
@@ -140,12 +140,10 @@ plt.show()
 
 # %%
 for claimed in results.claims():
-    print(f"{claimed.ours.claim.id}: {claimed.verdict}\n  {claimed.why}")
+    print(f"{claimed.claim.id}: {claimed.full_verdict}\n  {why(claimed)}")
 
 # %%
-verdicts = {
-    claimed.ours.claim.id: claimed.verdict_alone for claimed in results.claims()
-}
+verdicts = {claimed.claim.id: claimed.verdict for claimed in results.claims()}
 assert verdicts == {"arora-c06": "differs", "arora-c07": "no data"}
 assert [len(cell.samples) for cell in results.cells] == [4 if SMALL else 6] * 3
 
@@ -172,10 +170,10 @@ shipped = gather([SHIPPED])
 manifest = next(each for each in shipped.manifests if each.published == "lmcl-table1")
 for claimed in SuiteResults(manifest, shipped.collection.records).claims():
     print(
-        f"{claimed.ours.claim.statement}\n"
-        f"{claimed.ours.claim.id}: {claimed.verdict}\n  {claimed.why}"
+        f"{claimed.claim.statement}\n"
+        f"{claimed.claim.id}: {claimed.full_verdict}\n  {why(claimed)}"
     )
-    assert claimed.verdict_alone.startswith("cannot be decided")
+    assert claimed.verdict.startswith("cannot be decided")
 
 # %% [markdown]
 # On the command line, the first command prints the table. The second writes a report

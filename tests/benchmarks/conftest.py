@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run.engine import Engine, run_here
 from dipole.benchmarks.run_records import read_records
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.record import Hardware, Histogram, RunRecord, write_record
 
 

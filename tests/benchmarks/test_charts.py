@@ -12,15 +12,14 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks.manifest import ColumnEntry
-from dipole.benchmarks.report import charts, drawing, picture
+from dipole.benchmarks.report import charts, contents, drawing
 from dipole.benchmarks.report.chart import NARROW, short
 from dipole.benchmarks.report.charts import pictures
 from dipole.benchmarks.report.curve_charts import Line, doubles, equal_scales, histogram, line_chart, scatter_chart
-from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart, rank_chart
 from dipole.benchmarks.report.table import Cell, ReportTable, to_csv, to_latex, to_markdown
 from dipole.benchmarks.report.training_charts import Group, mean_line, paths
-from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.report.write import make_report, write_report
 from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.statistics import number
@@ -149,7 +148,7 @@ def test_a_grid_is_one_heat_map_without_missing_cells(runs_folder):
 
 
 def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
-    rows = [(f"m{i}", f"m{i}", None) for i in range(picture.MOST_LINES + 2)]
+    rows = [(f"m{i}", f"m{i}", None) for i in range(contents.MOST_LINES + 2)]
     results = runs_folder.results("many", rows, "a", lambda r, c, s: 0.5, seeds=(0,))
     found = charts.pictures(results, RunFiles(folder=runs_folder.path))
     loss = found["Training loss"][0].chart
@@ -254,7 +253,7 @@ def test_twenty_models_of_many_seeds_are_readable(runs_folder, tmp_path):
     report = write_report(runs_folder.path, tmp_path / "report.html")
     (section,) = report.sections
     for picture_ in (one for group in section.pictures.values() for one in group):
-        for name, most in (("series", picture.MOST_LINES), ("label", picture.MOST_ROWS), ("row", picture.MOST_ROWS)):
+        for name, most in (("series", contents.MOST_LINES), ("label", contents.MOST_ROWS), ("row", contents.MOST_ROWS)):
             assert len({row.get(name) for row in picture_.chart.rows}) <= most
     (losses,) = {one.note for one in section.pictures["Training loss"]}
     assert "10 of 20 models: the base and the best" in losses
@@ -271,7 +270,7 @@ def test_further_pictures_are_drawn_when_unfolded(runs_folder, tmp_path):
     report = write_report(runs_folder.path, tmp_path / "report.html")
     (section,) = report.sections
     losses = section.pictures["Training loss"]
-    assert (len(losses), picture.drawn_at_once(losses)) == (18, picture.DRAWN)
+    assert (len(losses), contents.drawn_at_once(losses)) == (18, contents.DRAWN)
     html = (tmp_path / "report.html").read_text()
     assert "Training loss: 6 more" in html
     assert all(one.caption in html for one in losses)

@@ -10,20 +10,31 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from dipole.benchmarks.claims import equivalence, published
-from dipole.benchmarks.claims.claim_specs import Part
-from dipole.benchmarks.claims.equivalence import Evidence
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.claim_specs import ClaimPart
+from dipole.benchmarks.claims.explain import reach, why
 from dipole.benchmarks.claims.judge import judge_claim
-from dipole.benchmarks.claims.printed import compare
-from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_ROOM, NOT_LEARNT, UNDECIDED
-from dipole.benchmarks.gather import gather
+from dipole.benchmarks.claims.verdicts import (
+    AGREES,
+    DIFFERS,
+    NO_ROOM,
+    NOT_LEARNT,
+    NOTHING,
+    UNDECIDED,
+    Evidence,
+    against,
+    at_least,
+    compare,
+    smaller_spread,
+)
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import SHIPPED
 from dipole.benchmarks.run.terminal import print_results
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import Summary, summarize
+from dipole.benchmarks.statistics.differences import Estimate, of_pairs, of_sample
+from dipole.benchmarks.suite_results import SuiteResults, gather
 from tests.benchmarks.claim_data import Grid, grids, read_claims
 
 RAW = read_claims()
@@ -39,12 +50,12 @@ def made(id_, want, seeds=8):
 def test_every_claim_can_agree_differ_and_stay_open(id_):
     for want, verdict in (("agrees", AGREES), ("differs", DIFFERS), ("bound", UNDECIDED)):
         outcome = made(id_, want)
-        assert outcome.verdict == verdict, (want, outcome.p, outcome.why(outcome.verdict))
-        assert outcome.why(outcome.verdict)
+        assert outcome.verdict == verdict, (want, outcome.p, why(outcome))
+        assert why(outcome)
         if want == "agrees":
-            assert outcome.hold == len(outcome.items)
+            assert all(item.holds for item in outcome.items)
         if want == "bound":
-            assert "on its bound, so no number of seeds decides it" in outcome.why(UNDECIDED)
+            assert "on its bound, so no number of seeds decides it" in why(outcome)
     # One seed decides nothing and says so.
     one = {
         name: Grid(RAW[id_][2][name], {place: {0: each[0]} for place, each in grid.cells.items()})
@@ -53,7 +64,7 @@ def test_every_claim_can_agree_differ_and_stay_open(id_):
     outcome = judge_claim(CLAIMS[id_], one)
     assert outcome.verdict == UNDECIDED
     assert np.isnan(outcome.p)
-    assert "10 seeds" in outcome.why(UNDECIDED)
+    assert "10 seeds" in why(outcome)
 
 
 def test_there_are_55_and_each_has_kinds_whose_every_part_names_its_parameters():
@@ -88,7 +99,7 @@ def test_there_are_55_and_each_has_kinds_whose_every_part_names_its_parameters()
 )
 def test_a_part_without_its_parameters_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        Part(**given)
+        ClaimPart(**given)
 
 
 def with_gaps(id_, gaps, seeds=6, noise=0.05, level=60.0, untrained=None):
@@ -156,7 +167,7 @@ def test_gaps_are_compared_with_the_bound(id_, gaps, noise, verdict):
 def test_a_printed_effect_beyond_the_bound_of_the_metric_has_no_room(id_, gaps, level, verdict):
     outcome = judge_claim(CLAIMS[id_], with_gaps(id_, gaps, level=level))
     assert outcome.verdict == verdict
-    assert ("does not fit between our base and the bound" in outcome.why(verdict)) == (verdict == NO_ROOM)
+    assert ("does not fit between our base and the bound" in why(outcome)) == (verdict == NO_ROOM)
 
 
 @pytest.mark.parametrize("id_", ["cacr-c28", "cacr-c16"])
@@ -173,7 +184,8 @@ def test_ratios_and_bounds_are_not_claims():
     assert times({"CACR (K=4)": 299, "CACR (K=10)": 299}).verdict == DIFFERS
     mild = times({"CACR (K=4)": 1.67, "CACR (K=10)": 3.05})
     assert mild.verdict == AGREES
-    assert mild.items[0].low < 1.67 < mild.items[0].high
+    low, high = mild.items[0].estimate.interval()
+    assert np.exp(low) < 1.67 < np.exp(high)
     outcome = judge_claim(CLAIMS["lmcl-c09"], published.tables())
     (item,) = outcome.items
     assert item.value == pytest.approx(1.5)
@@ -206,7 +218,7 @@ def test_significant_is_asked_of_every_set_named():
     t = stats.t.isf(0.34, 19)  # p = 0.68 on one of the two sets
     cells["LMCT (Ours)", "Nested-Moons", "mean"] = base + noise + t / np.sqrt(20)
     outcome = _judge("lmcl-c01", rows, cells)
-    found = {item.label: item.p for item in outcome.parts[0].items}
+    found = {item.label: item.evidence.p for item in outcome.parts[0].items}
     assert found["Nested-Moons"] == pytest.approx(0.68)
     assert found["Three-Bars"] < 1e-6
     assert outcome.verdict == UNDECIDED
@@ -251,13 +263,8 @@ def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by
         outcome = judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], less)})
         assert (outcome.verdict, outcome.missing) == (verdict, 1)
     # More seeds of the others would not help.
-    assert (
-        judge_claim(
-            CLAIMS["cacr-c16"], {"cacr-table9": Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})}
-        )
-        .why(UNDECIDED)
-        .endswith("1 comparison without data")
-    )
+    cells = Grid(RAW["cacr-c16"][2]["cacr-table9"], {**less, **_above(less)})
+    assert why(judge_claim(CLAIMS["cacr-c16"], {"cacr-table9": cells})).endswith("1 comparison without data")
 
 
 def _above(cells):
@@ -271,7 +278,7 @@ def test_printed_spreads_are_tested_by_welch_from_what_is_printed():
     for item in outcome.parts[0].items:
         ours, base = (table.find(row).cells[item.label] for row in ("LMCT (Ours)", "Conventional CT"))
         expected = stats.ttest_ind_from_stats(ours.mean, ours.std, 20, base.mean, base.std, 20, equal_var=False)
-        assert item.p == pytest.approx(expected.pvalue)
+        assert item.evidence.p == pytest.approx(expected.pvalue)
     printed = judge_claim(CLAIMS["lmcl-c02"], published.tables())
     assert not printed.is_tested
     assert printed.verdict == UNDECIDED
@@ -284,42 +291,42 @@ def test_printed_spreads_are_tested_by_welch_from_what_is_printed():
 def test_equivalence_is_two_one_sided_tests():
     one = dict(enumerate([70.1, 70.9, 69.8, 70.4, 70.2]))
     other = dict(enumerate([70.0, 70.2, 70.1, 69.9, 70.6]))
-    found = equivalence.against(equivalence.of_pairs(one, other), -1.0, 1.0)
+    found = against(of_pairs(one, other), -1.0, 1.0)
     gaps = np.array(list(one.values())) - np.array(list(other.values()))
     greater = stats.ttest_1samp(gaps, -1.0, alternative="greater").pvalue
     less = stats.ttest_1samp(gaps, 1.0, alternative="less").pvalue
     assert found.inside == pytest.approx(max(greater, less))
-    low, high = equivalence.of_pairs(one, other).interval()
+    low, high = of_pairs(one, other).interval()
     assert (found.p < 0.05) == (low > -1 and high < 1)
     assert (low, high) == pytest.approx(stats.ttest_1samp(gaps, 0).confidence_interval(0.95))
 
 
 def test_the_same_gap_of_every_seed_is_judged_by_the_spread_of_the_sides():
     one, other = {0: 90.0, 1: 91.0, 2: 92.0}, {0: 50.0, 1: 51.0, 2: 52.0}
-    found = equivalence.of_pairs(one, other)
+    found = of_pairs(one, other)
     expected = stats.ttest_ind(list(one.values()), list(other.values()), equal_var=False)
-    assert equivalence.against(found, 0, np.inf).p == pytest.approx(expected.pvalue)
-    flat = equivalence.of_pairs(dict.fromkeys(range(3), 90.0), dict.fromkeys(range(3), 50.0))
-    assert equivalence.against(flat, 0, np.inf) == equivalence.NOTHING
+    assert against(found, 0, np.inf).p == pytest.approx(expected.pvalue)
+    flat = of_pairs(dict.fromkeys(range(3), 90.0), dict.fromkeys(range(3), 50.0))
+    assert against(flat, 0, np.inf) == NOTHING
 
 
 def test_spreads_are_compared_by_f():
     one, other = summarize([1.0, 2.0, 4.0, 3.5]), summarize([10.0, 40.0, 25.0])
-    found = equivalence.smaller_spread(one, other)
+    found = smaller_spread(one, other)
     assert found.inside == pytest.approx(stats.f.cdf(one.std**2 / other.std**2, 3, 2))
     assert found.inside + found.outside == pytest.approx(1)
-    assert equivalence.smaller_spread(one, one) == Evidence(pytest.approx(0.5), pytest.approx(0.5))
-    assert equivalence.smaller_spread(Summary(3, 1, 0, 0, 0), Summary(3, 2, 0, 0, 0)) == equivalence.NOTHING
+    assert smaller_spread(one, one) == Evidence(pytest.approx(0.5), pytest.approx(0.5))
+    assert smaller_spread(Summary(3, 1, 0, 0, 0), Summary(3, 2, 0, 0, 0)) == NOTHING
 
 
 @pytest.mark.parametrize("df", [1, 4, 19])
 def test_the_distance_that_is_named_is_shown_in_80_percent(df):
-    distance = equivalence.reach(equivalence.Estimate(0.0, 2.0, df, 1.0))
+    distance = reach(Estimate(0.0, 2.0, df, 1.0))
     generator = np.random.default_rng(0)
     values = distance + 2.0 * generator.normal(size=40_000)
     errors = 2.0 * np.sqrt(generator.chisquare(df, size=40_000) / df)
     assert np.mean(np.abs(values / errors) > stats.t.ppf(0.975, df)) == pytest.approx(0.8, abs=0.01)
-    assert np.isnan(equivalence.reach(equivalence.Estimate(1.0)))
+    assert np.isnan(reach(Estimate(1.0)))
 
 
 def test_false_alarms_of_a_count_stay_below_their_level():
@@ -330,8 +337,8 @@ def test_false_alarms_of_a_count_stay_below_their_level():
         evidence = []
         for i in range(6):
             gaps = (5.0 if i < 3 else 0.0) + generator.normal(size=5)
-            evidence.append(equivalence.against(equivalence.of_sample(gaps.tolist()), 0, np.inf))
-        found = equivalence.count(evidence, 4)
+            evidence.append(against(of_sample(gaps.tolist()), 0, np.inf))
+        found = at_least(evidence, 4)
         wrong += found.is_for and found.p < 0.05
     assert wrong / 400 < 0.04
 
@@ -342,7 +349,7 @@ def test_on_a_bound_the_error_keeps_its_level(effect):
     decided = 0
     for _ in range(1000):
         gaps = effect + generator.normal(size=4)
-        decided += equivalence.against(equivalence.of_sample(gaps.tolist()), effect, np.inf).p < 0.05
+        decided += against(of_sample(gaps.tolist()), effect, np.inf).p < 0.05
     assert decided / 1000 < 0.07
 
 
@@ -358,12 +365,11 @@ def test_the_claims_of_a_suite_are_one_family(runs_folder):
     results = runs_folder.results(
         "cacr-table9", rows, CIFAR, lambda r, c, s: (80 + level[r] + wave[r] * unit[s]) / 100, published="cacr-table9"
     )
-    found = {each.ours.claim.id: each for each in results.claims()}
-    assert found["cacr-c16"].ours.p == pytest.approx(0.03)
-    assert found["cacr-c16"].ours.verdict == AGREES
+    found = {each.claim.id: each for each in results.claims()}
+    assert found["cacr-c16"].p == pytest.approx(0.03)
     assert found["cacr-c16"].p_holm > 0.05
-    assert found["cacr-c16"].verdict_alone == UNDECIDED
-    assert "Significant alone (p = 0.030), but not among all claims" in found["cacr-c16"].why
+    assert found["cacr-c16"].verdict == UNDECIDED
+    assert "Significant alone (p = 0.030), but not among all claims" in why(found["cacr-c16"])
 
 
 def test_a_claim_about_two_tables_is_read_on_the_suites_it_is_asked_with():
@@ -375,7 +381,7 @@ def test_a_claim_about_two_tables_is_read_on_the_suites_it_is_asked_with():
         return SuiteResults(manifest, shipped.collection.records if among is None else among)
 
     def told(results, *others):
-        return next(each.ours for each in results.claims(others) if each.ours.claim.id == "arora-c06")
+        return next(each for each in results.claims(others) if each.claim.id == "arora-c06")
 
     asked, other, empty = suite("arora-table2-cifar100"), suite("arora-table2-text"), suite("arora-table2-text", {})
     alone, both, without = told(asked), told(asked, asked, other), told(asked, asked, empty)

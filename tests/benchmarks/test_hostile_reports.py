@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 
 from dipole.benchmarks.manifest import read_manifests
-from dipole.benchmarks.report.document import make_report
 from dipole.benchmarks.report.html import to_html
-from dipole.benchmarks.report.write import to_markdown, write_report
+from dipole.benchmarks.report.write import make_report, to_markdown, write_report
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.sweep.summary import read_summaries

@@ -6,14 +6,13 @@ from math import isfinite, isnan
 
 import pytest
 
-from dipole.benchmarks.claims.judge import NO_TEST
-from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE
-from dipole.benchmarks.gather import gather
+from dipole.benchmarks.claims.verdicts import NO_TEST, NOT_DECIDABLE
 from dipole.benchmarks.report import findings, overview, tables
-from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.write import write_report
 from dipole.benchmarks.results_file import SHIPPED, merged, read_results_file, write_results_file
 from dipole.benchmarks.suite import read_suite
+from dipole.benchmarks.suite_results import SuiteResults, gather
 
 WHY = "digits are at the ceiling"
 
@@ -59,7 +58,7 @@ def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
     assert findings.decided(unfit) == findings.tested(unfit) == []
     assert {each.verdict for each in counted.claims()} != {NOT_DECIDABLE} == {each.verdict for each in unfit.claims()}
     assert all(isnan(cell.p_holm) for cell in unfit.cells)
-    assert {rank.better + rank.worse for rank in unfit.ranks()} == {0}
+    assert {rank.better + rank.worse for rank in ranks(unfit)} == {0}
     with_both = overview.in_a_sentence([counted, unfit])
     alone = overview.in_a_sentence([counted])
     assert with_both.startswith(alone[:-1])
@@ -83,12 +82,12 @@ def test_a_claim_of_another_suite_does_not_rest_on_it():
     asked = SuiteResults(marked.manifest.model_copy(update={"not_decidable": ""}), marked.records)
 
     def told(results, *others):
-        return next(each for each in results.claims(others) if each.ours.claim.id == "arora-c06")
+        return next(each for each in results.claims(others) if each.claim.id == "arora-c06")
 
-    assert told(asked, other).ours.missing == 0
+    assert told(asked, other).missing == 0
     unfit = SuiteResults(other.manifest.model_copy(update={"not_decidable": WHY}), other.records)
-    assert told(asked, unfit).ours.items == told(asked).ours.items
-    assert told(asked, unfit).ours.missing > 0
+    assert told(asked, unfit).items == told(asked).items
+    assert told(asked, unfit).missing > 0
     assert (told(unfit, asked).verdict, told(unfit, asked).why) == (NOT_DECIDABLE, WHY)
 
 

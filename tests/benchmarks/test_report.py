@@ -16,15 +16,15 @@ import pytest
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import write_manifest
 from dipole.benchmarks.report import charts, claim_tables, comparisons, findings, overview, tables
-from dipole.benchmarks.report.document import make_report
-from dipole.benchmarks.report.ranking import rank_objectives
-from dipole.benchmarks.report.results import SuiteResults
+from dipole.benchmarks.report.findings import empty_columns
+from dipole.benchmarks.report.ranking import rank_objectives, ranks
 from dipole.benchmarks.report.table import to_csv
-from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.report.write import make_report, write_report
 from dipole.benchmarks.results_file import Curve
 from dipole.benchmarks.run_files import read_curves
 from dipole.benchmarks.run_records import is_done, read_records
 from dipole.benchmarks.statistics import power
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
 from dipole.core.record import read_record
 from dipole.core.utils.errors import ConfigError
@@ -107,13 +107,13 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = runs_folder.results(
         "cacr-table6", rows, columns, lambda r, c, s: level[r] * (1 + s / 1000), published="cacr-table6"
     )
-    claim = {c.ours.claim.id: c for c in found.claims()}["cacr-c12"]
-    assert (claim.ours.hold, len(claim.ours.items), claim.verdict) == (12, 12, "agrees")
+    claim = {c.claim.id: c for c in found.claims()}["cacr-c12"]
+    assert (sum(item.holds for item in claim.items), len(claim.items), claim.full_verdict) == (12, 12, "agrees")
     # 80.1 +- 0.1 against the printed 83.47 of SimCLR on CIFAR-10.
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "differs"
     found = runs_folder.read(found.manifest.model_copy(update={"protocol": {"dataset": "digits"}}))
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
-    assert {c.ours.claim.id: c.verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
+    assert {c.claim.id: c.full_verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
     every = {row[0].text: row for row in claim_tables.every_claim_table([found]).rows}
     assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
     assert every["cacr-c12"][-2].text == "12 of 12"
@@ -155,14 +155,14 @@ def test_ranking_by_hand():
 
 def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
     results = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5)
-    assert results.empty_columns == []
+    assert empty_columns(results) == []
     columns = [results.manifest.columns[0].model_copy(update={"metric": "linear/acuracy"})]
     manifest = results.manifest.model_copy(update={"columns": columns})
-    (line,) = runs_folder.read(manifest).empty_columns
+    (line,) = empty_columns(runs_folder.read(manifest))
     assert "Did you mean 'linear/accuracy'?" in line
     assert "diag/rank" in line
     # Before anything is finished there is nothing to say.
-    assert SuiteResults(manifest, {}).empty_columns == []
+    assert empty_columns(SuiteResults(manifest, {})) == []
 
 
 def test_the_command_of_every_row_repeats_its_run(runs_folder):
@@ -295,11 +295,11 @@ def test_a_study_says_which_gain_over_all_columns_holds_and_the_ranking_counts_w
     assert "same gains" not in said
     assert "same loses" not in said
     decided = [c.row.label for c in results.cells if c.p_holm < 0.05]
-    ranks = {rank.label: rank for rank in results.ranks()}
-    assert all(rank.better + rank.worse == decided.count(label) for label, rank in ranks.items())
+    found = {rank.label: rank for rank in ranks(results)}
+    assert all(rank.better + rank.worse == decided.count(label) for label, rank in found.items())
     # Five data sets: the critical difference has the ranks of the table, ties included.
     chart = comparisons.compared(results, [[column] for column in results.manifest.columns])[0].chart
-    assert {row["label"]: row["x"] for row in chart.rows} == {name: rank.of_means for name, rank in ranks.items()}
+    assert {row["label"]: row["x"] for row in chart.rows} == {name: rank.of_means for name, rank in found.items()}
 
 
 def test_many_suites_open_with_a_line_each_and_the_claims_they_decide(runs_folder):

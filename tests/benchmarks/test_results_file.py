@@ -10,7 +10,7 @@ import pytest
 from dipole.benchmarks import results_file
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
-from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.results_command import add, contents
 from dipole.benchmarks.results_file import strangers
 from dipole.benchmarks.run import bench as every

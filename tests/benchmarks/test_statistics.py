@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dipole.benchmarks.claims.equivalence import average, of_one_more_trial, of_pairs, of_summaries
 from dipole.benchmarks.critical import critical_difference, performance_profile
 from dipole.benchmarks.statistics import (
     Summary,
@@ -26,6 +25,7 @@ from dipole.benchmarks.statistics import (
     summarize,
     wilcoxon,
 )
+from dipole.benchmarks.statistics.differences import average, of_one_more_trial, of_pairs, of_summaries
 from dipole.core.evaluation.intervals import interquartile_mean
 from dipole.core.utils.errors import DataError
 

@@ -12,7 +12,6 @@ from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.plan import Estimator, make_plan
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.charts import pictures
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.report.tables import beside_table
 from dipole.benchmarks.run.reference import START
 from dipole.benchmarks.run.terminal import print_plan, print_results, reporter
@@ -21,6 +20,7 @@ from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.statistics import power
 from dipole.benchmarks.suite import read_suite, suites
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
 from dipole.core.record import Histogram, read_record
 from dipole.core.train.recipe import load

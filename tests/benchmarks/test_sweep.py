@@ -10,7 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
-from dipole.benchmarks.report.document import make_report
+from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.run.engine import Task
 from dipole.benchmarks.run.local_engine import LocalEngine
 from dipole.benchmarks.run.worker import ask_to_stop

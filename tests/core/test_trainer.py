@@ -15,7 +15,7 @@ import torch
 from blobs_domain import BlobsAdapter
 from runs import Steeper, assert_same_bits, at_batch, interrupt, lines, patch_blobs, quiet, weights
 
-from dipole.benchmarks.report.results import measure
+from dipole.benchmarks.suite_results import numbers
 from dipole.core.objectives.objective import objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.record import read_record
@@ -139,9 +139,9 @@ def test_seconds_of_steps_are_told_from_those_of_evaluations(blobs, tmp_path, mo
     assert 5 * 0.03 <= begun.training_seconds <= begun.wall_seconds - pause  # one evaluation, after step 4
     record = quiet(blobs, "train.evaluate_every=4", runs=tmp_path)
     assert begun.training_seconds + 5 * 0.03 <= record.training_seconds <= record.wall_seconds - 3 * pause
-    assert measure(record, "cost/seconds_per_step") == pytest.approx(record.training_seconds / 10)
+    assert numbers(record)["cost/seconds_per_step"] == pytest.approx(record.training_seconds / 10)
     earlier = record.model_copy(update={"training_seconds": None})
-    assert measure(earlier, "cost/seconds_per_step") == pytest.approx(record.wall_seconds / 10)
+    assert numbers(earlier)["cost/seconds_per_step"] == pytest.approx(record.wall_seconds / 10)
 
 
 def test_trained_as_the_plain_loop_trains(blobs, tmp_path):

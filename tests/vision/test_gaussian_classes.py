@@ -6,9 +6,9 @@ import torch
 from torch.nn.functional import normalize
 
 from dipole import objective
-from dipole.benchmarks.report.results import SuiteResults
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite
+from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train

@@ -1,10 +1,11 @@
-"""A chart with its sentence, and how much of a large suite a page draws."""
+"""What a report holds, before any format: sections of tables and pictures, and how many of these a page draws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dipole.benchmarks.report.chart import Chart
+from dipole.benchmarks.report.table import ReportTable
 
 # More lines than this become rows of a heat map.
 MOST_LINES = 10
@@ -23,6 +24,47 @@ class Picture:
     chart: Chart
     caption: str
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report: a suite, or all runs outside suites."""
+
+    id: str
+    title: str
+    subtitle: str
+    notes: Sequence[str]
+    tables: Sequence[ReportTable]
+    pictures: Mapping[str, Sequence[Picture]]
+    findings: Sequence[str] = ()
+    is_suite: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows, before any format."""
+
+    title: str
+    created: str
+    facts: Mapping[str, str]
+    sections: Sequence[Section]
+    machines: str = ""
+    summary: str = ""
+
+    @property
+    def findings(self) -> list[str]:
+        """The first lines: the findings of each suite, or a summary of many suites."""
+        found = [f"{s.title}: {' '.join(s.findings)}" for s in self.sections if s.findings and not self.summary]
+        return [line for line in (self.summary, *found, self.machines) if line]
+
+    @property
+    def is_split(self) -> bool:
+        """True if each suite has a page of its own: there are more than FEW."""
+        return bool(self.summary)
+
+    @property
+    def tables(self) -> list[ReportTable]:
+        return [table for section in self.sections for table in section.tables]
 
 
 def pictured(chart: Chart | None, caption: str, note: str = "") -> list[Picture]:

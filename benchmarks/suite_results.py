@@ -1,49 +1,146 @@
-"""Records of a suite as numbers: cells with spread, tests against the base, printed values beside them."""
+"""From the records of runs to filled suites: cells with spread, tests against the base, printed values, and claims.
+
+`gather` reads folders of runs and results files. `SuiteResults` fills the cells of a suite with their numbers, and is
+the grid on which a paper's claims are judged (`claims/judge.py`).
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from math import isfinite, nan
+from pathlib import Path
 from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
-from dipole.benchmarks.claims.judge import Claimed, judged_claims
-from dipole.benchmarks.claims.printed import Comparison, among, compare, protocol_differences
-from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE
-from dipole.benchmarks.manifest import ColumnEntry, JobEntry, Manifest, RowEntry
-from dipole.benchmarks.report.ranking import LEVEL, Rank, Samples, rank_objectives
-from dipole.benchmarks.statistics import PairedTest, Summary, detectable, difference, holm, summarize
+from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
+from dipole.benchmarks.claims.protocol import protocol_differences
+from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE, PrintedComparison, among, compare
+from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry, read_manifests
+from dipole.benchmarks.results_file import (
+    StoredRun,
+    StoredSuite,
+    differing,
+    merged,
+    read_results_file,
+    results_files,
+    strangers,
+)
+from dipole.benchmarks.run_files import RunFiles
+from dipole.benchmarks.run_records import Collection, Problem, read_records
+from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable, difference, holm, summarize
+from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
-from dipole.core.utils.errors import nearest
+from dipole.core.utils.errors import DataError, RecordError
+from dipole.core.utils.files import is_file, is_folder
 from dipole.core.utils.text import counted
 
-
-def measure(record: RunRecord, metric: str) -> float | None:
-    """Return a number of a record by name: a result, a diagnostic (`diag/...`) or a cost (`cost/...`)."""
-    kind, _, name = metric.partition("/")
-    if kind == "diag":
-        return record.diagnostics.get(name)
-    if kind == "cost":
-        return _cost(record).get(name)
-    return record.results.get(metric)
+Samples = Mapping[int, float]
+"""Values by seed."""
+CONFLICT = "other results than the same run elsewhere, which are used"
 
 
-def metrics(record: RunRecord) -> list[str]:
-    """Return every name that `measure` knows for a record."""
-    return [*record.results, *(f"diag/{name}" for name in record.diagnostics), *(f"cost/{n}" for n in _cost(record))]
+@dataclass(frozen=True)
+class Gathered:
+    """Everything that a report reads: the records, their suites, curves and points of the runs, and problems.
+
+    Problems are files that could not be read, and contradicting results.
+    """
+
+    collection: Collection
+    manifests: list[Manifest]
+    beside: RunFiles
+    problems: list[Problem]
+
+    @property
+    def suites(self) -> list["SuiteResults"]:
+        """The suites with the numbers of their runs."""
+        return [SuiteResults(manifest, self.collection.records) for manifest in self.manifests]
 
 
-def _cost(record: RunRecord) -> dict[str, float | None]:
+def gather(places: Iterable[Path]) -> Gathered:
+    """Return the runs of folders and results files. If two places have the same run, the first finished one counts.
+
+    Raise DataError if a place is neither, or is a single run.
+    """
+    places = list(places)
+    records: dict[str, RunRecord] = {}
+    folders: dict[str, Path] = {}
+    stored: dict[str, StoredRun] = {}
+    suites: dict[str, StoredSuite] = {}
+    unread: list[Problem] = []
+    problems: list[Problem] = []
+
+    def add(path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
+        name = record.hash
+        old = records.get(name)
+        if old is None or (old.status != "done" and record.status == "done"):
+            records[name], folders[name] = record, path
+            if run is not None:
+                del folders[name]
+                stored[name] = run
+        elif record.status == "done" and (odd := differing(old, record)):
+            problems.append(Problem(path, f"run {name}: {CONFLICT}: {odd}"))
+        if run is not None and (one := stored.get(name)):
+            points = run.points if one.points is None else one.points
+            stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
+
+    for place in places:
+        if not is_file(place) and not is_folder(place):
+            raise DataError(
+                f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
+                "`dipole results` wrote."
+            )
+        if is_file(place / "record.json"):
+            raise DataError(
+                f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
+            )
+        found: list[tuple[Path, StoredSuite]] = []
+        if not is_file(place):
+            of_folder = read_records(place)
+            unread += of_folder.problems
+            for name, record in of_folder.records.items():
+                add(place / name, record)
+            manifests, unreadable = read_manifests(place)
+            problems += unreadable
+            found += [(place, StoredSuite(manifest, {})) for manifest in manifests]
+        for path in results_files(place):
+            try:
+                suite = read_results_file(path)
+            except RecordError as error:
+                problems.append(Problem(path, str(error)))
+                continue
+            found.append((path, suite))
+            for run in suite.runs.values():
+                add(path, run.whole, run)
+        for path, suite in found:
+            name = suite.manifest.name
+            if name in suites:
+                suite, conflicts, _ = merged(suites[name], suite)
+                problems += [Problem(path, said) for said in conflicts]
+            suites[name] = suite
+    collection = Collection(places[0], records, unread)
+    manifests, done = [marked(suites[name].manifest) for name in sorted(suites)], collection.done
+    for manifest in manifests:
+        of_suite = [done[job.hash] for job in manifest.jobs if job.hash in done]
+        for name, why in strangers(of_suite).items():
+            problems.append(Problem(places[0], f"{manifest.name}: run {name} {why}"))
+    return Gathered(collection, manifests, RunFiles(folders, stored, places[0]), problems)
+
+
+def numbers(record: RunRecord) -> dict[str, float | None]:
+    """Return the numbers of a record by name: results, diagnostics (`diag/...`) and costs (`cost/...`)."""
     seconds = record.training_seconds
     if seconds is None:  # studies do not time training by itself
         seconds = record.wall_seconds
     return {
-        "wall_seconds": record.wall_seconds,
-        "seconds_per_step": seconds / record.steps if record.steps else None,
-        "peak_memory_bytes": record.peak_memory_bytes,
-        "peak_device_bytes": record.peak_device_bytes,
+        **record.results,
+        **{f"diag/{name}": value for name, value in record.diagnostics.items()},
+        "cost/wall_seconds": record.wall_seconds,
+        "cost/seconds_per_step": seconds / record.steps if record.steps else None,
+        "cost/peak_memory_bytes": record.peak_memory_bytes,
+        "cost/peak_device_bytes": record.peak_device_bytes,
     }
 
 
@@ -63,7 +160,7 @@ class CellResult:
     summary: Summary | None
     against_base: PairedTest | None
     p_holm: float
-    comparison: Comparison | None
+    comparison: PrintedComparison | None
     printed: published.PrintedCell | None
     has_failed: bool = False
     family: int = 1
@@ -106,25 +203,27 @@ class SuiteResults:
     """A suite's cells filled from the records of its runs. Also the grid on which a paper's claims are evaluated."""
 
     def __init__(self, manifest: Manifest, records: Mapping[str, RunRecord]) -> None:
-        self.manifest = manifest
-        self.jobs: Sequence[JobEntry] = manifest.jobs
+        self.manifest, self.jobs = manifest, manifest.jobs
         self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
-        self._by_column = {c.name: c for c in manifest.columns}
-        self._metrics = {(r.label, c.name): c.metric_of(r) for r in manifest.rows for c in manifest.columns}
-        self._cells: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-        self._samples: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        self._hashes: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        self._samples: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
         # A report asks for the claims of a suite in several places.
-        self._claimed: dict[tuple[SuiteResults, ...], list[Claimed]] = {}
+        self._claims: dict[tuple[SuiteResults, ...], list[JudgedClaim]] = {}
+        factors = {column.name: column.factor for column in manifest.columns}
+        self._metrics = {(row.label, c.name): c.metric_of(row) for row in manifest.rows for c in manifest.columns}
         for job in manifest.jobs:
-            record = self.records.get(job.hash)
+            record, known = self.records.get(job.hash), {}
+            if record is not None:
+                known = numbers(record)
             for cell in job.cells:
-                self._cells[cell.row, cell.column][cell.seed] = job.hash
-                column = self._by_column[cell.column]
-                value = None
+                place, factor = (cell.row, cell.column), factors[cell.column]
+                self._hashes[place][cell.seed] = job.hash
+                values = {"untrained": known.get(f"untrained/{self._metrics[place]}")}
                 if record is not None and record.status == "done":
-                    value = measure(record, self._metrics[cell.row, cell.column])
-                if value is not None and isfinite(value * column.factor):
-                    self._samples[cell.row, cell.column][cell.seed] = value * column.factor
+                    values["mean"] = known.get(self._metrics[place])
+                for kind, value in values.items():
+                    if value is not None and isfinite(value * factor):
+                        self._samples[*place, kind][cell.seed] = value * factor
 
     @property
     def table(self) -> published.PrintedTable | None:
@@ -168,46 +267,23 @@ class SuiteResults:
         training, if the runs measured it.
         """
         label = self.find(row) or ""
-        if kind == "untrained":
-            return self._untrained(label, column)
-        found = self._samples.get((label, column))
-        if found is None or kind == "mean":
-            return found
-        balanced = self._samples.get(_balanced(label, column), {})
+        if kind != "drop":
+            return self._samples.get((label, column, kind))
+        found = self._samples.get((label, column, "mean"), {})
+        balanced = self._samples.get((*_balanced(label, column), "mean"), {})
         return {seed: balanced[seed] - value for seed, value in found.items() if seed in balanced} or None
-
-    def _untrained(self, row: str, column: str) -> Samples | None:
-        entry, cells = self._by_column.get(column), self._cells.get((row, column))
-        of = next((each for each in self.rows if each.label == row), None)
-        if entry is None or cells is None or of is None:
-            return None
-        metric, found = f"untrained/{entry.metric_of(of)}", {}
-        for seed, name in cells.items():
-            value = measure(self.records[name], metric) if name in self.records else None
-            if value is not None:
-                found[seed] = value * entry.factor
-        return found or None
 
     def runs_of(self, row: str, column: str) -> list[RunRecord]:
         """Return the finished runs of a cell, by seed, or [] without one."""
-        hashes = self._cells.get((row, column), {})
+        hashes = self._hashes.get((row, column), {})
         found = [self.records[hashes[seed]] for seed in sorted(hashes) if hashes[seed] in self.records]
         return [record for record in found if record.status == "done"]
-
-    @property
-    def runs_by_row(self) -> dict[str, set[str]]:
-        """Hashes of the runs of each row, over all columns and seeds."""
-        found: dict[str, set[str]] = defaultdict(set)
-        for (row, _), hashes in self._cells.items():
-            found[row] |= set(hashes.values())
-        return dict(found)
 
     @cached_property
     def cells(self) -> list[CellResult]:
         """All cells row by row: our numbers, the test against the base, and the printed number."""
-        found = [
-            self._cell(row, c) for row in self.rows for c in self.manifest.columns if (row.label, c.name) in self._cells
-        ]
+        places = product(self.rows, self.manifest.columns)
+        found = [self._cell(row, column) for row, column in places if (row.label, column.name) in self._hashes]
         beside = among([cell.comparison for cell in found])
         tests = [self._test(cell.row, cell.column) for cell in found]
         p_values = {test: getattr(cell.against_base, "p_t", nan) for test, cell in zip(tests, found, strict=True)}
@@ -225,9 +301,9 @@ class SuiteResults:
     def _test(self, row: RowEntry, column: ColumnEntry) -> tuple[Hashable, ...] | None:
         """Return what makes a cell's test another than those of other cells: runs and metric of both sides."""
         places = (row.label, column.name), base_of(row, column)
-        if places[0] == places[1] or not all(place in self._cells for place in places):
+        if places[0] == places[1] or not all(place in self._hashes for place in places):
             return None
-        return tuple((frozenset(self._cells[place].values()), self._metrics[place]) for place in places)
+        return tuple((frozenset(self._hashes[place].values()), self._metrics[place]) for place in places)
 
     @property
     def planned_tests(self) -> int:
@@ -237,8 +313,8 @@ class SuiteResults:
 
     def _cell(self, row: RowEntry, column: ColumnEntry) -> CellResult:
         """Fill a cell, without correction for several tests and comparisons."""
-        samples = self._samples.get((row.label, column.name), {})
-        hashes = self._cells[row.label, column.name].values()
+        samples = self._samples.get((row.label, column.name, "mean"), {})
+        hashes = self._hashes[row.label, column.name].values()
         failed = any(self.records[name].status == "failed" for name in hashes if name in self.records)
         summary, printed, comparison = None, None, None
         if samples:
@@ -273,7 +349,7 @@ class SuiteResults:
     def _index(self) -> Mapping[tuple[str, str], CellResult]:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
-    def claims(self, others: Iterable["SuiteResults"] = ()) -> list[Claimed]:
+    def claims(self, others: Iterable["SuiteResults"] = ()) -> list[JudgedClaim]:
         """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table."""
         if self.table is None:
             return []
@@ -283,10 +359,10 @@ class SuiteResults:
         mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
         asked = tuple(mine[name] for name in sorted({name for claim in claims for name in claim.tables} & set(mine)))
-        if asked not in self._claimed:
+        if asked not in self._claims:
             papers = {name for name, suite in mine.items() if suite.manifest.is_paper_protocol}
-            self._claimed[asked] = judged_claims(claims, mine, papers, self.not_decidable)
-        return list(self._claimed[asked])
+            self._claims[asked] = judge_claims(claims, mine, papers, self.not_decidable)
+        return list(self._claims[asked])
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
         """Return column -> row -> values by seed."""
@@ -299,18 +375,6 @@ class SuiteResults:
     def base(self) -> str | None:
         """The row that others are tested against. None for a suite without one."""
         return next((row.base for row in self.rows if row.base), None)
-
-    def ranks(self) -> list[Rank]:
-        """Return the rows ranked over the columns, best rank of means first. Rows without all columns have no rank."""
-        costs = [c.name for c in self.manifest.columns if not c.higher_is_better]
-        tasks = {name: rows for name, rows in self.tasks().items() if rows}
-        decided: dict[str, list[float]] = defaultdict(list)
-        for cell in self.cells:
-            if cell.row.base and cell.against_base is not None and cell.p_holm < LEVEL:
-                decided[cell.row.label].append(cell.column.sign * cell.against_base.difference)
-        ranks = rank_objectives(tasks, self.base, decided, costs, self.run_groups)
-        gains = sum(rank.gain is not None and isfinite(rank.gain.p) for rank in ranks)
-        return [replace(rank, tests=self.tests + gains) for rank in ranks]
 
     @cached_property
     def run_groups(self) -> Mapping[str, str]:
@@ -328,28 +392,13 @@ class SuiteResults:
         return curves_on(record for record in self.records.values() if record.status == "done")
 
     @property
-    def empty_columns(self) -> list[str]:
-        """A line for each column without numbers: a misspelled name, or a probe that was not run."""
-        lines = []
-        for column in self.manifest.columns:
-            finished = [record for row in self.rows for record in self.runs_of(row.label, column.name)]
-            if finished and not any(self.samples(row.label, column.name) for row in self.rows):
-                known = sorted({name for record in finished for name in metrics(record)})
-                asked = list(dict.fromkeys(column.metric_of(row) for row in self.rows))
-                lines.append(
-                    f"Column {column.name!r} is empty: its finished runs hold no number "
-                    f"{' or '.join(map(repr, asked))}.{nearest(asked[0], known)} They hold: {', '.join(known)}."
-                )
-        return lines
-
-    @property
     def protocol_notes(self) -> list[str]:
         """Differences from the protocol of the paper."""
         return protocol_differences(getattr(self.table, "protocol", {}), self.manifest.protocol)
 
     def _against_base(self, row: RowEntry, column: ColumnEntry) -> PairedTest | None:
-        ours, place = self._samples.get((row.label, column.name)), base_of(row, column)
-        base = self._samples.get(place)
+        ours, place = self._samples.get((row.label, column.name, "mean")), base_of(row, column)
+        base = self._samples.get((*place, "mean"))
         if not ours or not base or place == (row.label, column.name):
             return None
         return difference(base, ours, resolution=self._resolution(row, column, [*ours.values(), *base.values()]))

@@ -1,0 +1,326 @@
+"""The comparisons that a claim is about: each test of the claim names rows and columns of a table, printed or ours."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, product
+from math import exp, inf, isfinite, log, nan
+from typing import Any, Protocol
+
+from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims.claim_specs import ClaimPart, fits
+from dipole.benchmarks.claims.published import Claim, row_label
+from dipole.benchmarks.claims.verdicts import NO_ROOM, NOT_LEARNT
+from dipole.benchmarks.statistics import Summary, summarize
+from dipole.benchmarks.statistics.differences import Estimate, of_pairs, of_summaries
+from dipole.core.utils.errors import DataError
+
+
+class Grid(Protocol):
+    """Rows by label, columns by name. `samples` are values by seed if there are any, "untrained" those before training.
+
+    A printed table has none: its spread is `value(row, column, "std")`, over `trials` if it says how many.
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def rows(self) -> Sequence[Any]: ...
+
+    def value(self, row: str, column: str, kind: str = "mean") -> float | None: ...
+
+    def samples(self, row: str, column: str, kind: str = "mean") -> Mapping[int, float] | None: ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """One cell: values by seed if there are any, and mean, standard deviation and n, as far as known.
+
+    `untrained` are the values of the same seeds before training, or None if they are not measured.
+    """
+
+    samples: Mapping[int, float] | None
+    summary: Summary
+    untrained: Mapping[int, float] | None = None
+
+    def is_learnt(self, sign: int) -> bool:
+        """Return whether the values are above those before training (95 % interval of the difference), or unknown.
+
+        sign: -1 if smaller values are better.
+        """
+        if not self.samples or not self.untrained:
+            return True
+        found = of_pairs(self.samples, self.untrained)
+        ends = found.interval() if isfinite(found.error) else (found.value,)
+        return min(sign * end for end in ends) > 0
+
+    @property
+    def logs(self) -> "Side":
+        """The logarithms of the values."""
+        s, samples = self.summary, {seed: log(value) for seed, value in (self.samples or {}).items()}
+        return Side(samples or None, Summary(s.n, log(s.mean), s.std / s.mean, nan, nan))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison before it is judged: a pair of sides or several, each first minus second.
+
+    `value` is its difference, ratio or gap. All pairs must hold, or one if `one_is_enough`.
+    """
+
+    label: str
+    value: float
+    pairs: Sequence[tuple[Side, Side]]
+    one_is_enough: bool = False
+    direction: int = 1  # -1 if the first side has to be the smaller one
+    printed: float | None = None  # the printed difference
+    is_log: bool = False  # ratios are compared: the sides are logarithms
+    is_closed: bool = False  # the bound itself is as claimed
+    subject: str = ""  # the rows, if a claim has several lists of comparisons
+    names: Sequence[str] = ()  # of several pairs
+    effect: float = nan  # the difference or ratio that the paper's own table has
+    bounds: tuple[float, float] = (-inf, inf)  # of the metric
+    sign: int = 1  # -1 if smaller values of the metric are better
+
+    def estimates(self) -> list[Estimate]:
+        """Return first minus second of each pair."""
+        found = []
+        for one, other in self.pairs:
+            if one.samples and other.samples:
+                found.append(of_pairs(one.samples, other.samples))
+            else:
+                found.append(of_summaries(one.summary, other.summary))
+        return found
+
+    def turn(self, part: ClaimPart) -> int:
+        """Return 1, -1 if the first side has to be the smaller one, or 0 if the printed difference is 0."""
+        if part.kind == "sign" and self.printed is not None:
+            return (self.printed > 0) - (self.printed < 0)
+        return self.direction
+
+    def region(self, part: ClaimPart) -> tuple[float, float]:
+        """Return the region of the part in units of first minus second."""
+        (low, high), turn = part.region, self.turn(part)
+        return {1: (low, high), -1: (-high, -low), 0: (-inf, inf)}[turn]
+
+    def obstacle(self, pair: int, region: tuple[float, float]) -> str:
+        """Return NO_ROOM or NOT_LEARNT if a pair cannot show the printed effect, or "".
+
+        The base is the side that the paper's table has as the worse one. The printed effect, added to our base, has to
+        stay within the bounds of the metric. So does the margin inside which two sides count as close.
+        """
+        if not isfinite(self.effect):
+            return ""
+        amount = self.effect - float(self.is_log)
+        base = self.pairs[pair][0 if self.sign * amount < 0 else 1]
+        if not base.is_learnt(self.sign):
+            return NOT_LEARNT
+        level, size, (low, high) = base.summary.mean, abs(amount), self.bounds
+        if region[0] < 0 < region[1] < inf:  # the claim is that two sides are close
+            size = max(size, region[1])
+        reached = level + self.sign * size
+        if self.is_log:
+            level = exp(level)
+            reached = level * max(self.effect, 1 / self.effect) ** self.sign
+        if low <= level <= high and not low <= reached <= high:
+            return NO_ROOM
+        return ""
+
+
+Test = Mapping[str, Any]
+Grids = Mapping[str, Grid]
+Place = tuple[Grid | None, str, str]
+Found = dict[str, Comparison | None]
+"""Comparisons by label, None without data."""
+
+
+def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[tuple[Comparison | None, bool]]:
+    """Yield the comparisons that a part of a claim is about, None without data, and whether the paper prints them."""
+    for index in part.tests or range(len(claim.tests)):
+        test, tables = claim.tests[index], published.tables()
+        if test["kind"] not in _TESTS:
+            known = ", ".join(_TESTS)
+            raise DataError(f"claim {claim.id} has a test of unknown kind {test['kind']!r}; known: {known}")
+        name, find = test["table"], _TESTS[test["kind"]]
+        printed = find(test, tables) if name in tables else {}
+        for label, found in find(test, grids).items():
+            on_paper = printed.get(label)
+            if not fits(label, part.only) and (found or name in grids):
+                continue
+            if found is not None and name in tables and test.get("field", "mean") == "mean":
+                bounds, sign = _bounds(tables[name].metric)
+                found = replace(found, effect=on_paper.value if on_paper else nan, bounds=bounds, sign=sign)
+            if found is not None:
+                found = replace(found, label=label, subject=_subject(test) if len(claim.tests) > 1 else "")
+            yield found, bool(on_paper) or label not in printed
+
+
+def _compare(test: Test, grids: Grids) -> Found:
+    grid, kind = grids.get(test["table"]), test.get("field", "mean")
+    direction, is_closed = {"<": -1}.get(test["op"], 1), test["op"] == ">="
+    found: Found = {}
+    several = isinstance(test["b"], list)
+    for other, column in product(test["b"] if several else [test["b"]], _columns(test, grid)):
+        one = _compared((grid, _row(test["a"]), column), (grid, _row(other), column), kind)
+        label = f"{_row(other)} | {column}" if several else column
+        found[label] = one and replace(one, direction=direction, is_closed=is_closed)
+    return found
+
+
+def _difference(test: Test, grids: Grids) -> Found:
+    found: Found = {}
+    grid = grids.get(test["table"])
+    grid_b, columns_b = grids.get(test.get("table_b", test["table"])), test.get("columns_b", {})
+    for column in _columns(test, grid):
+        one = _compared((grid, _row(test["a"]), column), (grid_b, _row(test["b"]), columns_b.get(column, column)))
+        found[column] = one and replace(one, printed=test["published"]["difference"][column])
+    return found
+
+
+def _ratio(test: Test, grids: Grids) -> Found:
+    found: Found = {}
+    grid = grids.get(test["table"])
+    for column in _columns(test, grid):
+        found[column] = None
+        sides = _sides([(grid, _row(test[name]), column) for name in ("a", "b")])
+        if sides and min(side.summary.mean for side in sides) > 0:
+            one, other = sides
+            printed, value = test["published"]["ratio"][column] - 1, one.summary.mean / other.summary.mean
+            found[column] = Comparison("", value, [(one.logs, other.logs)], printed=printed, is_log=True)
+    return found
+
+
+def _along_columns(test: Test, grids: Grids) -> Found:
+    """Compare each column with the one before it."""
+    grid, row = grids.get(test["table"]), _row(test["a"])
+    if grid is None:
+        return {"all columns": None}
+    steps = pairwise(grid.columns)
+    return {f"{one} to {two}": _compared((grid, row, two), (grid, row, one)) for one, two in steps}
+
+
+def _set_above(test: Test, grids: Grids) -> Found:
+    """Compare every row of a with every row of b. The value is the lowest of a minus the highest of b."""
+    found: Found = {}
+    grid = grids.get(test["table"])
+    names = [f"{_row(one)} against {_row(other)}" for one, other in product(test["a"], test["b"])]
+    for column in _columns(test, grid):
+        found[column] = None
+        above, below = (_sides([(grid, row, column) for row in test[name]]) for name in ("a", "b"))
+        if above and below:
+            gap = min(side.summary.mean for side in above) - max(side.summary.mean for side in below)
+            found[column] = Comparison("", gap, list(product(above, below)), names=names)
+    return found
+
+
+def _spread(test: Test, grids: Grids) -> Found:
+    """Compare all cells in pairs. The value is the largest minus the smallest."""
+    grid, label = grids.get(test["table"]), "max - min"
+    places = list(product([row.label for row in getattr(grid, "rows", ())], getattr(grid, "columns", ())))
+    sides = _sides([(grid, *place) for place in places])
+    if len(sides) < 2:
+        return {label: None}
+    known = sorted(zip(sides, places, strict=True), key=lambda each: each[0].summary.mean)
+    pairs = [(one, other) for (other, _), (one, _) in combinations(known, 2)]
+    names = [f"{', '.join(one)} against {', '.join(other)}" for (_, other), (_, one) in combinations(known, 2)]
+    value = known[-1][0].summary.mean - known[0][0].summary.mean
+    return {label: Comparison("", value, pairs, names=names)}
+
+
+def _column_difference(test: Test, grids: Grids) -> Found:
+    found: Found = {}
+    grid = grids.get(test["table"])
+    for row, printed in test["published"]["difference"].items():
+        one = _compared((grid, row, test["column_a"]), (grid, row, test["column_b"]))
+        found[row] = one and replace(one, printed=printed)
+    return found
+
+
+def _best_minus_column(test: Test, grids: Grids) -> Found:
+    """Compare a column with all others. The value is the gap to the best of them."""
+    found: Found = {}
+    grid = grids.get(test["table"])
+    for row in test["published"]["difference"]:
+        sides = {column: _side((grid, row, column)) for column in getattr(grid, "columns", ())}
+        base = sides.pop(test["column"], None)
+        others = {name: side for name, side in sides.items() if side}
+        found[row] = None
+        if base and others:
+            gap = max(0.0, *(side.summary.mean - base.summary.mean for side in others.values()))
+            names = [f"{name} against {test['column']}" for name in others]
+            pairs = [(side, base) for side in others.values()]
+            found[row] = Comparison("", gap, pairs, one_is_enough=True, names=names)
+    return found
+
+
+_TESTS: Mapping[str, Callable[[Test, Grids], Found]] = {
+    "compare": _compare,
+    "difference": _difference,
+    "ratio": _ratio,
+    "along_columns": _along_columns,
+    "set_above": _set_above,
+    "spread": _spread,
+    "column_difference": _column_difference,
+    "best_minus_column": _best_minus_column,
+}
+
+
+def _row(name: str | Mapping[str, str]) -> str:
+    return name if isinstance(name, str) else row_label(name["method"], name.get("group"))
+
+
+def _subject(test: Test) -> str:
+    """Return the rows of a test that its labels do not name."""
+    if not isinstance(test.get("a"), str | Mapping):
+        return ""
+    return " against ".join(_row(test[name]) for name in ("a", "b") if isinstance(test.get(name), str | Mapping))
+
+
+def _columns(test: Test, grid: Grid | None) -> Sequence[str]:
+    return test["columns"] if test["columns"] != "all" else getattr(grid, "columns", ("all columns",))
+
+
+def _compared(one: Place, other: Place, kind: str = "mean") -> Comparison | None:
+    """Compare two cells. None without data."""
+    sides = _sides([one, other], kind)
+    if not sides:
+        return None
+    first, second = sides
+    value = first.summary.mean - second.summary.mean
+    if kind == "std":
+        value = first.summary.std - second.summary.std
+    # A spread that is not printed is no comparison. The spread of a single seed is one that decides nothing.
+    if not isfinite(value) and not (first.samples and second.samples):
+        return None
+    return Comparison("", value, [(first, second)])
+
+
+def _sides(places: Sequence[Place], kind: str = "mean") -> list[Side]:
+    """Return cells with their spreads, or [] if one of them has no data."""
+    found = [side for place in places if (side := _side(place, kind)) is not None]
+    return found if len(found) == len(places) else []
+
+
+def _side(place: Place, kind: str = "mean") -> Side | None:
+    """Return a cell with its spread. Spreads are compared through the values they come from."""
+    (grid, row, column), of = place, kind.replace("std", "mean")
+    if grid is None:
+        return None
+    if samples := grid.samples(row, column, of):
+        untrained = grid.samples(row, column, "untrained") if of == "mean" else None
+        return Side(samples, summarize(list(samples.values())), untrained)
+    mean, std = grid.value(row, column, of), None
+    if mean is None:
+        return None
+    if of == "mean":
+        std = grid.value(row, column, "std")
+    return Side(None, Summary(getattr(grid, "trials", None) or 1, mean, nan if std is None else std, nan, nan))
+
+
+def _bounds(metric: str) -> tuple[tuple[float, float], int]:
+    """Return the range of a printed metric, and -1 if smaller values are better, else 1."""
+    if "seconds" in metric:
+        return (0.0, inf), -1
+    if "score" in metric:
+        return (0.0, 1000.0), 1
+    return (0.0, 100.0), 1
