@@ -50,10 +50,7 @@ PRESETS: dict[str, Preset] = {
     "byol": BYOL,
     "simsiam": MOCO,
     "nnclr": SIMCLR,
-    "swav": Preset(
-        {"crop_scale": (0.14, 1.0), **_jitter(0.8, 0.8, 0.2), "blur": 0.5},
-        small_views=6,
-    ),
+    "swav": Preset({"crop_scale": (0.14, 1.0), **_jitter(0.8, 0.8, 0.2), "blur": 0.5}, small_views=6),
     "supcon": Preset({"crop_scale": (0.2, 1.0), **_jitter(0.4, 0.4, 0.1)}),
     "cmc": Preset({"crop_scale": (0.2, 1.0), "jitter": 0.0, "grey": 0.0}, ({},)),
     "cacr": Preset({}),

@@ -15,15 +15,7 @@ from dipole.benchmarks.results_file import SHIPPED_NAME, known_runs, shipped_run
 from dipole.benchmarks.run.engine import Engine, Result, Task
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.reference import basis
-from dipole.benchmarks.run.terminal import (
-    Summary,
-    consoles,
-    print_plan,
-    print_results,
-    print_summary,
-    reporter,
-    say,
-)
+from dipole.benchmarks.run.terminal import Summary, consoles, print_plan, print_results, print_summary, reporter, say
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import Job, ScaleName, Sized, read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, gather
@@ -276,12 +268,7 @@ def make_engine(
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    records: dict[str, RunRecord],
-    runs: Path,
-    engine: Engine,
-    console: Console,
-    processes: int = 1,
+    jobs: Sequence[Job], records: dict[str, RunRecord], runs: Path, engine: Engine, console: Console, processes: int = 1
 ) -> Summary:
     """Run the jobs without a finished record. A failed job does not stop the others."""
     waiting = {job.hash: job.config for job in jobs if job.hash not in records}

@@ -4,12 +4,7 @@
 needs. `python -m dipole.benchmarks.coverage` measures the coverage of the intervals.
 """
 
-from dipole.benchmarks.statistics.aggregates import (
-    Interval,
-    iqm_interval,
-    probability_of_improvement,
-    relative_gain,
-)
+from dipole.benchmarks.statistics.aggregates import Interval, iqm_interval, probability_of_improvement, relative_gain
 from dipole.benchmarks.statistics.differences import (
     CONFIDENCE,
     LEVEL,

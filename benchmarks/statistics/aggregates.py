@@ -36,9 +36,7 @@ class Interval:
 
 
 def iqm_interval(
-    tasks: Sequence[Runs],
-    confidence: float = CONFIDENCE,
-    runs: Sequence[Hashable] | None = None,
+    tasks: Sequence[Runs], confidence: float = CONFIDENCE, runs: Sequence[Hashable] | None = None
 ) -> Interval:
     """Return the interquartile mean of all runs of all tasks with a t-interval from winsorized values.
 
@@ -56,10 +54,7 @@ def iqm_interval(
 
 
 def probability_of_improvement(
-    ours: Sequence[Runs],
-    base: Sequence[Runs],
-    confidence: float = CONFIDENCE,
-    runs: Sequence[Hashable] | None = None,
+    ours: Sequence[Runs], base: Sequence[Runs], confidence: float = CONFIDENCE, runs: Sequence[Hashable] | None = None
 ) -> Interval:
     """Return P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021).
 
@@ -80,10 +75,7 @@ def probability_of_improvement(
 
 
 def relative_gain(
-    ours: Sequence[Runs],
-    base: Sequence[Runs],
-    confidence: float = CONFIDENCE,
-    runs: Sequence[Hashable] | None = None,
+    ours: Sequence[Runs], base: Sequence[Runs], confidence: float = CONFIDENCE, runs: Sequence[Hashable] | None = None
 ) -> Interval:
     """Return the gain over the base in units of its mean, averaged over tasks, with a t-interval.
 

@@ -186,11 +186,7 @@ def main(rank: int, folder: str, pipe: int) -> None:
     """Answer questions until the pipe is closed."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=COUNT,
-        timeout=timedelta(seconds=PATIENCE),
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=COUNT, timeout=timedelta(seconds=PATIENCE)
     )
     with Connection(pipe) as questions:
         while True:

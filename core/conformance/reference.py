@@ -57,12 +57,7 @@ __all__ = [
 
 
 def infonce(
-    case: Case,
-    *,
-    temperature: Temperature,
-    similarity: str = "cosine",
-    joint: bool = False,
-    init: float | None = None,
+    case: Case, *, temperature: Temperature, similarity: str = "cosine", joint: bool = False, init: float | None = None
 ) -> Number:
     """LMCL Eq. 1 and CACR Eq. 1; joint: cross-entropy of one softmax against a uniform target over the positives."""
     s, tau = similarity_of(case, similarity), tau_of(case, temperature)
@@ -80,12 +75,7 @@ def infonce(
 
 
 def supcon(
-    case: Case,
-    *,
-    temperature: Temperature,
-    variant: str = "out",
-    similarity: str = "cosine",
-    init: float | None = None,
+    case: Case, *, temperature: Temperature, variant: str = "out", similarity: str = "cosine", init: float | None = None
 ) -> Number:
     """Khosla et al. 2020, Eqs. 2 and 3: positives are all of the class where labels are known, else those given."""
     s, tau = similarity_of(case, similarity), tau_of(case, temperature)

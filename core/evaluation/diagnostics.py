@@ -366,12 +366,7 @@ def _uniformity(pairs: Pairs, t: float) -> float:
     return float(log_mean_kernel(potential, pairs.negative_counts, positive, mask, pairs.views, t))
 
 
-@register(
-    "mean_distance",
-    kind="diagnostic",
-    formula="mean of D_ij over pairs <= N / (2N - 2)",
-    source="LMCL Eq. 5",
-)
+@register("mean_distance", kind="diagnostic", formula="mean of D_ij over pairs <= N / (2N - 2)", source="LMCL Eq. 5")
 def mean_distance(embeddings: Array) -> float:
     """Return the mean normalised distance of all pairs, from 0 to `mean_distance_ceiling`.
 

@@ -22,12 +22,7 @@ from dipole.core.objectives.checks import (
     reads_at_once,
 )
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.indices import (
-    absolute,
-    pads_last,
-    real_first,
-    relative,
-)
+from dipole.core.objectives.indices import absolute, pads_last, real_first, relative
 from dipole.core.utils.errors import PairsError
 
 Make = TypeVar("Make", bound=Callable[..., Any])

@@ -19,11 +19,7 @@ from dipole.core.objectives.checks import (
     shape_of,
 )
 from dipole.core.objectives.constructors import Constructors
-from dipole.core.objectives.indices import (
-    joined,
-    other_views,
-    partners_of_views,
-)
+from dipole.core.objectives.indices import joined, other_views, partners_of_views
 from dipole.core.objectives.pair_data import (
     NO_VIEW,
     OF_ANCHORS,

@@ -266,11 +266,7 @@ class Evaluation(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         values = self._pair_values
-        return {
-            "best": self.best,
-            "due": self.is_due,
-            "of_pairs": values[1] if values and self.is_due else None,
-        }
+        return {"best": self.best, "due": self.is_due, "of_pairs": values[1] if values and self.is_due else None}
 
     def load_state_dict(self, state: dict[str, Any], run: Any) -> None:
         self.best = state["best"]

@@ -129,8 +129,7 @@ class TrainConfig(Settings):
         default=False, description="keep less of the encoder for the backward pass, and compute it again there"
     )
     compile: bool | CompileMode = Field(
-        default=False,
-        description="compile the encoders for training (torch.compile), in its default mode or another",
+        default=False, description="compile the encoders for training (torch.compile), in its default mode or another"
     )
     sync_batch_norm: bool = Field(
         default=False, description="several ranks: batch norm takes its statistics from the rows of all of them"

@@ -11,14 +11,7 @@ from scipy import stats
 from dipole.benchmarks import papers as page
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import judge_claim
-from dipole.benchmarks.claims.protocol import (
-    deviations,
-    differs,
-    facts_of,
-    leaves,
-    papers,
-    protocol_differences,
-)
+from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers, protocol_differences
 from dipole.benchmarks.claims.published import Claim, PrintedCell, claims, figures, table, tables
 from dipole.benchmarks.claims.verdicts import (
     AGREES,

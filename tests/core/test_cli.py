@@ -290,8 +290,7 @@ def test_the_command_alone_shows_where_to_start_and_then_every_command_in_a_grou
 
 @pytest.mark.parametrize("option", ["-o", "--out"])
 @pytest.mark.parametrize(
-    "line",
-    ["embed r x", "export r --to onnx", "report r", "demo", "results add r", "theory r", "data get imagenette"],
+    "line", ["embed r x", "export r --to onnx", "report r", "demo", "results add r", "theory r", "data get imagenette"]
 )
 def test_o_and_out_name_what_is_written(option, line):
     name, *rest = line.split()

@@ -15,10 +15,7 @@ from dipole.core.train.identity import written_out
 @pytest.mark.parametrize("threshold", [0.1, 1.0, 2.5])
 @pytest.mark.parametrize(
     ("shrink", "norm"),
-    [
-        (shrink_columns, lambda L: L.norm(dim=0).sum()),
-        (shrink_spectrum, lambda L: torch.linalg.matrix_norm(L, "nuc")),
-    ],
+    [(shrink_columns, lambda L: L.norm(dim=0).sum()), (shrink_spectrum, lambda L: torch.linalg.matrix_norm(L, "nuc"))],
 )
 def test_shrinking_is_the_proximal_map(shrink, norm, threshold):
     """prox(L) minimises 0.5 |X - L|^2 + t norm(X): no random step from it goes lower."""

@@ -302,8 +302,7 @@ QUICK = {"triplet", *NO_STATISTICS}  # infonce is part of the sum
 
 @in_interpreter
 @pytest.mark.parametrize(
-    "text",
-    [*(pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()), SUM],
+    "text", [*(pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()), SUM]
 )
 def test_objectives_by_kernels_equal_their_loops_on_every_layout(text):
     check_against_loops(text)

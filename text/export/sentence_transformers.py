@@ -72,10 +72,7 @@ def export_sentence_transformer(encoder: SentenceEncoder, folder: Path) -> None:
         # encode_query and encode_document take prompts of their own.
         options = {"prompts": dict.fromkeys(("blank", "query", "document"), BLANK), "default_prompt_name": "blank"}
     else:
-        modules = [
-            _transformer(encoder, with_code(encoder, model)),
-            Pooling(model.output_width, pooling_mode="cls"),
-        ]
+        modules = [_transformer(encoder, with_code(encoder, model)), Pooling(model.output_width, pooling_mode="cls")]
     SentenceTransformer(modules=modules, device="cpu", **options).save(str(folder))
     if isinstance(getattr(modules[0], "auto_model", None), DipoleSentenceModel):
         write_code(folder)

@@ -52,11 +52,7 @@ class Blocks(OneBranch):
     counts_anchor = False
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        objective: AnyObjective | None,
-        head: nn.Module | None = None,
-        images: int = 3,
+        self, backbone: nn.Module, objective: AnyObjective | None, head: nn.Module | None = None, images: int = 3
     ) -> None:
         super().__init__(backbone, objective, head)
         self.images = images

@@ -12,15 +12,7 @@ from dipole.core.objectives.encoded_batch import EncodedBatch
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
-from dipole.vision.frameworks.base import (
-    AnyObjective,
-    Batch,
-    OneBranch,
-    Rows,
-    Setup,
-    embedded,
-    register_framework,
-)
+from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, embedded, register_framework
 from dipole.vision.frameworks.branch import measured, rows_of
 from dipole.vision.settings import PairKind, VisionSettings
 

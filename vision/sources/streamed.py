@@ -16,14 +16,7 @@ from dipole.core.utils.errors import DataError
 from dipole.vision.decoding import Stream
 from dipole.vision.image_set import ImageSet
 from dipole.vision.sources.base import HUB, SHARDS, Classes, Decoding, Source
-from dipole.vision.sources.huggingface import (
-    hub_name,
-    image_bytes,
-    image_column,
-    loaded,
-    read_labels,
-    undecoded,
-)
+from dipole.vision.sources.huggingface import hub_name, image_bytes, image_column, loaded, read_labels, undecoded
 from dipole.vision.sources.images import select, stay_encoded
 from dipole.vision.sources.labels import plain_label
 

@@ -36,7 +36,7 @@ def off_identity(correlation: Tensor, redundancy: float) -> Tensor:
         "Zbontar et al. 2021": (
             "1e-5 is added to the variance, as in the authors' code, whose lambda is 0.0051",
             "several views: the mean over ordered pairs of views. The paper has two views",
-        ),
+        )
     },
     cost="rows x dim^2 for each pair of views, no similarity matrix",
 )

@@ -33,7 +33,7 @@ from dipole.core.utils.errors import PairsError
         "Arora et al. 2019": (
             "logistic losses are to base 2, so that no separation costs 1, as Lemma 4.3 needs",
             "the theory bounds the norm of embeddings by R. The loss does not bound it, the encoder has to",
-        ),
+        )
     },
 )
 class Blocks(Objective):

@@ -47,7 +47,7 @@ def attraction(squared: Tensor, cost: Tensor, sharpness: float, detach: bool, ma
             "default",
             "the authors' code for SimCLR views repels between pairs of views, one direction each: "
             "Pairs.from_views(views, negatives='view_pairs')",
-        ),
+        )
     },
 )
 class CACR(Objective):

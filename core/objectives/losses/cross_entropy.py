@@ -22,9 +22,7 @@ from dipole.core.utils.errors import PairsError
     aliases=("softmax",),
     formula="L_i = -log( e^{a_i . w_{y_i}} / sum_{c=1..C} e^{a_i . w_c} )",
     source="Arora et al. 2019, Sec. 8.1 (the supervised models of Table 1)",
-    deviations={
-        "Arora et al. 2019": ("the output layer has no bias",),
-    },
+    deviations={"Arora et al. 2019": ("the output layer has no bias",)},
     cost="one product with the class vectors: (rows x classes)",
 )
 class CrossEntropy(InfoNCE):

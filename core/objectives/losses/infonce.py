@@ -186,10 +186,7 @@ class InfoNCE(Tempered):
     aliases=("qt", "quick_thoughts"),
     formula="L_i = log( sum_{j in P(i) + N(i)} e^{a_i . c_j} ) - mean_{p in P(i)} a_i . c_p",
     source="Logeswaran & Lee 2018, Eqs. 1-2; LMCL Sec. 5.3",
-    deviations={
-        "LMCL": (),
-        "CLLR": (),
-    },
+    deviations={"LMCL": (), "CLLR": ()},
 )
 class QuickThoughts(InfoNCE):
     """Quick Thoughts: the neighbours of a sentence in one softmax with a uniform target, raw dot products.

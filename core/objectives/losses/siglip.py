@@ -28,7 +28,7 @@ def pair_losses(positive: Tensor, negatives: Tensor, rows: Rows) -> Tensor:
     deviations={
         "Zhai et al. 2023": (
             "b has the sign of Algorithm 1, which adds it to t s (Eq. 1 subtracts it), and its start of -10",
-        ),
+        )
     },
 )
 class SigLIP(Tempered):

@@ -32,7 +32,7 @@ def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tens
         "Khosla et al. 2020": (
             "their code multiplies the loss by tau / base_tau = tau / 0.07, a weight of the term here: "
             "1.43*supcon(temperature=0.1); the paper's equations do not",
-        ),
+        )
     },
     cost="one pass; the lists of positives take (rows x largest class) entries",
 )

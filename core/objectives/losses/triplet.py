@@ -15,9 +15,7 @@ from dipole.core.objectives.statistics import AnyStatistic, Extreme, Sum
     "triplet",
     formula="L_i = [ E_{p in P(i)} c(a_i, c_p) - E_{j in N(i)} c(a_i, c_j) + m ]_+, c = ||x - y||^2 of unit vectors",
     source="CACR App. B.5; Schroff et al. 2015",
-    deviations={
-        "CACR": ("the margin is not stated",),
-    },
+    deviations={"CACR": ("the margin is not stated",)},
 )
 class Triplet(Objective):
     """Triplet loss with margin over all positives and negatives of an anchor.

@@ -19,7 +19,7 @@ from dipole.core.utils.text import counted
         "LMCL": (
             "Eq. 2 has raw dot products of unit vectors and no temperature: 0.5 by default",
             "Eq. 2 has one positive: the loss is the mean over all of the class",
-        ),
+        )
     },
     cost="one pass, and lists of positives with (rows x largest class) entries",
 )

@@ -45,7 +45,7 @@ def redundancy(z: Tensor) -> Tensor:
             "the distance is divided by d, as in Algorithm 1 and the authors' code. Eq. 5 does not divide",
             "v is the mean over the two views, as in the authors' code. Eq. 6 and Algorithm 1 add it: reduction=sum",
             "c of other than two views is twice the mean over the views",
-        ),
+        )
     },
     cost="rows x dim^2 for the covariances of each view, no similarity matrix",
 )

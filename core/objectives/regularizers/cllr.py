@@ -98,7 +98,7 @@ def independent_columns(L: Tensor, tolerance: float) -> Tensor:
             "paper's alpha, L vanishes or stays a multiple of the identity",
             "the first author's code is another method than the equations: variant=released. The default is printed",
             "the paper does not define a zero column: here, not above an absolute tolerance",
-        ),
+        )
     },
     cost="rows x dim^2, and a singular value decomposition of L for the nuclear norm, no similarity matrix",
 )

@@ -44,7 +44,7 @@ def polarization(similarity: Tensor, delta_pos: float, delta_neg: float) -> Tens
             "and Table 2. reduction=anchor_sum and sum are the sums. Against the mean: Table 3 prints an accuracy for "
             "lambda = 0.01, where a mean does next to nothing",
             "a view and its own augmentation are not a pair: the paper's pairs are of original instances",
-        ),
+        )
     },
 )
 class DP(Objective):

@@ -224,10 +224,7 @@ def import_suite() -> object:
     except (ImportError, AttributeError) as error:
         if isinstance(error, ImportError) and (error.name or "").startswith("dm_control"):
             command = install_line("rl")
-            if sys.version_info >= (
-                3,
-                13,
-            ):  # dm_control needs labmaze, which has no wheels here. Its suite does not
+            if sys.version_info >= (3, 13):  # dm_control needs labmaze, which has no wheels here. Its suite does not
                 command += ", and then: pip install --no-deps dm-control"
             raise DipoleError(f"dm_control is not installed. Install it with: {command}") from error
         raise RenderingError(f"the {backend} library cannot be loaded ({error}). {_cure()}") from error
