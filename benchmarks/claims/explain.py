@@ -71,8 +71,8 @@ def why(judged: JudgedClaim) -> str:
     if verdict in WHY_NOT:
         return f"{in_words(found)}. {WHY_NOT[verdict]}"
     without = ""
-    if missing := sum(part.missing for part in judged.parts):
-        without = f"{counted(missing, 'comparison')} without data"
+    if judged.missing:
+        without = f"{counted(judged.missing, 'comparison')} without data"
     return ". ".join(filter(None, [in_words(found), without, _why_undecided(judged)]))
 
 

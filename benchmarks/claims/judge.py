@@ -74,10 +74,13 @@ class JudgedPart:
 
     @property
     def deciding(self) -> JudgedComparison | None:
-        """The comparison the verdict hangs on: the worst shown to be wrong, or the weakest of those that hold."""
+        """The comparison the verdict hangs on: the worst shown to be wrong, or the weakest of those that must hold."""
         if not self.items:
             return self.mean
-        if self.evidence.is_for or self.evidence.outside == 1:
+        if self.evidence.is_for:
+            least = min(self.part.at_least(len(self.items) + self.missing), len(self.items))
+            return self.mean or sorted(self.items, key=lambda item: item.evidence.inside)[least - 1]
+        if self.evidence.outside == 1:
             return self.mean or max(self.items, key=lambda item: (not item.holds, item.evidence.inside))
         worst = min(self.items, key=lambda item: item.evidence.outside)
         # A part that is about the mean alone is shown to be wrong by the mean.
@@ -89,7 +92,7 @@ class JudgedPart:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim on one set of grids: how each part of it was judged, and how many comparisons have no data.
+    """A claim on one set of grids, and how each part of it was judged.
 
     `p_holm` is its p-value, corrected over all claims that the suite can test. `not_decidable` says why the suite
     cannot decide anything.
@@ -97,7 +100,6 @@ class JudgedClaim:
 
     claim: Claim
     parts: tuple[JudgedPart, ...]
-    missing: int
     is_paper_protocol: bool = True
     p_holm: float = nan
     not_decidable: str = ""
@@ -106,6 +108,11 @@ class JudgedClaim:
     def items(self) -> tuple[JudgedComparison, ...]:
         """The comparisons of all parts."""
         return tuple(item for part in self.parts for item in part.items)
+
+    @property
+    def missing(self) -> int:
+        """Number of comparisons without data. A dash in the paper's own table is none."""
+        return sum(part.missing for part in self.parts)
 
     @property
     def is_tested(self) -> bool:
@@ -175,13 +182,12 @@ def judge_claims(
 def judge_claim(claim: Claim, grids: Mapping[str, Grid]) -> JudgedClaim:
     """Judge a claim alone on the grids by table id. Comparisons of an absent table count as missing."""
     parts = claim.parts or tuple(_default_part(i, test) for i, test in enumerate(claim.tests))
-    judged, missing = [], 0
+    judged = []
     for part in parts:
-        found = list(comparisons(claim, part, grids))
-        missing += sum(comparison is None for comparison, _ in found)
+        found = comparisons(claim, part, grids)
         # A dash in the paper's own table is no comparison.
         judged.append(_judge_part(part, [comparison for comparison, is_printed in found if comparison or is_printed]))
-    alone = JudgedClaim(claim, tuple(judged), missing)
+    alone = JudgedClaim(claim, tuple(judged))
     return replace(alone, p_holm=alone.p)
 
 

@@ -253,7 +253,9 @@ def test_all_but_one_may_be_any_one():
             + 0.1 * generator.normal(size=5)
             for row, column in product(("HCL", "LMCL(HCL+DP)"), table["columns"])
         }  # fmt: skip
-        assert _judge("lmcl-c04", table, cells).verdict == (AGREES if len(losing) < 2 else DIFFERS)
+        outcome = _judge("lmcl-c04", table, cells)
+        assert outcome.verdict == (AGREES if len(losing) < 2 else DIFFERS)
+        assert outcome.deciding.holds == (outcome.verdict == AGREES)  # not the one that may fail
 
 
 def test_a_claim_is_never_shown_by_part_of_its_comparisons_but_may_be_refuted_by_one():

@@ -285,7 +285,7 @@ NAMES = [(module, name) for module in MODULES for name in module.__all__] + [(di
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_the_example_runs(module, name, tmp_path):
+def test_the_example_runs(module, name, tmp_path, monkeypatch):
     value = getattr(module, name)
     known = {"torch": torch, "PIL": PIL, "dipole": dipole, "folder": str(tmp_path)}
     known |= {each: getattr(module, each) for each in module.__all__}
@@ -293,6 +293,9 @@ def test_the_example_runs(module, name, tmp_path):
         from tests.text.tiny_sentences import tiny_model
 
         known["model"] = tiny_model(tmp_path)
+    if module.__name__ == "dipole.rl":  # an example registers an environment
+        registry = import_module("dipole.rl.envs.registry")
+        monkeypatch.setattr(registry, "_environments", dict(registry._environments))
     examples = doctest.DocTestParser().get_doctest(value.__doc__, known, name, None, 0)
     assert examples.examples, f"{name} has no example"
     said: list[str] = []

@@ -324,7 +324,7 @@ def test_a_large_corpus_is_cached_even_if_no_folder_is_named(books, tmp_path, mo
 
 
 def test_rejects_a_corpus_without_neighbours(tmp_path):
-    alone = write_rows(tmp_path / "alone.jsonl", [{"sentences": ["A sentence."]}] * 20)
+    alone = write_rows(tmp_path / "alone.jsonl", [{"sentences": ["A sentence."]}] * 40)
     with pytest.raises(DataError, match=r"no two neighbouring sentences.*text\.unit = \"sentences\".*text\.pairs"):
         make(alone, tmp_path)
     make(alone, tmp_path, unit="sentences")
