@@ -76,9 +76,11 @@ def gather(places: Iterable[Path]) -> Gathered:
         name = record.hash
         old = records.get(name)
         if old is None or (old.status != "done" and record.status == "done"):
-            records[name], folders[name] = record, path
-            if run is not None:
-                del folders[name]
+            records[name] = record
+            folders.pop(name, None)
+            if run is None:
+                folders[name] = path
+            else:
                 stored[name] = run
         elif record.status == "done" and (odd := differing(old, record)):
             problems.append(Problem(path, f"run {name}: {CONFLICT}: {odd}"))
@@ -111,7 +113,7 @@ def gather(places: Iterable[Path]) -> Gathered:
             except RecordError as error:
                 problems.append(Problem(path, str(error)))
                 continue
-            found.append((path, suite))
+            found.append((path, StoredSuite(suite.manifest, {})))
             for run in suite.runs.values():
                 add(path, run.whole, run)
         for path, suite in found:

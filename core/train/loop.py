@@ -108,21 +108,20 @@ class TrainingLoop:
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
+        values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
         is_finite = math.isfinite(loss.detach() + norm)  # waits for the device, once a step
-        if not is_finite and not overflowed(loss, scaler):
-            raise TrainingError(explain_not_finite(run.step + 1, outcome, rows, objective, norm))
-        if config.clip is not None:
-            clip_grads_with_norm_(self._parameters, config.clip, norm, foreach=True)
         if is_finite:
+            if config.clip is not None:
+                clip_grads_with_norm_(self._parameters, config.clip, norm, foreach=True)
             optimizer.step()
             objective.after_step(rate, run.step + 1, run.total_steps)
+            # The mean of squares is not the square of the mean.
+            values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
+        elif not overflowed(loss, scaler):
+            raise TrainingError(explain_not_finite(run.step + 1, outcome, rows, objective, norm))
         scaler.update()
         adapter.after_step()
 
-        values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
-        if is_finite:
-            # The mean of squares is not the square of the mean.
-            values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
         if scaler.is_enabled():
             values["train/skipped"] = float(not is_finite)
         values |= {f"train/{name}": value for name, value in adapter.metrics().items()}

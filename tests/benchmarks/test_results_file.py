@@ -16,6 +16,7 @@ from dipole.benchmarks.results_file import strangers
 from dipole.benchmarks.run import bench as every
 from dipole.benchmarks.run.bench import bench
 from dipole.benchmarks.suite import read_suite
+from dipole.benchmarks.suite_results import gather
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError, DataError, RecordError
 from tests.benchmarks.conftest import Here
@@ -327,6 +328,9 @@ def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp
         shown = seen(order)
         assert "other results than the same run elsewhere" in shown
     assert "was measured on other data (fingerprint another)" in seen(runs_folder.path)
+    add([runs_folder.path], tmp_path / "changed")
+    said = [str(each) for each in gather([tmp_path / "kept", tmp_path / "changed"]).problems]
+    assert sum("other results" in each for each in said) == 1
 
 
 def test_data_that_follow_the_seed_are_no_strangers():
