@@ -9,9 +9,9 @@ from statistics import fmean
 
 from dipole.benchmarks.manifest import ColumnEntry
 from dipole.benchmarks.report.chart import NAMED, first_of
-from dipole.benchmarks.report.comparisons import compared
 from dipole.benchmarks.report.contents import Picture, ends, pictured
 from dipole.benchmarks.report.curve_charts import Line, line_chart
+from dipole.benchmarks.report.rank_charts import rank_charts
 from dipole.benchmarks.report.ranking import Rank
 from dipole.benchmarks.report.row_charts import Estimate, Tile, heat_map, interval_chart
 from dipole.benchmarks.report.training_charts import (
@@ -50,7 +50,7 @@ def pictures(results: SuiteResults, runs: RunFiles) -> dict[str, list[Picture]]:
         found["Measurements"] = measured(results)
     if manifest.kind == "study":
         found["Against the base"] = list(against_base(results).values())
-        found["Over all columns"] = compared(results, [group.columns for group in groups_of(results)])
+        found["Over all columns"] = rank_charts(results, [group.columns for group in groups_of(results)])
     found |= training_pictures(results, runs)
     return {name: shown for name, shown in found.items() if shown}
 

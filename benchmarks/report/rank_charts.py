@@ -18,7 +18,7 @@ from dipole.core.utils.text import counted
 ENOUGH = 5
 
 
-def compared(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> list[Picture]:
+def rank_charts(results: SuiteResults, groups: Sequence[Sequence[ColumnEntry]]) -> list[Picture]:
     """Profile and critical difference of the rows that have every column. `groups` are columns of the same runs."""
     if results.not_decidable:
         return []
