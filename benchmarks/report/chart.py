@@ -80,7 +80,9 @@ class Chart:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The Vega-Lite spec, without configuration: the page and the files have one each."""
-        drawn: dict[str, Any] = self.draw(altair()).to_dict(validate=False)
+        library = altair()
+        with library.utils.schemapi.debug_mode(False):  # checking each part against the schema doubles the time
+            drawn: dict[str, Any] = self.draw(library).to_dict(validate=False)
         del drawn["config"], drawn["$schema"]
         # Altair would copy the rows several times.
         about = {"description": self.description, "padding": self.padding}

@@ -280,7 +280,7 @@ def test_all_suites_run_from_the_shortest_and_go_on_where_they_were(tmp_path, mo
     assert answer["suites"] == []
     assert every.bench_all(runs=tmp_path / "other", jobs=1, within=1e-9, answer=answer) == 0
     assert answer["suites"] == []
-    assert "left out" in capsys.readouterr().out
+    assert "left out" in capsys.readouterr().err
 
 
 def test_what_comes_with_dipole_goes_by_its_name(tmp_path, monkeypatch, capsys):
