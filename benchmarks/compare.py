@@ -12,7 +12,10 @@ from dipole.core.cli import Runner
 from dipole.core.cli.output import write
 
 if TYPE_CHECKING:
+    from dipole.benchmarks.statistics import PairedTest
     from dipole.core.record import RunRecord
+
+    Compared = tuple[dict[str, Any], PairedTest | None]  # the numbers that are shown, and their test
 
 LONGEST = 48
 """Characters of a setting that are printed. --json prints all of them."""
@@ -50,8 +53,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     shared = [name for name in first[0].results if name in second[0].results]
     # "untrained/knn/accuracy" is a baseline of "knn/accuracy", and no result of the training.
     baselines = [name for name in shared if name.partition("/")[2] in known]
-    numbers = [found for name in shared if name not in baselines and (found := _compared(name, first, second))]
-    _judge(numbers)
+    compared = [found for name in shared if name not in baselines and (found := _compared(name, first, second))]
+    _judge(compared)
+    numbers = [found for found, _ in compared]
     means = {name: [_mean(name, group) for group in (first, second)] for name in baselines}
     if arguments.json:
         runs = [[record.hash for record in group] for group in (first, second)]
@@ -145,14 +149,15 @@ def _mean(name: str, group: list[RunRecord]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dict[str, Any] | None:
-    """Return the means over the compared seeds, their difference and its test. None if a side has no value."""
+def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> Compared | None:
+    """Return the means over the compared seeds with their difference, and its test. None if a side has no value."""
     from dipole.benchmarks.statistics import difference, summarize
 
     one, other = _values(name, first), _values(name, second)
     if not one or not other:
         return None
     found: dict[str, Any] = {"p": None, "test": "one seed", "interval": None, "spread": None}
+    test = None
     if min(len(one), len(other)) > 1:
         test = difference(one, other)
         if test.method == "paired t":
@@ -166,22 +171,20 @@ def _compared(name: str, first: list[RunRecord], second: list[RunRecord]) -> dic
             found |= {"interval": [test.low, test.high], "spread": test.spread}
     means = [summarize(list(side.values())).mean for side in (one, other)]
     seeds = [len(one), len(other)]
-    return {
-        "name": name, "first": means[0], "second": means[1], "seeds": seeds, "difference": means[1] - means[0], **found,
-    }  # fmt: skip
+    sides = {"name": name, "first": means[0], "second": means[1], "seeds": seeds, "difference": means[1] - means[0]}
+    return sides | found, test
 
 
-def _judge(numbers: list[dict[str, Any]]) -> None:
+def _judge(compared: list[Compared]) -> None:
     """Add p values corrected for all numbers (Holm), verdicts at `LEVEL`, and what 80 % power at this level detects."""
-    from dipole.benchmarks.statistics import detectable, holm
+    from dipole.benchmarks.statistics import detectable_by, holm
 
-    corrected = holm([each["p"] if each["p"] is not None else float("nan") for each in numbers])
+    corrected = holm([each["p"] if each["p"] is not None else float("nan") for each, _ in compared])
     alpha = LEVEL / max(1, sum(map(isfinite, corrected)))
-    for each, p in zip(numbers, corrected, strict=True):
-        each["detectable"], n, other = None, *sorted(each["seeds"])
-        if each["spread"] is not None:
-            is_paired = each["test"].startswith("paired")
-            each["detectable"] = detectable(each["spread"], n, alpha=alpha, is_paired=is_paired, other=other)
+    for (each, test), p in zip(compared, corrected, strict=True):
+        each["detectable"] = None
+        if test is not None and isfinite(least := detectable_by(test, alpha)):
+            each["detectable"] = least
         each["p_holm"] = p if isfinite(p) else None
         each["verdict"] = "undecided"
         if each["test"] == "one seed":

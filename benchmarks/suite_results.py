@@ -29,7 +29,7 @@ from dipole.benchmarks.results_file import (
 )
 from dipole.benchmarks.run_files import RunFiles
 from dipole.benchmarks.run_records import Collection, Problem, read_records
-from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable, difference, holm, summarize
+from dipole.benchmarks.statistics import LEVEL, PairedTest, Summary, detectable_by, difference, holm, summarize
 from dipole.benchmarks.suite import marked
 from dipole.core.record import RunRecord
 from dipole.core.utils.errors import DataError, RecordError
@@ -190,10 +190,9 @@ class CellResult:
         It is nan without a test or a spread.
         """
         test = self.against_base
-        if test is None or not test.spread > 0:
+        if test is None:
             return nan
-        alpha, is_paired = LEVEL / self.family, test.method != "Welch"
-        return detectable(test.spread, test.n, alpha=alpha, is_paired=is_paired, other=test.larger)
+        return detectable_by(test, LEVEL / self.family)
 
 
 def curves_on(records: Iterable[RunRecord]) -> str:

@@ -18,7 +18,7 @@ from dipole.benchmarks.statistics.differences import (
     summarize,
     wilcoxon,
 )
-from dipole.benchmarks.statistics.power import detectable, power, seeds_needed
+from dipole.benchmarks.statistics.power import detectable, detectable_by, power, seeds_needed
 
 __all__ = [
     "CONFIDENCE",
@@ -27,6 +27,7 @@ __all__ = [
     "PairedTest",
     "Summary",
     "detectable",
+    "detectable_by",
     "difference",
     "holm",
     "iqm_interval",

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import special
 from scipy.optimize import brentq
 
+from dipole.benchmarks.statistics.differences import PairedTest
 from dipole.core.evaluation.intervals import Array
 
 NODES = 64
@@ -96,6 +97,18 @@ def detectable(
     if min(n, other) < 2 or not isfinite(std):
         return nan
     return std / sqrt(_size(n, other, is_paired)) * _least_shift_of(n, other, target, alpha, is_paired)
+
+
+def detectable_by(test: PairedTest, alpha: float) -> float:
+    """Return the smallest difference that a test on as many seeds of this spread detects, or nan without a spread.
+
+    Args:
+        test: of two objectives.
+        alpha: as of `power`.
+    """
+    if not test.spread > 0:
+        return nan
+    return detectable(test.spread, test.n, alpha=alpha, is_paired=test.method != "Welch", other=test.larger)
 
 
 @lru_cache(maxsize=1024)

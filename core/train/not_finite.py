@@ -13,7 +13,7 @@ from dipole.core.objectives.objective import Composite, Outcome
 from dipole.core.objectives.pairs import GlobalPairs
 
 
-def explain_not_finite(step: int, outcome: Outcome, related: GlobalPairs, objective: Composite, norm: Tensor) -> str:
+def explain_not_finite(step: int, outcome: Outcome, batch: GlobalPairs, objective: Composite, norm: Tensor) -> str:
     """Name the term and the place. This runs once, so it may compute."""
     shown = ", ".join(f"{name} = {float(term):.6g}" for name, term in outcome.terms.items())
     bad = [name for name, term in outcome.terms.items() if not math.isfinite(float(term))]
@@ -22,10 +22,10 @@ def explain_not_finite(step: int, outcome: Outcome, related: GlobalPairs, object
     elif not math.isfinite(float(outcome.loss.detach())):
         what = f"the weighted sum of the terms overflows ({shown})"
     else:
-        culprits = [repr(name) for name in terms_with_bad_gradient(related, objective)]
+        culprits = [repr(name) for name in terms_with_bad_gradient(batch, objective)]
         source = f"through the term {' and '.join(culprits)}" if culprits else "inside the encoder"
         what = f"the gradient norm is {float(norm):g} while the loss is finite ({shown}); it arises {source}"
-    embeddings = list({id(x): x for pairs in related.pairs for x in (pairs.anchors, pairs.candidates)}.values())
+    embeddings = list({id(x): x for pairs in batch.pairs for x in (pairs.anchors, pairs.candidates)}.values())
     rows = sum(int((~torch.isfinite(each)).any(1).sum()) for each in embeddings)
     where = " The embeddings are finite."
     if rows:
@@ -44,7 +44,7 @@ def overflowed(loss: Tensor, scaler: torch.amp.GradScaler) -> bool:
     return scaler.is_enabled() and math.isfinite(float(loss.detach())) and scaler.get_scale() >= 1
 
 
-def terms_with_bad_gradient(related: GlobalPairs, objective: Composite) -> Iterator[str]:
+def terms_with_bad_gradient(batch: GlobalPairs, objective: Composite) -> Iterator[str]:
     """Yield the names of the terms whose own gradient is not finite."""
     leaves: dict[int, Tensor] = {}
 
@@ -52,10 +52,10 @@ def terms_with_bad_gradient(related: GlobalPairs, objective: Composite) -> Itera
         return leaves.setdefault(id(x), x.detach().requires_grad_())
 
     # One tensor stays one leaf: objectives recognise anchors that are the candidates by identity.
-    pairs = tuple(replace(p, anchors=leaf(p.anchors), candidates=leaf(p.candidates)) for p in related.pairs)
+    pairs = tuple(replace(p, anchors=leaf(p.anchors), candidates=leaf(p.candidates)) for p in batch.pairs)
     for name, _, term in objective:
         grads = torch.autograd.grad(
-            term(replace(related, pairs=pairs)), [*leaves.values(), *term.parameters()], allow_unused=True
+            term(replace(batch, pairs=pairs)), [*leaves.values(), *term.parameters()], allow_unused=True
         )
         if any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads):
             yield name
