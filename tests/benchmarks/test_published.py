@@ -93,7 +93,7 @@ def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
 
 @dataclass
 class Ours:
-    """A grid made by hand: values by seed for (row, column)."""
+    """A grid of values by seed for each (row, column)."""
 
     cells: dict
     columns: tuple = ("A", "B")
@@ -257,7 +257,7 @@ def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
             scale = sized.scale.model_copy(update={"protocol": {}})
             mine = sized.suite.model_copy(update={"name": "mine", "scale": {"paper": scale}})
             assert set(sized.unmet) <= set(mine.at("paper").protocol)
-            # At another scale, the same settings are held against the shipped suite and what it says.
+            # At another scale, the same settings are compared with the shipped suite and its protocol.
             small = sized.suite.model_copy(update={"name": "mine", "scale": {"small": scale}})
             assert set(sized.protocol) <= set(small.at("small").protocol)
 

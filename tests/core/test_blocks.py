@@ -119,7 +119,7 @@ def test_blocks_that_are_missing_or_ignored():
     every = term.prepare(Pairs.from_blocks(x, "all"))
     assert every.negative_counts.tolist() == [N - 1] * N * (B + 1)
     assert len(every.candidates) - every.first_negative == N  # one mean of each block is looked at
-    # Who leaves candidates out by hand says what a negative is; nothing is drawn past that.
+    # Candidates that the caller leaves out are never drawn.
     others = Pairs.from_blocks(x).without(torch.tensor([[4 * ((i + 1) % N) + j for j in range(4)] for i in range(N)]))
     assert term.prepare(others).negative_counts.tolist() == [N - 2] * N
 

@@ -1,4 +1,4 @@
-"""What a command that fails says: text on stderr, with --json an object on stdout; other words for commands."""
+"""Errors of commands: text on stderr, or an object on stdout with --json. Other words for commands."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from dipole.core.utils.text import counted
 from tests.systems import POSIX
 
 NOT_AN_OPTION = "--no-such-option"
-# What each command is told that is wrong beyond its options.
+# Wrong arguments of each command, beside its options.
 FAILURES = {
     "add": "nothing AP=0.5 --source x", "bench": "no-such-suite", "check": "infonse", "compare": "nothing nothing",
     "completion": "fish", "data": "get no-such-set", "demo": "vision --jobs 2", "doctor": "surplus",
@@ -87,7 +87,7 @@ def test_what_a_command_of_somebody_s_does_is_an_object_too(capsys, monkeypatch)
 
 
 # A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
-# results file, and run/ -> what is said, and the exit code.
+# results file, and run/ -> the message and the exit code.
 STRANGERS = {
     ("train", "d"): ("d is a folder: give a .toml file", 2),
     ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),

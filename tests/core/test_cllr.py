@@ -171,7 +171,7 @@ def test_a_direction_is_kept_by_its_energy_against_alpha(norm):
     assert term.summary()["rank"] == 2
     assert float(values[1]) > 3**-0.5
     assert float(values[2]) < 1e-12
-    # What is kept is where 4 s l (1 - l^2) = alpha.
+    # The kept value solves 4 s l (1 - l^2) = alpha.
     torch.testing.assert_close(
         4 * energy[[3, 2]] * values[:2] * (1 - values[:2] ** 2), torch.full((2,), alpha).double()
     )

@@ -43,7 +43,7 @@ SPECS = [
 ]  # fmt: skip
 CYCLIC = ["blocks(k=1)", "blocks(b=1, k=2, loss=hinge)"]
 EVERY = [check.name for check in CHECKS if not check.slow and check.name != "compile"]
-# What an option can break; the other checks see the same code as with the defaults.
+# Checks that an option can break. The other checks see the same code as with the defaults.
 NUMBERS = ["reference", "low temperature", "identical points", "state", "tiled"]
 
 

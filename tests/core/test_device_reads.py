@@ -1,4 +1,4 @@
-"""No objective reads back from the device what it computes, whatever pairs it is given; on a GPU CUDA says so."""
+"""No objective reads a result back from the device, for any kind of pairs. On a GPU, CUDA reports such reads."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ def may_wait(text: str, name: str) -> bool:
 
 
 def outcomes(text: str, device: torch.device, dtype: torch.dtype = torch.float64) -> Iterator[tuple[str, object]]:
-    """What a term makes of every kind of pairs: a loss with its gradients, or why it refuses them."""
+    """Return the loss of a term with its gradients for every kind of pairs, or its error."""
     generator = torch.Generator().manual_seed(0)
     for name in [name for name, _ in constructors(torch.empty, torch.zeros(B), torch.device("cpu"))]:
         leaves: list[Tensor] = []
@@ -129,7 +129,7 @@ def test_an_objective_reads_nothing_back(text, every):
 
 @pytest.mark.parametrize("text", TERMS.values(), ids=TERMS)
 def test_without_reading_the_values_are_the_same(text, monkeypatch):
-    """What is done on an accelerator instead of reading, done on a CPU: the same losses and gradients."""
+    """The branches for an accelerator, run on a CPU, give the same losses and gradients."""
 
     def every() -> Iterator[tuple[str, tuple[Tensor, ...] | None]]:
         for name, run in outcomes(text, torch.device("cpu")):

@@ -1,4 +1,4 @@
-"""What the machine is and has, against the tools of the system; and what another system lacks is asked for by name."""
+"""Facts about the machine equal those of the system's tools. Tests mark features that Windows lacks."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ from tests.core.without_posix import MODULES, OF_OS, OF_SIGNAL
 from tests.systems import POSIX, posix
 
 ROOT = Path(__file__).parents[2]
-# What only POSIX has, in programs that tests write as text.
+# Names that only POSIX has, in programs that tests write as text.
 IN_TEXT = re.compile(
     r"\bimport[^\n]*\bresource\b|signal\.SIG(KILL|USR|ALRM|HUP)|os\.(kill|killpg|fork|mkfifo)\(|get_context\(.fork"
 )
@@ -42,7 +42,7 @@ def test_processors_are_those_that_may_be_used():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux alone says so there")
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux has this file")
 def test_free_memory_is_at_most_what_the_system_says():
     line = next(each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemAvailable:"))
     assert 0 < machine.free_memory() < 1.1 * 1024 * int(line.split()[1])
@@ -76,7 +76,7 @@ def test_a_number_that_another_process_has_now_is_told_without_proc(tmp_path, mo
         if POSIX:
             while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
-            assert process.is_gone(told)  # nobody has asked for its code yet
+            assert process.is_gone(told)  # its exit code is still unread
     assert process.is_gone(told)
 
 
@@ -93,7 +93,7 @@ def test_a_worker_follows_its_runner_where_parents_do_not_change(monkeypatch):
 
 
 def test_nothing_that_windows_lacks_is_used_without_a_mark():
-    """Not imported at the top of a module, and in tests nowhere without a mark."""
+    """No module imports it at the top, and tests use it only with a mark."""
     top, inside = [], {}
     for folder in ("core", "vision", "text", "rl", "benchmarks", "dipole", "tests", "docs", "examples"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -113,7 +113,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def lacking(node: ast.AST) -> list[str]:
-    """What a piece of a test uses that Windows has not, but where it asks or says so."""
+    """Return the features that a piece of a test uses without a mark, and that Windows lacks."""
     if isinstance(node, ast.If | ast.IfExp) and re.search(r"\bPOSIX\b|hasattr", ast.unparse(node.test)):
         return []
     if isinstance(node, ast.Call) and any("posix" in ast.unparse(each) for each in node.keywords):  # pytest.param

@@ -272,7 +272,7 @@ def test_frames_are_stored_on_the_gpu_if_they_fit(monkeypatch):
 
 
 def strided(seed, kind):
-    """Observations (C, H, W) of one endless episode in a layout that nobody declares."""
+    """Observations (C, H, W) of one endless episode in an undeclared layout."""
     rng = np.random.default_rng(seed)
     past = [rng.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8) for _ in range(9)]
     while True:

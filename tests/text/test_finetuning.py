@@ -1,4 +1,4 @@
-"""A transformer of one's own: frozen, with adapters or a head, decoders; and each of them exported."""
+"""Fine-tune a given transformer, frozen, with adapters or a head, and decoders. Export each of them."""
 
 import json
 import shutil

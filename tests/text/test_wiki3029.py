@@ -69,7 +69,7 @@ def test_a_dump(tmp_path, name, capsys):
         assert article in "0234"
         assert len(set(row["sentences"])) == len(row["sentences"]) == 12
         assert all(s.removeprefix("A ").startswith(f"Article {article} says") for s in row["sentences"])
-    # What the recipe reads.
+    # The files that the recipe reads.
     assert [len(d.sentences) for d in read_documents(str(out))] == [12, 12, 12]
 
 

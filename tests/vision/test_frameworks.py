@@ -104,7 +104,7 @@ def test_simclr_with_the_negatives_of_cacr(repel, of):
 
 
 def test_moco_whose_queue_alone_repels():
-    """He et al. 2020: the keys of the batch are nobody's negatives; by default they are, and not with `symmetric`."""
+    """He et al. 2020: the keys of the batch are no negatives. They are by default, and not with `symmetric`."""
     batch = next(iter(adapter().batches(0)))
     counts = {}
     for more in (

@@ -1,4 +1,4 @@
-"""Crops of images as they are stored, other depths, turned photos, and what is said before training."""
+"""Crops of stored images, other bit depths, turned photos, and messages before training."""
 
 import io
 import math
@@ -101,7 +101,7 @@ def test_boxes_on_the_original_are_distributed_as_a_loops(height, width):
 
 
 def test_views_of_a_whole_image_equal_those_in_memory():
-    """Where the stored image is the square itself, both ways see the same crops; only rounding to 8 bits differs."""
+    """If the stored image is the square itself, both ways give the same crops up to rounding to 8 bits."""
     pictures = np.random.default_rng(0).integers(0, 256, (6, 24, 24, 3), dtype=np.uint8)
     stacked = torch.from_numpy(pictures).permute(0, 3, 1, 2)
     recipes = [A.AugmentConfig(size=12), A.AugmentConfig(size=8, crop_scale=(0.1, 0.4), **PLAIN)]
@@ -252,7 +252,7 @@ STORED = {  # the corner in which EXIF's table says that row 0 and column 0 are
 
 
 def photo(tag=6, kind="PNG", pixels=None):
-    """The bytes of a file that stores its pixels turned, with the tag that says so."""
+    """Return the bytes of a file with turned pixels and their orientation tag."""
     image = Image.fromarray(np.ascontiguousarray(STORED[tag] if pixels is None else pixels))
     exif = Image.Exif()
     exif[0x112] = tag
