@@ -7,4 +7,7 @@ from setuptools import setup
 
 settings = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text(encoding="utf-8"))
 repository = settings["tool"]["dipole"]["repository"]
-setup(project_urls={"Repository": repository} if repository else {})
+project_urls = {}
+if repository:
+    project_urls["Repository"] = repository
+setup(project_urls=project_urls)
