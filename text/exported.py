@@ -94,18 +94,21 @@ def _onnx(folder: Path) -> Any:
 
 def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
     import torch
+    from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     limit = tokenizer.model_max_length < 1_000_000  # a very large number means no limit
+    empty = tokenizer(".")["input_ids"] or [0]  # a sentence without a token is read as a full stop
 
     def encode(sentences: list[str]) -> torch.Tensor:
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
         parts = []
         for start in range(0, len(order), BATCH):
-            texts = [sentences[i] or " " for i in order[start : start + BATCH]]
-            batch = tokenizer(texts, padding=True, truncation=limit, return_tensors="pt")
-            parts.append(read(batch["input_ids"], batch["attention_mask"]))
+            texts = [sentences[i] for i in order[start : start + BATCH]]
+            ids = [torch.tensor(each or empty) for each in tokenizer(texts, truncation=limit)["input_ids"]]
+            mask = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
+            parts.append(read(pad_sequence(ids, batch_first=True), mask))
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
     return encode, tokenizer

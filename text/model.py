@@ -86,16 +86,15 @@ def positions_of(c: TextSettings) -> int | None:
 
 
 def _positions(model: Any) -> int | None:
+    found = [getattr(model.config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            # RoBERTa and its kind count from the position after that of padding.
-            if module.padding_idx is None:
-                return module.num_embeddings
-            return module.num_embeddings - (module.padding_idx + 1)
-    found = getattr(model.config, "max_position_embeddings", None)
-    if isinstance(found, int) and found > 0:
-        return found
-    return None
+        table = getattr(module, "weight", None)
+        if name.endswith("position_embeddings") and isinstance(table, Tensor):
+            found.append(len(table))
+            if (padding := getattr(module, "padding_idx", None)) is not None:
+                # RoBERTa and its kind count from the position after that of padding.
+                found.append(len(table) - (padding + 1))
+    return min((each for each in found if isinstance(each, int) and each > 0), default=None)
 
 
 def never_differs(model: SentenceModel, batch: Batch) -> bool:
@@ -239,6 +238,8 @@ def build_transformer(
     random = weights == "random" or (place.path is not None and not place.weight_files)
 
     def enlarged(config: Any) -> None:
+        if not hasattr(config, "vocab_size"):
+            raise place.error(f"a {config.model_type} model reads characters, not the tokens of text.tokenizer")
         if random and config.vocab_size < vocabulary:
             config.vocab_size = vocabulary
 
@@ -265,6 +266,11 @@ def build_transformer(
     fine_tune(built.model, freeze, lora, "text")
     part = Transformer(built.model, pooling)
     part.described, part.remarks = built.described(place), tuple(built.remarks(place))
+    if _reads_padding(built.model):
+        part.remarks += (
+            f"text.transformer: {type(built.model).__name__} does not leave out padding: the vector of a sentence "
+            "changes with the longest one of its batch. A model with attention masks, such as BERT, has no such noise",
+        )
     return part
 
 
@@ -274,6 +280,18 @@ def _is_random(model: Any) -> bool:
     ids = torch.arange(max(1, length))[None] % model.config.vocab_size
     with suppress(Exception):  # too long for this architecture
         return is_random(model, lambda: model(input_ids=ids).last_hidden_state)
+    return False
+
+
+@torch.no_grad()
+def _reads_padding(model: Any) -> bool:
+    """Return whether the states of a sentence change with the padding behind it, as FNet's do."""
+    ids = torch.arange(8)[None] % model.config.vocab_size
+    told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with suppress(Exception), in_mode(False, model):  # too long for this architecture
+        alone = model(**told).last_hidden_state
+        padded = model(**{name: nn.functional.pad(each, (0, 4)) for name, each in told.items()}).last_hidden_state
+        return bool((alone - padded[:, :8]).norm() > 1e-3 * alone.norm())
     return False
 
 

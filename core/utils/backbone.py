@@ -179,9 +179,17 @@ def load(source: Source, takes: str, edit: Callable[[Any], None] | None = None) 
             use_safetensors=safetensors_only(),
             **_revision(source),
         )
+    _copy_views(model)
     return Backbone(
         model.train(), True, getattr(model.config, "_commit_hash", None), tuple(sorted(loaded["missing_keys"]))
     )
+
+
+def _copy_views(model: nn.Module) -> None:
+    """Give each parameter memory of its own. Files cannot hold parts of one tensor, as of a fused q, k and v."""
+    for parameter in model.parameters():
+        if parameter.untyped_storage().nbytes() > parameter.nbytes:
+            parameter.data = parameter.data.clone()
 
 
 def open_exported(folder: Path, device: torch.device) -> Any:

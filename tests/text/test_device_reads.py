@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from dipole import objective
 from dipole.text.adapter import TextAdapter
+from dipole.text.encoders.networks import takes_whole_mask
 from tests.device_reads import META, no_cuda_waits, no_reads
 from tests.text.made import text_adapter, write_rows
 
@@ -55,16 +57,21 @@ def test_an_encoder_reads_nothing_back(settings, tmp_path):
             adapter.before_step()
 
 
-def test_a_mask_of_whole_rows_attends_to_the_same_tokens(tmp_path):
-    """What a GPU is given instead of one row for each sentence."""
-    adapter = adapter_on(torch.device("cpu"), {"encoder": "transformer", "layers": 1, "heads": 2}, tmp_path)
-    model = adapter.module.eval().f.model
-    ids = torch.randint(1, 5, (3, 6))
-    mask = torch.arange(6) < torch.tensor([6, 4, 2])[:, None]
-    whole = model(input_ids=ids, attention_mask=mask[:, None, None, :].expand(-1, 1, 6, -1)).last_hidden_state
+@pytest.mark.parametrize(("name", "more", "is_whole"), [
+    ("BertConfig", {}, True), ("RobertaConfig", {}, True), ("DistilBertConfig", {"dim": 16, "n_heads": 2}, True),
+    ("BertConfig", {"is_decoder": True}, False), ("GPT2Config", {"n_embd": 16, "n_head": 2}, False),
+    ("LlamaConfig", {}, False), ("ModernBertConfig", {"local_attention": 2, "pad_token_id": 0}, False),
+])  # fmt: skip
+def test_a_mask_of_whole_rows_attends_to_the_same_tokens(name, more, is_whole):
+    """What a GPU is given instead of one row for each sentence. Decoders and sliding windows have their own mask."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.AutoModel.from_config(getattr(transformers, name)(vocab_size=30, **{**sizes, **more})).eval()
+    ids = torch.randint(3, 30, (3, 9))
+    mask = torch.arange(9) < torch.tensor([9, 4, 2])[:, None]
+    whole = model(input_ids=ids, attention_mask=mask[:, None, None, :].expand(-1, 1, 9, -1)).last_hidden_state
     by_row = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-    assert model.config._attn_implementation == "sdpa"
-    torch.testing.assert_close(whole[mask], by_row[mask])
+    assert takes_whole_mask(model.config) is is_whole is torch.allclose(whole[mask], by_row[mask], atol=1e-5)
 
 
 @pytest.mark.gpu

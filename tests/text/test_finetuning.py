@@ -8,7 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_model
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     AutoModel,
@@ -251,7 +253,7 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=8, vocab_size=300, max_position_embeddings=64),
     "bert": BertConfig(**SMALL, vocab_size=300, max_position_embeddings=64),
 }
-DECODERS_TEXTS = ["the cat", "a mat and rain in the home", "rain " * 60, *(f"rain {i}" for i in range(5))]
+DECODERS_TEXTS = ["the cat", "a mat and rain in the home", "rain " * 60, *(f"rain {i}" for i in range(5)), "", " "]
 
 
 def model_of(folder, name, pooling, pad=None):
@@ -315,6 +317,45 @@ def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name)
         as_encode(AutoModel.from_pretrained(tmp_path), pooling="cls")
     with pytest.raises(OptionError, match="AutoTokenizer"):
         as_encode(AutoModel.from_pretrained(tmp_path), tokenizer=str(tmp_path))
+
+
+def odd_model(folder, name, **more):
+    """A model whose sizes have names of their own."""
+    torch.manual_seed(0)
+    AutoModel.from_config(getattr(transformers, name)(**{**SMALL, "vocab_size": 300, **more})).save_pretrained(folder)
+    return build_transformer(str(folder), "mean", 300)
+
+
+MPT = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_seq_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("MptConfig", MPT), *((f"{each}Config", {"max_position_embeddings": 66}) for each in ("IBert", "Roberta")),
+     ("NystromformerConfig", {"max_position_embeddings": 64})],
+)  # fmt: skip
+def test_every_name_of_the_positions_is_known(tmp_path, name, more):
+    part = odd_model(tmp_path, name, **more).eval()
+    assert limit_of(part) == 64
+    assert part(make_batch([np.arange(4, 68)], 1).chunks[0]).isfinite().all()
+
+
+def test_a_model_of_fused_weights_is_saved(tmp_path):
+    """transformers loads q, k and v of Nomic as parts of one tensor."""
+    part = odd_model(tmp_path, "NomicBertConfig")
+    save_model(part, str(tmp_path / "again.safetensors"))
+    assert len(load_file(tmp_path / "again.safetensors")) == len(part.state_dict())
+
+
+def test_padding_that_is_read_is_said(tmp_path, checkpoint):
+    assert "FNetModel does not leave out padding" in odd_model(tmp_path, "FNetConfig").remarks[-1]
+    assert "padding" not in str(built(checkpoint).remarks)
+
+
+def test_characters_are_no_tokens(tmp_path):
+    AutoModel.from_config(transformers.CanineConfig(**SMALL)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="canine model reads characters"):
+        build_transformer(str(tmp_path), "mean", 300)
 
 
 def test_a_model_that_is_random_in_evaluation_is_refused(tmp_path):

@@ -15,6 +15,8 @@ from .batch import Batch, Chunk
 
 Direction = Literal["uni", "bi", "combine"]
 Pooling = Literal["mean", "cls", "lasttoken"]
+ATTEND_EVERYWHERE = ("albert", "bert", "camembert", "distilbert", "electra", "ernie", "roberta", "xlm-roberta")
+"""Models of transformers in which each token attends to all others in every layer."""
 
 
 class Encoder(nn.Module):
@@ -87,6 +89,15 @@ def pooled(hidden: Tensor, mask: Tensor, mode: str) -> Tensor:
     return torch.bmm(weight[:, None], hidden)[:, 0] / weight.sum(1, keepdim=True)
 
 
+def takes_whole_mask(config: Any) -> bool:
+    """Return whether a mask (b, 1, T, T) may replace one of a row for each sentence.
+
+    transformers uses it in place of the model's own mask. That of a decoder, or of a sliding window, would be lost.
+    """
+    everywhere = config.model_type in ATTEND_EVERYWHERE and not getattr(config, "is_decoder", False)
+    return everywhere and config._attn_implementation == "sdpa"
+
+
 class Transformer(Encoder):
     """Any Hugging Face encoder, pooled over its tokens ("mean") or at its first ("cls") or last one ("lasttoken")."""
 
@@ -106,7 +117,7 @@ class Transformer(Encoder):
         attended = None
         if int(chunk.lengths[-1]) < chunk.ids.shape[1]:
             attended = mask.long()
-            if mask.device.type != "cpu" and self.model.config._attn_implementation == "sdpa":
+            if mask.device.type != "cpu" and takes_whole_mask(self.model.config):
                 # Of a mask of one row for each sentence, transformers asks the device whether it is all ones.
                 attended = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
         hidden = self.model(input_ids=chunk.ids, attention_mask=attended).last_hidden_state
