@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from dipole.core.train.class_blocks import BlockShape
 from dipole.core.train.config import Settings
 from dipole.core.train.inference import check_features
 from dipole.core.utils.drawing import check_drawing
-from dipole.core.utils.errors import ConfigError, PairsError
+from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.memory import check_fits
 from dipole.core.utils.modes import in_mode
 from dipole.core.utils.seeding import Seeds
@@ -43,9 +43,6 @@ from dipole.vision.inference import FEATURES, ImageEmbedder
 from dipole.vision.pairs import kind_of
 from dipole.vision.pairs.columns import PairedSet
 from dipole.vision.probes import OnlineProbe, ProbeConfig, check_labels, count_classes
-
-if TYPE_CHECKING:
-    from dipole.core.train.run import Run
 
 COPY = "a copy"  # in messages: an image is copied when it is cropped, resized or sent
 EXAMPLE = 512  # images of the batch that an objective is tried on in a plan, at most
@@ -102,7 +99,6 @@ class VisionAdapter(Adapter):
             self._online = OnlineProbe(config.probe.online, used, classes, self.device)
         self._labels: Tensor | None = None  # of the last batch
         self._metrics: dict[str, Tensor | float] = {}
-        self._run: Run | None = None
 
     def _check_data(self) -> None:
         """Report data that do not fit before the networks are built."""
@@ -243,29 +239,23 @@ class VisionAdapter(Adapter):
             if isinstance(part, Queue) and (rows := len(part.get_buffer("rows"))) > images
         ]
 
-    def fit(self, run: "Run") -> None:
-        """Train. If the framework cannot carry the objective, name those that can."""
-        self._run = run
-        try:
-            run.loop.fit()
-        except PairsError as error:
-            if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
-                raise
-            assert run.objective is not None
-            suggestion = explain(
-                run.objective,
-                self.config.method,
-                self.config.count,
-                self.embedding_dim,
-                self.device,
-                self.parts.pretrain,
-                self.batch_size,
-            )
-            raise PairsError(f"{error} {suggestion}") from error
+    def instead_of(self, objective: Any) -> str:
+        """Return the frameworks that can carry an objective."""
+        if not kind_of(self.config).suggests_frameworks or isinstance(self.module, CLIP):
+            return ""
+        return explain(
+            objective,
+            self.config.method,
+            self.config.count,
+            self.embedding_dim,
+            self.device,
+            self.parts.pretrain,
+            self.batch_size,
+        )
 
     def after_step(self) -> None:
-        if self._run is not None:
-            self.module.progress = self._run.step / self._run.total_steps
+        if self.total_steps is not None:
+            self.module.progress = (self._step - 1) / self.total_steps
         self.module.update()
         self._metrics = self.module.metrics()
         if self._online is not None:

@@ -183,7 +183,7 @@ class ToyAdapter(Adapter):
         if run.step == 0 and isinstance(self.world, Plane):
             self.world.start(run.objective, self.batches(0))
         if run.objective is not None:
-            run.loop.fit()
+            run.fit()
 
     @torch.no_grad()
     def features(self, split: str) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,7 @@ class Adapter(ABC):
         part: the part that `evaluate`, `features("test")` and `held_out_pairs` use, "test" or "validation". It starts
             as "validation" if a share is set aside. The trainer sets it, and the test part is not read before that.
         reported: the part on which the run's results are computed.
+        total_steps: updates of the whole run. The trainer sets it; None outside a run.
         steps_per_epoch: number of batches that `batches(epoch)` yields on each rank (all ranks yield the same). 1 if
             there are no epochs.
     """
@@ -121,6 +122,7 @@ class Adapter(ABC):
     compiles: bool = False
     part: EvaluatedPart
     reported: EvaluatedPart
+    total_steps: int | None = None
 
     def __init__(self, config: Any, **context: Unpack[Context]) -> None:
         """Store the arguments. A domain extends this and builds data and module.
@@ -217,7 +219,7 @@ class Adapter(ABC):
         """Change gradients before the optimizer step. They are gradients of the global batch over all ranks."""
 
     def after_step(self) -> None:  # noqa: B027
-        """Update momentum encoders and queues after the optimizer step."""
+        """Update momentum encoders and queues after the optimizer step, also if float16 has skipped it."""
 
     def metrics(self) -> Mapping[str, Tensor | float]:
         """Return numbers of the last step, () each, without a graph. metrics.jsonl has their means as train/NAME."""
@@ -318,7 +320,15 @@ class Adapter(ABC):
         Args:
             run: the `dipole.core.train.run.Run` in progress.
         """
-        run.loop.fit()
+        run.fit()
+
+    def instead_of(self, objective: Any) -> str:
+        """Return what to set instead of an objective that cannot use the pairs, as a sentence. Default: nothing.
+
+        Args:
+            objective: the `Composite`.
+        """
+        return ""
 
     def export(self, to: str, folder: Path, record: Any, objective: Any = None) -> None:
         """Write the trained module for another library.

@@ -222,18 +222,16 @@ def capture(run: Any) -> dict[str, Any]:
         "training_seconds": run.training_seconds,
         "module": run.adapter.module.state_dict(),
         "objective": {} if run.objective is None else run.objective.state_dict(),
-        "optimizer": {} if run.optimizer is None else run.optimizer.state_dict(),
-        "scaler": run.scaler.state_dict(),
         "negatives": run.negatives,
         "ranks": ranks,
     }
-    for callback in run.callbacks:
-        state |= callback.state_dict()
+    for part in (run.update, *run.callbacks):
+        state |= part.state_dict()
     return state
 
 
 def restore(run: Any, state: dict[str, Any]) -> None:
-    """Give a new `Run` the state of a checkpoint. The optimizer, which is built later, finds its own there.
+    """Give a new `Run` the state of a checkpoint.
 
     Raise CheckpointError if it does not fit the model or the number of ranks.
     """
@@ -255,9 +253,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     # If another number of ranks may continue, all ranks have the same state.
     mine = ranks[run.processes.rank if len(ranks) == size else 0]
     run.adapter.load_state_dict(mine["adapter"])
-    run.optimizer_state = state["optimizer"]
-    if state["scaler"]:
-        run.scaler.load_state_dict(state["scaler"])
+    run.update.load_state_dict(state)
     run.step = state["step"]
     run.training_seconds = state["training_seconds"]
     run.began -= state["elapsed"]

@@ -1,4 +1,4 @@
-"""Optimizers of [train], and the learning rate of warm-up and cosine."""
+"""Optimizers and learning rates of [train]."""
 
 from __future__ import annotations
 
@@ -34,6 +34,22 @@ def warmup_cosine(step: int, total: int, warmup: int = 0, peak: float = 1.0) -> 
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
+
+
+def learning_rate(config: TrainConfig, step: int, total: int, steps_per_epoch: int) -> float:
+    """Return the rate of update `step` (from 0) of `total`.
+
+    Warm-up rises linearly and reaches the peak with its last update. "cosine" then falls to 0 at `total`
+    (Loshchilov & Hutter 2017, Eq. 5, one period). "step" multiplies by `decay` at each milestone.
+    """
+    peak = config.learning_rate
+    warmup = config.in_steps(config.warmup, steps_per_epoch)
+    if step < warmup or config.rate_schedule == "cosine":
+        return warmup_cosine(step, total, warmup, peak)
+    if config.rate_schedule == "step":
+        passed = sum(step >= config.in_steps(milestone, steps_per_epoch) for milestone in config.milestones or ())
+        return peak * (config.decay or 0.1) ** passed
+    return peak
 
 
 def build_optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> Optimizer:

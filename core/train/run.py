@@ -1,4 +1,4 @@
-"""One run: build it, train it (`loop.py` or the domain's own loop), call the callbacks, write the record."""
+"""One run: build it, train it (by `update.py` or the domain's own loop), call the callbacks, write the record."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dipole.core.train.domains import adapter_class
 from dipole.core.train.evaluation import Evaluated
 from dipole.core.train.health import Health
 from dipole.core.train.launch import Processes, fewer_than_asked, launch, pick_device
-from dipole.core.train.loop import TrainingLoop
 from dipole.core.train.model_files import save_kept, save_weights
 from dipole.core.train.run_folder import DEFAULT_RUNS, RunFolder
 from dipole.core.train.schedule import Schedules
 from dipole.core.train.signals import Interrupted, Interrupts, RunInterruptedError
 from dipole.core.train.trackers import check_trackers
-from dipole.core.utils.errors import ConfigError, DataError, DipoleError, TrainingError
+from dipole.core.train.update import Update
+from dipole.core.utils.errors import ConfigError, DataError, DipoleError, PairsError, TrainingError
 from dipole.core.utils.first_error import first_message
 from dipole.core.utils.memory import is_out_of_memory
 from dipole.core.utils.progress import Progress, duration, quietly
@@ -148,7 +148,7 @@ class Run:
 
     Attributes:
         objective: the `Composite`; None for "none".
-        loop: trains batch by batch. The default `Adapter.fit` is `run.loop.fit()`.
+        update: makes the updates of `fit`.
         step: updates done.
         total_steps: of the whole run.
 
@@ -187,10 +187,8 @@ class Run:
         self.pairs: tuple[Pairs, ...] | None = None  # of the last batch
         self.stop_signal = 0
         self.training_seconds = 0.0
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.optimizer_state: dict[str, Any] | None = None
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "16-mixed")
-        self.loop = TrainingLoop(self)
+        self.adapter.total_steps = self.total_steps
+        self.update = Update(train, self.adapter, self.objective, processes, self.total_steps)
 
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
@@ -265,20 +263,60 @@ class Run:
             self._end("failed", str(error) if isinstance(error, DipoleError) else repr(error))
             raise
 
+    def fit(self) -> None:
+        """Train batch by batch to the last step. This is the default of `Adapter.fit`.
+
+        Raises:
+            ConfigError: a setting of [train] has no effect on this module.
+            PairsError: the objective cannot use the pairs.
+            TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
+        """
+        self.update.prepare(self.progress.warn)
+        self.evaluate_if_due()
+        for batch in self._batches():
+            try:
+                values = self.update(batch, self.step, self.note_terms)
+            except PairsError as error:
+                if instead := self.adapter.instead_of(self.objective):
+                    raise PairsError(f"{error} {instead}") from error
+                raise
+            self.advance(values)
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield the batches of all steps that are left."""
+        adapter = self.adapter
+        while not self.is_finished:
+            epoch, start = divmod(self.step, adapter.steps_per_epoch)
+            count = 0
+            for batch in adapter.batches(epoch, start):
+                yield batch
+                count += 1
+                if self.is_finished:
+                    return
+            announced = adapter.steps_per_epoch - start
+            if count != announced:
+                raise TrainingError(
+                    f"epoch {epoch} gave {count} batches from number {start} on where {announced} were announced "
+                    f"({type(adapter).__name__}.steps_per_epoch)."
+                )
+
     def _end(self, status: Literal["failed", "interrupted"], message: str) -> None:
         # If another rank failed first, its message is the reason.
         write_run_record(self, status, first_message(message) or message)
         for callback in self.callbacks:
             callback.on_end(self, status)
 
-    def note_terms(self, outcome: Outcome) -> None:
+    def note_terms(self, outcome: Outcome, pairs: tuple[Pairs, ...] | None = None) -> None:
         """Remember the notes of the terms of one step. Call it before `advance`.
 
         A term with the same note at every step so far is named on the terminal and in the record.
 
         Args:
             outcome: what the objective returned.
+            pairs: this rank's pairs of the step, if the graph of the outcome is still there. The run measures
+                gradients and geometry on them.
         """
+        self.pairs = pairs
         self.notes.see(outcome.terms)
         self.health.see_step(self, outcome)
         if self.negatives is None and self.pairs is not None:

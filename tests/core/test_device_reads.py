@@ -12,7 +12,7 @@ from torch import Tensor
 from dipole.core.objectives.objective import objective
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import registry
-from dipole.core.train import loop
+from dipole.core.train import update
 from dipole.core.utils.errors import PairsError
 from tests.device_reads import META, WaitError, no_cuda_waits, no_reads
 
@@ -212,7 +212,7 @@ def test_an_objective_waits_for_nothing(text):
 @on_gpu
 def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, monkeypatch):
     steps = 0
-    forward = loop.LossModule.forward
+    forward = update.ForwardPass.forward
 
     def counted(self, batch):
         nonlocal steps
@@ -222,7 +222,7 @@ def test_a_training_step_waits_for_nothing_before_its_check(blobs, tmp_path, mon
         with no_cuda_waits():
             return forward(self, batch)
 
-    monkeypatch.setattr(loop.LossModule, "forward", counted)
+    monkeypatch.setattr(update.ForwardPass, "forward", counted)
     overrides = ("device=cuda", "train.log_every=10", "train.steps=12")
     assert quiet(blobs, *overrides, runs=tmp_path).status == "done"
     assert steps == 12

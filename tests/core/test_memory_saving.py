@@ -91,6 +91,12 @@ def test_float16_computes_in_float16_and_scales_the_loss(blobs, tmp_path, monkey
 def test_an_overflow_of_the_scale_leaves_the_step_out(blobs, tmp_path, monkeypatch, optimizer):
     """Steep gradients overflow float16 under the first scales; each skipped step halves the scale until they fit."""
     patch_blobs(monkeypatch, "spoil", lambda z: Steeper.apply(z, 30))
+    after = []  # weights when queues and momentum encoders follow, also after a skipped step
+
+    def after_step(self):
+        after.append(next(self.module.parameters()).detach().clone())
+
+    monkeypatch.setattr(BlobsAdapter, "after_step", after_step)
     half = ("train.precision=16-mixed", "train.log_every=1", "train.learning_rate=1e-6")
     quiet(blobs, *half, f"train.optimizer={optimizer}", runs=tmp_path)
     found = losses(tmp_path)
@@ -98,6 +104,9 @@ def test_an_overflow_of_the_scale_leaves_the_step_out(blobs, tmp_path, monkeypat
     assert skipped[0] == 1, skipped
     assert 0 in skipped[:8]
     assert all("train/grad_norm" in line or line["train/skipped"] for line in found)
+    assert len(after) == len(skipped)
+    for was_skipped, before, now in zip(skipped[1:], after[:-1], after[1:], strict=True):
+        assert not was_skipped or torch.equal(before, now)
 
 
 def test_a_gradient_that_no_scale_cures_is_an_error(blobs, tmp_path, monkeypatch):

@@ -14,9 +14,8 @@ from dipole.core.objectives.objective import Composite, Objective, objective
 from dipole.core.objectives.registry import register, registry
 from dipole.core.train import schedule
 from dipole.core.train.config import TrainConfig
-from dipole.core.train.loop import learning_rate
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.optimizer import LARS, build_optimizer
+from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run

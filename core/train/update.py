@@ -1,0 +1,163 @@
+"""How a batch becomes an update, in every domain without a training loop of its own.
+
+batch -> adapter.embed -> rows of all ranks -> Pairs -> objective -> loss -> gradients -> optimizer
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
+
+from dipole.core.objectives.gather import all_gather_pairs
+from dipole.core.objectives.objective import Composite, Outcome
+from dipole.core.objectives.pairs import GlobalPairs, Pairs
+from dipole.core.train.adapter import Adapter
+from dipole.core.train.checkpoint import fitting
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.launch import Processes
+from dipole.core.train.memory_saving import Encoding, compiler_problem
+from dipole.core.train.not_finite import explain_not_finite, overflowed
+from dipole.core.train.optimizer import build_optimizer, learning_rate
+from dipole.core.utils.errors import ConfigError, TrainingError
+from dipole.core.utils.sync_batch_norm import synchronize
+
+HALF = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""The dtype of autocast around the encoder, by train.precision."""
+
+
+class Update:
+    """Makes the updates of a run. It owns the optimizer and the loss scale of float16.
+
+    Args:
+        config: the table [train].
+        adapter: the domain, whose `module` is trained together with the objective.
+        objective: of the run. None for "none", which trains in a loop of the domain's own.
+        processes: those that train.
+        total_steps: updates of the whole run.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        adapter: Adapter,
+        objective: Composite | None,
+        processes: Processes,
+        total_steps: int,
+    ) -> None:
+        self._config, self._adapter, self._processes, self._total_steps = config, adapter, processes, total_steps
+        self._objective = objective
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "16-mixed")
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._restored: dict[str, Any] = {}  # state for the optimizer, which `prepare` builds
+
+    def prepare(self, warn: Callable[[str], None]) -> None:
+        """Build the optimizer and the forward pass. Raise ConfigError if a setting of [train] has no effect here."""
+        adapter, objective, config = self._adapter, self._objective, self._config
+        assert objective is not None
+        parameters = [*adapter.module.parameters(), *objective.parameters()]
+        self._parameters = [each for each in parameters if each.requires_grad]
+        self._optimizer = build_optimizer(config, self._parameters)
+        if self._restored:
+            with fitting():
+                self._optimizer.load_state_dict(self._restored)
+        if config.sync_batch_norm and not synchronize(adapter.module):
+            raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
+        compiles = bool(config.compile or adapter.compiles)
+        if compiles and (problem := compiler_problem(self._processes.device)):
+            warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
+            compiles = False
+        encoding = Encoding(adapter.encoders(), config, compiles)
+        self._forward = self._processes.wrap(ForwardPass(adapter, objective, encoding, HALF.get(config.precision)))
+
+    def __call__(
+        self, batch: Any, step: int, note: Callable[[Outcome, tuple[Pairs, ...]], None]
+    ) -> dict[str, Tensor | float]:
+        """Make one update, and return its values by their names in metrics.jsonl.
+
+        Args:
+            batch: as `Adapter.batches` yields it.
+            step: updates before this one.
+            note: gets the outcome and this rank's pairs before the backward pass.
+
+        Raises:
+            TrainingError: the loss or gradient is not finite. It has not reached the weights.
+        """
+        adapter, objective, optimizer, scaler = self._adapter, self._objective, self._optimizer, self.scaler
+        assert objective is not None
+        assert optimizer is not None
+        rate = learning_rate(self._config, step, self._total_steps, adapter.steps_per_epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+        outcome, rows = self._forward(NoScatter(batch))
+        loss = outcome.loss
+        note(outcome, rows.local_pairs)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        adapter.before_step()
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+        values: dict[str, Tensor | float] = {"train/loss": loss.detach(), "train/lr": rate}
+        is_finite = math.isfinite(loss.detach() + norm)  # waits for the device, once a step
+        if is_finite:
+            if self._config.clip is not None:
+                clip_grads_with_norm_(self._parameters, self._config.clip, norm, foreach=True)
+            optimizer.step()
+            objective.after_step(rate, step + 1, self._total_steps)
+            # The mean of squares is not the square of the mean.
+            values |= {"train/grad_norm": norm, "train/grad_norm_squared": norm * norm}
+        elif not overflowed(loss, scaler):
+            raise TrainingError(explain_not_finite(step + 1, outcome, rows, objective, norm))
+        scaler.update()
+        adapter.after_step()  # also of a step that float16 skips: its rows are as good as others for a queue
+
+        if scaler.is_enabled():
+            values["train/skipped"] = float(not is_finite)
+        values |= {f"train/{name}": value for name, value in adapter.metrics().items()}
+        return values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint."""
+        optimizer = self._restored if self._optimizer is None else self._optimizer.state_dict()
+        return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore from a checkpoint, before `prepare`."""
+        self._restored = state["optimizer"]
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+class ForwardPass(nn.Module):
+    """Encoder and objective in one module, so that DistributedDataParallel sees one forward pass."""
+
+    def __init__(self, adapter: Adapter, objective: Composite, encoding: Encoding, half: torch.dtype | None) -> None:
+        super().__init__()
+        self.module = adapter.module
+        self.objective = objective
+        self._adapter = adapter
+        self._encoding = encoding
+        self._half = half
+
+    def forward(self, batch: NoScatter) -> tuple[Outcome, GlobalPairs]:
+        device, half = self._adapter.device.type, self._half
+        with torch.autocast(device, half, enabled=half is not None), self._encoding():
+            rows = all_gather_pairs(self._adapter.embed(batch.value))
+        # The similarity matrix is where half precision would cost accuracy; the engine widens its inputs itself.
+        return self.objective(rows), rows
+
+
+class NoScatter:
+    """Hide a batch from DistributedDataParallel, which would otherwise scatter and cast its tensors."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
