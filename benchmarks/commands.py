@@ -11,7 +11,7 @@ from typing import Any
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
-from dipole.core.cli.parser import above_zero, add_overrides, positive, resumable, whole
+from dipole.core.cli.parser import above_zero, add_overrides, positive, resumable, to_path, whole
 from dipole.core.utils.text import counted, definitions
 
 NEXT = """
@@ -92,9 +92,9 @@ def report(parser: argparse.ArgumentParser) -> Runner:
     add = parser.add_argument
     add("runs", type=_place, nargs="+", metavar="RUNS", help=RUNS)
     text = "NAME.html (default report.html), NAME.md, or a folder for both, the tables and the figures"
-    add("-o", "--out", "--output", type=_named, default=Path("report.html"), metavar="PATH", help=text)
+    add("-o", "--out", "--output", type=to_path, default=Path("report.html"), metavar="PATH", help=text)
     text = "every chart as SVG, PDF and Vega-Lite spec, with its numbers as a LaTeX table"
-    add("--figures", type=Path, metavar="FOLDER", help=text)
+    add("--figures", type=to_path, metavar="FOLDER", help=text)
     _json(parser)
     return _report
 
@@ -104,7 +104,7 @@ def results(parser: argparse.ArgumentParser) -> Runner:
     add = parser.add_argument
     add("what", choices=("add", "list"), help="add the runs of folders to results files, or list what the files hold")
     add("places", nargs="+", type=_place, metavar="PLACE", help=RUNS)
-    add("-o", "--out", "--to", type=Path, metavar="DIR", help="folder of results files, one for each suite")
+    add("-o", "--out", "--to", type=to_path, metavar="DIR", help="folder of results files, one for each suite")
     text = "where DIR has other results of a run, or another suite, take the new"
     add("--replace", action="store_true", help=text)
     _json(parser)
@@ -124,7 +124,7 @@ def demo(parser: argparse.ArgumentParser) -> Runner:
     add("part", nargs="?", choices=("all", "vision"), default="all", help=text)
     _running(parser)
     text = "report (default demo.html)"
-    add("-o", "--out", "--output", type=_named, default=Path("demo.html"), metavar="PATH", help=text)
+    add("-o", "--out", "--output", type=to_path, default=Path("demo.html"), metavar="PATH", help=text)
     _json(parser)
     names = ("engine", "slurm", "jobs", "threads", "out")
     defaults = {name: parser.get_default(name) for name in names}
@@ -145,7 +145,7 @@ def _json(parser: argparse.ArgumentParser) -> None:
 
 def _running(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
+    add("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)")
     text = "processes here, a Ray cluster, or SLURM jobs"
     add("--engine", choices=("local", "ray", "slurm"), default="local", help=text)
     slurm: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "type": _option}
@@ -289,13 +289,6 @@ def _option(text: str) -> tuple[str, str]:
     if not equals or not key or not value:
         raise argparse.ArgumentTypeError(f"must be of the form KEY=VALUE, got {text!r}")
     return key, value
-
-
-def _named(text: str) -> Path:
-    """Return a path. Refuse an empty one, as from a variable without a value."""
-    if not text:
-        raise argparse.ArgumentTypeError("is empty; name a file, or . for this folder")
-    return Path(text)
 
 
 def _place(text: str) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
+from dipole.core.cli.parser import to_path
 
 
 def play(parser: argparse.ArgumentParser) -> Runner:
@@ -19,12 +20,12 @@ def play(parser: argparse.ArgumentParser) -> Runner:
     how.add_argument("--deterministic", action="store_true", default=True, help="the mean action (default)")
     how.add_argument("--stochastic", action="store_false", dest="deterministic", help="actions drawn from the policy")
     parser.add_argument(
-        "-o", "--out", "--video", dest="video", type=Path, metavar="FILE", help="the first episode as .gif or .mp4"
+        "-o", "--out", "--video", dest="video", type=to_path, metavar="FILE", help="the first episode as .gif or .mp4"
     )
     parser.add_argument("--size", type=int, metavar="PIXELS", help="size of the video, at most 4096")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: the recipe's, or auto)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder to look hashes up in")
+    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="folder to look hashes up in")
     return _play
 
 

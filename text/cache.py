@@ -114,7 +114,7 @@ def _readable(config: TextSettings) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"the corpus {config.corpus} cannot be read: {why(error)}") from error
+        raise DataError(f"the corpus {config.corpus} cannot be read: {why(error, 'text.corpus')}") from error
 
 
 def file_stamps(config: TextSettings) -> list[tuple[str, int, int]]:

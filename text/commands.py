@@ -3,9 +3,8 @@
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 
-from dipole.core.cli.parser import positive
+from dipole.core.cli.parser import positive, to_path
 from dipole.core.utils.text import counted
 
 Runner = Callable[[argparse.Namespace], int]
@@ -14,11 +13,11 @@ Runner = Callable[[argparse.Namespace], int]
 def wiki3029(parser: argparse.ArgumentParser) -> Runner:
     """Articles as classes, as Arora et al. describe them (Sec. 8)."""
     parser.add_argument(
-        "source", type=Path, metavar="SOURCE",
+        "source", type=to_path, metavar="SOURCE",
         help="a MediaWiki dump (.xml, .xml.bz2, .xml.gz), a file of articles (.jsonl, .jsonl.gz, .parquet), or a "
         "folder of such files or of articles as text",
     )  # fmt: skip
-    parser.add_argument("out", type=Path, metavar="OUT", help="the file to write: NAME.jsonl or NAME.jsonl.gz")
+    parser.add_argument("out", type=to_path, metavar="OUT", help="the file to write: NAME.jsonl or NAME.jsonl.gz")
     parser.add_argument("--articles", type=positive, default=3029, metavar="N", help="articles (default: 3029)")
     parser.add_argument(
         "--sentences", type=positive, default=200, metavar="M", help="sentences of each article (default: 200)"

@@ -209,7 +209,7 @@ def _readable(pieces: Iterable[Piece]) -> Iterator[Piece]:
     try:
         yield from pieces
     except OSError as error:
-        raise DataError(f"the corpus cannot be read: {error.filename or ''} {why(error)}") from error
+        raise DataError(f"the corpus cannot be read: {error.filename or ''} {why(error, 'text.corpus')}") from error
 
 
 Encoded = Iterable[dict[str, Any]]

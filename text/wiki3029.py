@@ -132,7 +132,7 @@ def _write(out: Path, rows: list[tuple[str, list[str]]]) -> None:
         with replacing(out) as temporary:
             temporary.write_bytes(data)
     except OSError as error:
-        raise DataError(f"cannot write {out}: {why(error)}") from error
+        raise DataError(f"cannot write {out}: {why(error, 'OUT')}") from error
 
 
 DEEPEST = 40  # templates, tables and links within each other, at most

@@ -28,6 +28,7 @@ from dipole.core.cli import commands, output
 from dipole.core.cli.parser import Configure, Parser, UsageError, command_parser
 from dipole.core.cli.words import GROUPS, START, SUGGESTION_FOR
 from dipole.core.utils.errors import ConfigError, DipoleError, nearest
+from dipole.core.utils.files import disk_error, why
 from dipole.core.utils.first_error import is_first
 from dipole.core.utils.plugins import OURS, PluginError, distribution, is_ours, load, load_each, points
 from dipole.core.utils.text import definitions, fitted, screen_width
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and (message := output.cannot_write(error)):
             output.silence(sys.stdout)
             return _report(as_json, kind, message, 1)
+        if isinstance(error, OSError) and error.filename is not None and disk_error(error) is error:
+            return _report(as_json, kind, f"cannot use {os.fspath(error.filename)}: {why(error, '')}", 1)
         from dipole.core.utils.memory import is_out_of_memory  # PyTorch is imported only where a command needs it
 
         if is_out_of_memory(error):

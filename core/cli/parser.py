@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from math import inf
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dipole.core.cli.words import EXAMPLES
@@ -118,6 +119,13 @@ def resumable(run: Runner, kept: str = "finished runs and checkpoints are kept")
             raise KeyboardInterrupt(f"Repeat the command to continue: {kept}.") from None
 
     return stoppable
+
+
+def to_path(text: str) -> Path:
+    """Parse a path. Refuse an empty one, as from a variable without a value."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a file, or . for this folder")
+    return Path(text)
 
 
 def whole(text: str) -> int:

@@ -105,7 +105,9 @@ def fetched_folder(folder: Path) -> Path:
 
 
 def is_prepared(name: str, folder: Path) -> bool:
-    """Return whether a folder holds the data set. Raise DataError if it holds something else."""
+    """Return whether a folder holds the data set. Raise DataError if it holds something else, or has no name."""
+    if folder.name in ("", ".."):  # the download folder is next to it
+        raise DataError(f"{folder} is no new folder. Give a folder with a name, as in --out data/{name}.")
     if not folder.exists():
         return False
     mark = folder / MARK
@@ -116,7 +118,7 @@ def is_prepared(name: str, folder: Path) -> bool:
         raise DataError(f"{mark} cannot be read: {error}.") from error
     if folder.is_dir() and not any(folder.iterdir()):
         return False
-    raise DataError(f"{folder} is there and was not made by `dipole data get {name}`. Give another folder with --to.")
+    raise DataError(f"{folder} is there and was not made by `dipole data get {name}`. Give another folder with --out.")
 
 
 def get(
@@ -143,4 +145,4 @@ def get(
                 resolve(data.prepare)(downloads, temporary)
                 atomic_write(temporary / MARK, f"{name}\n")
     except OSError as error:
-        raise DataError(f"cannot prepare {folder}: {why(error)}") from error
+        raise DataError(f"cannot prepare {folder}: {why(error, '--out')}") from error

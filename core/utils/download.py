@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from dipole.core.utils.errors import DataError
 from dipole.core.utils.files import NO_LOCKS, digest, sync_folder, why
+from dipole.core.utils.text import shortened
 
 BASE = "DIPOLE_DATA_URL"  # replaces everything in a URL before the file's name
 CHUNK = 1 << 20
@@ -66,6 +67,8 @@ def fetch(
         if path.is_file():
             _check(file, path)
             return path
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
         with alone(path.with_name(f"{path.name}.lock"), lambda: not part.exists(), waits):
@@ -78,7 +81,7 @@ def fetch(
             os.replace(part, path)
             sync_folder(path.parent)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {why(error)}") from error
+        raise DataError(f"cannot write {error.filename or path}: {why(error, '--out')}") from error
     return path
 
 
@@ -129,6 +132,7 @@ def _fetch(file: RemoteFile, part: Path, path: Path, progress: Progress) -> None
             if isinstance(error, OSError) and error.errno in OF_THE_DISK:
                 raise
             problem = str(getattr(error, "reason", error)) or type(error).__name__
+        problem = shortened(problem.partition("\n")[0])  # a server chooses the words, and may repeat its answer
     raise DataError(
         f"cannot fetch {url} ({problem}). Repeat the command to resume. Or fetch it by other means, put it at "
         f"{path}, and repeat the command."
@@ -147,9 +151,10 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
     """
     origin = _origin_of(part)
     tag = length = ""
-    if origin.is_file() and origin.read_text(encoding="utf-8").startswith(f"{url}\n"):
+    told = origin.read_text(encoding="utf-8", errors="replace") if origin.is_file() else ""
+    if told.startswith(f"{url}\n"):
         # An earlier version wrote no length, and a killed process may have written less.
-        _, tag, length, *_ = [*origin.read_text(encoding="utf-8").split("\n"), "", ""]
+        _, tag, length, *_ = [*told.split("\n"), "", ""]
     if not (tag or file.checksum) or (file.size is not None and _size(part) > file.size):
         part.unlink(missing_ok=True)
     done = _size(part)
@@ -176,7 +181,9 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
         if not done and answer.status in (204, 206):
             raise ValueError(f"the server sends {answer.status} {answer.reason}, not the file")
         packed = answer.headers.get("Content-Encoding", "identity")
-        if packed != "identity" and not file.path.endswith((".gz", ".tgz")):
+        # Servers also call the file's own packing so.
+        is_own = packed.lower() in ("gzip", "x-gzip") and file.path.endswith((".gz", ".tgz"))
+        if packed.lower() != "identity" and not is_own:
             raise ValueError(f"the server packs the file: Content-Encoding {packed}")
         rest = answer.headers.get("Content-Length", "")
         if answer.status != 206:
@@ -186,6 +193,8 @@ def _go_on(url: str, file: RemoteFile, part: Path, progress: Progress) -> bool:
         total = file.size
         if rest.isdecimal():
             total = done + int(rest)
+        if answer.status == 206 and whole.isdecimal():
+            total = int(whole)  # an answer may be shorter than what was asked for
         with open(part, "ab") as target:
             target.truncate(done)
             while chunk := answer.read(CHUNK):

@@ -21,11 +21,11 @@ _HINTS = {
     errno.ENOSPC: "The disk is full: free some space",
     errno.EDQUOT: "The disk quota is used up: free some space",
     errno.EFBIG: "The file size limit is reached (see `ulimit -f`): raise it",
-    errno.EACCES: "No permission: change the owner or mode of the folder, or choose another one with {option}",
-    errno.EPERM: "No permission: change the owner or mode of the folder, or choose another one with {option}",
-    errno.EROFS: "The file system is read-only: choose another folder with {option}",
-    errno.ENOTDIR: "A file is in the place of a folder: remove it, or choose another folder with {option}",
-    errno.EEXIST: "A file is in the place of a folder: remove it, or choose another folder with {option}",
+    errno.EACCES: "No permission: change the owner or mode of the folder{other}",
+    errno.EPERM: "No permission: change the owner or mode of the folder{other}",
+    errno.EROFS: "The file system is read-only{other}",
+    errno.ENOTDIR: "A file is in the place of a folder: remove it{other}",
+    errno.EEXIST: "A file is in the place of a folder: remove it{other}",
 }
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
@@ -34,8 +34,9 @@ _OF_THE_DISK = {*_HINTS, errno.EIO, errno.ENAMETOOLONG}
 
 
 def why(error: OSError, option: str = "--runs") -> str:
-    """Explain an OSError and how to fix it; `option` is the command line option that chose the path."""
-    hint = _HINTS.get(error.errno or 0, "").format(option=option)
+    """Explain an OSError and how to fix it; `option` is what chose the path ("": unknown)."""
+    other = f", or choose another folder with {option}" if option else ""
+    hint = _HINTS.get(error.errno or 0, "").format(other=other)
     return ". ".join(filter(None, [error.strerror or str(error), hint])) + "."
 
 

@@ -20,6 +20,7 @@ from runs import assert_same_bits, change, dipole, done, lines, patch_blobs, ref
 from dipole.core.cli import app as cli
 from dipole.core.cli.app import broken_plugins
 from dipole.core.record import read_record
+from dipole.core.train.data_sets import fetched
 from dipole.core.train.domains import Domain, temporary_domain
 from dipole.core.train.metrics import read_metrics
 from dipole.core.utils import plugins
@@ -261,6 +262,8 @@ def test_help_fits_and_ends_with_two_examples_that_parse(command, capsys, monkey
     for line in lines[-2:]:
         assert line.strip().startswith(f"dipole {command} ") or line.strip() == f"dipole {command}"
         _, name, *arguments = shlex.split(line.partition(" > ")[0])
+        if command == "data get":
+            assert arguments[1] in fetched()
         configure = cli._find(name)
         parser = cli.command_parser(name, configure)
         configure(parser)
@@ -290,13 +293,24 @@ def test_the_command_alone_shows_where_to_start_and_then_every_command_in_a_grou
 
 @pytest.mark.parametrize("option", ["-o", "--out"])
 @pytest.mark.parametrize(
-    "line", ["embed r x", "export r --to onnx", "report r", "demo", "results add r", "theory r", "data get imagenette"]
-)
-def test_o_and_out_name_what_is_written(option, line):
+    "line",
+    ["embed r x", "export r --to onnx", "report r", "demo", "results add r", "theory r", "data get cifar10", "new a",
+     "play r"],
+)  # fmt: skip
+def test_o_and_out_name_what_is_written(option, line, capsys):
     name, *rest = line.split()
     parser = cli.command_parser(name, configure := cli._find(name))
     configure(parser)
     assert Path("place") in vars(parser.parse_args([*rest, option, "place"])).values()
+    assert "is empty" in dipole(capsys, name, *rest, option, "")[2]  # as from a variable without a value
+
+
+@pytest.mark.parametrize("line", ["new a", "export r --to onnx", "data get cifar10 --yes", "report ."])
+def test_a_place_that_cannot_be_made_is_no_unexpected_error(line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = dipole(capsys, *line.split(), "-o", "y" * 300)[2]
+    assert error.startswith("error: ")
+    assert "unexpected" not in error
 
 
 @pytest.fixture

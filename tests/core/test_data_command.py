@@ -30,7 +30,7 @@ class Server(BaseHTTPRequestHandler):
     """Serves `files` with `headers`; knows ranges, and closes the connection after `stops` bytes of an answer.
 
     If-Range is honoured if `if_range` is set. An ETag of "content" is a hash of the file, unless `tag` is one. `shift`
-    bytes before the asked ones are sent too.
+    bytes before the asked ones are sent too. A range has at most `span` bytes.
     """
 
     def __init__(self, files, asked, settings, *arguments):
@@ -59,9 +59,11 @@ class Server(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes */{len(data)}"
         else:
             self.send_response(206 if begin else 200)
-            headers["Content-Length"] = str(len(data) - start)
+            end = min(len(data), start + self.settings.get("span", len(data))) if begin else len(data)
             if begin:
-                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+                headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+            data = data[:end]
+            headers["Content-Length"] = str(end - start)
         for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
@@ -181,16 +183,50 @@ def test_an_answer_with_other_bytes_starts_again(serve, tmp_path, settings, othe
     assert fetch(RemoteFile(f"{url}/x.bin"), tmp_path).read_bytes() == other
 
 
+@pytest.mark.parametrize("known", [None, len(CONTENT)])
+def test_short_answers_are_put_together(serve, tmp_path, known):
+    """A server may send less than the range that was asked for."""
+    url, asked = serve({"x.bin": CONTENT}, {"headers": {"ETag": ""}, "span": len(CONTENT) // 4, "stops": HALF})
+    assert fetch(RemoteFile(f"{url}/x.bin", known), tmp_path).read_bytes() == CONTENT
+    assert len(asked) == 1 + 3
+
+
 @pytest.mark.parametrize(
-    ("headers", "content", "said"),
-    [({"Content-Encoding": "gzip"}, CONTENT, "Content-Encoding gzip"), ({}, b"", "the file has 0 bytes")],
+    ("packing", "refused_names"),
+    [("gzip", ["x.bin"]), ("X-GZIP", ["x.bin"]), ("br", ["x.bin", "x.tgz"]), ("Identity", [])],
 )
-def test_answers_that_are_not_the_file(serve, tmp_path, headers, content, said):
-    url, _ = serve({"x.bin": content, "x.tgz": CONTENT}, {"headers": headers})
-    with pytest.raises(DataError, match=said):
+def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, refused_names):
+    url, _ = serve({"x.bin": CONTENT, "x.tgz": CONTENT}, {"headers": {"Content-Encoding": packing}})
+    for name in ("x.bin", "x.tgz"):
+        if name in refused_names:
+            with pytest.raises(DataError, match=f"Content-Encoding {packing}"):
+                fetch(RemoteFile(f"{url}/{name}"), tmp_path)
+            assert not (tmp_path / name).exists()
+        else:
+            assert fetch(RemoteFile(f"{url}/{name}"), tmp_path).read_bytes() == CONTENT
+
+
+def test_answers_that_are_not_the_file(serve, tmp_path):
+    url, _ = serve({"x.bin": b""})
+    with pytest.raises(DataError, match="the file has 0 bytes"):
         fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
     assert not (tmp_path / "x.bin").exists()
-    assert fetch(RemoteFile(f"{url}/x.tgz"), tmp_path).read_bytes() == CONTENT  # servers say so of packed files
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"\n\n\n\n"])
+def test_a_damaged_note_on_the_part_starts_again(serve, tmp_path, content):
+    file, _, asked = cut_off(serve, tmp_path, "etag")
+    (origin,) = tmp_path.glob("*.origin")
+    origin.write_bytes(content)
+    assert (fetch(file, tmp_path).read_bytes(), asked) == (CONTENT, [("x.bin", None)])
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.bin.lock", "x.bin.part", "x.bin.part.origin"])
+def test_a_folder_in_the_place_of_a_file_is_named(serve, tmp_path, name):
+    (tmp_path / name).mkdir()
+    url, _ = serve({"x.bin": CONTENT})
+    with pytest.raises(DataError, match=f"cannot write .*/{name}: Is a directory"):
+        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
 
 
 def test_another_mirror_is_another_file(serve, tmp_path, monkeypatch):
@@ -365,6 +401,8 @@ def test_a_folder_appears_whole_or_not_at_all(toy, serve, tmp_path, capsys):
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("x")
     assert "Give another folder" in refused(capsys, "data", "get", "toy", "--yes", "--to", "mine", code=1)
+    for unnamed in (".", "..", "/", "there/.."):
+        assert "with a name" in refused(capsys, "data", "get", "toy", "--yes", "--out", unnamed, code=1)
 
 
 def test_every_domain_declares_its_own(capsys):

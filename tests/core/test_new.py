@@ -108,5 +108,5 @@ def test_next_lines_can_be_typed_and_existing_places_are_left(tmp_path, capsys):
     assert main(["new", "mine", "--into", str(tmp_path)]) == 2
     assert f"{tmp_path / 'mine'} exists already" in capsys.readouterr().err
     assert main(["new", "mine", "--into", str(tmp_path / "file")]) == 2
-    assert "--into" in capsys.readouterr().err
+    assert "--out" in capsys.readouterr().err
     assert not list((tmp_path / "mine").iterdir())

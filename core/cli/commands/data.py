@@ -12,7 +12,7 @@ from shlex import join
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import confirm, json_answer, stdout_to_stderr, write
-from dipole.core.cli.parser import described, resumable
+from dipole.core.cli.parser import described, resumable, to_path
 from dipole.core.train.data_sets import Built, DataSet, built, data_sets, fetched_folder, find, get, is_prepared
 from dipole.core.train.domains import resolve
 from dipole.core.utils.download import BASE, Progress, RemoteFile, address, free_bytes
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )  # fmt: skip
     fetched.add_argument("name", metavar="NAME", help="as in `dipole data list`")
     fetched.add_argument(
-        "-o", "--out", "--to", type=Path, metavar="FOLDER", help="folder to prepare (default: data/NAME)"
+        "-o", "--out", "--to", type=to_path, metavar="FOLDER", help="folder to prepare (default: data/NAME)"
     )
     fetched.add_argument("--yes", action="store_true", help="do not ask")
     fetched.add_argument("--url", metavar="URL", help=f"mirror to fetch from, URL/FILE; also ${BASE}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer, write
+from dipole.core.cli.parser import to_path
 
 if TYPE_CHECKING:
     from dipole.core.train.run_folder import RunFolder
@@ -21,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or the first digits of its hash")
     parser.add_argument("--to", metavar="FORMAT", required=True, help="such as transformers or sentence-transformers")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)"
+        "-o", "--out", type=to_path, metavar="DIR", help="new folder to write (default: RUN/export-FORMAT)"
     )
     parser.add_argument(
         "--license",
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     )
     parser.add_argument("--push", metavar="REPO", help="also upload the folder to the Hugging Face Hub as this model")
     parser.add_argument("--private", action="store_true", help="with --push: make a new repository private")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run
 

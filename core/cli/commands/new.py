@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import json_answer
+from dipole.core.cli.parser import to_path
 from dipole.core.train.config import RunConfig
 from dipole.core.train.domains import domain_names
 from dipole.core.utils.errors import ConfigError
@@ -51,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         "--domain", action="store_true", help="start a domain of that name, with a toy data set and a recipe"
     )
     parser.add_argument(
-        "-o", "--out", "--into", dest="into", type=Path, metavar="FOLDER",
+        "-o", "--out", "--into", type=to_path, metavar="FOLDER",
         help="where to make its folder (default: the current folder)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object; messages go to stderr")
@@ -64,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.domain:
         check_domain(name, package)
         source_of, shown = DOMAIN_FILES, package
-    folder = (arguments.into or Path()) / name
+    folder = (arguments.out or Path()) / name
     if folder.exists() or folder.is_symlink():
-        raise ConfigError(f"{folder} exists already. Nothing was changed: give another NAME, or --into FOLDER.")
+        raise ConfigError(f"{folder} exists already. Nothing was changed: give another NAME, or --out FOLDER.")
     template = files("dipole.core.cli") / "template"
     with json_answer(arguments.json) as answer:
         answer["package"], answer["files"] = str(folder), []
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
             except OSError as error:
-                raise ConfigError(f"cannot write {path}: {error.strerror}. Give --into FOLDER.") from None
+                raise ConfigError(f"cannot write {path}: {error.strerror}. Give --out FOLDER.") from None
             answer["files"].append(str(path))
             print(path)
         print(f"\nnext:\n  cd {quoted(str(folder))}\n  pip install -e {quoted('.[dev]')}\n  pytest")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dipole.core.cli import Runner
 from dipole.core.cli.output import stdout_to_stderr, write
+from dipole.core.cli.parser import to_path
 from dipole.core.evaluation.theory.choices import LOSSES, Choices
 from dipole.core.evaluation.theory.theorems import THEOREMS
 from dipole.core.objectives.spec import Option, options_of
@@ -37,15 +38,15 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="folder of a finished run, or the first digits of its hash"
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
+    parser.add_argument("--runs", type=to_path, default=Path("runs"), metavar="DIR", help="where hashes are looked up")
     parser.add_argument("--device", help="auto, cpu, cuda, ... (default: that of the recipe)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--list", action="store_true", help="list every theorem, what it needs and its functions")
     parser.add_argument(
-        "-o", "--out", "--picture", dest="picture", type=Path, metavar="FILE",
+        "-o", "--out", "--picture", dest="picture", type=to_path, metavar="FILE",
         help="also draw a picture: .svg, .png or .pdf",
     )  # fmt: skip
-    parser.add_argument("--figure1", type=Path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
+    parser.add_argument("--figure1", type=to_path, metavar="FILE", help="draw Figure 1 of Arora et al.; needs no run")
 
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
