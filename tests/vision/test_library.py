@@ -36,14 +36,14 @@ def views(count=2, images=6, side=16, seed=0):
     return [torch.rand(images, 3, side, side, generator=generator) for _ in range(count)]
 
 
-def build(name, **given):
-    """A framework by name, with small queues. CLIP reads six words for each image."""
+def build(name, to=torch.float32, **given):
+    """A framework by name, with small queues. The backbone has a type or a device. CLIP reads six words an image."""
     torch.manual_seed(0)
     if name not in WITH_DEFAULT:
         given.setdefault("objective", "infonce(temperature=0.2) + 0.1*dp")
     if name == "CLIP":
-        return vision.CLIP(conv(), nn.Sequential(nn.EmbeddingBag(10, 4), nn.Linear(4, 8)), **given)
-    return getattr(vision, name)(conv(), **SMALL.get(name, {}), **given)
+        return vision.CLIP(conv().to(to), nn.Sequential(nn.EmbeddingBag(10, 4), nn.Linear(4, 8)).to(to), **given)
+    return getattr(vision, name)(conv().to(to), **SMALL.get(name, {}), **given)
 
 
 def arguments(name, seed=0):
@@ -64,7 +64,10 @@ def step(model, given, rate=0.05):
     return float(loss.detach())
 
 
-@pytest.mark.parametrize("name", [*WITH_DEFAULT, "SimCLR", "MoCo", "CMC", "CLIP"])
+FRAMEWORKS = [*WITH_DEFAULT, "SimCLR", "MoCo", "CMC", "CLIP"]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_plain_backbone_trains_and_continues_from_its_state(name):
     """A second model that loads the state continues with the same losses: queue, momentum copy, seed and objective."""
     model = build(name)
@@ -80,6 +83,30 @@ def test_a_plain_backbone_trains_and_continues_from_its_state(name):
     assert set(names.get(name, ["queue.rows"] * (name == "NNCLR"))) <= set(state)
     features = model.features(views()[0])
     assert features.shape == (6, 12 if name == "CMC" else 6)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_heads_and_queues_have_the_type_and_the_device_of_the_backbone(name):
+    model = build(name, torch.bfloat16)
+    images, *others = arguments(name)
+    assert math.isfinite(step(model, ([image.bfloat16() for image in images], *others)))
+    placed = build(name, "meta", **{"bank": 4, "images": 30} if name == "CMC" else {}).state_dict()
+    assert {each.device.type for key, each in placed.items() if key != "step"} == {"meta"}
+
+
+def test_a_compiled_framework_is_not_compiled_again_at_each_step():
+    plain, whole = build("MoCo"), build("MoCo")
+    compiled = torch.compile(whole, backend="eager")
+    losses, graphs = [], []
+    for seed in range(5):
+        given = arguments("MoCo", seed)
+        compiled(*given)  # fills no queue and moves no copy
+        losses.append((float(compiled(*given).detach()), float(plain(*given).detach())))
+        plain.after_step()
+        compiled.after_step()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[2] == graphs[4]
+    assert all(found == pytest.approx(wanted, abs=1e-6) for found, wanted in losses)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +232,7 @@ def test_proximal_objectives_need_the_learning_rate():
 
 
 FLAT = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+LAZY = nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +259,11 @@ FLAT = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
         (lambda: build("MoCoV3", steps=0), None, "steps must be a whole number >= 1, got 0"),
         (lambda: build("MoCo", momentum=99), None, "momentum must be in \\[0, 1\\], got 99"),
         (lambda: vision.momentum_update(conv(), conv(), -1), None, "momentum must be in"),
-        (lambda: vision.SimCLR(FLAT, "infonce"), None, "depends on the size"),
+        (lambda: vision.SimCLR(FLAT, "infonce"), None, "depends on the shape .* 3600 for 3x32x32 .* pool it"),
+        (lambda: vision.SimCLR(nn.AdaptiveAvgPool2d(4), "infonce"), None, "48 for 3x32x32 and 16 for 1x32x32"),
+        (lambda: vision.MoCo(LAZY, "infonce", head=nn.Flatten()), None, "lazy layers, .* Call it once on a batch"),
+        (lambda: vision.CMC(LAZY, "infonce"), None, "lazy layers"),
+        (lambda: vision.CLIP(conv(), nn.LazyLinear(4), "infonce"), None, "LazyLinear has lazy layers"),
         (lambda: vision.BYOL(nn.LSTM(4, 4)), None, "no size of images was tried"),
         (lambda: vision.projection_head("simcrl", 8), None, "Did you mean 'simclr'"),
         (lambda: vision.prediction_head("simclr", 8), None, "Allowed: byol, simsiam, mocov3, nnclr"),

@@ -22,6 +22,7 @@ from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.core.utils.seeding import Seeds
 from dipole.core.utils.text import counted
 from dipole.core.utils.transfer import to_device
+from dipole.core.utils.uncompiled import uncompiled
 from dipole.vision.augment import AugmentConfig
 from dipole.vision.encoders import Encoder
 from dipole.vision.encoders.base import Norm
@@ -318,6 +319,7 @@ class Framework(nn.Module):
             raise PairsError(f"{name} takes a list of {wanted} of the images, (B, C, H, W) each, got {len(found)}.")
         return found
 
+    @uncompiled  # else torch.compile would compile each step again
     def _done(self) -> int:
         """Return the number of finished steps."""
         if self._step is None:
@@ -354,8 +356,11 @@ class Framework(nn.Module):
         self.objective.after_step(learning_rate or 0.0, self._step, self.steps)
 
     def _build_objective(self) -> None:
-        """Create the parameters of the objective, when the networks exist."""
-        if self.objective is None or not any(nn.parameter.is_lazy(each) for each in self.objective.parameters()):
+        """Create the parameters of the objective on the device of the networks, when these exist."""
+        if self.objective is None:
+            return
+        self.objective.to(next((each.device for each in self.branches()[0].parameters()), None))
+        if not any(nn.parameter.is_lazy(each) for each in self.objective.parameters()):
             return
         width = None
         if self._reads_features():

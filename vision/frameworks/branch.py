@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from dipole.vision.heads import Projection, projection_head
 
 SIDES = (32, 64, 224, 8, 16, 28, 48, 84, 96, 128, 192, 256, 299, 336, 384, 448, 512)
 """Sides of the images, in pixels, with which the width of a plain backbone is measured. Two that work are enough."""
+Placed = TypeVar("Placed", bound=nn.Module)
 POOLED = ("pooler_output", "image_embeds", "text_embeds")
 """Outputs of models of transformers that have one row for each input."""
 
@@ -34,7 +35,7 @@ class Branch(nn.Module):
         dim: width of the embedding. By default it is measured.
 
     Raises:
-        ConfigError: the backbone is no module, or there is no such layer.
+        ConfigError: the backbone is no module or has layers of unknown size, or there is no such layer.
 
     Attributes:
         returns_features: whether a call returns (embeddings, features). `PassedFeatures` sets it.
@@ -49,6 +50,7 @@ class Branch(nn.Module):
         if not isinstance(backbone, nn.Module):
             got = type(backbone).__name__
             raise ConfigError(f"a backbone is a torch.nn.Module, such as torchvision.models.resnet18(), got {got}.")
+        check_built(backbone)
         self.encoder = backbone
         self.projector = nn.Identity() if projector is None else projector
         self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None
@@ -106,8 +108,23 @@ def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -
         return backbone
     branch = Branch(backbone, head)
     if head is None:
-        branch.projector = projection_head(name, branch.width)
+        branch.projector = placed_like(projection_head(name, branch.width), backbone)
     return branch
+
+
+def check_built(module: nn.Module) -> None:
+    """Raise ConfigError if a module has lazy layers that have not seen an input."""
+    if any(nn.parameter.is_lazy(each) for each in chain(module.parameters(), module.buffers())):
+        raise ConfigError(
+            f"{type(module).__name__} has lazy layers, whose size is unknown before their first input. Call it once on "
+            "a batch, such as backbone(images), then build the framework."
+        )
+
+
+def placed_like(module: Placed, backbone: nn.Module) -> Placed:
+    """Move a new module to the device and the floating-point type of a backbone, and return it."""
+    like = next((each for each in backbone.parameters() if each.is_floating_point()), None)
+    return module if like is None else module.to(like)
 
 
 def rows_of(output: Any, module: nn.Module) -> Tensor:
@@ -127,16 +144,17 @@ def feature_width(backbone: nn.Module) -> int:
     """Return the width of the rows that a module makes of images, measured with images of zeros."""
     if isinstance(backbone, Encoder):
         return backbone.taps[backbone.last]
-    found = {images.shape[-1]: width for images, width in measured(backbone, _trials(backbone), most=2)}
+    found = {tuple(images.shape[1:]): width for images, width in measured(backbone, _trials(backbone), most=2)}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     why = "no size of images was tried that it reads"
     if found:
-        shown = " and ".join(f"{width} with {side} pixels" for side, width in found.items())
-        why = f"it depends on the size of the images, {shown}"
+        shown = " and ".join(f"{width} for {'x'.join(map(str, shape))}" for shape, width in found.items())
+        why = f"it depends on the shape of the images, {shown}"
     raise ConfigError(
-        f"the width of the features of {type(backbone).__name__} is unknown: {why}. Give a head for features of your "
-        "images' size, such as head=dipole.vision.projection_head('simclr', WIDTH)."
+        f"the width of the features of {type(backbone).__name__} is unknown: {why}. If it returns a map, pool it: "
+        "torch.nn.Sequential(backbone, torch.nn.AdaptiveAvgPool2d(1)). Or give a head for features of your images' "
+        "size, such as head=dipole.vision.projection_head('simclr', WIDTH)."
     )
 
 

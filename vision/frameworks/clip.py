@@ -13,7 +13,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
 from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, embedded, register_framework
-from dipole.vision.frameworks.branch import measured, rows_of
+from dipole.vision.frameworks.branch import check_built, measured, placed_like, rows_of
 from dipole.vision.settings import PairKind, VisionSettings
 
 
@@ -25,6 +25,7 @@ class TextBranch(nn.Module):
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:
         super().__init__()
+        check_built(encoder)
         self.encoder = encoder
         if head is None:
             device = next((each.device for each in encoder.parameters()), None)
@@ -35,7 +36,7 @@ class TextBranch(nn.Module):
                     f"CLIP: the width of the features of {type(encoder).__name__} is unknown, as it reads no matrix of "
                     f"tokens. Give its head, such as text_head=torch.nn.Linear(WIDTH, {dim})."
                 )
-            head = nn.Linear(found[0][1], dim)
+            head = placed_like(nn.Linear(found[0][1], dim), encoder)
         self.projector = head
 
     def forward(self, *texts: Any, **named: Any) -> Tensor:

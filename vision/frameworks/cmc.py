@@ -28,7 +28,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
-from dipole.vision.frameworks.branch import make_branch
+from dipole.vision.frameworks.branch import check_built, make_branch
 from dipole.vision.frameworks.queue import check_choice, check_momentum, of_all_ranks
 from dipole.vision.image_ops import centre
 from dipole.vision.image_set import ImageSet
@@ -149,7 +149,9 @@ class CMC(Framework):
                 f"CMC: a bank of {images} images has no {bank} negatives: images= is the data set's size."
             )
         if bank is not None:
-            self.register_buffer("memory", F.normalize(torch.randn(2, images, self.embedding_dim), dim=2))
+            like = next(self.light.parameters(), torch.empty(0))
+            drawn = torch.randn(2, images, self.embedding_dim).to(like)
+            self.register_buffer("memory", F.normalize(drawn, dim=2))
         self._fresh: tuple[Tensor, Tensor, Tensor] | None = None
         self._build_objective()
 
@@ -247,6 +249,7 @@ def with_channels(backbone: nn.Module, channels: int) -> nn.Module:
 
     Each channel of the first convolution gets an equal share of the sum of its weights.
     """
+    check_built(backbone)
     found = copy.deepcopy(backbone)
     first = next((part for part in found.modules() if isinstance(part, nn.Conv2d)), None)
     if first is None or first.in_channels != 3:

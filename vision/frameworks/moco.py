@@ -25,6 +25,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
+from dipole.vision.frameworks.branch import placed_like
 from dipole.vision.frameworks.queue import Queue, check_momentum, momentum_update, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
@@ -87,7 +88,7 @@ class MoCo(OneBranch):
         super().__init__(backbone, objective, head)
         check_momentum(momentum)
         self.key = copy.deepcopy(self.branch).requires_grad_(False)
-        self.queue = Queue(queue, self.embedding_dim)
+        self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone)
         self.momentum = momentum
         self.intra_batch = intra_batch
         self.symmetric = symmetric

@@ -27,6 +27,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
+from dipole.vision.frameworks.branch import placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import (
     Queue,
@@ -69,7 +70,7 @@ class Predicting(OneBranch):
     ) -> None:
         super().__init__(backbone, objective, head)
         if predictor is None:
-            predictor = prediction_head(self.head_name, self.embedding_dim)
+            predictor = placed_like(prediction_head(self.head_name, self.embedding_dim), self.backbone)
         self.predictor = predictor
         self._projected: Tensor | None = None
 
@@ -349,7 +350,7 @@ class NNCLR(Predicting):
         support: int = 98_304,
     ) -> None:
         super().__init__(backbone, objective, head, predictor)
-        self.queue = Queue(support, self.embedding_dim)
+        self.queue = placed_like(Queue(support, self.embedding_dim), self.backbone)
         self._fresh: Tensor | None = None
 
     def sides(self, batch: Batch, projected: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

@@ -22,6 +22,7 @@ from dipole.vision.frameworks.base import (
     in_passes,
     register_framework,
 )
+from dipole.vision.frameworks.branch import placed_like
 from dipole.vision.frameworks.queue import Queue, of_all_ranks
 from dipole.vision.settings import VisionSettings
 
@@ -68,7 +69,7 @@ class SwAV(OneBranch):
     ) -> None:
         super().__init__(backbone, objective, head)
         self.large = large
-        self.queue = Queue(queue, self.embedding_dim) if queue else None
+        self.queue = placed_like(Queue(queue, self.embedding_dim), self.backbone) if queue else None
         self._fresh: list[Tensor] = []
 
     @classmethod
