@@ -99,6 +99,50 @@ def test_the_code_of_a_guide_runs(page, tmp_path, monkeypatch):
                 check_toml(text)
 
 
+def assumed() -> dict:
+    """What the fragments of README and background pages assume: encoders, batches, embeddings."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.randn(*(shape or (32, 16)), generator=generator)
+
+    encoder = torch.nn.Linear(20, 16)
+    labels = torch.arange(32) % 4
+    names = ("z1", "z2", "a", "p", "hard", "f", "g", "view1", "view2", "images", "queries", "documents")
+    batches = {name: rows(32, 20) if name in names[-5:] else rows().requires_grad_() for name in names}
+    return batches | {
+        "__name__": "page", "torch": torch, "dipole": dipole, "encoder": encoder, "encode": encoder, "d": 16,
+        "image_encoder": encoder, "text_encoder": torch.nn.Linear(20, 16), "labels": labels,
+        "document": torch.arange(32) // 4, "classes": torch.arange(8), "z": rows(32, 128),
+        "captioned": [(rows(32, 20), rows(32, 20))], "loader": [(rows(32, 20), labels)],
+        "table": [(rows(32, 20), rows(32, 20), rows(32, 20))],
+    }  # fmt: skip
+
+
+def test_fragments_of_the_background_pages_run():
+    namespace = assumed()
+    for language, text in blocks(DOCS / "background" / "core.md"):
+        if language == "python":
+            exec(compile(text, "core.md", "exec"), namespace)
+    first, second = namespace["z1"].detach(), namespace["z2"].detach()
+    wanted = 25 * (first - second).square().sum(1).mean()  # Bardes et al. 2022, Eqs. 1 to 6
+    for z in (first, second):
+        covariance = torch.cov(z.T)
+        wanted += 25 * (1 - (z.var(0) + 1e-4).sqrt()).clamp_min(0).mean()
+        wanted += (covariance - covariance.diag().diag()).square().sum() / 16
+    found = dipole.Composite([namespace["VICReg"]()], [1.0])(first, second).loss
+    torch.testing.assert_close(found, wanted)
+
+
+def test_the_loop_of_the_readme_runs():
+    wide = {name: torch.randn(32, 128) for name in ("queries", "keys", "queue")}
+    text = next(text for _, text in blocks(ROOT / "README.md") if "Pairs.cross(queries, keys, queue)" in text)
+    namespace = assumed() | wide
+    exec(compile(text, "README.md", "exec"), namespace)
+    assert namespace["features"].shape == (32, 128)
+    assert torch.isfinite(namespace["outcome"].loss)
+
+
 def test_the_readme_leads_to_a_trained_embedded_and_exported_backbone(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     pytest.importorskip("dipole.vision.heads")
