@@ -11,7 +11,7 @@ pytest.importorskip("stable_baselines3")
 import torch
 
 from dipole.core.utils.errors import DipoleError
-from dipole.rl import ContrastiveSAC, make_env
+from dipole.rl import ContrastiveSAC, WorkerVecEnv, make_env, resume, snapshots
 from dipole.rl.envs.suite.rendering import choose_backend
 
 TINY = {
@@ -85,11 +85,33 @@ def opengl():
         pytest.skip(str(error))
 
 
+def tiny(env=None, kind=ContrastiveSAC, **settings):
+    """Return a contrastive agent of milliseconds, on the dot task if no other is given."""
+    return kind("CnnPolicy", env if env is not None else make_env("dot"), **{**TINY, **settings})
+
+
 @pytest.fixture
 def tiny_agent():
-    """Makes a contrastive agent of milliseconds on the dot task."""
+    return tiny
 
-    def make(env=None, kind=ContrastiveSAC, **settings):
-        return kind("CnnPolicy", env if env is not None else make_env("dot"), **{**TINY, **settings})
+
+def assert_resumes(make, env, folder, steps=20, more=10, **given):
+    """Check that a checkpoint continues as the agent that wrote it. Return both."""
+    agent = make(env()).learn(steps)
+    snapshots.save(agent, folder / "saved")
+    agent.learn(more, reset_num_timesteps=False)
+    again = resume(folder / "saved", env(), device="cpu", **given).learn(more, reset_num_timesteps=False)
+    assert same(agent, again)
+    return agent, again
+
+
+@pytest.fixture
+def workers(request):
+    """Environments in processes that end with the test."""
+
+    def make(functions, **settings):
+        env = WorkerVecEnv(functions, **settings)
+        request.addfinalizer(env.close)
+        return env
 
     return make

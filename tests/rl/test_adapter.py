@@ -1,11 +1,16 @@
 """The rl domain of a recipe: training, interruption and continuation, evaluation, recipes."""
 
+import os
 import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from dipole import benchmarks
+from dipole.benchmarks.suite import read_suite
 from dipole.core.train.health import Health
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
@@ -18,6 +23,7 @@ from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import tasks
 from dipole.rl.episodes.history import SCORES
+from dipole.rl.settings import CURL_OBJECTIVE as INFONCE
 from tests.rl.conftest import QUICK
 
 SHORT = [*QUICK, "train.steps=120", "train.evaluate_every=60", "train.checkpoint_every=50", "train.log_every=20"]
@@ -103,8 +109,6 @@ def test_weights_and_options_are_scheduled_as_in_other_domains(tmp_path):
     assert not all(torch.equal(value, weights["fixed"][name]) for name, value in weights["moved"].items())
     shown = [line["train/schedule.infonce.temperature"] for line in lines["moved"] if "train/return" in line]
     assert shown == sorted(shown, reverse=True)
-    with pytest.raises(ConfigError, match=r"train\.schedule: has no effect in the domain 'rl'"):
-        short("train.schedule=cosine")
 
 
 @pytest.mark.parametrize("workers", [(), ("rl.envs=2", "rl.workers=true")])
@@ -136,50 +140,11 @@ def test_an_interrupted_run_continues_bit_for_bit(straight, tmp_path, monkeypatc
     ]
 
 
-def test_agent_without_an_objective_trains(tmp_path):
-    config = short("objective=none", "train.precision=bf16-mixed", "train.steps=60")
-    record = train(config, tmp_path, quiet=True)
+def test_records_of_agents_without_an_objective_and_of_a_term_that_stays_0(tmp_path, monkeypatch):
+    """Where every picture is the same and duplicates are left out, no anchor has a negative."""
+    record = train(short("objective=none", "train.precision=bf16-mixed", "train.steps=60"), tmp_path, quiet=True)
     assert record.objective == "none"
     assert "conditional_entropy" not in record.diagnostics
-
-
-@pytest.mark.parametrize("name", [name for name in shipped("recipes") if load(name).config.domain == "rl"])
-def test_every_recipe_of_the_domain_is_complete(name):
-    config = load(name).config
-    assert config.name == name
-    assert config.train.evaluate_every is not None
-    assert config.train.steps % config.train.evaluate_every == 0
-
-
-@pytest.mark.parametrize("table", ["lmcl-table5", "cllr-table4"])
-def test_papers_recipes_train_long_enough_for_their_score(table):
-    config = load(table, ["rl.task=ball-in-cup-catch"]).config
-    assert config.train.steps == 100_000
-    assert config.train.batch_size == 512
-    assert (config.rl.preset, config.rl.rendering, config.rl.episodes) == ("curl", "paper", 10)
-    assert config.rl.task == "ball_in_cup-catch"
-    assert {load(table, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
-
-
-def test_recipes_have_settings_of_peers_and_errors_name_the_key():
-    config = load("curl").config
-    assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
-    assert config.rl.agent_settings() == {}
-    assert load("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
-    with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*cheetah-run"):
-        load("dot", ["rl.task=cheeta-run"])
-    with pytest.raises(ConfigError, match=r"train.weight_decay: has no effect in the domain 'rl'"):
-        load("dot", ["train.weight_decay=0.1"])
-    with pytest.raises(ConfigError, match=r"encoder_stepz"):
-        load("dot", ["rl.encoder_stepz=1"])
-    assert RLConfig().agent_settings() == {}
-    assert RLConfig(encoder_steps=1, hidden=(8,)).agent_settings() == {"encoder_steps": 1, "hidden": (8,)}
-    assert RLConfig(task="cheetah-run", rendering="fast").environment() == {"frame_stack": 3, "rendering": "fast"}
-    assert RLAdapter.objective_optional
-
-
-def test_record_notes_a_term_that_stays_0(tmp_path, monkeypatch):
-    """Every picture is the same: with duplicates left out no anchor has a negative."""
     monkeypatch.setattr(registry, "_environments", dict(registry._environments))
 
     @registry.environment("still")
@@ -190,3 +155,101 @@ def test_record_notes_a_term_that_stays_0(tmp_path, monkeypatch):
     config = short("rl.task=still", "rl.exclude_duplicates=true", "objective=infonce", "train.steps=60")
     record = train(config, tmp_path, quiet=True)
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped("recipes") if load(name).config.domain == "rl"])
+def test_every_recipe_of_the_domain_is_complete(name):
+    config = load(name).config
+    assert config.name == name
+    assert config.train.steps % config.train.evaluate_every == 0
+    if name in ("lmcl-table5", "cllr-table4"):  # those of the papers train long enough for their score
+        config = load(name, ["rl.task=ball-in-cup-catch"]).config
+        assert (config.train.steps, config.train.batch_size, config.rl.task) == (100_000, 512, "ball_in_cup-catch")
+        assert (config.rl.preset, config.rl.rendering, config.rl.episodes) == ("curl", "paper", 10)
+        assert {load(name, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
+
+
+def test_recipes_have_settings_of_peers():
+    config = load("curl").config
+    assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
+    assert config.rl.agent_settings() == RLConfig().agent_settings() == {}
+    assert load("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
+    assert RLConfig(encoder_steps=1, hidden=(8,)).agent_settings() == {"encoder_steps": 1, "hidden": (8,)}
+    assert RLConfig(task="cheetah-run", rendering="fast").environment() == {"frame_stack": 3, "rendering": "fast"}
+    assert RLAdapter.objective_optional
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "said"),
+    [
+        ("dot", "rl.task=cheeta-run", r"unknown task 'cheeta-run'.*cheetah-run"),
+        ("dot", "train.weight_decay=0.1", r"train.weight_decay: has no effect in the domain 'rl'"),
+        ("dot", "train.schedule=cosine", r"train\.schedule: has no effect in the domain 'rl'"),
+        ("dot", "rl.encoder_stepz=1", "encoder_stepz"),
+        ("dot", "rl.evaluation_workers=4", "set evaluation_seeds = 'each'"),
+        ("dot-state", "rl.frame_stack=2", "frame_stack has no effect with inputs='state'"),
+        ("curl", "rl.difficulty=medium", "difficulty has no effect on the task"),
+        *(
+            ("dot", f"rl.{name}=1", f"{name} has no effect on the task 'dot', whose settings are size, frame_stack")
+            for name in ("camera", "action_repeat")
+        ),
+    ],
+)
+def test_wrong_keys_of_a_recipe_are_named(recipe, setting, said):
+    with pytest.raises(ConfigError, match=said):
+        load(recipe, [setting])
+
+
+STEPS = 1900
+
+
+@pytest.fixture(scope="module")
+def random_return():
+    """Mean return of uniform actions over 50 episodes."""
+    env = DotEnv()
+    returns = []
+    for seed in range(50):
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        returns.append(sum(env.step(env.action_space.sample())[1] for _ in range(50)))
+    return float(np.mean(returns))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["none", INFONCE, f"{INFONCE} + dp", "cacr(k=2)"])
+def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
+    # Both evaluations play the same episodes.
+    settings = [f"train.steps={STEPS}", f"train.evaluate_every={STEPS // 2}", "train.curves_on=test", "device=cpu"]
+    config = load("dot", [f"objective={objective}", *settings]).config
+    # Half of the steps are uniform actions: the first evaluation is that of an untrained agent.
+    record = train(config, tmp_path, quiet=True)
+    lines = read_metrics(tmp_path / config.hash / "metrics.jsonl")
+    untrained, *_ = [line["eval/return/mean"] for line in lines if "eval/return/mean" in line]
+    trained = record.results["return/mean"]
+    assert 10 < random_return < 20
+    assert trained > random_return + 10
+    assert trained > untrained + 10
+    losses = [line["train/contrast_loss"] for line in lines if line.get("train/contrast_loss") is not None]
+    assert bool(losses) == (objective != "none")
+    if objective.startswith("infonce"):
+        assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.slow
+def test_drq_learns_the_dot_task(random_return, tmp_path):
+    config = load("dot-drq", ["train.evaluate_every=5000", "device=cpu"]).config
+    assert train(config, tmp_path, quiet=True).results["return/mean"] > random_return + 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("opengl")
+@pytest.mark.parametrize("job", range(9))
+def test_cartpole_balance_improves(job, tmp_path):
+    """Training return of the last thousand agent steps against the first; DIPOLE_RUNS keeps the runs."""
+    study = Path(benchmarks.__file__).parent / "studies" / "cartpole-balance.toml"
+    runs, config = Path(os.environ.get("DIPOLE_RUNS", tmp_path)), read_suite(study).at("small").jobs()[job].config
+    assert train(config, runs, quiet=True).status == "done"
+    lines = read_metrics(runs / config.hash / "metrics.jsonl")
+    returns = [(line["step"], line["train/return"]) for line in lines if line.get("train/return") is not None]
+    first, last = (np.mean([value for step, value in returns if low < step <= low + 8000]) for low in (0, 48_000))
+    assert last > 1.3 * first

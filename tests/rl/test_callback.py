@@ -14,10 +14,11 @@ from stable_baselines3.common.callbacks import CallbackList as BaseCallbackList
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
+import dipole
 from dipole import Objective
 from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.modes import in_mode
-from dipole.rl import ContrastiveCallback, ContrastiveSAC, DotEnv, make_env
+from dipole.rl import ContrastiveCallback, DotEnv, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
 
 NET = {"net_arch": [8]}
@@ -37,6 +38,10 @@ def sac(**settings):
     return made(SAC, **{"buffer_size": 200, "learning_starts": 10, **settings})
 
 
+def ppo(**settings):
+    return made(PPO, **settings)
+
+
 def record_losses(callback):
     losses, step = [], callback._step
     callback._step = lambda images: losses.append(step(images)) or losses[-1]
@@ -44,20 +49,21 @@ def record_losses(callback):
 
 
 @pytest.mark.parametrize(
-    "objective", ["infonce(similarity=bilinear, temperature=1)", "infonce + dp + cllr(solver=proximal)"]
+    "text", ["infonce(similarity=bilinear, temperature=1)", "infonce + dp + cllr(solver=proximal)"]
 )
-def test_sac_gains_an_objective(objective):
-    agent, callback = sac(), ContrastiveCallback(objective, batch_size=16, updates=2)
+def test_sac_gains_the_objective_that_it_is_given(text):
+    agent, given = sac(), dipole.objective(text)
+    callback = ContrastiveCallback(given, batch_size=16, updates=2)
     encoder = agent.critic.features_extractor
     agent.learn(20, callback=callback)
-    start = [p.detach().clone() for p in [*callback.contrast.parameters(), *callback.keys.parameters()]]
+    start = [p.detach().clone() for p in [*given.parameters(), *callback.keys.parameters()]]
     # Without the agent's own updates only the contrast moves the encoder.
     agent.gradient_steps = 0
     before = [p.detach().clone() for p in encoder.parameters()]
     agent.learn(5, callback=callback, reset_num_timesteps=False)
-    assert callback.encoder is encoder
+    assert (callback.encoder, callback.contrast) == (encoder, given)
     assert all(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True))
-    moved = [*callback.contrast.parameters(), *callback.keys.parameters()]
+    moved = [*given.parameters(), *callback.keys.parameters()]
     assert all(not torch.equal(a, b) for a, b in zip(start, moved, strict=True))
 
 
@@ -88,6 +94,7 @@ def test_several_positives_are_several_views():
         ({"augmentation": "crop"}, "augmentation must be a function"),
         ({"encoder": 3}, "encoder must be a function that finds a module"),
         ({"objective": "infonse"}, "infonce"),
+        ({"objective": "none"}, "Leave the callback out"),
     ],
 )
 def test_wrong_arguments_are_refused_before_training(arguments, said):
@@ -95,22 +102,13 @@ def test_wrong_arguments_are_refused_before_training(arguments, said):
         ContrastiveCallback(**arguments)
 
 
-def test_agents_without_image_encoder_and_labelled_objectives_are_refused():
-    with pytest.raises(ConfigError, match=r"tuple cannot run inside an agent: .*labels"):
-        sac().learn(1, callback=ContrastiveCallback("tuple"))
-    with pytest.raises(ConfigError, match="needs an agent that observes images"):
-        made(SAC, "Pendulum-v1", "MlpPolicy", policy_kwargs={}).learn(1, callback=ContrastiveCallback())
-    for env in (DotEnv(size=36), floating()):
-        with pytest.raises(ConfigError, match="FlattenExtractor has nothing to train: give the agent one"):
-            made(SAC, env, "MlpPolicy").learn(1, callback=ContrastiveCallback("infonce"))
-
-
-def test_encoder_without_a_width_and_losses_that_are_not_finite_raise_errors():
-    agent = sac()
-    with pytest.raises(ConfigError, match="no features_dim"):
-        agent.learn(1, callback=ContrastiveCallback(encoder=lambda model: torch.nn.Linear(2, 2)))
-    callback = ContrastiveCallback("infonce", batch_size=16)
-    agent.learn(20, callback=callback)
+def test_a_callback_belongs_to_one_agent_and_stops_before_a_step_that_is_not_finite():
+    agent, callback = sac(), ContrastiveCallback("infonce", batch_size=16)
+    agent.learn(12, callback=callback)
+    agent.learn(8, callback=callback, reset_num_timesteps=False)
+    with pytest.raises(ConfigError, match=r"belongs to another agent.*make one for each"):
+        sac().learn(12, callback=callback)
+    sac().learn(12, callback=ContrastiveCallback(callback.contrast, batch_size=8))
     before = [p.detach().clone() for p in callback.encoder.parameters()]
     callback.augmentation = lambda images: images.float() * torch.nan
     with pytest.raises(TrainingError, match="the term infonce is nan"):
@@ -118,38 +116,9 @@ def test_encoder_without_a_width_and_losses_that_are_not_finite_raise_errors():
     assert all(torch.equal(a, b) for a, b in zip(before, callback.encoder.parameters(), strict=True))
 
 
-def test_a_callback_belongs_to_one_agent():
-    callback = ContrastiveCallback("infonce", batch_size=8)
-    first = sac()
-    first.learn(12, callback=callback)
-    first.learn(2, callback=callback, reset_num_timesteps=False)
-    with pytest.raises(ConfigError, match=r"belongs to another agent.*make one for each"):
-        sac().learn(12, callback=callback)
-    sac().learn(12, callback=ContrastiveCallback(callback.contrast, batch_size=8))
-
-
-class Instruments(gymnasium.ObservationWrapper):
-    """The dot task seen through a dictionary: a picture and two numbers."""
-
-    def __init__(self):
-        super().__init__(DotEnv(size=36))
-        numbers = gymnasium.spaces.Box(-1, 1, (2,))
-        self.observation_space = gymnasium.spaces.Dict({"eye": self.env.observation_space, "numbers": numbers})
-
-    def observation(self, observation):
-        return {"eye": observation, "numbers": self.unwrapped._dot.astype("float32")}
-
-
-@pytest.mark.parametrize("algorithm", [SAC, PPO])
-def test_images_in_a_dictionary_are_augmented(algorithm):
-    agent = made(algorithm, Instruments(), "MultiInputPolicy")
-    callback = ContrastiveCallback("infonce", batch_size=8)
-    shapes = []
-    callback.augmentation = lambda images: shapes.append(tuple(images.shape)) or images
-    losses = record_losses(callback)
-    agent.learn(20, callback=callback)
-    assert losses
-    assert set(shapes) == {(2, 9, 36, 36), (8, 9, 36, 36)}  # two are tried before training
+def both():
+    """Return the dot task as a dictionary of a picture and four numbers."""
+    return make_env("dot", size=36, inputs="both")
 
 
 def floating():
@@ -157,71 +126,95 @@ def floating():
     return TransformObservation(DotEnv(size=36), lambda image: (image / 255).astype("float32"), space)
 
 
+FLOATS = {**NET, "normalize_images": False, "features_extractor_kwargs": {"normalized_image": True}}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: made(SAC, both(), "MultiInputPolicy"),
+        lambda: made(PPO, both(), "MultiInputPolicy"),
+        lambda: made(SAC, floating(), policy_kwargs=FLOATS),
+    ],
+)
+def test_images_in_a_dictionary_and_images_of_floats_are_augmented(make):
+    agent, callback, shapes = make(), ContrastiveCallback("infonce", batch_size=8), []
+    callback.augmentation = lambda images: shapes.append(tuple(images.shape)) or images
+    losses = record_losses(callback)
+    agent.learn(20, callback=callback)
+    assert losses
+    assert set(shapes) == {(2, 9, 36, 36), (8, 9, 36, 36)}  # two are tried before training
+
+
 class Wrong(torch.nn.Linear):
     features_dim = 7
 
 
+def stacked():
+    return VecFrameStack(VecNormalize(DummyVecEnv([lambda: DotEnv(size=36, frame_stack=1)]), norm_obs=False), 3)
+
+
+SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize the out"
+
+
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("make", "settings", "said"),
     [
-        ({"augmentation": lambda images: None}, "augmentation made a NoneType of two images"),
-        ({"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
-        ({"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
-        ({"encoder": lambda model: Wrong(36, 5)}, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
-        ({"encoder": lambda model: Wrong(35, 5)}, "cannot see augmented observations of Box"),
-        ({"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
+        (sac, {"objective": "tuple"}, r"tuple cannot run inside an agent: .*labels"),
+        (lambda: made(SAC, "Pendulum-v1", "MlpPolicy", policy_kwargs={}), {}, "needs an agent that observes images"),
+        (lambda: made(SAC, policy="MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
+        (lambda: made(SAC, floating(), "MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
+        (lambda: made(SAC, stacked()), {}, SEES),
+        (sac, {"augmentation": lambda images: None}, "augmentation made a NoneType of two images"),
+        (sac, {"augmentation": lambda images: images[:1]}, r"augmentation made \(1, 9, 36, 36\) of two images"),
+        (sac, {"augmentation": lambda images: images[..., :5]}, "NatureCNN cannot see augmented observations"),
+        (sac, {"encoder": lambda model: torch.nn.Linear(2, 2)}, "no features_dim"),
+        (ppo, {"encoder": lambda model: Wrong(36, 5)}, r"makes \(2, 9, 36, 5\) of two observations, not \(2, 7\)"),
+        (ppo, {"encoder": lambda model: Wrong(35, 5)}, "cannot see augmented observations of Box"),
+        (ppo, {"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
     ],
 )
-def test_errors_of_the_first_step_are_raised_before_training(settings, said):
-    agent = made(PPO if "encoder" in settings else SAC)
+def test_errors_of_the_first_step_are_raised_before_training(make, settings, said):
+    agent = make()
     with pytest.raises(DipoleError, match=said):
-        agent.learn(1, callback=ContrastiveCallback("infonce", **settings))
+        agent.learn(1, callback=ContrastiveCallback(**{"objective": "infonce", **settings}))
     assert agent.num_timesteps == 0
 
 
-def test_float_images_are_learned_from():
-    kwargs = {**NET, "normalize_images": False, "features_extractor_kwargs": {"normalized_image": True}}
-    agent = made(SAC, floating(), learning_starts=10, policy_kwargs=kwargs)
-    callback = ContrastiveCallback("infonce", batch_size=8)
-    losses = record_losses(callback)
-    agent.learn(14, callback=callback)
-    assert losses
+class Pictures(DotEnv):
+    """So many pictures in turn, whatever happens."""
 
-
-class Blinking(DotEnv):
-    """Two pictures in turn, whatever happens."""
+    def __init__(self, count):
+        super().__init__(size=36)
+        self.count = count
 
     def _frame(self, size):
-        return 0 * super()._frame(size) + 100 * (self._steps % 2)
+        return 0 * super()._frame(size) + 100 * (self._steps % self.count)
 
 
-@pytest.mark.parametrize("environment", [DotEnv, Blinking])
-def test_short_rollout_is_one_batch_of_different_observations(environment):
+@pytest.mark.parametrize(("make", "sizes"), [(lambda: DotEnv(size=36), {2, 3, 4, 5}), (lambda: Pictures(2), {2, 3, 4})])
+def test_short_rollout_is_one_batch_of_different_observations(make, sizes):
     """Five stored observations, as A2C has by default, are five anchors; equal ones are one."""
-    agent = made(A2C, environment(size=36), n_steps=5, policy_kwargs={})
+    agent = made(A2C, make(), n_steps=5, policy_kwargs={})
     callback = ContrastiveCallback(updates=3)
-    sizes, losses, step = [], [], callback._step
-    callback._step = lambda seen: (sizes.append(len(seen)), losses.append(step(seen)))[1] or losses[-1]
+    seen, losses, step = [], [], callback._step
+    callback._step = lambda batch: (seen.append(len(batch)), losses.append(step(batch)))[1] or losses[-1]
     agent.learn(200, callback=callback)
-    assert set(sizes) <= ({2, 3, 4, 5} if environment is DotEnv else {2, 3, 4})
-    assert max(sizes) == (5 if environment is DotEnv else 4)
+    assert set(seen) <= sizes
+    assert max(seen) == max(sizes)
     assert all(0 <= loss < 30 for loss in losses)
 
 
-def test_equal_observations_are_not_negatives():
+def test_equal_observations_are_not_negatives_and_a_rollout_holds_each_once():
     images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
     images[4], images[5] = images[1], images[1]
-    found = equal(images, 2)
     expected = torch.full((6, 12), -1)
     for one, other in permutations([1, 4, 5], 2):
         expected[one, other], expected[one, other + 6] = other, other + 6
-    assert torch.equal(found, expected)
+    assert torch.equal(equal(images, 2), expected)
     parts = {"eye": images, "numbers": torch.arange(12.0).view(6, 2)}
     assert (equal(parts, 1) == -1).all()
     assert equal({**parts, "numbers": torch.zeros(6, 2)}, 1).ge(0).sum() == 6
-
-
-def test_a_rollout_holds_each_observation_once():
     stored = np.zeros((4, 2, 3, 2, 2), np.uint8)
     stored[2, 1] = 7
     space = gymnasium.spaces.Box(0, 255, (3, 2, 2), np.uint8)
@@ -341,26 +334,16 @@ def test_on_policy_agents_step_after_their_update(wrap, steps):
 @pytest.mark.parametrize(
     ("make", "steps", "said"),
     [
-        (lambda callback: (sac(), callback), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
         (lambda each: (sac(), each), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
         (lambda each: (sac(), every(90)(each)), 20, "in 20 timesteps. It is inside an EventCallback that had no"),
-        (lambda each: (sac(train_freq=50), BaseCallbackList([each, Stop()])), 20, "No rollout was complete"),
-        (lambda each: (made(A2C, Still(size=36), n_steps=5), each), 10, "fewer than two different observations"),
+        (lambda each: (sac(train_freq=50, learning_starts=0), BaseCallbackList([each, Stop()])), 20, "No rollout was"),
+        (lambda each: (made(A2C, Pictures(1), n_steps=5), each), 10, "fewer than two different observations"),
     ],
 )
 def test_training_without_a_step_ends_with_a_warning(make, steps, said):
     agent, callback = make(ContrastiveCallback())
-    if "No rollout" in said:
-        agent.learning_starts = 0
     with pytest.warns(RuntimeWarning, match=f"ContrastiveCallback took no step.*{said}"):
         agent.learn(steps, callback=callback)
-
-
-class Still(DotEnv):
-    """One picture."""
-
-    def _frame(self, size):
-        return 0 * super()._frame(size)
 
 
 class Normed(BaseFeaturesExtractor):
@@ -409,21 +392,13 @@ def test_both_sides_have_one_mode_and_the_copy_follows_buffers(algorithm, owner)
 
 def test_replay_is_seen_as_the_agent_sees_it():
     """Vectors are normalised by the agent's VecNormalize, as in its own updates."""
-    env = VecNormalize(DummyVecEnv([Instruments]), norm_obs_keys=["numbers"])
+    env = VecNormalize(DummyVecEnv([both]), norm_obs_keys=["state"])
     agent = made(SAC, env, "MultiInputPolicy", learning_starts=5)
     callback, seen = ContrastiveCallback(batch_size=8), []
     step = callback._step
-    callback._step = lambda batch: seen.append(batch["numbers"]) or step(batch)
+    callback._step = lambda batch: seen.append(batch["state"]) or step(batch)
     agent.learn(40, callback=callback)
-    assert float(seen[-1].abs().max()) > 1.01  # of numbers in [-1, 1], shown with unit variance
-
-
-def test_sb3_replay_that_cannot_store_what_the_agent_sees_is_refused():
-    env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: DotEnv(size=36, frame_stack=1)]), norm_obs=False), 3)
-    agent = made(SAC, env)
-    said = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize the out"
-    with pytest.raises(ConfigError, match=said):
-        agent.learn(10, callback=ContrastiveCallback())
+    assert float(seen[-1].abs().max()) > 1.01  # of numbers in [0, 1], shown with unit variance
 
 
 class Stop(BaseCallback):
@@ -468,12 +443,8 @@ def test_a_callback_tells_step_and_total():
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_an_agent_tells_step_and_total(every):
+def test_an_agent_tells_step_and_total(tiny_agent, every):
     term = Counts()
-    agent = ContrastiveSAC(
-        "CnnPolicy", DotEnv(size=36), objective=term, preset="small", buffer_size=100, learning_starts=10, batch_size=8,
-        contrast_every=every, device="cpu", seed=0,
-    )  # fmt: skip
-    agent.learn(20)
+    tiny_agent(objective=term, contrast_every=every).learn(20)
     assert term.seen
     assert term.seen == counted(1, len(term.seen), len(term.seen))

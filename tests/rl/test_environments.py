@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 import warnings
 
 import gymnasium
@@ -12,8 +13,12 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import dipole.rl
-from dipole.core.utils.errors import ConfigError, DipoleError
-from dipole.rl import ControlEnv, DotEnv, make_env
+from dipole.core.train.recipe import load
+from dipole.core.train.run import train
+from dipole.core.utils.errors import ConfigError, DipoleError, RegistryError
+from dipole.rl import ControlEnv, DotEnv, environment, envs, make_env
+from dipole.rl.config import RLConfig
+from dipole.rl.envs import registry
 from dipole.rl.envs.suite import rendering, tasks
 from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, import_suite, osmesa_works
 
@@ -27,6 +32,7 @@ def test_task_names_are_all_of_dm_control(opengl):
     from dm_control import suite
 
     assert tasks.names() == [f"{domain}-{task}" for domain, task in suite.ALL_TASKS]
+    assert tasks.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
 
 
 @pytest.mark.usefixtures("opengl")
@@ -47,29 +53,31 @@ def test_the_six_tasks_pass_both_checkers(task):
 
 @pytest.mark.parametrize("task", tasks.PAPER_TASKS)
 def test_a_trajectory_is_dm_controls_pixel_for_pixel(task, opengl):
+    """That of a seed, and that of the episode after it."""
     from dm_control import suite
 
     reference = suite.load(*task.split("-"), task_kwargs={"random": 7})
-    reference.reset()
     env = ControlEnv(task)
-    observation, info = env.reset(seed=7)
+    env.reset(seed=99)
+    rng = np.random.default_rng(0)
 
     def picture():
         return reference.physics.render(100, 100, camera_id=0).transpose(2, 0, 1)
 
-    assert info == {"environment_steps": 0}
-    frames = [picture()] * 3
-    np.testing.assert_array_equal(observation, np.concatenate(frames))
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
-        expected = sum(reference.step(action.astype(np.float64)).reward for _ in range(env.action_repeat))
-        observation, reward, terminated, truncated, info = env.step(action)
-        frames = [*frames[1:], picture()]
+    for seed in (7, None):
+        reference.reset()
+        observation, info = env.reset(seed=seed)
+        assert info == {"environment_steps": 0}
+        frames = [picture()] * 3
         np.testing.assert_array_equal(observation, np.concatenate(frames))
-        assert reward == pytest.approx(expected, abs=1e-12)
-        assert (terminated, truncated) == (False, False)
-        assert info["environment_steps"] == env.action_repeat
+        for _ in range(2):
+            action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+            expected = sum(reference.step(action.astype(np.float64)).reward for _ in range(env.action_repeat))
+            observation, reward, terminated, truncated, info = env.step(action)
+            frames = [*frames[1:], picture()]
+            np.testing.assert_array_equal(observation, np.concatenate(frames))
+            assert reward == pytest.approx(expected, abs=1e-12)
+            assert (terminated, truncated, info["environment_steps"]) == (False, False, env.action_repeat)
     env.close()
 
 
@@ -78,29 +86,12 @@ def test_a_trajectory_is_dm_controls_pixel_for_pixel(task, opengl):
 def test_the_time_limit_truncates_after_1000_environment_steps(repeat, steps, last):
     env = ControlEnv("cartpole-balance", size=16, rendering="fast", action_repeat=repeat, seed=0)
     env.reset()
-    action = np.zeros(1, np.float32)
-    for _ in range(steps - 1):
-        assert env.step(action)[2:4] == (False, False)
-    _, _, terminated, truncated, info = env.step(action)
-    assert (terminated, truncated) == (False, True)
-    assert info["environment_steps"] == last
+    answers = [env.step(np.zeros(1, np.float32)) for _ in range(steps)]
+    assert [each[2:4] for each in answers] == [(False, False)] * (steps - 1) + [(False, True)]
+    assert answers[-1][4]["environment_steps"] == last
     env.close()
     longer = ControlEnv("cheetah-run", size=16, rendering="fast", task_kwargs={"time_limit": 40.0})
     assert longer._limit == pytest.approx(4000)
-
-
-@pytest.mark.usefixtures("opengl")
-def test_seeds_are_exact_also_for_later_episodes():
-    def episodes(env):
-        env.reset(seed=5)
-        first = env.reset()[0]
-        return first, env.step(np.full(2, 0.3, np.float32))[0]
-
-    one, two = (ControlEnv("reacher-easy", size=32, rendering="fast") for _ in range(2))
-    two.reset(seed=99)
-    for a, b in zip(episodes(one), episodes(two), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(one.reset(seed=5)[0], one.reset(seed=6)[0])
 
 
 @pytest.mark.usefixtures("opengl")
@@ -150,25 +141,6 @@ def test_every_task_of_the_suite_runs(task):
     env.close()
 
 
-def test_wrong_task_names_and_settings_raise_errors():
-    assert tasks.split("ball-in-cup-catch") == ("ball_in_cup", "catch")
-    with pytest.raises(ConfigError, match=r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"):
-        tasks.split("cheeta-run")
-    for settings, said in [
-        ({"action_repeat": 0}, "action_repeat must be an integer >= 1"),
-        ({"rendering": "best"}, "rendering must be 'paper' or 'fast'"),
-        ({"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
-    ]:
-        with pytest.raises(ConfigError, match=said):
-            ControlEnv("cheetah-run", **settings)
-
-
-@pytest.mark.parametrize("camera", [17, "nose"])
-def test_unknown_camera_raises_an_error(camera, opengl):
-    with pytest.raises(ConfigError, match=f"camera {camera!r} does not exist"):
-        ControlEnv("cheetah-run", camera=camera)
-
-
 def test_lqr_draws_its_springs_from_the_seed(opengl):
     from dm_control import suite
 
@@ -192,6 +164,12 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
         ("dot", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
         ("cheetah-run", {"seed": -1}, "seed must be an integer from 0 to"),
         ("cheetah-run", {"task_kwargs": {"foo": 1}}, r"task_kwargs \{'foo': 1\} do not fit cheetah-run: .*'foo'"),
+        ("cheetah-run", {"action_repeat": 0}, "action_repeat must be an integer >= 1"),
+        ("cheetah-run", {"rendering": "best"}, "rendering must be 'paper' or 'fast'"),
+        ("cheetah-run", {"render_mode": "human"}, "render_mode must be 'rgb_array' or None"),
+        ("cheetah-run", {"camera": 17}, "camera 17 does not exist"),
+        ("cheetah-run", {"camera": "nose"}, "camera 'nose' does not exist"),
+        ("cheeta-run", {}, r"unknown task 'cheeta-run'.*Did you mean 'cheetah-run'"),
         (None, {}, "unknown task None"),
     ],
 )
@@ -318,3 +296,65 @@ def test_the_dot_rewards_nearness():
     assert near[-1] < 1e-6
     assert rewards[-1] == pytest.approx(1)
     assert (terminated, truncated) == (False, True)
+
+
+MINE = """
+    from dipole.rl.envs.dot import DotEnv
+    from dipole.rl.envs.registry import environment
+
+
+    @environment("my_dot", loud=True)
+    def mine(size: int = 20, loud: bool = False):
+        assert loud
+        return DotEnv(size=size, frame_stack=2)
+"""
+
+
+def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
+    monkeypatch.setattr(envs, "__path__", [*envs.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_environments", dict(registry._environments))
+    registry.load.cache_clear()
+    assert make_env("my-dot").observation_space.shape == (6, 20, 20)
+    for spelling in ("my_dot", "my-dot"):
+        assert gymnasium.make(f"dipole/{spelling}-v0", size=24).observation_space.shape == (6, 24, 24)
+    small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
+    small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]
+    config = load("dot", ["rl.task=My-Dot", *small]).config
+    assert config.rl.task == "my_dot"
+    assert config.rl.environment() == {"size": 24}
+    assert train(config, tmp_path, quiet=True).data["sizes"]["observation"] == [6, 24, 24]
+
+
+def test_environments_are_listed_once_and_ids_are_tasks():
+    distracted = {f"distracting:{task}" for task in tasks.names()}
+    assert set(registry.names()) == {*tasks.names(), *distracted, "dot", "dot-discrete"}
+    for spelling in ("ball-in-cup-catch", "ball_in_cup/catch", "Ball_In_Cup-Catch"):
+        assert registry.find(spelling).name == "ball_in_cup-catch"
+    with pytest.raises(RegistryError, match=r"'dot' is already registered by dipole\.rl\.envs\.dot"):
+        environment("dot")(make_env)
+    assert RLConfig(task="dipole/dot-v0").environment() == {}
+    assert RLConfig(task="cheetah-run", camera=1).environment()["camera"] == 1
+    with pytest.raises(ValueError, match="rendering has no effect on the task 'dot', whose settings are size, frame_"):
+        RLConfig(task="dot", rendering="fast")
+    assert make_env("dipole/dot-v0", size=20).observation_space.shape == (9, 20, 20)
+    with pytest.raises(ConfigError, match=r"unknown task 'nothing:Here-v0': .*nothing"):
+        make_env("nothing:Here-v0")
+
+
+def test_code_of_an_environment_changes_the_run_id(tmp_path, monkeypatch):
+    package = tmp_path / "somebodys_envs"
+    package.mkdir()
+    registering = "import gymnasium\ngymnasium.register('Their-v0', entry_point='somebodys_envs.task:Their')\n"
+    (package / "__init__.py").write_text(registering)
+    task = "import gymnasium\nclass Their(gymnasium.Env):\n    reward = 1\n"
+    (package / "task.py").write_text(task)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = load("dot", ["rl.task=somebodys_envs:Their-v0", "rl.image_size="]).config
+    assert set(found.determining()["sources"]) == {"somebodys_envs"}
+    before = found.hash
+    (package / "task.py").write_text(task.replace("1", "10"))
+    assert found.hash != before
+    # Our own stand for themselves: their files change with dipole.
+    assert load("dot").config.determining()["sources"] == {}
+    assert load("dot", ["rl.task=dipole/dot-v0"]).config.determining()["sources"] == {}

@@ -26,7 +26,7 @@ from dipole.rl.export import name_of
 from tests.rl.conftest import QUICK
 
 SETTINGS = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=90", "train.evaluate_every=90"]
-SETTINGS += ["train.checkpoint_every=90", "rl.hidden=[32]"]
+SETTINGS += ["train.checkpoint_every=90", "train.learning_rate=3e-4", "rl.hidden=[32]", "rl.beta=0.8"]
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,29 @@ def test_stable_baselines3_alone_plays_and_learns(run, exported, seen, tmp_path,
         assert moved > 0
 
 
+def test_exported_agent_has_objective_and_settings_of_the_run_and_learns(run, exported, seen):
+    card = (exported / "README.md").read_text()
+    for line in ("license: mit", "library_name: stable-baselines3", "pipeline_tag: reinforcement-learning"):
+        assert f"\n{line}\n" in card
+    for part in ("- deep-reinforcement-learning", "- dot", "SAC.load", "make_env(", "return/mean", "0.5 x `dp`"):
+        assert part in card
+    agent = ContrastiveSAC.load(exported / "agent.zip", env=make_env("dot"), device="cpu")
+    record, adapter, objective = load_run(RunFolder(run[0]), "cpu")
+    assert agent.settings.objective == record.objective == str(agent.contrast)
+    assert (agent.learning_rate, agent.settings.learning_rate) == (3e-4, 3e-4)
+    assert (agent.settings.batch_size, agent.settings.beta, agent.num_timesteps) == (16, 0.8, 90)
+    assert torch.equal(agent.contrast.terms[0].W, objective.terms[0].W)
+    assert not torch.equal(agent.contrast.terms[0].W.detach().round(), torch.eye(50))
+    played = [each.predict(seen, deterministic=True)[0] for each in (agent, adapter.agent)]
+    np.testing.assert_array_equal(*played)
+    temperature = float(agent.log_ent_coef.detach().exp())
+    assert temperature != pytest.approx(adapter.agent.settings.initial_temperature)  # trained, and carried
+    W = agent.contrast.terms[0].W.detach().clone()
+    agent.learn(50)
+    assert agent._n_updates > 0
+    assert not torch.equal(W, agent.contrast.terms[0].W)
+
+
 def test_exported_zips_draw_the_same_actions_by_their_seed(exported, seen):
     """The deviation is squashed into its range in both; SB3's own actor would clamp it."""
     ours = ContrastiveSAC.load(exported / "agent.zip", device="cpu")
@@ -143,14 +166,6 @@ def test_exported_zips_draw_the_same_actions_by_their_seed(exported, seen):
     torch.manual_seed(9)
     assert trial(exported, episodes=1, seed=2, deterministic=False) == one
     assert trial(exported, episodes=1, seed=2) != one
-
-
-def test_card_describes_the_agent(exported):
-    card = (exported / "README.md").read_text()
-    for line in ("license: mit", "library_name: stable-baselines3", "pipeline_tag: reinforcement-learning"):
-        assert f"\n{line}\n" in card
-    for part in ("- deep-reinforcement-learning", "- dot", "SAC.load", "make_env(", "return/mean", "0.5 x `dp`"):
-        assert part in card
 
 
 def test_played_returns_are_those_of_sb3(run, exported, capsys, tmp_path):
@@ -178,23 +193,20 @@ def test_another_task_is_seen_as_the_agent_sees(tiny_agent, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("command", "said"),
     [
-        (["--episodes", "0"], "episodes must be an integer >= 1"),
-        (["--seed", "-1"], "seed must be an integer from 0"),
-        (["--env", "cheeta"], "Did you mean 'cheetah-run'"),
-        (["--video", "dot.avi"], "videos are written as .gif or .mp4, not '.avi'"),
+        ("play EXPORT --episodes 0", "episodes must be an integer >= 1"),
+        ("play EXPORT --seed -1", "seed must be an integer from 0"),
+        ("play EXPORT --env cheeta", "Did you mean 'cheetah-run'"),
+        ("play EXPORT --video dot.avi", "videos are written as .gif or .mp4, not '.avi'"),
+        ("embed EXPORT x", "is an agent"),
+        ("embed RUN x", "is an agent"),
     ],
 )
-def test_wrong_arguments_of_play_raise_errors(exported, capsys, arguments, said):
-    assert main(["play", str(exported), *arguments]) == 2
+def test_wrong_commands_raise_errors(run, exported, capsys, command, said):
+    places = {"EXPORT": str(exported), "RUN": str(run[0])}
+    assert main([places.get(word, word) for word in command.split()]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_an_agent_has_no_vectors(run, exported, capsys):
-    for folder in (run[0], exported):
-        assert main(["embed", str(folder), "x"]) == 2
-        assert "is an agent" in capsys.readouterr().err
 
 
 def test_no_code_of_a_received_file_is_run(exported, tmp_path):
@@ -227,18 +239,13 @@ SHORT = ["train.steps=60", "train.evaluate_every=60", "train.checkpoint_every=60
 SHORT += ["rl.learning_starts=40", "rl.episodes=2", "rl.hidden=[8]", "device=cpu"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    runs = tmp_path_factory.mktemp("hub")
-    config = load("dot-state", SHORT).config
-    train(config, runs, quiet=True)
-    assert main(["export", str(runs / config.hash), "--to", "huggingface-sb3", "--license", "mit"]) == 0
-    return runs / config.hash / "export-huggingface-sb3"
-
-
-def test_the_folder_is_laid_out_as_that_of_huggingface_sb3(folder):
+def test_the_folder_for_the_hub_is_that_of_huggingface_sb3(tmp_path):
     from huggingface_hub import ModelCard
 
+    config = load("dot-state", SHORT).config
+    train(config, tmp_path, quiet=True)
+    assert main(["export", str(tmp_path / config.hash), "--to", "huggingface-sb3", "--license", "mit"]) == 0
+    folder = tmp_path / config.hash / "export-huggingface-sb3"
     names = {path.name for path in folder.iterdir()}
     assert {"sac-dot.zip", "sac-dot", "config.json", "results.json", "README.md", "agent.zip"} <= names
     assert names & {"replay.mp4", "replay.gif"}
@@ -248,8 +255,10 @@ def test_the_folder_is_laid_out_as_that_of_huggingface_sb3(folder):
     assert config["policy_class"]["__module__"] == "dipole.rl.networks"
     assert "Stable-Baselines3" in config["system_info"]
     result = json.loads((folder / "results.json").read_text())
-    played = evaluate(open_agent(folder / "agent.zip", device="cpu"), make_env("dot", inputs="state"), 1)
-    assert len(played) == 1
+    agent, plain = open_agent(folder / "agent.zip", device="cpu"), SAC.load(folder / "sac-dot.zip", device="cpu")
+    shown = np.random.default_rng(0).uniform(size=(3, 4)).astype(np.float32)
+    assert np.array_equal(*(each.predict(shown, deterministic=True)[0] for each in (agent, plain)))
+    assert len(evaluate(agent, make_env("dot", inputs="state"), 1)) == 1
     assert set(result) == {"mean_reward", "std_reward", "is_deterministic", "n_eval_episodes", "eval_datetime"}
     assert (result["n_eval_episodes"], result["is_deterministic"]) == (2, True)
     card = ModelCard.load(folder / "README.md")
@@ -258,16 +267,5 @@ def test_the_folder_is_laid_out_as_that_of_huggingface_sb3(folder):
     first = card.data.eval_results[0]
     assert (first.metric_type, first.dataset_type, first.task_type) == ("mean_reward", "dot", "reinforcement-learning")
     assert first.metric_value == f"{result['mean_reward']:.2f} +/- {result['std_reward']:.2f}"
-
-
-def test_zip_for_the_hub_acts_like_the_agent(folder):
-    shown = np.random.default_rng(0).uniform(size=(3, 4)).astype(np.float32)
-    expected = open_agent(folder / "agent.zip", device="cpu").predict(shown, deterministic=True)[0]
-    plain = SAC.load(folder / "sac-dot.zip", device="cpu")
-    assert np.array_equal(plain.predict(shown, deterministic=True)[0], expected)
-
-
-def test_names_are_those_of_huggingface_sb3():
-    assert name_of("sac", "cheetah-run") == "sac-cheetah-run"
     assert name_of("td3", "dipole/dot-v0") == "td3-dipole-dot-v0"
     assert name_of("sac", "distracting:walker-walk") == "sac-distracting-walker-walk"

@@ -1,19 +1,22 @@
-"""Faults: environments that raise, workers that die, checkpoints that continue bit for bit or are refused."""
+"""Faults and wrappers: environments that raise, workers that die, checkpoints that continue or say why not."""
 
 import os
 import time
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import wrappers
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, VecExtractDictObs, VecFrameStack, VecNormalize
 
 from dipole.core.utils.errors import CheckpointError, ConfigError, TrainingError
-from dipole.rl import CheckpointCallback, DotEnv, WorkerVecEnv, make_env, resume, snapshots
-from dipole.rl.envs.running.faults import PATIENCE, Guard
-from tests.rl.conftest import same
+from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env, plain_state, resume, snapshots
+from dipole.rl.envs.running.faults import PATIENCE, Guard, guarded
+from tests.rl.conftest import assert_resumes, same
 from tests.rl.in_workers import Dying
 
 
@@ -37,7 +40,7 @@ class Failing(DotEnv):
         return super().reset(**kwargs)
 
 
-def test_a_step_that_raises_ends_the_episode_as_truncated():
+def test_a_step_that_raises_ends_the_episode_as_truncated_and_training_goes_on(tiny_agent):
     env = Guard(Failing(at={3}))
     env.reset(seed=11)
     last = [env.step(np.zeros(2))[0] for _ in range(2)][-1]
@@ -48,35 +51,23 @@ def test_a_step_that_raises_ends_the_episode_as_truncated():
     assert info["fault"] == {"error": error, "step": 3, "episode": 1, "seed": 11}
     env.reset()
     assert "fault" not in env.step(np.zeros(2))[4]
-
-
-def test_training_counts_and_reports_faults_and_goes_on(tiny_agent):
     agent = tiny_agent(Failing(at={7, 15}, resets={3}))
     with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 7 \(episode 1 after seed 0\)"):
         agent.learn(25)
     assert [fault["step"] for fault in agent.faults] == [7, 15]
     assert agent.logger.name_to_value["rollout/faults"] == 2
-    valid = agent.replay_buffer.valid[0, :25]
-    assert np.flatnonzero(~valid).tolist() == [6, 14]
+    assert np.flatnonzero(~agent.replay_buffer.valid[0, :25]).tolist() == [6, 14]
     assert agent.replay_buffer.dones.sum() == 0
 
 
-def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent):
-    agent = tiny_agent(Failing(at=range(10, 100)))
-    with pytest.warns(RuntimeWarning), pytest.raises(TrainingError, match=f"fault number {PATIENCE} in a row"):
-        agent.learn(40)
-
-
-@pytest.fixture
-def workers(request):
-    """Environments in processes that end with the test."""
-
-    def make(functions, **settings):
-        env = WorkerVecEnv(functions, **settings)
-        request.addfinalizer(env.close)
-        return env
-
-    return make
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent, workers, in_worker):
+    env = workers([partial(Failing, range(10, 200))]) if in_worker else Failing(at=range(10, 200))
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(TrainingError, match=f"fault number {PATIENCE} in a row|5 faults in"),
+    ):
+        tiny_agent(env).learn(40)
 
 
 def test_a_dead_worker_is_restarted(tiny_agent, tmp_path, workers):
@@ -118,12 +109,21 @@ class Unmakeable(DotEnv):
         raise OSError("no such world")
 
 
-def test_environments_that_fail_in_workers_raise_one_error(tiny_agent, workers):
-    with pytest.raises(ConfigError, match="could not be made in its worker process"):
-        WorkerVecEnv([DotEnv, Unmakeable])
-    env = workers([lambda: Failing(at=range(100))])
-    with pytest.warns(RuntimeWarning), pytest.raises(TrainingError, match="5 faults in a row"):
-        tiny_agent(env).learn(100)
+@pytest.mark.parametrize(
+    ("functions", "settings", "said"),
+    [
+        ([DotEnv, Unmakeable], {}, "could not be made in its worker process"),
+        ([DotEnv], {"timeout": 0}, "timeout must be a number"),
+        ([DotEnv], {"start_method": "foo"}, r"start_method must be one of '\w+', .*, got 'foo'"),
+        *(
+            (functions, {}, r"functions that make one|has no len|not iterable")
+            for functions in ([], [DotEnv()], DotEnv)
+        ),
+    ],
+)
+def test_workers_that_cannot_be_made_raise_one_error(functions, settings, said):
+    with pytest.raises((ConfigError, TypeError), match=said):
+        WorkerVecEnv(functions, **settings)
 
 
 @pytest.mark.parametrize("task", ["dot", "dot in a worker", "cheetah-run"])
@@ -172,7 +172,9 @@ def test_correlated_action_noise_resumes_bit_for_bit(tiny_agent, tmp_path, envs)
         resume(snapshots.checkpoints(tmp_path)[0], parts()[0], device="cpu", action_noise=other)
 
 
-def test_files_of_a_killed_writer_are_removed(tiny_agent, tmp_path):
+def test_files_of_a_killed_writer_are_removed_and_no_state_of_the_environment_starts_a_new_episode(
+    tmp_path, tiny_agent
+):
     left = tmp_path / ".agent-000000009.0123abcd.tmp"
     left.mkdir()
     (left / "agent.zip").write_bytes(b"half")
@@ -181,8 +183,6 @@ def test_files_of_a_killed_writer_are_removed(tiny_agent, tmp_path):
     tiny_agent().learn(2, callback=CheckpointCallback(tmp_path, every=100))
     assert [each.name for each in tmp_path.iterdir()] == [others.name]
 
-
-def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_path):
     class Opaque(DotEnv):
         get_state = None
         set_state = None
@@ -190,21 +190,7 @@ def test_an_environment_without_a_state_starts_a_new_episode(tiny_agent, tmp_pat
     snapshots.save(tiny_agent(Opaque()).learn(15), tmp_path / "saved")
     with pytest.warns(RuntimeWarning, match="a new episode starts"):
         agent = resume(tmp_path / "saved", Opaque(), device="cpu")
-    agent.learn(5, reset_num_timesteps=False)
-    assert agent.num_timesteps == 20
-
-
-def test_incomplete_checkpoints_are_refused(tiny_agent, tmp_path):
-    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
-    data = (folder / "replay.npz").read_bytes()
-    (folder / "replay.npz").write_bytes(data[:-10])
-    with pytest.raises(CheckpointError, match=rf"incomplete: replay.npz has {len(data) - 10} of {len(data)} bytes"):
-        resume(folder, make_env("dot"))
-    (folder / "replay.npz").unlink()
-    with pytest.raises(CheckpointError, match="incomplete"):
-        resume(folder, make_env("dot"))
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        resume(tmp_path / "nothing", make_env("dot"))
+    assert agent.learn(5, reset_num_timesteps=False).num_timesteps == 20
 
 
 def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypatch):
@@ -223,7 +209,7 @@ def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypat
 
 
 class Hanging(DotEnv):
-    """Does not answer at the 5th step of an episode, once."""
+    """Does not answer at the 21st step of an episode, once."""
 
     def __init__(self, marker):
         super().__init__()
@@ -242,13 +228,191 @@ def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path, workers):
         agent.learn(60)
     assert agent.num_timesteps == 60
     assert not agent.replay_buffer.valid[0, 20]
-    with pytest.raises(ConfigError, match="timeout must be a number"):
-        WorkerVecEnv([DotEnv], timeout=0)
-    with pytest.raises(ConfigError, match=r"start_method must be one of '\w+', .*, got 'foo'"):
-        WorkerVecEnv([DotEnv], start_method="foo")
 
 
-@pytest.mark.parametrize("functions", [[], [DotEnv()], DotEnv])
-def test_workers_refuse_what_is_not_a_function(functions):
-    with pytest.raises((ConfigError, TypeError), match=r"functions that make one|has no len|not iterable"):
-        WorkerVecEnv(functions)
+class Numbers(gymnasium.Env):
+    """A walk on a line, seen as two numbers."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.normal(size=2)
+        return self.at.astype(np.float32), {}
+
+    def step(self, action):
+        self.at = self.at + action[0] + 0.1 * self.np_random.normal(size=2)
+        return self.at.astype(np.float32), float(self.at.sum()), bool(abs(self.at[0]) > 3), False, {}
+
+    def get_state(self):
+        return {"at": self.at, "random": self.np_random.bit_generator.state}
+
+    def set_state(self, state):
+        self.at = state["at"]
+        self.np_random.bit_generator.state = state["random"]
+
+
+WRAPPERS = {
+    "TimeLimit": lambda env: wrappers.TimeLimit(env, 7),
+    "NormalizeReward": wrappers.NormalizeReward,
+    "NormalizeObservation": wrappers.NormalizeObservation,
+    "FrameStackObservation": lambda env: wrappers.FrameStackObservation(env, 4),
+    "FrameStackObservation padded": lambda env: wrappers.FrameStackObservation(env, 4, padding_type="zero"),
+    "StickyAction": lambda env: wrappers.StickyAction(env, 0.5, (1, 4)),
+    "RecordEpisodeStatistics": lambda env: wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(env, 5)),
+    "DelayObservation": lambda env: wrappers.DelayObservation(env, 3),
+    "TimeAwareObservation": lambda env: wrappers.TimeAwareObservation(wrappers.TimeLimit(env, 9)),
+    "MaxAndSkipObservation": lambda env: wrappers.MaxAndSkipObservation(env, 3),
+    "Autoreset": lambda env: wrappers.Autoreset(wrappers.TimeLimit(env, 6)),
+    "ClipReward": lambda env: wrappers.ClipReward(env, -1, 1),
+    "Transformed": lambda env: wrappers.TransformReward(wrappers.RescaleObservation(env, -np.inf, np.inf), abs),
+    "many": lambda env: wrappers.NormalizeReward(
+        wrappers.FrameStackObservation(wrappers.NormalizeObservation(wrappers.TimeLimit(env, 8)), 2)
+    ),
+    "checked": lambda env: wrappers.OrderEnforcing(wrappers.PassiveEnvChecker(env)),
+}
+if "RepeatAction" in wrappers.__all__:  # since gymnasium 1.2
+    WRAPPERS["RepeatAction"] = lambda env: wrappers.RepeatAction(env, 2)
+
+
+def play(env, actions):
+    seen = []
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        episode = info.get("episode")
+        seen.append((np.array(observation), reward, terminated, truncated, episode and (episode["r"], episode["l"])))
+        if terminated or truncated:
+            seen.append(np.array(env.reset()[0]))
+    return seen
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_continues_where_it_was(name, tmp_path):
+    actions = np.random.default_rng(0).uniform(-1, 1, (60, 1)).astype(np.float32)
+    env, again = (guarded(WRAPPERS[name](Numbers())) for _ in range(2))
+    env.reset(seed=3)
+    play(env, actions[:23])
+    plain_state.write(tmp_path, "state", env.get_state())
+    expected = play(env, actions[23:])
+    again.reset(seed=99)
+    assert again.set_state(plain_state.read(tmp_path, "state"))
+    for one, two in zip(expected, play(again, actions[23:]), strict=True):
+        np.testing.assert_equal(one, two)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_a_resumed_episode_keeps_its_limit_bit_for_bit(tiny_agent, tmp_path, in_worker, workers):
+    env = (lambda: workers([limited])) if in_worker else limited
+    straight, again = assert_resumes(tiny_agent, env, tmp_path, 31, 9)
+    assert [each["l"] for each in again.ep_info_buffer] == [each["l"] for each in straight.ep_info_buffer] == [13] * 3
+
+
+def limited():
+    return wrappers.NormalizeReward(wrappers.TimeLimit(DotEnv(), 13))
+
+
+class Last(gymnasium.ObservationWrapper):
+    """Pictures with their channels last, alone or in a dictionary with numbers."""
+
+    def __init__(self, keyed):
+        super().__init__(DotEnv(frame_stack=1))
+        channels, height, width = self.env.observation_space.shape
+        image = gymnasium.spaces.Box(0, 255, (height, width, channels), np.uint8)
+        self.keyed, self.observation_space = keyed, image
+        if keyed:
+            numbers = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+            self.observation_space = gymnasium.spaces.Dict({"eye": image, "numbers": numbers})
+
+    def observation(self, seen):
+        image = np.ascontiguousarray(seen.transpose(1, 2, 0))
+        return {"eye": image, "numbers": self.unwrapped._dot.astype(np.float32)} if self.keyed else image
+
+
+def vector(make, **settings):
+    return VecNormalize(DummyVecEnv([make] * 2), **settings)
+
+
+NORMALIZED = {
+    "stacked": lambda: VecFrameStack(vector(lambda: DotEnv(frame_stack=1), norm_obs=False), 3),
+    "stacked twice": lambda: VecFrameStack(
+        VecFrameStack(vector(lambda: DotEnv(frame_stack=1), norm_obs=False), 2, "first"), 2, "first"
+    ),
+    "transposed": lambda: vector(lambda: Last(False), norm_obs=False),  # SB3 adds VecTransposeImage
+    "stacked and transposed": lambda: VecFrameStack(vector(lambda: Last(False), norm_obs=False), 3),
+    "in a dictionary": lambda: vector(lambda: Last(True), norm_obs_keys=["numbers"]),
+    "selected": lambda: VecExtractDictObs(vector(lambda: Last(True), norm_obs_keys=["numbers"]), "eye"),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_replay_holds_what_wrappers_above_a_normalizer_give(tiny_agent, name, tmp_path):
+    """Against what the agent saw, without normalisation, and the rewards of the environment."""
+    shown, rewards = [], []
+
+    def noting(env):
+        agent = tiny_agent(env, image_size=None)
+        add = agent.replay_buffer.add
+
+        def noted(obs, following, action, reward, *rest):
+            shown.append(agent._last_obs)
+            rewards.append(reward)
+            return add(obs, following, action, reward, *rest)
+
+        agent.replay_buffer.add = noted
+        return agent
+
+    agent, again = assert_resumes(noting, NORMALIZED[name], tmp_path, 24, 6)
+    assert again.env.ret_rms.count == agent.env.ret_rms.count
+    replay = agent.replay_buffer
+    eyes = np.stack([each["eye"] if isinstance(each, dict) else each for each in shown], 1)  # (environments, steps)
+    for env in range(2):
+        slots = np.arange(eyes.shape[1])
+        stored = replay.frames.stacks(np.full(len(slots), env), replay._planes(np.full(len(slots), env), slots, 0))
+        np.testing.assert_array_equal(stored, eyes[env])
+        np.testing.assert_array_equal(replay.rewards[env, slots], np.array(rewards, np.float32)[:, env])
+    if "dictionary" in name:
+        assert np.abs(replay.states[:, : eyes.shape[1]]).max() <= 1  # positions, not normalised
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VecFrameStack(vector(lambda: Last(True), norm_obs_keys=["numbers"]), 3),
+        lambda: VecFrameStack(vector(Numbers), 2),
+        lambda: VecExtractDictObs(vector(lambda: Last(True), norm_obs_keys=["numbers"]), "numbers"),
+    ],
+)
+def test_wrappers_that_change_normalised_observations_are_refused(make):
+    with pytest.raises(ConfigError, match=r"changes normalised observations.* Make VecNormalize the outermost wrapper"):
+        ContrastiveSAC("CnnPolicy", make(), objective="none", device="cpu")
+
+
+class Learned(gymnasium.RewardWrapper):
+    """Holds what no file can."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.model = torch.nn.Linear(1, 1)
+        self.lock = object()
+
+    def reward(self, reward):
+        return reward
+
+
+class Told(Learned):
+    def get_state(self):
+        return {"scale": 2}
+
+    def set_state(self, state):
+        assert state == {"scale": 2}
+
+
+def test_wrapper_that_cannot_be_saved_raises_an_error(tiny_agent, tmp_path):
+    snapshots.save(tiny_agent(Learned(DotEnv())).learn(12), tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"the wrapper Learned is not in the checkpoint.*lock \(object\)"):
+        resume(tmp_path / "saved", Learned(DotEnv()), device="cpu")
+    with pytest.raises(CheckpointError, match=r"with the wrappers Monitor, Learned, Contract, this environment has"):
+        resume(tmp_path / "saved", DotEnv(), device="cpu")
+    snapshots.save(tiny_agent(Told(DotEnv())).learn(12), tmp_path / "told")
+    assert resume(tmp_path / "told", Told(DotEnv()), device="cpu").num_timesteps == 12

@@ -1,6 +1,7 @@
 """Agents that see vectors, alone or beside an image: networks, replay, checkpoints, exports, recipes, errors."""
 
 import copy
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -15,14 +16,13 @@ from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env, resume
-from dipole.rl import snapshots as checkpoints
+from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.running.validate import stack
-from dipole.rl.envs.running.workers import WorkerVecEnv
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import save_plain
 from dipole.rl.sampling import FrameBatch
+from tests.rl.conftest import assert_resumes, same, tiny
 
 SMALL = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 300, "seed": 0, "device": "cpu"}
 SEEING = {"image_size": 24, "filters": 4, "layers": 2, **SMALL}
@@ -34,14 +34,6 @@ def made(kind="sac", inputs="both", env=None, **settings):
     if inputs == "state":
         given = {"objective": "none", **given}
     return KINDS[kind]("CnnPolicy", env if env is not None else make_env("dot", inputs=inputs), **given)
-
-
-def weights(agent):
-    return agent.policy.state_dict()
-
-
-def same(one, two):
-    return all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 def test_replay_stores_vectors_beside_their_images():
@@ -96,9 +88,9 @@ def test_actor_and_critic_see_vectors_and_the_objective_images_only():
 def test_without_vectors_in_the_values_the_two_agents_are_one():
     """Weights of 0 for the vectors make the agent of both that of the image, update for update."""
     plain, both = made(inputs="pixels"), made()
-    own, width = weights(both), plain.settings.features
+    own, width = both.policy.state_dict(), plain.settings.features
     with torch.no_grad():
-        for name, value in weights(plain).items():
+        for name, value in plain.policy.state_dict().items():
             if own[name].shape != value.shape:  # first layers: (features, vectors, actions)
                 own[name].zero_()
                 own[name][:, :width] = value[:, :width]
@@ -118,7 +110,7 @@ def test_without_vectors_in_the_values_the_two_agents_are_one():
         plain.update(FrameBatch(**batch))
         torch.manual_seed(seed)
         both.update(FrameBatch(**batch, states=zeros, next_states=zeros))
-    for name, value in weights(plain).items():
+    for name, value in plain.policy.state_dict().items():
         mine = own[name]
         if mine.shape != value.shape:
             mine = torch.cat([mine[:, :width], mine[:, width + 4 :]], 1)
@@ -128,30 +120,18 @@ def test_without_vectors_in_the_values_the_two_agents_are_one():
 @pytest.mark.parametrize("inputs", ["pixels", "both", "state"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_resumed_agent_is_the_undisturbed_one(kind, inputs, tmp_path):
-    agent = made(kind, inputs).learn(20)
-    checkpoints.save(agent, tmp_path / "saved")
-    agent.learn(8, reset_num_timesteps=False)
-    again = resume(tmp_path / "saved", make_env("dot", inputs=inputs), device="cpu")
-    again.learn(8, reset_num_timesteps=False)
+    env = partial(make_env, "dot", inputs=inputs)
+    agent, again = assert_resumes(lambda env: made(kind, inputs, env), env, tmp_path)
     assert type(again) is KINDS[kind]
-    assert same(weights(agent), weights(again))
     agent.save(tmp_path / "agent.zip")
     played = open_agent(tmp_path / "agent.zip", device="cpu")
-    env = make_env("dot", inputs=inputs)
-    assert evaluate(played, env, 1, seed=3) == evaluate(again, env, 1, seed=3)
-    loaded = KINDS[kind].load(tmp_path / "agent.zip", env=make_env("dot", inputs=inputs), device="cpu")
-    assert same(weights(loaded), weights(agent))
+    assert evaluate(played, env(), 1, seed=3) == evaluate(again, env(), 1, seed=3)
+    assert same(KINDS[kind].load(tmp_path / "agent.zip", env=env(), device="cpu"), agent)
 
 
-def test_workers_give_dictionaries_and_continue(tmp_path):
-    make = [lambda: make_env("dot", inputs="both")] * 2
-    agent = made(env=WorkerVecEnv(make)).learn(24)
-    checkpoints.save(agent, tmp_path / "saved")
-    agent.learn(12, reset_num_timesteps=False)
-    agent.env.close()
-    again = resume(tmp_path / "saved", WorkerVecEnv(make), device="cpu").learn(12, reset_num_timesteps=False)
-    again.env.close()
-    assert same(weights(agent), weights(again))
+def test_workers_give_dictionaries_and_continue(tmp_path, workers):
+    functions = [partial(make_env, "dot", inputs="both")] * 2
+    assert_resumes(lambda env: made(env=env), lambda: workers(functions), tmp_path, 24, 12)
 
 
 class Instruments(gymnasium.ObservationWrapper):
@@ -159,14 +139,9 @@ class Instruments(gymnasium.ObservationWrapper):
 
     def __init__(self):
         super().__init__(make_env("dot"))
-        self.observation_space = gymnasium.spaces.Dict(
-            {
-                "eye": gymnasium.spaces.Box(0, 255, (28, 28, 9), np.uint8),
-                "numbers": gymnasium.spaces.Box(0, 1, (2,)),
-                "grid": gymnasium.spaces.Box(0, 1, (2, 1)),
-                "bits": gymnasium.spaces.MultiBinary(2),
-            }
-        )
+        box = gymnasium.spaces.Box
+        parts = {"eye": box(0, 255, (28, 28, 9), np.uint8), "numbers": box(0, 1, (2,)), "grid": box(0, 1, (2, 1))}
+        self.observation_space = gymnasium.spaces.Dict({**parts, "bits": gymnasium.spaces.MultiBinary(2)})
 
     def observation(self, observation):
         dot, target = self.unwrapped._dot.astype(np.float32), self.unwrapped._target.astype(np.float32)
@@ -175,16 +150,12 @@ class Instruments(gymnasium.ObservationWrapper):
 
 
 def test_inputs_select_parts_of_a_dictionary(tmp_path):
-    agent = made(env=Instruments()).learn(20)
+    agent, _ = assert_resumes(lambda env: made(env=env), Instruments, tmp_path)
     assert agent.seen.width == 6
     batch = agent._sample(4)
     assert ((batch.states[:, agent.seen.widths[0] :] >= 0) & (batch.states <= 1).all()).all()
-    checkpoints.save(agent, tmp_path / "saved")
-    agent.learn(10, reset_num_timesteps=False)
-    again = resume(tmp_path / "saved", Instruments(), device="cpu").learn(10, reset_num_timesteps=False)
-    assert same(weights(agent), weights(again))
     filtered = ContrastiveSAC("CnnPolicy", Instruments(), inputs="pixels", **SEEING).learn(20)
-    assert same(weights(made(inputs="pixels").learn(20)), weights(filtered))
+    assert same(made(inputs="pixels").learn(20), filtered)
     vectors = ContrastiveSAC("MultiInputPolicy", Instruments(), inputs="state", objective="none", **SMALL).learn(20)
     assert set(vectors.observation_space.spaces) == {"numbers", "grid", "bits"}
     vectors.save(tmp_path / "vectors.zip")
@@ -280,7 +251,7 @@ class Odd(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Dict(parts)
 
 
-IMAGE, VECTOR = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8), gymnasium.spaces.Box(0, 1, (2,))
+IMAGE = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -291,13 +262,9 @@ IMAGE, VECTOR = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8), gymnasium.s
         (lambda: made("sac", "state", objective="infonce"), "sees no image here.*objective='none'"),
         (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), "sees no image here.*objective='none'"),
         (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), "policy must be 'CnnPolicy', got 'MlpPolicy'"),
-        (lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="both"), "needs an image and a vector, in a dict"),
-        (
-            lambda: ContrastiveSAC("CnnPolicy", make_env("dot"), inputs="words"),
-            "inputs: 'words' is not allowed. Allowed: auto, pixels, state",
-        ),
+        (lambda: tiny(inputs="both"), "needs an image and a vector, in a dict"),
+        (lambda: tiny(inputs="words"), "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
         (lambda: make_env("dot", inputs="stat"), "inputs must be 'pixels', 'state', 'both', got 'stat'.*Did you mean"),
-        (lambda: load("dot-state", ["rl.frame_stack=2"]), "frame_stack has no effect with inputs='state'"),
     ],
 )
 def test_inputs_that_do_not_fit_raise_errors(make, said):

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.utils.errors import CheckpointError, TrainingError
 from dipole.rl import CheckpointCallback, DotEnv, make_env, plain_state, resume, segments, snapshots
 from dipole.rl.plain_state import read, write
 from dipole.rl.replay import FrameReplayBuffer
-from tests.rl.conftest import same
+from tests.rl.conftest import same, tiny
 from tests.systems import links, posix
 
 SIZE = 12
@@ -86,15 +85,17 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
     assert old.stat().st_ino == (tmp_path / "one" / old.name).stat().st_ino
     assert new.stat().st_size < 0.5 * old.stat().st_size
     assert kept(tmp_path / "three", buffer) == second  # nothing is new
-    # Nothing of the first folder is needed.
+    # Nothing of the first folder is needed, and a ring beyond memory is refused before it is made.
     shutil.rmtree(tmp_path / "one")
     other = filled(0, size=400)
+    with pytest.raises(TrainingError, match="needs"):
+        other.load_counters(buffer.counters() | {"ring": 10**15})
     other.load_counters(buffer.counters())
     segments.read(tmp_path / "two", other, second)
     assert len(other) == 50
 
 
-def test_missing_file_makes_save_write_everything(tmp_path):
+def test_missing_file_makes_save_write_everything_and_a_refused_link_copies(tmp_path, monkeypatch):
     buffer = filled(30)
     first = kept(tmp_path / "one", buffer)
     (tmp_path / "one" / first[0]["file"]).write_bytes(b"other")
@@ -103,18 +104,14 @@ def test_missing_file_makes_save_write_everything(tmp_path):
     shutil.rmtree(tmp_path / "two")
     assert [each["steps"] for each in kept(tmp_path / "three", buffer)] == [(0, 35)]
 
-
-def test_files_that_cannot_be_linked_are_copied(tmp_path, monkeypatch):
     def refused(*paths):
         raise OSError(95, "Operation not supported")
 
-    buffer = filled(30)
-    kept(tmp_path / "one", buffer)
-    filled(5, buffer)
     monkeypatch.setattr(segments.os, "link", refused)
-    told = kept(tmp_path / "two", buffer)
-    assert (tmp_path / "two" / told[0]["file"]).stat().st_nlink == 1
-    assert len(told) == 2
+    filled(5, buffer)
+    written = kept(tmp_path / "four", buffer)
+    assert [each["steps"] for each in written] == [(0, 35), (35, 40)]
+    assert (tmp_path / "four" / written[0]["file"]).stat().st_nlink == 1
 
 
 def test_a_resumed_run_goes_on_sharing_and_is_bit_exact(tiny_agent, tmp_path):
@@ -132,43 +129,71 @@ def test_a_resumed_run_goes_on_sharing_and_is_bit_exact(tiny_agent, tmp_path):
     assert all((found[0] / name).samefile(found[1] / name) for name in shared[0] & shared[1])
 
 
-def test_damaged_file_fails_its_checksum(tiny_agent, tmp_path):
-    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
-    path = next(folder.glob("replay-*-*.npz"))
+def told(change):
+    """Return a function that changes what the manifest of a checkpoint says."""
+
+    def damage(folder):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return damage
+
+
+def a_pickle(folder, name):
+    (folder / name).write_bytes(pickle.dumps(Trap()))
+    told(lambda manifest: manifest["bytes"].update({name: (folder / name).stat().st_size}))(folder)
+
+
+def a_pipe(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+
+
+def flip(folder):
+    (path,) = folder.glob("replay-*-*.npz")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=rf"damaged: the content of {path.name} does not match its checksum"):
-        resume(folder, make_env("dot"), device="cpu")
-    path.unlink()
-    with pytest.raises(CheckpointError, match=f"incomplete: {path.name} has 0 of"):
-        resume(folder, make_env("dot"), device="cpu")
+
+
+class Trap:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return snapshots.save(tiny().learn(12), tmp_path_factory.mktemp("whole") / "agent-000000012")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("damage", "said"),
     [
-        (lambda told: told["replay"][0].update(file="../../elsewhere.npz"), "no checkpoint of an agent"),
-        (lambda told: told.update(replay=7), "no checkpoint of an agent"),
-        (lambda told: told["replay"][0].update(steps=[5, 3]), "cannot be read"),
-        (lambda told: told["replay"][0].update(planes=[[0, 10**12]]), "cannot be read"),
-        (lambda told: told["replay"][0].pop("sha256"), "cannot be read"),
+        (shutil.rmtree, "no checkpoint"),
+        (lambda folder: os.truncate(folder / "replay.npz", 90), r"incomplete: replay.npz has 90 of \d+ bytes"),
+        (lambda folder: (folder / "replay.npz").unlink(), "incomplete"),
+        (lambda folder: next(folder.glob("replay-*-*.npz")).unlink(), r"incomplete: replay-\S+ has 0 of"),
+        (flip, r"damaged: the content of replay-\S+ does not match its checksum"),
+        (told(lambda found: found["replay"][0].update(file="../../elsewhere.npz")), "no checkpoint of an agent"),
+        (told(lambda found: found.update(replay=7)), "no checkpoint of an agent"),
+        (told(lambda found: found["replay"][0].update(steps=[5, 3])), "cannot be read"),
+        (told(lambda found: found["replay"][0].update(planes=[[0, 10**12]])), "cannot be read"),
+        (told(lambda found: found["replay"][0].pop("sha256")), "cannot be read"),
+        (told(lambda found: found.update(format=1, bytes={})), r"another version of dipole.*--resume never"),
+        (lambda folder: a_pickle(folder, "state.npz"), "cannot be read"),
+        (lambda folder: a_pickle(folder, "replay.npz"), "cannot be read"),
+        (lambda folder: a_pickle(folder, "state.json"), "cannot be read"),
+        (lambda folder: a_pickle(folder, "agent.zip"), "cannot be read"),
+        pytest.param(lambda folder: a_pipe(folder, "manifest.json"), "damaged|incomplete", marks=posix),
+        pytest.param(lambda folder: a_pipe(folder, "state.json"), "damaged|incomplete", marks=posix),
     ],
 )
-def test_wrong_manifest_is_refused(tiny_agent, tmp_path, change, said):
-    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "saved")
-    told = json.loads((folder / "manifest.json").read_text())
-    change(told)
-    (folder / "manifest.json").write_text(json.dumps(told))
+def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, said):
+    folder = shutil.copytree(checkpoint, tmp_path / "agent-000000012")
+    damage(folder)
     with pytest.raises(CheckpointError, match=said):
         resume(folder, make_env("dot"), device="cpu")
-
-
-def test_a_ring_beyond_memory_is_refused_before_it_is_made(tmp_path):
-    buffer = filled(10)
-    state = buffer.counters() | {"ring": 10**15}
-    with pytest.raises(TrainingError, match="needs"):
-        filled(0).load_counters(state)
 
 
 def alike(a, b):
@@ -207,99 +232,11 @@ def test_generators_go_on(tmp_path, kind):
     assert (old_again.normal(size=9) == old.normal(size=9)).all()
 
 
-def test_objects_are_refused_with_their_place(tmp_path):
+def test_objects_are_refused_with_their_place(tiny_agent, tmp_path):
     for value in (lambda: 0, object(), np.array([{}]), open):
         with pytest.raises(CheckpointError, match=r"cannot save state\.env\[1\]\.goal, of type .*Let get_state return"):
             write(tmp_path, "state", {"env": [0, {"goal": value}]})
 
-
-class Trap:
-    def __reduce__(self):
-        return os.abort, ()
-
-
-def test_a_pickle_in_a_checkpoint_is_never_read(tiny_agent, tmp_path):
-    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "agent-000000012")
-    trap = pickle.dumps(Trap())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name in ("state.npz", "replay.npz", "state.json", "agent.zip"):
-        good = (folder / name).read_bytes()
-        (folder / name).write_bytes(trap)
-        sizes = manifest["bytes"] | {name: len(trap)}
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "bytes": sizes}))
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            resume(folder, make_env("dot"), device="cpu")
-        (folder / name).write_bytes(good)
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "bytes": {}}))
-    (folder / "state.pkl").write_bytes(trap)
-    with pytest.raises(CheckpointError, match=r"another version of dipole.*--resume never"):
-        resume(folder, make_env("dot"), device="cpu")
-
-
-@posix
-@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
-def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(tiny_agent, tmp_path, name):
-    folder = snapshots.save(tiny_agent().learn(12), tmp_path / "agent-000000012")
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    with pytest.raises(CheckpointError, match=r"damaged|incomplete"):
-        resume(folder, make_env("dot"), device="cpu")
-
-
-@pytest.mark.parametrize("name", ["../agent-000000012", "/etc", "agent-000000012/../x", "agent-1", 3, None, ""])
-def test_names_outside_the_folder_are_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match="is no checkpoint of an agent"):
-        snapshots.named(tmp_path, name)
-
-
-@links
-def test_a_link_out_of_the_folder_is_no_checkpoint(tmp_path):
-    (tmp_path / "agent-000000012").symlink_to("/")
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
-        snapshots.named(tmp_path, "agent-000000012")
-
-
-class Poisoned(DotEnv):
-    """Gives a reward that is not finite at chosen steps of its life."""
-
-    def __init__(self, at, value=float("nan")):
-        super().__init__()
-        self.at, self.value, self.life = at, value, 0
-
-    def step(self, action):
-        self.life += 1
-        observation, reward, *rest = super().step(action)
-        return (observation, self.value if self.life == self.at else reward, *rest)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("-inf")])
-def test_a_reward_that_is_not_finite_is_a_fault(tiny_agent, value):
-    agent = tiny_agent(Poisoned(7, value))
-    with pytest.warns(RuntimeWarning, match=r"environment 0 failed at its step 7 .*the reward is -?(nan|inf)"):
-        agent.learn(30)
-    assert len(agent.faults) == 1
-    assert np.flatnonzero(~agent.replay_buffer.valid[0, :30]).tolist() == [6]
-    assert np.isfinite(agent.replay_buffer.rewards).all()
-    assert all(np.isfinite(each["r"]) for each in agent.ep_info_buffer)
-
-
-def test_reward_of_a_custom_vecenv_that_is_not_finite_is_a_fault(tiny_agent):
-    class Bare(DummyVecEnv):
-        def step_wait(self):
-            observations, rewards, dones, infos = super().step_wait()
-            self.count = getattr(self, "count", 0) + 1
-            if self.count == 4:
-                rewards[1] = np.nan
-            return observations, rewards, dones, infos
-
-    agent = tiny_agent(Bare([DotEnv, DotEnv]))
-    with pytest.warns(RuntimeWarning, match="environment 1 failed .*the reward is nan"):
-        agent.learn(40)
-    assert len(agent.faults) == 1
-    assert np.argwhere(~agent.replay_buffer.valid[:, :20]).tolist() == [[1, 3]]
-
-
-def test_state_with_objects_raises_an_error_when_saved(tiny_agent, tmp_path):
     class Closed(DotEnv):
         def get_state(self):
             return {**super().get_state(), "goal": self.step}
@@ -307,3 +244,13 @@ def test_state_with_objects_raises_an_error_when_saved(tiny_agent, tmp_path):
     with pytest.raises(CheckpointError, match=r"state\.environments\[0\]\.inner\.goal, of type method"):
         snapshots.save(tiny_agent(Closed()).learn(12), tmp_path / "saved")
     assert not list(tmp_path.iterdir())
+
+
+@links
+@pytest.mark.parametrize(
+    "name", ["../agent-000000012", "/etc", "agent-000000012/../x", "agent-1", 3, None, "", "agent-000000012"]
+)
+def test_names_and_links_out_of_the_folder_are_refused(tmp_path, name):
+    (tmp_path / "agent-000000012").symlink_to("/")
+    with pytest.raises(CheckpointError, match="is no checkpoint of an agent"):
+        snapshots.named(tmp_path, name)

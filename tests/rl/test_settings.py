@@ -1,22 +1,29 @@
-"""Settings of an agent: the same in Python, recipes and Zoo files; honoured after loading, or refused by name."""
+"""Settings of an agent: in Python, recipes, Zoo files and SB3's keywords; honoured when loaded, or refused."""
 
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from stable_baselines3 import SAC
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from torch import nn
 
-import dipole
 from dipole.core.train.recipe import load, resolve
 from dipole.core.utils.errors import ConfigError
-from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, resume, snapshots, zoo
+from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, make_env, resume, snapshots, zoo
+from dipole.rl import snapshots as checkpoints
 from dipole.rl.algorithms import open_agent
 from dipole.rl.config import RLConfig
+from dipole.rl.export import save_plain
+from dipole.rl.sampling import FrameBatch
 from dipole.rl.settings import CURL_OBJECTIVE, DEFAULT, FIXED, PRESETS, USERS, AgentSettings, AgentTable, attributes
 from dipole.rl.settings import resolve as settings_of
+from tests.rl.conftest import assert_resumes, same, tiny
 
 AGENTS = {"sac": ContrastiveSAC, "drq": ContrastiveDrQ}
 # "tanh" is the other one than the preset's.
@@ -37,11 +44,9 @@ NAMES = [(algorithm, name) for algorithm in AGENTS for name in attributes(algori
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A trained agent of each algorithm, and one with gSDE: its zip and a checkpoint."""
-    from tests.rl.conftest import TINY
-
     found = {}
     for key, algorithm, more in (("sac", "sac", {}), ("drq", "drq", {}), ("sde", "sac", {"use_sde": True})):
-        agent = AGENTS[algorithm]("CnnPolicy", DotEnv(), **TINY, **more).learn(14)
+        agent = tiny(kind=AGENTS[algorithm], **more).learn(14)
         folder = tmp_path_factory.mktemp(key)
         agent.save(folder / "agent.zip")
         found[key] = folder / "agent.zip", snapshots.save(agent, folder / "agent-000000014"), agent.settings
@@ -57,11 +62,6 @@ def groups():
         for group in (rest[::3], rest[1::3], rest[2::3], [name for name in names if name == "buffer_size"]):
             if group:
                 yield key, algorithm, group
-
-
-def test_every_setting_is_in_one_of_the_two_lists():
-    assert {name for _, name in NAMES} == set(LATER) | set(FIXED) - {"algorithm"}
-    assert not set(LATER) & set(FIXED)
 
 
 @pytest.mark.parametrize(("key", "algorithm", "names"), list(groups()))
@@ -84,40 +84,40 @@ def test_changed_settings_are_honoured_and_survive(saved, tmp_path, key, algorit
             assert_used(agent, name, value)
 
 
+def groups_of(owner, optimizer, key):
+    """Return the values of one key in the groups of an optimizer, once the rates are set."""
+    owner._logger = owner.__dict__.get("_logger") or Logger(None, [])
+    owner._set_learning_rates()
+    (value,) = {group[key] for group in optimizer.param_groups}
+    return value
+
+
+# What an update uses, where that is more than the attribute.
+USED = {
+    "beta": lambda agent: groups_of(agent, agent.critic.optimizer, "betas")[0],
+    "temperature_beta": lambda agent: groups_of(agent, agent.ent_coef_optimizer, "betas")[0],
+    "learning_rate": lambda agent: groups_of(agent, agent.critic.optimizer, "lr"),
+    "encoder_learning_rate": lambda agent: groups_of(agent, agent.contrast_optimizer, "lr"),
+    "temperature_learning_rate": lambda agent: groups_of(agent, agent.ent_coef_optimizer, "lr"),
+    "tanh": lambda agent: agent.policy.encoder.tanh,
+    "chunk": lambda agent: agent.policy.encoder.chunk,
+    "channels_last": lambda agent: agent.policy.encoder.format == torch.channels_last,
+    "activation": lambda agent: type(agent.critic.q_networks[0][1]).__name__,
+    "log_std_bounds": lambda agent: tuple(agent.actor.log_std_bounds),
+    "use_expln": lambda agent: agent.actor.use_expln,
+    "clip_mean": lambda agent: agent.actor.clip_mean,
+    "positives": lambda agent: agent._positives,
+    "train_freq": lambda agent: agent.train_freq.frequency,
+}
+
+
 def assert_used(agent, name, value):
-    """Look at what an update uses, where that is more than the attribute."""
-    policy = agent.policy
-    optimizers = {"beta": policy.critic.optimizer, "temperature_beta": getattr(agent, "ent_coef_optimizer", None)}
-    if name in optimizers:
-        assert {group["betas"][0] for group in optimizers[name].param_groups} == {value}
-    elif name in ("learning_rate", "encoder_learning_rate", "temperature_learning_rate"):
-        agent._logger = agent.__dict__.get("_logger") or Logger(None, [])
-        agent._set_learning_rates()
-        stepped = {
-            "learning_rate": policy.critic.optimizer,
-            "encoder_learning_rate": agent.contrast_optimizer,
-            "temperature_learning_rate": getattr(agent, "ent_coef_optimizer", None),
-        }[name]
-        if stepped is not None:
-            assert {group["lr"] for group in stepped.param_groups} == {value}
-    elif name in ("tanh", "chunk"):
-        assert getattr(policy.encoder, name) == value
-    elif name == "channels_last":
-        assert policy.encoder.format == torch.contiguous_format
-    elif name == "activation":
-        assert any(type(each).__name__ == value for each in policy.critic.modules())
-    elif name == "log_std_bounds":
-        assert tuple(policy.actor.log_std_bounds) == value
-    elif name in ("use_expln", "clip_mean"):
-        assert getattr(policy.actor, name) == value
-    elif name == "positives":
-        assert agent._positives == value
+    if name in USED:
+        assert USED[name](agent) == value, name
     elif name == "crop_inclusive" and agent.augmentation == "crop":
         assert agent._augment.inclusive is value
     elif name == "buffer_size" and agent.env is not None:
         assert agent.replay_buffer.buffer_size == value
-    elif name == "train_freq":
-        assert agent.train_freq.frequency == value
 
 
 @pytest.mark.parametrize(("algorithm", "name"), [each for each in NAMES if each[1] in FIXED])
@@ -192,6 +192,8 @@ def changed_for(algorithm):
 
 @pytest.mark.parametrize("algorithm", DEFAULT)
 def test_every_setting_works_in_python_and_recipes(algorithm):
+    assert {name for _, name in NAMES} == set(LATER) | set(FIXED) - {"algorithm"}
+    assert not set(LATER) & set(FIXED)
     own = {name for name in AgentTable.model_fields if algorithm in USERS.get(name, (algorithm,))}
     changed = changed_for(algorithm)
     assert set(changed) == own - {"preset", "algorithm", "log_std_bounds"}  # of policies without use_sde
@@ -202,23 +204,6 @@ def test_every_setting_works_in_python_and_recipes(algorithm):
     for name in changed:
         assert getattr(table, name) == getattr(given, name) != getattr(PRESETS[preset], name), name
     assert settings_of(preset, table.agent_settings()) == given
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "given", "said"),
-    [
-        ("drq", {"ent_coef": 0.1}, "ent_coef has no effect on the algorithm 'drq': it is a setting of sac"),
-        ("sac", {"noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac': it is a setting of drq"),
-        ("drq", {"preset": "curl"}, "the preset 'curl' is none of 'drq', whose are drqv2"),
-    ],
-)
-def test_settings_of_another_algorithm_are_refused(algorithm, given, said):
-    with pytest.raises(ConfigError) as keyword:
-        settings_of(given.get("preset", DEFAULT[algorithm]), {"algorithm": algorithm, **given})
-    with pytest.raises(ConfigError) as table:
-        recipe(algorithm=algorithm, **given)
-    assert said in str(keyword.value)
-    assert said in str(table.value)
 
 
 def test_recipes_keep_their_run_id_and_the_papers_batch():
@@ -232,25 +217,30 @@ def test_recipes_keep_their_run_id_and_the_papers_batch():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("given", "said"),
     [
-        ("gamma", 2, "1"), ("beta", 1.0, "0.999999"), ("layers", 17, "16"), ("twin_loss", "third", "half"),
-        ("twin_loss", "halff", "Did you mean 'half'?"), ("preset", "curls", "'curl'"),
-        ("log_std_bounds", [2, -10], "(low, high) with low < high"),
-        ("train_freq", [1, "week"], "must be an integer >= 1, or (an integer >= 1, 'step' or 'episode'), got"),
-        ("target_entropy", "x", "must be 'auto' or a number, got 'x'"),
-        ("hidden", 5, "must be a list of layer widths, integers >= 1, got 5"), ("gama", 0.9, "'gamma'"),
+        ({"gamma": 2}, "gamma 1"), ({"beta": 1.0}, "beta 0.999999"), ({"layers": 17}, "layers 16"),
+        ({"twin_loss": "third"}, "twin_loss half"), ({"twin_loss": "halff"}, "twin_loss Did you mean 'half'?"),
+        ({"preset": "curls"}, "preset 'curl'"), ({"gama": 0.9}, "gama 'gamma'"),
+        ({"log_std_bounds": [2, -10]}, "log_std_bounds (low, high) with low < high"),
+        ({"train_freq": [1, "week"]}, "train_freq must be an integer >= 1, or (an integer >= 1, 'step' or 'episode'),"),
+        ({"target_entropy": "x"}, "target_entropy must be 'auto' or a number, got 'x'"),
+        ({"hidden": 5}, "hidden must be a list of layer widths, integers >= 1, got 5"),
+        ({"algorithm": "drq", "ent_coef": 0.1}, "ent_coef no effect on the algorithm 'drq': it is a setting of sac"),
+        ({"noise_clip": 0.1}, "noise_clip has no effect on the algorithm 'sac': it is a setting of drq"),
+        ({"algorithm": "drq", "preset": "curl"}, "the preset 'curl' is none of 'drq', whose are drqv2"),
     ],
 )  # fmt: skip
-def test_python_and_recipes_refuse_the_same_values(name, value, said):
-    given = {"preset": value} if name == "preset" else {"overrides": {name: value}}
+def test_python_and_recipes_refuse_the_same_values(given, said):
+    """`said` is a word and the text that stand in both messages."""
+    preset = given.get("preset", DEFAULT[given.get("algorithm", "sac")])
     with pytest.raises(ConfigError) as keyword:
-        settings_of(**{"preset": "curl", "overrides": {}, **given})
+        settings_of(preset, {name: value for name, value in given.items() if name != "preset"})
     with pytest.raises(ConfigError) as table:
-        recipe(**{name: value})
+        recipe(**given)
     for error in (keyword, table):
-        assert name in str(error.value)
-        assert said in str(error.value)
+        for part in said.split(" ", 1):
+            assert part in str(error.value)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -296,21 +286,6 @@ def test_every_text_writes_the_loss_of_a_curl_agent_with_its_temperature():
     assert {key: text for key, text in found.items() if text != CURL_OBJECTIVE} == {}
 
 
-def test_at_the_default_temperature_the_gradient_of_a_curl_agent_is_longer():
-    draw = torch.Generator().manual_seed(0)
-    z, k = (torch.randn(64, 8, generator=draw, dtype=torch.double) / 4 for _ in range(2))
-
-    def length(text):
-        anchors = z.clone().requires_grad_()
-        loss = dipole.objective(text)(dipole.Pairs.cross(anchors, k)).loss
-        return torch.autograd.grad(loss, anchors)[0].norm()
-
-    logits = (leaf := z.clone().requires_grad_()) @ k.T  # the loss of a CURL agent, as the paper writes it
-    by_hand = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, torch.arange(64)), leaf)[0].norm()
-    assert length(CURL_OBJECTIVE) == pytest.approx(by_hand)
-    assert length("infonce(similarity=bilinear)") / by_hand > 1.5
-
-
 FILE = """
 default:
   policy: 'CnnPolicy'
@@ -333,54 +308,44 @@ code:
 """
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "sac.yml"
-    path.write_text(FILE)
-    return str(path)
-
-
 def config_of(overrides=(), train=None, **table):
     return resolve({**RECIPE, "train": {"steps": 100, **(train or {})}, "rl": table}, list(overrides)).config
 
 
-def test_entry_sets_what_the_recipe_leaves_out(file):
+def test_entry_of_a_file_sets_what_the_recipe_leaves_out(tmp_path):
+    file = str(tmp_path / "sac.yml")
+    (tmp_path / "sac.yml").write_text(FILE)
     config = config_of(hyperparameters=file)
     assert (config.train.learning_rate, config.train.batch_size, config.train.steps) == (7.3e-4, 256, 100)
-    found = config.rl
-    assert (found.buffer_size, found.train_freq, found.gradient_steps, found.learning_starts) == (300_000, 8, 8, 10_000)
-    assert (found.hidden, found.initial_temperature, found.ent_coef) == ((400, 300), 0.2, "auto")
+    written = {
+        "buffer_size": 300_000, "train_freq": 8, "gradient_steps": 8, "learning_starts": 10_000, "hidden": (400, 300),
+        "initial_temperature": 0.2,
+    }  # fmt: skip
+    assert {name: getattr(config.rl, name) for name in written} == written
+    assert config.rl.ent_coef == "auto"
+    assert config.hash == config_of(train={"learning_rate": 7.3e-4, "batch_size": 256}, **written).hash
     given = config_of(hyperparameters=file, buffer_size=5000, train={"learning_rate": 1e-2})
     assert (given.rl.buffer_size, given.train.learning_rate) == (5000, 1e-2)
     other = config_of([f"rl.hyperparameters={file}", "rl.task=cheetah-run"])
     assert (other.rl.tau, other.train.learning_rate, other.rl.buffer_size) == (0.02, 5e-4, 100_000)
 
 
-def test_run_id_of_a_file_equals_that_of_its_values(file):
-    written = {
-        "buffer_size": 300_000, "train_freq": 8, "gradient_steps": 8, "learning_starts": 10_000, "hidden": [400, 300],
-        "initial_temperature": 0.2,
-    }  # fmt: skip
-    one = config_of(hyperparameters=file)
-    assert one.hash == config_of(train={"learning_rate": 7.3e-4, "batch_size": 256}, **written).hash
-
-
-def test_unreadable_files_raise_errors(tmp_path, file):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        config_of(hyperparameters=str(tmp_path / "none.yml"))
-    (tmp_path / "list.yml").write_text("[1, 2]")
-    with pytest.raises(ConfigError, match="must map tasks to hyper-parameters"):
-        zoo.read(tmp_path / "list.yml", "dot")
-    (tmp_path / "rate.yml").write_text("dot: {learning_rate: lin_1e-3}")
-    with pytest.raises(ConfigError, match="is a schedule, and a recipe has a constant rate"):
-        zoo.read(tmp_path / "rate.yml", "dot")
-    (tmp_path / "other.yml").write_text("walker-walk: {tau: 0.1}")
-    with pytest.raises(ConfigError, match=r"no entry 'dot' and no 'default'\. Entries: walker-walk"):
-        zoo.read(tmp_path / "other.yml", "dot")
-    with pytest.raises(ConfigError, match=r"env_wrapper has no meaning here\. Use the environment's own settings"):
-        zoo.read(file, "odd")
-    with pytest.raises(ConfigError, match=r"policy_kwargs = .* cannot be read"):
-        zoo.read(file, "code")
+@pytest.mark.parametrize(
+    ("text", "task", "said"),
+    [
+        (None, "dot", "cannot be read"),
+        ("[1, 2]", "dot", "must map tasks to hyper-parameters"),
+        ("dot: {learning_rate: lin_1e-3}", "dot", "is a schedule, and a recipe has a constant rate"),
+        ("walker-walk: {tau: 0.1}", "dot", r"no entry 'dot' and no 'default'\. Entries: walker-walk"),
+        (FILE, "odd", r"env_wrapper has no meaning here\. Use the environment's own settings"),
+        (FILE, "code", r"policy_kwargs = .* cannot be read"),
+    ],
+)
+def test_unreadable_files_raise_errors(tmp_path, text, task, said):
+    if text is not None:
+        (tmp_path / "some.yml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        zoo.read(tmp_path / "some.yml", task)
 
 
 def test_cheetah_has_its_own_learning_rate():
@@ -388,3 +353,109 @@ def test_cheetah_has_its_own_learning_rate():
     assert config_of(task="walker-walk").train.learning_rate == 1e-3
     assert config_of(task="cheetah-run", preset="small").train.learning_rate == 1e-3
     assert config_of(task="cheetah-run", train={"learning_rate": 3e-4}).train.learning_rate == 3e-4
+
+
+STATE = {"objective": "none", "preset": "sb3", "batch_size": 16, "buffer_size": 300, "seed": 0, "device": "cpu"}
+ARCHITECTURE = {"net_arch": {"pi": [16], "qf": [24, 12]}, "activation_fn": nn.Tanh, "n_critics": 3}
+
+
+def state_agent(env=None, **settings):
+    return ContrastiveSAC("MlpPolicy", env or make_env("dot", inputs="state"), **{**STATE, **settings})
+
+
+@pytest.mark.parametrize("explores", [{"log_std_init": -2.0, "clip_mean": 0.0}, {"use_expln": True, "clip_mean": 0.1}])
+def test_gsde_updates_are_those_of_sb3(explores):
+    """The same weights and batches: after six updates of both, the same weights but for rounding."""
+    kwargs = {**ARCHITECTURE, **explores}
+    ours = state_agent(use_sde=True, ent_coef=0.2, n_steps=3, policy_kwargs=kwargs)
+    more = {"buffer_size": 300, "batch_size": 16, "seed": 0, "device": "cpu", "policy_kwargs": kwargs}
+    env = make_env("dot", inputs="state")
+    theirs = SAC("MlpPolicy", env, use_sde=True, ent_coef=0.2, n_steps=3, **more)
+    for agent in (ours, theirs):
+        agent.learning_rate = 1e-3
+        agent._setup_lr_schedule()
+        agent.set_logger(Logger(None, []))
+    theirs.policy.load_state_dict(ours.policy.state_dict())
+    rng = np.random.default_rng(0)
+    start = [value.clone() for value in ours.policy.parameters()]
+    for seed in range(6):
+        seen, following, actions, rewards, dones, discounts = (
+            torch.from_numpy(rng.uniform(size=(16, width)).astype(np.float32)) for width in (4, 4, 2, 1, 1, 1)
+        )
+        dones = (dones < 0.2).float()
+        sample = ReplayBufferSamples(seen, actions, following, dones, rewards, discounts)
+        theirs.replay_buffer.sample = lambda *_, _sample=sample, **__: _sample
+        empty = torch.zeros(16, 0, 1, 1)
+        rest = (actions, rewards, dones, np.zeros((16, 0)), discounts)
+        batch = FrameBatch(empty, empty, None, *rest, states=seen, next_states=following)
+        ours._sample = lambda _, _batch=batch: _batch
+        for agent in (ours, theirs):
+            torch.manual_seed(seed)
+            agent.train(1, 16)
+    moved = zip(start, ours.policy.parameters(), strict=True)
+    assert sum(not torch.equal(one, two) for one, two in moved) > 20
+    for name, value in theirs.policy.state_dict().items():
+        assert (value - ours.policy.state_dict()[name]).abs().max() < 1e-5, name
+
+
+def test_gsde_explores_as_in_sb3_and_resumes_to_the_bit(tmp_path):
+    agent = state_agent(use_sde=True, sde_sample_freq=4, use_sde_at_warmup=True, learning_starts=10, train_freq=8)
+    torch.manual_seed(0)
+    agent.actor.reset_noise(1)
+    seen = np.random.default_rng(0).uniform(size=(5, 1, 4)).astype(np.float32)
+    drawn = [agent.predict(each, deterministic=False)[0] for each in seen]
+    again = [agent.predict(each, deterministic=False)[0] for each in seen]
+    assert all(map(np.array_equal, drawn, again))  # a function of the state until it is drawn anew
+
+    agent = state_agent(use_sde=True, learning_starts=10, train_freq=8)
+    agent.learn(40, callback=CheckpointCallback(tmp_path, every=16))
+    saved = checkpoints.checkpoints(tmp_path)
+    assert saved
+    for folder in saved:  # in the middle of `learn`, its noise drawn
+        continued = resume(folder, make_env("dot", inputs="state"), device="cpu")
+        continued.learn(40 - continued.num_timesteps, reset_num_timesteps=False)
+        assert same(agent, continued)
+    settings = {"use_sde": True, "learning_starts": 10, "train_freq": 8}  # outside of `learn`
+    assert_resumes(lambda env: state_agent(env, **settings), partial(make_env, "dot", inputs="state"), tmp_path, 40, 16)
+
+
+def test_gsde_from_pixels_is_exported_and_learns(tmp_path, tiny_agent):
+    agent = tiny_agent(use_sde=True, policy_kwargs={"n_critics": 1, "activation_fn": "ELU"}).learn(20)
+    assert (agent.settings.n_critics, agent.settings.activation) == (1, "ELU")
+    save_plain(agent, tmp_path)
+    plain = SAC.load(tmp_path / "sac.zip", env=make_env("dot"), device="cpu", learning_starts=5)
+    assert plain.use_sde
+    plain.learn(10)
+
+
+def test_architectures_equal_those_of_sb3():
+    ours = state_agent(policy_kwargs=ARCHITECTURE)
+    theirs = SAC("MlpPolicy", make_env("dot", inputs="state"), policy_kwargs=ARCHITECTURE, buffer_size=10, device="cpu")
+    shapes = [{name: value.shape for name, value in each.policy.state_dict().items()} for each in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert [type(each) for each in ours.actor.latent_pi] == [type(each) for each in theirs.actor.latent_pi]
+    assert ours.settings.critic_hidden == (24, 12)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policy_kwargs": {"features_extractor_class": 3}}, "'features_extractor_class'.*ContrastiveCallback"),
+        ({"policy_kwargs": {"share_features_extractor": True}}, "'share_features_extractor'.*share the convolutions"),
+        ({"policy_kwargs": {"optimizer_class": torch.optim.SGD}}, "'optimizer_class'.*it is Adam"),
+        ({"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}, r"only betas=\(beta, 0.999\)"),
+        ({"policy_kwargs": {"normalize_images": False}}, "always divided by 255"),
+        ({"policy_kwargs": {"net_arch": {"pi": [8], "vf": [8]}}}, "net_arch must be a list of widths or"),
+        ({"policy_kwargs": {"activation_fn": nn.Sigmoid}}, "activation: .* is not allowed.* Allowed: ReLU, Tanh"),
+        ({"policy_kwargs": {"n_critics": 2}, "n_critics": 2}, "are the same setting"),
+        ({"policy_kwargs": {"full_std": True}}, "it has net_arch, activation_fn"),
+        ({"policy_kwargs": [8]}, "policy_kwargs must be a dictionary"),
+        ({"log_std_init": -1.0}, "log_std_init has no effect with use_sde=False"),
+        ({"use_sde": True, "log_std_bounds": (-5, 2)}, "log_std_bounds has no effect with use_sde=True"),
+        ({"sde_sample_freq": -2}, "sde_sample_freq: must be an integer >= 1, or -1"),
+        ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
+    ],
+)
+def test_keywords_without_meaning_are_refused_by_name(given, said):
+    with pytest.raises(ConfigError, match=said):
+        state_agent(**given)

@@ -11,9 +11,26 @@ from dipole.core.utils.errors import ConfigError, OptionError, TrainingError
 from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, WorkerVecEnv, make_env
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate
+from tests.rl.conftest import tiny
 
 STEPS = 30
 STATE = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 100, "seed": 0, "device": "cpu"}
+
+
+# What an environment makes of its observation, of the answer of its step and of that of its reset.
+SEEN = {
+    "float": lambda x: x.astype(np.float32), "normalised": lambda x: (x / 255).astype(np.float32),
+    "int16": lambda x: x.astype(np.int16), "NaN": lambda x: np.full(x.shape, np.nan), "list": lambda x: x.tolist(),
+    "0..1": lambda x: (x > 9).astype(np.uint8), "None": lambda x: None, "shape": lambda x: x[:, :-1],
+}  # fmt: skip
+STEPPED = {
+    "step is None": lambda *_: None,
+    "old step": lambda seen, reward, ends, stops, info: (seen, reward, ends or stops, info),
+    "flag": lambda seen, reward, ends, stops, info: (seen, reward, "no", stops, info),
+    "steps": lambda *answer: (*answer[:4], {"environment_steps": -4}),
+    "episode": lambda *answer: (*answer[:4], {"episode": 5}),
+}
+RESET = {"reset is None": lambda seen, info: None, "old reset": lambda seen, info: seen}
 
 
 class Altered(DotEnv):
@@ -24,40 +41,19 @@ class Altered(DotEnv):
         self.kind, self.at, self.life = kind, at, 0
 
     def reset(self, **settings):
-        observation, info = super().reset(**settings)
         if self.kind == "reset raises":
             raise OSError("no world today")
-        if self.kind == "reset is None":
-            return None
-        if self.kind == "old reset":
-            return observation
-        return (self.altered(observation) if self.at == 0 else observation), info
+        seen, info = super().reset(**settings)
+        if self.at == 0 and self.kind in SEEN:
+            return SEEN[self.kind](seen), info
+        return RESET.get(self.kind, lambda *answer: answer)(seen, info)
 
     def step(self, action):
-        observation, reward, terminated, truncated, info = super().step(action)
+        seen, *rest = super().step(action)
         self.life += 1
-        if self.life < self.at:
-            return observation, reward, terminated, truncated, info
-        if self.kind == "step is None":
-            return None
-        if self.kind == "old step":
-            return observation, reward, terminated or truncated, info
-        if self.kind == "flag":
-            return observation, reward, "no", truncated, info
-        if self.kind == "steps":
-            return observation, reward, terminated, truncated, {"environment_steps": -4}
-        if self.kind == "episode":
-            return observation, reward, terminated, self.life % 9 == 0, {"episode": 5}
-        return self.altered(observation), reward, terminated, truncated, info
-
-    def altered(self, observation):
-        return {
-            "float": lambda: observation.astype(np.float32),
-            "normalised": lambda: (observation / 255).astype(np.float32),
-            "int16": lambda: observation.astype(np.int16), "NaN": lambda: np.full(observation.shape, np.nan),
-            "0..1": lambda: (observation > 9).astype(np.uint8), "None": lambda: None,
-            "list": lambda: observation.tolist(), "shape": lambda: observation[:, :-1],
-        }.get(self.kind, lambda: observation)()  # fmt: skip
+        if self.life >= self.at and self.kind in SEEN:
+            return SEEN[self.kind](seen), *rest
+        return STEPPED.get(self.kind, lambda *answer: answer)(seen, *rest)
 
     def render(self):
         return None if self.kind == "render is None" else super().render()
@@ -80,6 +76,17 @@ CASES = {
 }
 
 
+BLIND = Altered("render is None")
+
+
+def a_worker(kind):
+    env = WorkerVecEnv([lambda: Altered(kind)])
+    try:
+        env.reset()
+    finally:
+        env.close()
+
+
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_wrong_interface_is_refused_at_the_first_step(tiny_agent, kind, wrapped):
@@ -89,18 +96,27 @@ def test_wrong_interface_is_refused_at_the_first_step(tiny_agent, kind, wrapped)
     assert "Altered" in str(raised.value)
 
 
-def test_observations_that_change_later_are_refused(tiny_agent):
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: a_worker("int16"), ConfigError, CASES["int16"]),  # raised in the parent
+        (lambda: tiny(Altered("steps")).learn(STEPS), ConfigError, r"\['environment_steps'\] must be an integer >= 0"),
+        (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
+        (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
+        (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
+    ],
+)
+def test_other_wrong_answers_raise_one_error(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_observations_that_change_later_are_refused_and_other_episodes_are_passed_over(tiny_agent):
     agent = tiny_agent(Altered("shape", at=17))
     with pytest.raises(ConfigError, match=r"Altered gives an observation of the shape \(9, 27, 28\)"):
         agent.learn(STEPS)
     assert len(agent.replay_buffer) == 16
-
-
-def test_counts_of_steps_are_whole_numbers_and_other_episodes_are_passed_over(tiny_agent):
-    with pytest.raises(ConfigError, match=r"info\['environment_steps'\] must be an integer >= 0, got -4"):
-        tiny_agent(Altered("steps")).learn(STEPS)
-    agent = tiny_agent(Altered("episode"))
-    agent.learn(STEPS)
+    agent = tiny_agent(gymnasium.wrappers.TimeLimit(Altered("episode"), 9)).learn(STEPS)
     assert [each["l"] for each in agent.ep_info_buffer] == [9, 9, 9]  # those of SB3's Monitor
 
 
@@ -142,6 +158,35 @@ def test_wrong_spaces_are_refused(kind, spaces, said):
         kind("MultiInputPolicy" if "observation" in spaces else "CnnPolicy", Spaces(**spaces))
 
 
+class Poisoned(DummyVecEnv):
+    """Gives the last environment a reward that is not finite at its 7th step."""
+
+    count, value = 0, None
+
+    def step_wait(self):
+        observations, rewards, dones, infos = super().step_wait()
+        self.count += 1
+        if self.count == 7:
+            rewards[-1] = self.value
+        return observations, rewards, dones, infos
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("-inf")])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reward_that_is_not_finite_is_a_fault(tiny_agent, count, value):
+    env = Spaces(answer=lambda step: (Spaces().observation_space.sample(), value if step == 7 else 1.0))
+    if count == 2:
+        env = Poisoned([DotEnv, DotEnv])
+        env.value = value
+    agent = tiny_agent(env)
+    with pytest.warns(RuntimeWarning, match=rf"environment {count - 1} failed .*the reward is -?(nan|inf)"):
+        agent.learn(30)
+    assert len(agent.faults) == 1
+    assert np.argwhere(~agent.replay_buffer.valid[:, : 30 // count]).tolist() == [[count - 1, 6]]
+    assert np.isfinite(agent.replay_buffer.rewards).all()
+    assert all(np.isfinite(each["r"]) for each in agent.ep_info_buffer)
+
+
 @pytest.mark.filterwarnings("ignore:environment 0 failed")
 def test_numbers_that_only_float64_holds_are_faults(tiny_agent):
     vectors = BOX(-np.inf, np.inf, (4,), np.float64)
@@ -166,25 +211,6 @@ def test_observation_of_a_custom_vecenv_that_is_not_finite_raises_an_error():
     agent = ContrastiveSAC("MlpPolicy", env, objective="none", **STATE)
     with pytest.raises(TrainingError, match=r"the observation is not finite: environment 0 of .* at agent step 13"):
         agent.learn(STEPS)
-
-
-def test_batches_resets_and_pictures_that_cannot_be_raise_one_error(tiny_agent):
-    with pytest.raises(OptionError, match=r"a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"):
-        tiny_agent(batch_size=10**9)
-    with pytest.raises(TrainingError, match=r"no world today.*reset of the environment Altered cannot be used"):
-        tiny_agent(Altered("reset raises")).learn(STEPS)
-    agent = tiny_agent()
-    with pytest.raises(ConfigError, match=r"render of the environment Altered returned None.*render_mode='rgb_array'"):
-        evaluate(agent, Altered("render is None"), 1, frames=[])
-
-
-def test_errors_in_workers_are_raised_in_the_parent():
-    env = WorkerVecEnv([lambda: Altered("int16")])
-    try:
-        with pytest.raises(ConfigError, match=CASES["int16"]):
-            env.reset()
-    finally:
-        env.close()
 
 
 class Many:
