@@ -12,6 +12,7 @@ from dipole.benchmarks.run.engine import Engine, run_here
 from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.record import Hardware, Histogram, RunRecord, write_record
+from dipole.core.train.config import toml_text
 
 
 class Here(Engine):
@@ -31,6 +32,19 @@ class Here(Engine):
 
 
 HARDWARE = Hardware(device="cpu", device_name="Test processor", machine="Linux x86_64", processors=2, threads=1)
+
+
+def suite_text(rows, columns=(("knn", "knn/accuracy"),), recipe="digits-simclr", seeds=(0,), set=(), **more):
+    """Return the TOML of a suite: rows (method, objective, settings) and columns (name, metric) at scale `small`."""
+    named = [{"method": method, "objective": objective, "set": list(own)} for method, objective, *own in rows]
+    scale = {"recipe": recipe, "seeds": list(seeds), "set": list(set)}
+    of = [{"name": label, "metric": metric} for label, metric in columns]
+    base = {"base": rows[0][0]} if len(rows) > 1 else {}
+    return toml_text(
+        {"name": "tiny", "title": "tiny", **base, "columns": of, "rows": named, "scale": {"small": scale | more}}
+    )
+
+
 OF_EVERY_RUN = {
     "name": "hand-made", "started": "2026-01-01T00:00:00Z", "updated": "2026-01-01T00:01:00Z", "hardware": HARDWARE,
     "versions": {"dipole": "0.1.0"}, "data": {"name": "none"}, "parameters": 10, "steps": 100,
@@ -87,8 +101,9 @@ class RunsFolder:
             jobs.append(JobEntry(hash=run, command=command, processes=1, cells=[cell]))
         of_column = {"metric": "linear/accuracy", "factor": 100, "higher_is_better": True, "unit": "%"}
         said = {"title": name, "kind": "table", "published": None, "protocol": {}, "x_label": "", "y_label": ""}
+        said["show"] = ["curves", "histogram", "columns"]
         manifest = Manifest(
-            suite=name, scale="small", show=["curves", "histogram", "columns"],
+            suite=name, scale="small",
             rows=[RowEntry(label=label, objective=objective, base=base) for label, objective, base in rows],
             columns=[ColumnEntry(name=column, **of_column) for column, _ in columns],
             jobs=jobs, **{"note": "", "not_decidable": "", **said, **more},

@@ -148,7 +148,7 @@ def test_sorts_by_number_and_back_with_empty_cells_last(page):
         assert column(page, "study-small-ranking", 0)[-1] == "infonce"
 
 
-def test_filters_rows_by_words(page):
+def test_filters_rows_by_words_and_a_button_changes_the_colours(page):
     script = """
       const table = document.querySelector('table[data-name="study-small-runs"]');
       const input = table.closest('details').querySelector('input');
@@ -159,9 +159,6 @@ def test_filters_rows_by_words(page):
     assert set(column(page, "study-small-runs", 0)) == {"cacr"}
     page.run(script, "")
     assert len(column(page, "study-small-runs", 0)) == 36
-
-
-def test_theme_button_changes_the_colours(page):
     colour = "return getComputedStyle(document.body).backgroundColor"
     before = page.run(colour)
     page.run("document.querySelector('.theme').click()")

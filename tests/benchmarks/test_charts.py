@@ -99,6 +99,7 @@ def test_doubling_values_get_a_logarithmic_axis():
     assert doubles([16, 32, 64, 128])
     assert not doubles([1, 2, 3, 4])
     assert not doubles([0, 1, 2, 4, 8])
+    assert not doubles(range(1, 21))
     chart = line_chart("t", "x", "y", [Line("l", [16, 32, 64, 128], [1, 2, 3, 4])])
     svg = drawing.to_svg(chart.spec)
     at = [float(x) for x in re.findall(r'<path[^>]*translate\(([0-9.]+),[^>]*fill="var\(--c0\)"', svg)]
@@ -135,19 +136,37 @@ def test_seeds_are_dots_and_printed_numbers_have_a_series(runs_folder):
     assert ours["high"] - ours["x"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
 
 
-def test_a_grid_is_one_heat_map_without_missing_cells(runs_folder):
+def test_grids_are_heat_maps_and_a_sweep_of_one_option_is_a_line(runs_folder):
+    """Without missing cells, of one option over the other, with a logarithmic axis where values grow by factors."""
     rows = [("base", "infonce", None), ("hcl", "hcl", "base"), ("dcl", "dcl", "base")]
     value = {"base": 0.5, "hcl": 0.6, "dcl": 0.45}
     results = runs_folder.results("grid", rows, "ab", lambda r, c, s: None if (r, c) == ("dcl", "b") else value[r])
     (picture,) = charts.measured(results)
     found = {(t["row"], t["column"]): (t["value"], t["text"]) for t in picture.chart.rows}
-    assert found["hcl", "a"] == (pytest.approx(10), "60")
-    assert found["dcl", "a"] == (pytest.approx(-5), "45")
+    assert (found["hcl", "a"], found["dcl", "a"]) == ((pytest.approx(10), "60"), (pytest.approx(-5), "45"))
     assert ("dcl", "b") not in found
     assert len(found) == 5
 
+    rows = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.1, 1, 0.5) for b in (2, 10)]
+    results = runs_folder.results("two", rows, "a", lambda r, c, s: 0.5 if "beta=10" in r else 0.6, seeds=(0,))
+    (shown,) = charts.measured(results)
+    assert (shown.chart.x_label, shown.chart.y_label) == ("temperature", "beta")
+    expected = [(beta, t, text) for beta, text in (("10", "50.00"), ("2", "60.00")) for t in ("0.1", "0.5", "1")]
+    assert [(t["row"], t["column"], t["text"]) for t in shown.chart.rows] == expected
+    assert charts.varying(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) == (["x"], [(1,), (2,), (3,), (4,)])
+    assert charts.varying(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) == ([], [])
 
-def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
+    values = [0.01 * 1.4**i for i in range(20)]
+    rows = [(f"infonce(temperature={t:.4g})",) * 2 + (None,) for t in reversed(values)]
+    results = runs_folder.results("sweep", rows, ["digits"], lambda r, c, s: 0.5 + s / 100 + len(r) / 1000)
+    chart = charts.measured(results)[0].chart
+    assert (chart.x_label, {row["series"] for row in chart.rows}) == ("temperature", {"digits"})
+    assert chart.spec["encoding"]["x"]["scale"]["type"] == "log"
+    assert [row["x"] for row in chart.rows] == pytest.approx(values, rel=1e-3)
+    assert chart.rows[0]["high"] - chart.rows[0]["y"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
+
+
+def test_losses_keep_their_levels_histograms_have_one_scale_and_many_lines_become_a_heat_map(runs_folder):
     rows = [(f"m{i}", f"m{i}", None) for i in range(contents.MOST_LINES + 2)]
     results = runs_folder.results("many", rows, "a", lambda r, c, s: 0.5, seeds=(0,))
     found = charts.pictures(results, RunFiles(folder=runs_folder.path))
@@ -157,44 +176,36 @@ def test_losses_keep_their_levels_and_many_lines_become_a_heat_map(runs_folder):
     assert [row["y"] for row in loss.rows] == pytest.approx([line["train/loss"] for line in logged], rel=1e-5)
     (curve,) = found["Learning curves"]
     assert {t["row"] for t in curve.chart.rows} == {label for label, _, _ in rows}
-
-
-def test_histograms_that_are_compared_have_one_scale(runs_folder):
-    results = runs_folder.results("h", [("a", "a", None), ("b", "b", None)], "v", lambda r, c, s: 0.5)
-    found = charts.pictures(results, RunFiles(folder=runs_folder.path))["Distance histograms"]
-    (top,) = {picture.chart.spec["encoding"]["y"]["scale"]["domain"][1] for picture in found}
-    assert top == pytest.approx(max(row["y"] for p in found for row in p.chart.rows), rel=1e-5)
-
-
-def test_costs_that_differ_are_drawn(runs_folder):
-    for objective, seconds in (("infonce", 10.0), ("hcl", 40.0)):
-        runs_folder.record(objective=objective, wall_seconds=seconds)
-    (section,) = [s for s in make_report(runs_folder.path).sections if s.id == "other-runs"]
-    (time,) = section.pictures["Cost"]  # all took the same memory
-    assert {row["label"]: row["x"] for row in time.chart.rows} == {"infonce": 10.0, "hcl": 40.0}
+    histograms = found["Distance histograms"]
+    (top,) = {picture.chart.spec["encoding"]["y"]["scale"]["domain"][1] for picture in histograms}
+    assert top == pytest.approx(max(row["y"] for p in histograms for row in p.chart.rows), rel=1e-5)
 
 
 def test_runs_outside_suites_are_compared(runs_folder):
-    values = {"infonce": (0.5, 0.6), "hcl": (0.7, 0.8)}
+    values, seconds = {"infonce": (0.5, 0.6), "hcl": (0.7, 0.8)}, {"infonce": 10.0, "hcl": 40.0}
     for objective, of in values.items():
         for seed, value in enumerate(of):
-            runs_folder.record(objective=objective, seed=seed, results={"knn/accuracy": value})
+            runs_folder.record(objective, seed, results={"knn/accuracy": value}, wall_seconds=seconds[objective])
     (section,) = make_report(runs_folder.path).sections
     (picture,) = section.pictures["Comparison"]
     dots = [(row["label"], row["x"]) for row in picture.chart.datasets["dots"]]
     assert dots == [(name, value) for name, of in values.items() for value in of]
     rows = {row[0].text: (row[1].sort, row[2].sort) for row in section.tables[0].rows}
     assert rows == {"infonce": (2, pytest.approx(0.55)), "hcl": (2, pytest.approx(0.75))}
+    (time,) = section.pictures["Cost"]  # all took the same memory
+    assert {row["label"]: row["x"] for row in time.chart.rows} == seconds
 
 
 def test_the_first_lines_summarise_the_findings(runs_folder):
     noise = [0.00, 0.02, 0.01]
     rows = [("infonce", "infonce", None), ("hcl", "hcl", "infonce")]
     results = runs_folder.results(
-        "s", rows, "a", lambda r, c, s: 0.8 + (0.005 + noise[s] if r == "hcl" else noise[-s]), title="Study"
+        "a", rows, "a", lambda r, c, s: 0.8 + (0.005 + noise[s] if r == "hcl" else noise[-s]), title="Study"
     )
-    report = make_report(runs_folder.path)
-    study, machines = report.findings
+    rows = [("base", "base", None), ("up", "up", "base"), ("down", "down", "base")]
+    value = {"base": 0.5, "up": 0.7, "down": 0.4}
+    runs_folder.suite("b", rows, [("a", "vision")], lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
+    study, significant, machines = make_report(runs_folder.path).findings
     (cell,) = results.cells[1:]
     assert cell.against_base.difference == pytest.approx(0.5)
     assert study == (
@@ -203,25 +214,8 @@ def test_the_first_lines_summarise_the_findings(runs_folder):
         "Half of the tests have a power of at least 18 % for 1 point (Holm)."
     )
     assert machines == "Measured on Test processor (Linux x86_64), with dipole 0.1.0."
-
-
-def test_significant_differences_are_named_with_their_sign(runs_folder):
-    value = {"base": 0.5, "up": 0.7, "down": 0.4}
-    rows = [("base", "base", None), ("up", "up", "base"), ("down", "down", "base")]
-    runs_folder.results("s", rows, "a", lambda r, c, s: value[r] + 0.001 * s * (r != "base"))
-    (line, _) = make_report(runs_folder.path).findings
-    assert "2 of 2 differences from base are significant: " in line
-    assert "up leads by 20.10 points (a)" in line
-    assert "down trails by 9.90 points (a)" in line
-
-
-def test_a_table_in_latex_is_escaped_and_has_its_best_bold():
-    rows = [(Cell("a_b"), Cell("50 % & more", 50.0, mark="best"))]
-    rows += [(Cell(r"\x{1}"), Cell("1 \N{PLUS-MINUS SIGN} 2", 1.0))]
-    lines = to_latex(ReportTable("s", "T", ("method", "x"), rows)).splitlines()
-    assert lines[1] == r"\begin{tabular}{lr}"
-    assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
-    assert lines[6] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
+    for part in ("2 of 2 differences from base are", "up leads by 20.10 points (a)", "down trails by 9.90 points (a)"):
+        assert part in significant
 
 
 def test_studies_draw_differences_from_the_base_with_their_intervals(runs_folder):
@@ -267,39 +261,11 @@ def test_twenty_models_of_many_seeds_are_readable(runs_folder, tmp_path):
 def test_further_pictures_are_drawn_when_unfolded(runs_folder, tmp_path):
     rows = [(f"m{i}", f"m{i}", None) for i in range(3)]
     runs_folder.suite("wide", rows, [(f"c{i}", "vision") for i in range(6)], lambda r, c, s: 0.5, seeds=(0,))
-    report = write_report(runs_folder.path, tmp_path / "report.html")
-    (section,) = report.sections
+    (section,) = write_report(runs_folder.path, tmp_path / "report.html").sections
     losses = section.pictures["Training loss"]
     assert (len(losses), contents.drawn_at_once(losses)) == (18, contents.DRAWN)
     html = (tmp_path / "report.html").read_text()
-    assert "Training loss: 6 more" in html
-    assert all(one.caption in html for one in losses)
-
-
-def test_a_grid_of_two_options_is_a_heat_map_of_one_over_the_other(runs_folder):
-    rows = [(f"hcl(temperature={t}, beta={b})",) * 2 + (None,) for t in (0.1, 1, 0.5) for b in (2, 10)]
-    results = runs_folder.results("two", rows, "a", lambda r, c, s: 0.5 if "beta=10" in r else 0.6, seeds=(0,))
-    (shown,) = charts.measured(results)
-    assert (shown.chart.x_label, shown.chart.y_label) == ("temperature", "beta")
-    assert [(t["row"], t["column"], t["text"]) for t in shown.chart.rows] == [
-        ("10", "0.1", "50.00"), ("10", "0.5", "50.00"), ("10", "1", "50.00"),
-        ("2", "0.1", "60.00"), ("2", "0.5", "60.00"), ("2", "1", "60.00"),
-    ]  # fmt: skip
-    assert charts.varying(["a(x=1)", "a(x=2)", "a(x=3)", "a(x=4)"]) == (["x"], [(1,), (2,), (3,), (4,)])
-    assert charts.varying(["a(x=1, y=1)", "a(x=1, y=2)", "b(x=2, y=1)", "a(x=2, y=2)"]) == ([], [])
-
-
-def test_a_sweep_of_one_option_is_a_line_with_a_logarithmic_axis_where_values_grow_by_factors(runs_folder):
-    values = [0.01 * 1.4**i for i in range(20)]
-    rows = [(f"infonce(temperature={t:.4g})",) * 2 + (None,) for t in reversed(values)]
-    results = runs_folder.results("sweep", rows, ["digits"], lambda r, c, s: 0.5 + s / 100 + len(r) / 1000)
-    (picture,) = charts.measured(results)
-    chart = picture.chart
-    assert (chart.x_label, {row["series"] for row in chart.rows}) == ("temperature", {"digits"})
-    assert chart.spec["encoding"]["x"]["scale"]["type"] == "log"
-    assert [row["x"] for row in chart.rows] == pytest.approx(values, rel=1e-3)
-    assert chart.rows[0]["high"] - chart.rows[0]["y"] == pytest.approx(4.302653 / 3**0.5, abs=1e-4)
-    assert not doubles(range(1, 21))
+    assert all(text in html for text in ("Training loss: 6 more", *(one.caption for one in losses)))
 
 
 @pytest.mark.parametrize("letter", ["m", "e", "i", "W"])
@@ -361,11 +327,17 @@ def test_seeds_that_were_logged_at_other_steps_are_averaged_over_the_range_that_
     assert mean_line("m", [Curve((), ()), Curve((1, 2), (1, 2))]).y == [1, 2]
 
 
-def test_numbers_have_about_four_digits_also_beside_missing_cells():
+def test_numbers_have_about_four_digits_and_a_table_in_latex_its_best_bold():
     values = [0.0, 2e-5, 0.0123, 1.5, -834.06, 84321.7, 1583392448.0]
     assert [number(v) for v in values] == ["0.000", "2e-05", "0.012", "1.50", "-834.1", "84322", "1.58e+09"]
-    rows = [(Cell("a"), Cell("1.0", 1.0)), (Cell("b"), Cell("missing", mark="open"))]
-    assert ReportTable("s", "T", ("method", "x"), rows).numeric == (False, True)
+    rows = [(Cell("a_b"), Cell("50 % & more", 50.0, mark="best")), (Cell("b"), Cell("missing", mark="open"))]
+    rows += [(Cell(r"\x{1}"), Cell("1 \N{PLUS-MINUS SIGN} 2", 1.0))]
+    sheet = ReportTable("s", "T", ("method", "x"), rows)
+    assert sheet.numeric == (False, True)
+    lines = to_latex(sheet).splitlines()
+    assert lines[1] == r"\begin{tabular}{lr}"
+    assert lines[5] == r"a\_b & \textbf{50 \% \& more} \\"
+    assert lines[7] == r"\textbackslash{}x\{1\} & 1 $\pm$ 2 \\"
 
 
 def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
@@ -383,14 +355,20 @@ def test_embedded_points_are_drawn_by_class_with_true_angles(runs_folder):
     assert "Embedded points" not in pictures(results, RunFiles(folder=runs_folder.path))
 
 
-def test_columns_of_different_data_are_pictures_of_their_own(runs_folder):
-    columns = [f"{data}/k={k}" for data in ("a", "b") for k in (1, 2, 4)]
-    results = runs_folder.results("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, kind="figure")
-    found = pictures(results, RunFiles(folder=runs_folder.path))["Measurements"]
-    assert len(found) == 2
-    assert [each.caption.partition(":")[0] for each in found] == ["a", "b"]
-    for each in found:
+def test_columns_of_different_data_are_pictures_of_their_own_and_one_measurement_is_no_curve(runs_folder):
+    columns, files = [f"{data}/k={k}" for data in ("a", "b") for k in (1, 2, 4)], RunFiles(folder=runs_folder.path)
+    results = runs_folder.results("curve", [("m", "infonce", None)], columns, lambda r, c, s: 0.5, (0,), kind="figure")
+    found = pictures(results, files)
+    assert [each.caption.partition(":")[0] for each in found["Measurements"]] == ["a", "b"]
+    for each in found["Measurements"]:
         assert [(row["series"], row["x"], row["y"]) for row in each.chart.rows] == [("m", k, 50) for k in (1, 2, 4)]
+    assert "Conditional entropy" in found
+    line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
+    for job in results.jobs:
+        (runs_folder.path / job.hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "Conditional entropy" not in pictures(results, files)
+    asked = runs_folder.read(results.manifest.model_copy(update={"show": ["entropy"]}))
+    assert "Conditional entropy" in pictures(asked, files)
 
 
 def test_a_path_is_one_column_over_another_at_common_steps():
@@ -403,13 +381,3 @@ def test_a_path_is_one_column_over_another_at_common_steps():
     # As training goes on, the loss falls; the step that only one column has is left out.
     assert [(row["x"], row["y"]) for row in picture.chart.rows] == [(2.0, 0.9), (1.5, 0.6), (1.0, 0.5)]
     assert paths(Group((columns[0],), ""), curves) == []
-
-
-def test_a_single_measurement_is_no_curve(runs_folder):
-    results = runs_folder.results("short", [("m", "infonce", None)], "a", lambda r, c, s: 0.5, seeds=(0,))
-    assert "Conditional entropy" in pictures(results, RunFiles(folder=runs_folder.path))
-    line = {"step": 10, "diag/conditional_entropy": 5.0, "diag/conditional_entropy_maximum": 5.2}
-    (runs_folder.path / results.jobs[0].hash / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert "Conditional entropy" not in pictures(results, RunFiles(folder=runs_folder.path))
-    asked = runs_folder.read(results.manifest.model_copy(update={"show": ["entropy"]}))
-    assert "Conditional entropy" in pictures(asked, RunFiles(folder=runs_folder.path))

@@ -1,8 +1,10 @@
-"""Engines: workers that are killed, nodes that are lost, jobs of Ray and SLURM."""
+"""Engines: workers that are killed, nodes that are lost, jobs of Ray and SLURM; the lock of a job."""
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dipole.benchmarks.run import job_lock
 from dipole.benchmarks.run.bench import make_engine
 from dipole.benchmarks.run.engine import Task, log_of
+from dipole.benchmarks.run.job_lock import TakenError, is_held, locked
 from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
 from dipole.benchmarks.run.slurm_engine import SlurmEngine
@@ -21,6 +25,8 @@ from dipole.benchmarks.run_records import BENCH, read_records
 from dipole.core.train.recipe import load
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.process import describe_self
+from tests.systems import KILL_SELF, kill, was_killed
 
 SHORT = [f"train.{part}" for part in ("batch_size=32", "checkpoint_every=1", "log_every=1")]
 SHORT += ["toy.points=64", "toy.test_points=40"]
@@ -96,21 +102,17 @@ def test_a_run_whose_worker_is_killed_twice_has_failed_by_name_and_no_other(tmp_
     assert starts(victim, tmp_path) == 2
 
 
-def test_slurm_trains_jobs_and_reports_one_that_fails(tmp_path):
+def test_slurm_trains_jobs_and_reports_what_fails(tmp_path):
     good, bad = task(0), task(1, 2, "train.learning_rate=1e30")
     results = run(SlurmEngine(2, 1, cluster="local"), [good, bad], tmp_path / "runs")
-    assert results["seed 0"].status == "done"
+    assert {label: result.status for label, result in results.items()} == {"seed 0": "done", "seed 1": "failed"}
     assert read_records(tmp_path / "runs").done.keys() == {good.hash}
-    assert results["seed 1"].status == "failed"
     assert "not finite" in results["seed 1"].message
-
-
-@pytest.mark.skipif(shutil.which("sbatch") is not None, reason="there is a SLURM here")
-def test_slurm_reports_a_missing_sbatch_and_unknown_options():
-    with pytest.raises(ConfigError, match="no sbatch on this machine"):
-        make_engine("slurm", None, None)
     with pytest.raises(ConfigError, match=r"partion: no such option\. Did you mean 'partition'"):
         SlurmEngine(options={"partion": "gpu"}, cluster="local")
+    if shutil.which("sbatch") is None:
+        with pytest.raises(ConfigError, match="no sbatch on this machine"):
+            make_engine("slurm", None, None)
 
 
 def test_packs_a_run_without_its_checkpoints(runs_folder, tmp_path):
@@ -189,3 +191,115 @@ def test_ray_sends_a_run_back_from_a_node_without_the_runs_folder(tmp_path, monk
     (tmp_path / "runs" / BENCH).mkdir(parents=True)
     unpack(archive, tmp_path / "runs", one.hash)
     assert read_records(tmp_path / "runs").done.keys() == {one.hash}
+
+
+def test_a_lock_excludes_others_until_given_back(tmp_path):
+    path = tmp_path / "job.json"
+    for text in ("", "{", "[]", '{"host": 3}'):  # never written whole
+        path.write_text(text)
+        assert not is_held(path)
+    # What a runner left that was killed while it locked goes with the next lock of its job.
+    left, another = tmp_path / ".job.857c482e.tmp.json", tmp_path / ".other.857c482e.tmp.json"
+    left.write_text("{")
+    another.write_text("{")
+    with locked(tmp_path, "job"):
+        assert is_held(path)
+        assert json.loads(path.read_text()).keys() == {"host", "pid", "boot", "namespace", "began"}
+        assert not left.exists()
+        with pytest.raises(TakenError), locked(tmp_path, "job"):
+            pass
+        with locked(tmp_path, "another"):
+            pass
+    assert not path.exists()
+    assert another.exists()
+    with locked(tmp_path, "job"):
+        pass
+
+
+def test_a_killed_owner_frees_its_lock_at_once_whatever_goes_on_beside_it(tmp_path):
+    """A pid may be reused, and what the owner had started may outlive it: neither is the owner."""
+    script = (
+        "import subprocess, sys; from pathlib import Path; from dipole.benchmarks.run.job_lock import locked\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "with locked(Path(sys.argv[1]), 'job'):\n"
+        "    print(subprocess.Popen(sleep, stdout=subprocess.DEVNULL).pid, flush=True); sys.stdin.read(1)\n"
+        f"    {KILL_SELF}"
+    )
+    command, pipe = [sys.executable, "-c", script, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
+        child = int(owner.stdout.readline())
+        with pytest.raises(TakenError), locked(tmp_path, "job"):
+            pass
+        owner.stdin.close()
+        assert was_killed(owner.wait())
+        try:
+            assert (tmp_path / "job.json").exists()
+            assert not is_held(tmp_path / "job.json")
+            with locked(tmp_path, "job"):
+                assert is_held(tmp_path / "job.json")
+                assert json.loads((tmp_path / "job.json").read_text())["pid"] == os.getpid()
+        finally:
+            kill(child)
+
+
+def test_renewal_keeps_a_lock_fresh(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_lock, "RENEW_EVERY", 0.05)
+    with locked(tmp_path, "job"):
+        path = tmp_path / "job.json"
+        os.utime(path, (1, 1))
+        deadline = time.monotonic() + 10
+        while path.stat().st_mtime == 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert path.stat().st_mtime > 1
+
+
+def made_up(folder, age=0.0, **owner):
+    """A lock of the process that describes itself, with something else in its place, last renewed `age` s ago."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(json.loads(describe_self()) | owner))
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+OWNERS = {
+    "another container under the same host name": ({"namespace": "pid:[1]", "pid": 1}, 0, True),
+    "container, stale": ({"namespace": "pid:[1]", "pid": 1}, job_lock.STALE_AFTER + 5, False),
+    "host": ({"host": "elsewhere", "pid": 1}, 0, True),
+    "host, stale": ({"host": "elsewhere", "pid": 1}, job_lock.STALE_AFTER + 5, False),
+    "dated in the future": ({"host": "elsewhere", "pid": 1}, -1e9, False),
+    "another machine of this name, which lives": ({"boot": "another"}, 0, True),
+    "before the last boot": ({"boot": "another"}, time.time() - psutil.boot_time() + 60, False),
+    "the number of another process now": ({"began": "1", "pid": os.getppid()}, 0, False),
+    "our number": ({"began": "1"}, 0, False),
+}
+
+
+@pytest.mark.parametrize(("owner", "age", "held"), OWNERS.values(), ids=OWNERS)
+def test_a_process_that_shares_no_lock_is_believed_as_long_as_it_can_live(tmp_path, owner, age, held):
+    assert is_held(made_up(tmp_path, age, **owner)) is held
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "-p", "--fork", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no name spaces can be made here",
+)
+def test_a_worker_in_a_name_space_of_its_own_is_seen_and_missed(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from dipole.benchmarks.run.job_lock import locked\n"
+        "with locked(Path(sys.argv[1]), 'job'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    command = ["unshare", "-p", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        path = tmp_path / "job.json"
+        # Its number is also one of ours: the number alone says nothing.
+        assert json.loads(path.read_text())["namespace"] != os.readlink("/proc/self/ns/pid")
+        with pytest.raises(TakenError), locked(tmp_path, "job"):
+            pass
+        other.kill()
+    assert is_held(path)
+    old = time.time() - job_lock.STALE_AFTER - 1
+    os.utime(path, (old, old))
+    with locked(tmp_path, "job"):
+        pass

@@ -80,7 +80,7 @@ def test_axes_are_multiplied_zipped_and_excluded_and_bases_follow(tmp_path):
     assert len({job.hash for job in sized.jobs()}) == 15
 
 
-def test_settings_weights_and_named_options_are_axes(tmp_path):
+def test_settings_weights_and_named_options_are_axes_and_defaults_give_way(tmp_path):
     text = SUITE.replace("temperature = [0.1, 0.5]", '"train.epochs" = [1, 2]\n"objective.dp.weight" = [0.1, 1]')
     rows = read_suite(written(tmp_path, text)).at("small").rows
     found = {row.label: (row.objective, row.set) for row in rows}
@@ -88,9 +88,6 @@ def test_settings_weights_and_named_options_are_axes(tmp_path):
     assert found["dp, train.epochs=2, objective.dp.weight=1"] == weighted
     assert found["no temperature, train.epochs=1"] == ("align_uniform", ("train.epochs=1",))
     assert len(found) == 2 + 4 + 2
-
-
-def test_defaults_of_rows_and_columns_give_way_to_what_is_said():
     found = expand({
         "column": {"metric": "a", "factor": 100}, "row": {"set": ["x=1"]},
         "columns": [{"name": "one"}, {"name": "two", "metric": "b"}], "rows": [{"method": "m", "objective": "infonce"}],
@@ -149,12 +146,6 @@ def test_a_suite_that_is_written_out_has_the_same_cells_and_no_grid(name, tmp_pa
         assert (mine.rows, mine.columns, mine.seeds) == (other.rows, other.columns, other.seeds)
         assert [mine.base_of(row) for row in mine.rows] == [other.base_of(row) for row in other.rows]
         assert [(job.hash, job.cells) for job in mine.jobs()] == [(job.hash, job.cells) for job in other.jobs()]
-
-
-@pytest.mark.parametrize(("name", "message"), [("infonce", "is none"), ("lmcl-tabel5", "'lmcl-table5'")])
-def test_only_suites_are_written_out(name, message, capsys):
-    assert main(["show", name, "--expand"]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_the_example_of_the_documentation_is_a_suite(tmp_path):

@@ -1,68 +1,72 @@
-"""Printed tables, verdicts and claims against the counts of the data files; deviations; the page of the papers."""
+"""Printed tables and claims against the counts of the data files; deviations; suites that cannot decide anything."""
 
 import json
-from dataclasses import dataclass, field
-from math import isnan
+from dataclasses import replace
+from math import isfinite, isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from dipole.benchmarks import papers as page
-from dipole.benchmarks.claims import published
+from dipole.benchmarks.claims import published, verdicts
+from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.claims.judge import judge_claim
 from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers, protocol_differences
-from dipole.benchmarks.claims.published import Claim, PrintedCell, claims, figures, table, tables
-from dipole.benchmarks.claims.verdicts import (
-    AGREES,
-    DIFFERS,
-    NO_DATA,
-    NO_TEST,
-    NOT_COMPARED,
-    UNDECIDED,
-    among,
-    compare,
-    margin,
-)
+from dipole.benchmarks.claims.published import Claim, PrintedCell
+from dipole.benchmarks.claims.verdicts import DIFFERS, NO_DATA, NO_TEST, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED, compare
 from dipole.benchmarks.plan import faults
+from dipole.benchmarks.report import findings, overview, tables
+from dipole.benchmarks.report.ranking import ranks
+from dipole.benchmarks.report.write import write_report
+from dipole.benchmarks.results_file import SHIPPED, merged, read_results_file, write_results_file
 from dipole.benchmarks.statistics import summarize
 from dipole.benchmarks.suite import read_suite, suites
+from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.core.cli.app import main
 from dipole.core.objectives.registry import registry
 from dipole.core.train.recipe import load
 from dipole.core.utils.errors import DataError
+from tests.benchmarks.claim_data import Grid
 
 
 def test_published_tables_hold_the_known_cells():
-    assert len(tables()) == 29
-    assert {"lmcl-table5", "cacr-table17", "cllr-table1", "arora-table2-text"} <= tables().keys()
-    assert {"lmcl-figure2", "cacr-figure3", "cllr-figure4", "arora-figure2"} <= figures().keys()
-    for found in tables().values():
+    assert len(published.tables()) == 29
+    assert {"lmcl-table5", "cacr-table17", "cllr-table1", "arora-table2-text"} <= published.tables().keys()
+    assert {"lmcl-figure2", "cacr-figure3", "cllr-figure4", "arora-figure2"} <= published.figures().keys()
+    for found in published.tables().values():
         assert len({row.label for row in found.rows}) == len(found.rows)
         assert all(set(row.cells) == set(found.columns) for row in found.rows)
-    catch = table("lmcl-table5").find("LMCL(CURL+DP)").cells["Catch"]
+    catch = published.table("lmcl-table5").find("LMCL(CURL+DP)").cells["Catch"]
     assert (catch.mean, catch.std) == (842, 27)
-    assert table("lmcl-table5").trials == 3
-    assert table("lmcl-table4").trials is None
+    assert published.table("lmcl-table5").trials == 3
+    assert published.table("lmcl-table4").trials is None
     row = "MoCoV2 / WebVision v1"
-    assert table("cacr-table4").value(row, "top1") == table("cacr-table4").find(row).cells["top1"].mean
+    assert (
+        published.table("cacr-table4").value(row, "top1") == published.table("cacr-table4").find(row).cells["top1"].mean
+    )
     with pytest.raises(DataError, match="lmcl-table4"):
-        table("lmcl-tabel4")
-    assert table("lmcl-table5").find("SAC") is None
-    assert margin("accuracy %", 80) == 1
-    assert margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
-    assert all(margin(t.metric, 1.0) > 0 for t in tables().values())
+        published.table("lmcl-tabel4")
+    assert published.table("lmcl-table5").find("SAC") is None
+    assert verdicts.margin("accuracy %", 80) == 1
+    assert verdicts.margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
+    assert all(verdicts.margin(t.metric, 1.0) > 0 for t in published.tables().values())
     with pytest.raises(DataError):
-        margin("bananas", 1)
+        verdicts.margin("bananas", 1)
 
 
 def test_exchanged_columns_missing_rows_and_other_protocols():
-    assert "SUBJ and MPQA" in table("lmcl-table4").notes[0]
-    assert "SUBJ and MPQA" in table("cllr-table2").notes[0]
-    assert all("SUBJ and MPQA are" not in note for note in table("lmcl-table5").notes)
-    outcome = judge_claim(CLAIM, {"t": Ours({("base", "A"): [1.0, 2.0], ("new", "A"): [2.0, 3.5]})})
+    assert "SUBJ and MPQA" in published.table("lmcl-table4").notes[0]
+    assert "SUBJ and MPQA" in published.table("cllr-table2").notes[0]
+    assert all("SUBJ and MPQA are" not in note for note in published.table("lmcl-table5").notes)
+    test = {"kind": "compare", "table": "t", "a": "new", "b": "base", "op": ">", "columns": "all"}
+    claim = Claim("x", "p", "new beats base", "Table 1", "text", (test,))
+    cells = {("base", "A", "mean"): {0: 1.0, 1: 2.0}, ("new", "A", "mean"): {0: 2.0, 1: 3.5}}
+    rows = [{"method": "base"}, {"method": "new"}]
+    outcome = judge_claim(claim, {"t": Grid({"columns": ("A", "B"), "rows": rows}, cells)})
     assert (len(outcome.items), outcome.missing) == (1, 1)
-    assert judge_claim(CLAIM, {}).verdict == NO_DATA
+    assert judge_claim(claim, {}).verdict == NO_DATA
     assert judge_claim(Claim("y", "p", "s", "w", "text"), {}).verdict == NO_TEST
     ours = summarize([75.1, 75.2, 75.0])
     assert compare(PrintedCell(75.0), None, ours, "accuracy %", False).verdict == NOT_COMPARED
@@ -73,11 +77,11 @@ def test_exchanged_columns_missing_rows_and_other_protocols():
     assert lines == ["dataset: digits (paper: CIFAR-10)", "encoder: small (paper: not stated)"]
 
 
-@pytest.mark.parametrize("claim", claims(), ids=lambda c: c.id)
+@pytest.mark.parametrize("claim", published.claims(), ids=lambda c: c.id)
 def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
     """The data files state the outcome of every test on the printed numbers."""
     for test in claim.tests:
-        outcome = judge_claim(Claim(claim.id, "", "", "", "", (test,)), tables())
+        outcome = judge_claim(Claim(claim.id, "", "", "", "", (test,)), published.tables())
         stated = test["published"]
         assert outcome.missing == 0  # a printed dash, as in rows of cacr-c31, is no comparison
         if "hold" in stated:
@@ -91,58 +95,21 @@ def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
             assert outcome.items[0].value == pytest.approx(stated["spread"])
 
 
-@dataclass
-class Ours:
-    """A grid of values by seed for each (row, column)."""
-
-    cells: dict
-    columns: tuple = ("A", "B")
-    rows: tuple = field(default=())
-
-    def value(self, row, column, kind="mean"):
-        values = self.cells.get((row, column))
-        return None if values is None else sum(values) / len(values)
-
-    def samples(self, row, column, kind="mean"):
-        values = self.cells.get((row, column))
-        return None if values is None else dict(enumerate(values))
-
-
-TEST = {"kind": "compare", "table": "t", "a": "new", "b": "base", "op": ">", "columns": "all"}
-CLAIM = Claim("x", "p", "new beats base", "Table 1", "text", (TEST,))
-
-
-def test_a_claim_is_supported_contradicted_or_open():
-    base = {("base", "A"): [70.0, 70.3, 70.1, 70.2], ("base", "B"): [50.0, 51.0, 52.0, 53.0]}
-
-    def verdict(a, b):
-        return judge_claim(CLAIM, {"t": Ours({**base, ("new", "A"): a, ("new", "B"): b})}).verdict
-
-    assert verdict([72.0, 72.4, 72.1, 72.2], [50.3, 51.2, 53.0, 52.9]) == AGREES
-    assert verdict([68.0, 68.4, 68.1, 68.2], [50.3, 51.2, 53.0, 53.9]) == DIFFERS
-    assert verdict([70.0, 70.9, 69.8, 70.3], [50.3, 51.2, 53.0, 52.9]) == UNDECIDED
-
-
-def test_both_spreads_give_welch_and_one_run_borrows_the_printed_spread():
-    printed = PrintedCell(842.0, 27.0)
-    ours = summarize([820.0, 860.0, 835.0])
-    assert compare(printed, 3, ours, "score at 100K steps", True).basis == "Welch"
-    alone = compare(PrintedCell(842.0), None, ours, "score at 100K steps", True)
+def test_what_a_printed_number_is_judged_by():
+    """Both spreads give Welch, one run borrows the printed one, and the same value for every seed is no spread."""
+    printed, bare, score = PrintedCell(842.0, 27.0), PrintedCell(842.0), "score at 100K steps"
+    assert compare(printed, 3, summarize([820.0, 860.0, 835.0]), score, True).basis == "Welch"
+    alone = compare(bare, None, summarize([820.0, 860.0, 835.0]), score, True)
     assert alone.low < alone.difference < alone.high
-    single = compare(printed, 3, summarize([500.0]), "score at 100K steps", True)
+    single = compare(printed, 3, summarize([500.0]), score, True)
     assert single.verdict == DIFFERS
     assert single.low < single.difference < single.high < 0
-    bare = compare(PrintedCell(842.0), None, summarize([842.0]), "score at 100K steps", True)
-    assert bare.verdict == UNDECIDED
-    assert isnan(bare.low)
-
-
-@pytest.mark.parametrize("level", [75.4, 78.0])
-def test_the_same_value_for_every_seed_is_no_spread_to_judge_by(level):
-    found = compare(PrintedCell(75.0), None, summarize([level] * 3), "accuracy %", True)
-    assert found.verdict == UNDECIDED
-    assert isnan(found.low)
-    # With a printed spread there is one.
+    for found in (
+        compare(bare, None, summarize([842.0]), score, True),
+        *(compare(PrintedCell(75.0), None, summarize([level] * 3), "accuracy %", True) for level in (75.4, 78.0)),
+    ):
+        assert found.verdict == UNDECIDED
+        assert isnan(found.low)
     assert compare(PrintedCell(75.0, 0.5), 5, summarize([78.0] * 3), "accuracy %", True).verdict == DIFFERS
 
 
@@ -151,22 +118,17 @@ def test_verdicts_beside_printed_numbers_are_one_family():
     rows = [summarize([80.0 + shift, 81.0 + shift, 79.5 + shift, 80.4 + shift]) for shift in (3.0, 0.0, 0.0, 0.0, 0.0)]
     alone = [compare(cell, 5, ours, "accuracy (%)", True) for ours in rows]
     assert alone[0].verdict == DIFFERS
-    error, df = _welch_error(rows[0], 0.5, 5)
+    parts = np.array([rows[0].std ** 2 / 4, 0.5**2 / 5])
+    error, df = parts.sum() ** 0.5, parts.sum() ** 2 / (parts**2 / [3, 4]).sum()
     tails = [stats.t.sf((alone[0].difference + bound) / error, df) for bound in (-1, 1)]
     assert alone[0].p == pytest.approx(2 * sum(tails))
-    assert among(alone[:1]) == alone[:1]
+    assert verdicts.among(alone[:1]) == alone[:1]
     most = int(0.05 / alone[0].p)
-    kept = among([alone[0], *[alone[1]] * (most - 1), None])
+    kept = verdicts.among([alone[0], *[alone[1]] * (most - 1), None])
     assert (kept[0].verdict, kept[-1]) == (DIFFERS, None)
-    lost = among([alone[0], *[alone[1]] * most])
+    lost = verdicts.among([alone[0], *[alone[1]] * most])
     assert lost[0].verdict == UNDECIDED
     assert ", differs alone (p = " in lost[0].basis
-
-
-def _welch_error(ours, std, n):
-    parts = [(ours.std**2 / ours.n, ours.n - 1), (std**2 / n, n - 1)]
-    total = sum(part for part, _ in parts)
-    return total**0.5, total**2 / sum(part**2 / df for part, df in parts)
 
 
 DOCS = Path(__file__).parents[2] / "docs" / "background"
@@ -253,6 +215,8 @@ def test_every_known_deviation_is_said_and_none_that_is_gone(paper_scale):
 
 def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
     for sized in paper_scale:
+        if sized.suite.name in ("lmcl-table5", "cllr-table4"):  # options that no paper names are said
+            assert any("rho" in key for key in sized.protocol)
         if sized.suite.name in ("cacr-table2", "lmcl-table4"):
             scale = sized.scale.model_copy(update={"protocol": {}})
             mine = sized.suite.model_copy(update={"name": "mine", "scale": {"paper": scale}})
@@ -260,11 +224,6 @@ def test_a_suite_that_is_silent_gets_no_verdict(paper_scale):
             # At another scale, the same settings are compared with the shipped suite and its protocol.
             small = sized.suite.model_copy(update={"name": "mine", "scale": {"small": scale}})
             assert set(sized.protocol) <= set(small.at("small").protocol)
-
-
-@pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
-def test_options_that_no_paper_names_are_said_of_the_control_tasks(name):
-    assert any("rho" in key for key in read_suite(name).at("paper").protocol)
 
 
 @pytest.mark.parametrize(
@@ -321,3 +280,112 @@ def test_what_differs_from_each_paper_is_shown(capsys):
     assert "deviations from LMCL" in capsys.readouterr().out
     assert main(["show", "quickthoughts", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deviations"]["LMCL"] == []
+
+
+WHY = "digits are at the ceiling"
+
+
+def shipped(name):
+    found = gather([SHIPPED / f"{name}-small.jsonl"])
+    return SuiteResults(found.manifests[0], found.collection.records)
+
+
+@pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4", "cacr-table3", "cacr-table14"])
+def test_committed_results_follow_the_mark_of_their_suite(name):
+    assert "not_decidable" not in (SHIPPED / f"{name}-small.jsonl").open().readline()
+    results, said = shipped(name), read_suite(name).scale["small"].not_decidable
+    assert said
+    claims = [each for each in results.claims() if each.verdict != NO_TEST]
+    assert claims
+    assert {(each.verdict, why(each)) for each in claims} == {(NOT_DECIDABLE, said)}
+    assert all(isnan(each.p_holm) for each in claims)
+    assert findings.of_suite(results)[-1].startswith(f"Not decidable on this hardware: {said[:-1]}")
+    # The numbers are still there.
+    assert all(cell.summary for cell in results.cells)
+    assert any(cell.against_base and isfinite(cell.against_base.p_t) for cell in results.cells)
+
+
+CIFAR = ["CIFAR-10", "CIFAR-100", "STL-10"]
+LEVEL = {"CACR": 86.0, "w/o pi+": 85.0, "w/o pi-": 80.0, "UAUR": 75.0}
+
+
+def table9(runs_folder, reason=""):
+    """CACR Table 9 as the paper has it, with little noise: each claim is true, each difference significant."""
+
+    def value(row, column, seed):
+        return (LEVEL[row] + 0.01 * ((7 * seed + 3 * len(row) + len(column)) % 5)) / 100
+
+    rows = [(name, "infonce", None if name == "CACR" else "CACR") for name in LEVEL]
+    more = {"published": "cacr-table9", "kind": "study", "not_decidable": reason}
+    return runs_folder.results("cacr-table9", rows, CIFAR, value, range(5), **more)
+
+
+def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
+    counted, unfit = table9(runs_folder), table9(runs_folder, WHY)
+    assert len(findings.decided(counted)) == len(findings.tested(counted)) == 9
+    assert findings.decided(unfit) == findings.tested(unfit) == []
+    assert {each.verdict for each in counted.claims()} != {NOT_DECIDABLE} == {each.verdict for each in unfit.claims()}
+    assert all(isnan(cell.p_holm) for cell in unfit.cells)
+    assert {rank.better + rank.worse for rank in ranks(unfit)} == {0}
+    with_both = overview.in_a_sentence([counted, unfit])
+    alone = overview.in_a_sentence([counted])
+    assert with_both.startswith(alone[:-1])
+    assert alone.startswith("1 suite: 9 of 9 comparisons")
+    assert "room" not in alone
+    assert with_both.endswith("1 further suite is not decidable on this hardware and not counted.")
+    assert len(overview.decided_table([unfit, unfit]).rows) == 0
+    row = overview.suites_table([unfit]).rows[0]
+    assert WHY in " ".join(cell.text for cell in row)
+    assert not any(isinstance(cell.sort, int) for cell in row)
+    coverage = next(r for r in tables.coverage_table([unfit]).rows if NOT_DECIDABLE in r[3].text)
+    assert [cell.sort for cell in coverage[4:]] == [0] * 5
+    # The reason is in every format.
+    write_report(runs_folder.path, tmp_path / "out")
+    rows = json.loads((tmp_path / "out" / "cacr-table9-small-claims.json").read_text())
+    assert {(row["verdict on ours"], row["verdict on ours: note"]) for row in rows} == {(NOT_DECIDABLE, WHY)}
+    for name in ("report.html", "report.md"):
+        assert f"Not decidable on this hardware: {WHY}." in (tmp_path / "out" / name).read_text()
+    assert not (tmp_path / "out" / "cacr-table9-small-ranking.csv").exists()
+    # The printed numbers of a paper's protocol are not decided either.
+    assert {cell.comparison.verdict for cell in counted.cells} != {NOT_DECIDABLE}
+    assert {cell.comparison.verdict for cell in unfit.cells} == {NOT_DECIDABLE}
+
+
+def test_a_claim_of_another_suite_does_not_rest_on_it():
+    """arora-c06 is about two tables: without one of them its comparisons have no data."""
+    marked, other = shipped("arora-table2-cifar100"), shipped("arora-table2-text")
+    asked = SuiteResults(marked.manifest.model_copy(update={"not_decidable": ""}), marked.records)
+
+    def told(results, *others):
+        return next(each for each in results.claims(others) if each.claim.id == "arora-c06")
+
+    assert told(asked, other).missing == 0
+    unfit = SuiteResults(other.manifest.model_copy(update={"not_decidable": WHY}), other.records)
+    assert told(asked, unfit).items == told(asked).items
+    assert told(asked, unfit).missing > 0
+    assert (told(unfit, asked).verdict, why(told(unfit, asked))) == (NOT_DECIDABLE, WHY)
+
+
+@pytest.mark.parametrize("name", ["six-tasks", "cacr-table15", "lmcl-table5"])
+def test_the_mark_changes_no_run_and_other_settings_have_none(name):
+    suite = read_suite(name)
+    small = suite.scale["small"]
+    scales = {"small": small.model_copy(update={"not_decidable": ""})}
+    plain = suite.model_copy(update={"scale": scales})
+    jobs = suite.at("small").jobs()
+    assert [job.hash for job in jobs] == [job.hash for job in plain.at("small").jobs()]
+    assert suite.at("small").manifest(jobs).not_decidable == small.not_decidable
+    for key in ("train.batch_size=64", "train.learning_rate=1e-3"):
+        assert suite.at("small", (key,)).manifest([]).not_decidable == ""
+    assert suite.at("small", ("device=cpu",)).manifest([]).not_decidable == small.not_decidable
+    if "paper" in suite.scale:
+        assert suite.at("paper").not_decidable == ""
+
+
+def test_results_with_and_without_the_mark_are_merged(tmp_path):
+    old = read_results_file(SHIPPED / "six-tasks-small.jsonl")
+    new = replace(old, manifest=old.manifest.model_copy(update={"not_decidable": WHY}))
+    assert merged(old, new)[1:] == merged(new, old)[1:] == ([], [])
+    for suite in (old, new):
+        write_results_file(tmp_path / "a.jsonl", suite)
+        assert read_results_file(tmp_path / "a.jsonl") == suite

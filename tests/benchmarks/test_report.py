@@ -17,7 +17,7 @@ from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import write_manifest
 from dipole.benchmarks.report import charts, claim_tables, findings, overview, rank_charts, tables
 from dipole.benchmarks.report.findings import empty_columns
-from dipole.benchmarks.report.ranking import rank_objectives, ranks
+from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.table import to_csv
 from dipole.benchmarks.report.write import make_report, write_report
 from dipole.benchmarks.results_file import Curve
@@ -44,13 +44,22 @@ def test_old_records_stay_readable(path, tmp_path):
     assert record.hash in to_csv(make_report(tmp_path / "runs").tables[0])
 
 
-def test_only_a_whole_finished_record_counts_as_done(runs_folder):
-    done, failed = runs_folder.record(), runs_folder.record(status="failed")
-    assert is_done(runs_folder.path / done)
-    assert not is_done(runs_folder.path / failed)
-    record = runs_folder.path / done / "record.json"
-    record.write_text(record.read_text()[:-20])
-    assert not is_done(runs_folder.path / done)
+def test_only_a_whole_finished_record_counts(runs_folder):
+    found = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5, seeds=(0, 1))
+    runs = [runs_folder.path / job.hash for job in found.jobs]
+    for count, run in enumerate(runs):
+        assert is_done(run)
+        assert (found.cell("a", "A").summary.n, found.cell("a", "A").wanted) == (2 - count, 2)
+        damaged(runs_folder, f"{run.name}/record.json", status="failed")
+        assert not is_done(run)
+        found = runs_folder.read(found.manifest)
+    shown = tables.results_table(found).rows[0]
+    assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
+    assert findings.of_suite(found)[0] == "2 of 2 runs are missing, 2 of them failed."
+    damaged(runs_folder, f"{runs[0].name}/record.json", status="done")
+    assert is_done(runs[0])
+    damaged(runs_folder, f"{runs[0].name}/record.json", (runs[0] / "record.json").read_text()[:-20])
+    assert not is_done(runs[0])
 
 
 def test_cells_hold_our_sample_and_missing_seeds_are_shown(runs_folder):
@@ -61,43 +70,37 @@ def test_cells_hold_our_sample_and_missing_seeds_are_shown(runs_folder):
     )
     cell = results.cell("other", "A")
     assert cell.summary.mean == pytest.approx(248.5 / 3)
-    assert cell.against_base.difference == pytest.approx((2 + 1.5 + 2) / 3)
-    assert cell.against_base.n == 3
+    assert (cell.against_base.difference, cell.against_base.n) == (pytest.approx((2 + 1.5 + 2) / 3), 3)
     spread, alpha = np.std([2, 1.5, 2], ddof=1), 0.05 / 2  # two tests
     assert power(cell.detectable, spread, 3, alpha, is_paired=True) == pytest.approx(0.8)
     assert np.isnan(results.cell("base", "A").detectable)
-    assert results.cell("other", "B").against_base.n == 2
     assert results.cell("base", "A").against_base is None
-    adjusted = sorted(c.p_holm for c in results.cells if c.row.label == "other")
-    plain = sorted(c.against_base.p_t for c in results.cells if c.row.label == "other")
-    assert adjusted[0] == pytest.approx(2 * plain[0])
+    assert results.cell("other", "B").against_base.n == 2
+    of_other = [results.cell("other", column) for column in "AB"]
+    plain = min(c.against_base.p_t for c in of_other)
+    assert min(c.p_holm for c in of_other) == pytest.approx(2 * plain)
     sheet = tables.results_table(results)
     b = sheet.head.index("B (%)")
     other = next(row for row in sheet.rows if row[0].text == "other")
-    assert other[b].sub == "n = 2"
-    reach = sheet.rows[-1]  # one row has a test in each column
-    assert reach[0].text == "detectable difference"
-    assert tables.results_table(results).rows[1][b - 1].mark == "best"
+    assert (other[b].sub, sheet.rows[1][b - 1].mark) == ("n = 2", "best")
+    assert sheet.rows[-1][0].text == "detectable difference"  # one row has a test in each column
 
 
-def test_a_failed_run_counts_nowhere(runs_folder):
-    found = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5, seeds=(0, 1))
-    for count, job in enumerate(found.jobs):
-        assert (found.cell("a", "A").summary.n, found.cell("a", "A").wanted) == (2 - count, 2)
-        damaged(runs_folder, f"{job.hash}/record.json", status="failed")
-        found = runs_folder.read(found.manifest)
-    shown = tables.results_table(found).rows[0]
-    assert (shown[-1].text, shown[-1].mark) == ("failed", "bad")
-    assert findings.of_suite(found)[0] == "2 of 2 runs are missing, 2 of them failed."
-
-
-def test_drop_is_measured_seed_by_seed_from_the_balanced_column(runs_folder):
+def test_drops_are_measured_seed_by_seed_and_agents_aggregated_against_their_own_base(runs_folder):
     values = {"regular/CIFAR-10": [0.83, 0.85], "linear/CIFAR-10": [0.80, 0.79]}
     rows, named = [("CACR (K=4)", "cacr", None)], {"published": "cacr-table2"}
     found = runs_folder.results("cacr-table2", rows, values, lambda r, c, s: values[c][s], (0, 1), **named)
     cell = "CACR (K=4)", "linear/CIFAR-10", "drop"
     assert found.samples(*cell) == pytest.approx({0: 3.0, 1: 6.0})
     assert found.value(*cell) == pytest.approx(4.5)
+    rows = [("CURL", "infonce", None), ("DCL", "dcl", "CURL"), ("LMCL(DCL+DP)", "dcl + 0.1*dp", "DCL")]
+    level = {"CURL": 1.0, "DCL": 2.0, "LMCL(DCL+DP)": 1.5}
+    columns, named = [("Spin", "rl"), ("Walk", "rl")], {"published": "lmcl-table5"}
+    results = runs_folder.results("lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, **named)
+    by = {row[0].text: row for row in tables.aggregate_table(results).rows}
+    assert by["DCL"][2].sort == pytest.approx(201.0)
+    assert (by["CURL"][4].text, by["DCL"][4].sort) == ("", 1.0)
+    assert (by["LMCL(DCL+DP)"][3].text, by["LMCL(DCL+DP)"][4].sort) == ("DCL", 0.0)
 
 
 def test_claims_and_verdicts_of_a_suite(runs_folder):
@@ -138,21 +141,6 @@ def test_every_printed_table_is_listed_with_what_was_run_of_it(runs_folder):
     assert [by["cacr-table6"][name] for name in ("compared", "agree", "differ")] == ["2", "1", "1"]
 
 
-def test_ranking_by_hand():
-    tasks = {
-        "A": {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.01}, "y": {0: 0.0, 1: 0.5}},
-        "B": {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}},
-        "cost": {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}},
-    }
-    found = {r.label: r for r in rank_objectives(tasks, "base", {"x": [2.0, -4.0]}, ["cost"])}
-    assert found["x"].of_means == pytest.approx((1 + 1.5 + 3) / 3)
-    assert found["base"].of_means == pytest.approx((2 + 1.5 + 2) / 3)
-    assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
-    assert found["base"].improvement is None
-    assert (found["x"].better, found["x"].worse) == (1, 1)
-    assert (found["y"].better, found["y"].worse) == (0, 0)
-
-
 def test_a_metric_that_no_run_has_is_said_with_the_nearest_one(runs_folder):
     results = runs_folder.results("s", [("a", "infonce", None)], "A", lambda *_: 0.5)
     assert empty_columns(results) == []
@@ -181,18 +169,6 @@ def test_the_command_of_every_row_repeats_its_run(runs_folder):
     assert commands["other-runs"] == f"dipole train {runs_folder.path / other / 'config.toml'}"
 
 
-def test_agents_are_aggregated_over_tasks_against_their_own_base(runs_folder):
-    rows = [("CURL", "infonce", None), ("DCL", "dcl", "CURL"), ("LMCL(DCL+DP)", "dcl + 0.1*dp", "DCL")]
-    level = {"CURL": 1.0, "DCL": 2.0, "LMCL(DCL+DP)": 1.5}
-    columns = [("Spin", "rl"), ("Walk", "rl")]
-    named = {"published": "lmcl-table5"}
-    results = runs_folder.results("lmcl-table5", rows, columns, lambda r, c, s: level[r] + s / 100, **named)
-    by = {row[0].text: row for row in tables.aggregate_table(results).rows}
-    assert by["DCL"][2].sort == pytest.approx(201.0)
-    assert (by["CURL"][4].text, by["DCL"][4].sort) == ("", 1.0)
-    assert (by["LMCL(DCL+DP)"][3].text, by["LMCL(DCL+DP)"][4].sort) == ("DCL", 0.0)
-
-
 def test_all_formats_hold_the_same_tables_and_charts(runs_folder, tmp_path):
     runs_folder.results("s", [("a", "infonce", None), ("b", "dcl", "a")], "A", lambda r, c, s: 0.5 + s / 100)
     report, out = write_report(runs_folder.path, tmp_path / "all"), tmp_path / "all"
@@ -209,8 +185,6 @@ def test_all_formats_hold_the_same_tables_and_charts(runs_folder, tmp_path):
     assert all(len(list((out / "charts").glob(f"*{kind}"))) == drawn for kind in (".svg", ".pdf", ".tex", ".vl.json"))
     (numbers,) = (out / "charts").glob("*all-rows.tex")
     assert r"a & 51.00 & 48.52 & 53.48 & 3 \\" in numbers.read_text()
-    with pytest.raises(ConfigError, match=r"\.html"):
-        write_report(runs_folder.path, tmp_path / "report.pdf")
 
 
 @pytest.mark.parametrize("output", ["report.html", "."])
@@ -226,15 +200,11 @@ def test_an_empty_folder_gives_a_report_that_says_so_and_replaces_none(output, t
     assert [path for path in tmp_path.iterdir() if path.is_file()] == [page]
 
 
-@pytest.mark.parametrize("output", ["", ".html", "report.pdf"])
-def test_an_output_without_a_name_or_a_format_is_said(output, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("output", ["", ".html"])
+def test_an_output_without_a_name_is_said(output, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    try:
-        code = main(["report", "runs", "-o", output])
-    except SystemExit as error:
-        code = error.code
-    assert code in (1, 2)
+    assert main(["report", "runs", "-o", output]) in (1, 2)
     assert "-o" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
@@ -365,9 +335,15 @@ def test_the_seeds_of_the_index_show_the_stated_effect(runs_folder):
     assert power(1.0, spread, 5 + cell.sort, is_paired=True) >= 0.8 > power(1.0, spread, 4 + cell.sort, is_paired=True)
     today = power(1.0, spread, 5, is_paired=True)
     assert overview.power_cell(suite).sort == pytest.approx(today)
-    assert overview.of_power(suite) == [
-        f"Half of the tests have a power of at least {100 * today:.0f} % for 1 point (Holm)."
-    ]
+    said = f"Half of the tests have a power of at least {100 * today:.0f} % for 1 point (Holm)."
+    assert overview.of_power(suite) == [said]
+
+
+def test_suites_of_a_report_are_in_the_order_of_the_papers(runs_folder):
+    names = ["zebra", "apple-9", "apple-10", "arora-table1-cifar100", "lmcl-table4-mine", "lmcl-figure4"]
+    names += ["cacr-table2", "cacr-table10", "cacr-figure9", "cllr-table2"]
+    suites = [runs_folder.results(name, **two_rows({"x": [1.0, 2.0, 3.0]})) for name in sorted(names)]
+    assert [each.manifest.suite for each in sorted(suites, key=overview.by_paper)] == names
 
 
 def test_a_row_without_a_base_is_tested_against_the_base_of_its_column(runs_folder):
@@ -406,16 +382,6 @@ def test_an_interval_without_zero_that_is_not_significant_says_why(runs_folder, 
     assert (said in caption) if is_open else ("excludes 0" not in caption)
 
 
-def test_suites_of_a_report_are_in_the_order_of_the_papers(runs_folder):
-    names = ["cllr-table2", "cacr-figure9", "cacr-table10", "cacr-table2", "lmcl-figure4", "arora-table1-cifar100"]
-    names += ["lmcl-table4-mine", "zebra", "apple-10", "apple-9"]
-    suites = [runs_folder.results(name, **two_rows({"x": [1.0, 2.0, 3.0]})) for name in names]
-    assert [each.manifest.suite for each in sorted(suites, key=overview.by_paper)] == [
-        "zebra", "apple-9", "apple-10", "arora-table1-cifar100", "lmcl-table4-mine", "lmcl-figure4", "cacr-table2",
-        "cacr-table10", "cacr-figure9", "cllr-table2",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("count", "protocol"), [(1, {}), (6, {"epochs": 5, "data": "half of mine"})])
 def test_suites_of_ones_own_mention_no_paper(runs_folder, tmp_path, count, protocol):
     for i in range(count):
@@ -430,17 +396,13 @@ def test_suites_of_ones_own_mention_no_paper(runs_folder, tmp_path, count, proto
 
 
 def test_runs_at_one_point_and_runs_that_gained_nothing_are_named(runs_folder):
-    manifest = runs_folder.suite(
-        "s", [("a", "infonce", None), ("b", "none", "a"), ("c", "dcl", "a")], [("x", "vision")], lambda *_: 0.5
-    )
-    for job in manifest.jobs:
-        path = runs_folder.path / job.hash / "record.json"
-        record = json.loads(path.read_text())
-        start = 0.6 if job.cells[0].row == "c" and job.cells[0].seed < 2 else 0.4
-        point = 0.001 if job.cells[0].row in ("a", "b") else 0.3
-        record["results"]["untrained/linear/accuracy"] = start
-        record["diagnostics"]["mean_distance"] = point
-        path.write_text(json.dumps(record))
+    rows = [("a", "infonce", None), ("b", "none", "a"), ("c", "dcl", "a")]
+    for job in runs_folder.suite("s", rows, [("x", "vision")], lambda *_: 0.5).jobs:
+        (cell,) = job.cells
+        start = 0.6 if cell.row == "c" and cell.seed < 2 else 0.4
+        results = {"linear/accuracy": 0.5, "untrained/linear/accuracy": start}
+        point = {"mean_distance": 0.001 if cell.row in ("a", "b") else 0.3}
+        damaged(runs_folder, f"{job.hash}/record.json", results=results, diagnostics=point)
     (section,) = make_report(runs_folder.path).sections
     first, second, *_ = section.notes
     # `none` has no contrast that could draw embeddings apart.

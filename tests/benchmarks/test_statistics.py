@@ -1,31 +1,22 @@
 """The statistics against independent references: plain loops, other routines of scipy, simulation, printed figures."""
 
+import json
 import random
 import time
 import tracemalloc
-from math import isnan, nan, sqrt
+from math import isfinite, isnan, nan, sqrt
 
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from dipole.benchmarks import coverage
 from dipole.benchmarks.critical import critical_difference, performance_profile
-from dipole.benchmarks.statistics import (
-    Summary,
-    detectable,
-    difference,
-    holm,
-    iqm_interval,
-    paired,
-    pooled_std,
-    power,
-    probability_of_improvement,
-    relative_gain,
-    seeds_needed,
-    summarize,
-    wilcoxon,
-)
-from dipole.benchmarks.statistics.differences import average, of_one_more_trial, of_pairs, of_summaries
+from dipole.benchmarks.report.ranking import rank_objectives
+from dipole.benchmarks.statistics import Summary, differences, estimates, summarize
+from dipole.benchmarks.statistics.aggregates import iqm_interval, probability_of_improvement, relative_gain
+from dipole.benchmarks.statistics.differences import difference, holm, of_pairs, of_summaries, paired, wilcoxon
+from dipole.benchmarks.statistics.power import detectable, power, seeds_needed
 from dipole.core.evaluation.intervals import interquartile_mean
 from dipole.core.utils.errors import DataError
 
@@ -72,24 +63,21 @@ def test_paired_uses_only_common_seeds_and_agrees_with_scipy():
         assert isnan(paired({0: 0.5, 1: 0.6}, few).p_t)
 
 
-def test_welch_agrees_with_scipy_from_statistics_and_data():
-    x, y = [1.0, 4.0, 2.5, 3.0], [6.0, 2.0, 9.0]
-    reference = stats.ttest_ind(x, y, equal_var=False)
-    a, b = summarize(x), summarize(y)
-    found = of_summaries(a, b)
-    assert (found.p, found.df) == (pytest.approx(reference.pvalue), pytest.approx(reference.df))
-    assert found.interval() == pytest.approx(tuple(reference.confidence_interval()))
-
-
-def test_printed_values_and_three_seeds():
+def test_welch_from_summaries_printed_values_and_three_seeds():
     """LMCL Table 5: over 6 tasks and 3 bases the smallest of 18 Welch p-values of X + DP against X is 0.60."""
     curl = [(413, 53, 423, 63), (680, 32, 682, 13), (908, 86, 926, 73), (298, 38, 296, 32), (621, 121, 625, 53)]
     curl.append((826, 42, 842, 27))
+    x, y = [1.0, 4.0, 2.5, 3.0], [6.0, 2.0, 9.0]
+    reference, found = stats.ttest_ind(x, y, equal_var=False), of_summaries(summarize(x), summarize(y))
+    assert (found.p, found.df) == (pytest.approx(reference.pvalue), pytest.approx(reference.df))
+    assert found.interval() == pytest.approx(tuple(reference.confidence_interval()))
     sides = [(Summary(3, d, sd, nan, nan), Summary(3, m, s, nan, nan)) for m, s, d, sd in curl]
     assert min(of_summaries(*both).p for both in sides) > 0.59
     generator = np.random.default_rng(0)
     ours, printed = generator.normal(size=(4000, 5)), generator.normal(size=4000)
-    rejected = [of_one_more_trial(summarize(row), value).p < 0.05 for row, value in zip(ours, printed, strict=True)]
+    rejected = [
+        differences.of_one_more_trial(summarize(row), value).p < 0.05 for row, value in zip(ours, printed, strict=True)
+    ]
     assert np.mean(rejected) == pytest.approx(0.05, abs=0.012)
 
 
@@ -143,22 +131,20 @@ def test_sample_sizes_and_detectable_differences_are_the_textbooks():
     assert [seeds_needed(d, 1.0) for d in (0.8, 0.5, 0.2)] == [26, 64, 394]
     assert seeds_needed(0.5, 1.0, is_paired=True) == 34
     # LMCL Table 5, Catch: 842 +- 27 against 826 +- 42.
-    assert abs(seeds_needed(842 - 826, pooled_std(27, 42)) - 75) <= 3
-    n = seeds_needed(3.0, 4.0)
-    assert power(3.0, 4.0, n) >= 0.8 > power(3.0, 4.0, n - 1)
-    assert (seeds_needed(3.0, 4.0, limit=n), seeds_needed(3.0, 4.0, limit=n - 1)) == (n, None)
+    assert abs(seeds_needed(842 - 826, differences.pooled_std(27, 42)) - 75) <= 3
+    assert (seeds_needed(0.5, 1.0, limit=64), seeds_needed(0.5, 1.0, limit=63)) == (64, None)
     assert [seeds_needed(d, 1.0) for d in (0.0, float("nan"), 1e-6)] == [None] * 3
     assert seeds_needed(1.0, 0.0) == 2
     assert power(1.0, 1.0, 1) == 0.0
     assert isnan(power(nan, 1.0, 5))
-    for d, n in ((0.8, 26), (0.5, 64), (0.2, 394)):
-        assert detectable(1.0, n) <= d < detectable(1.0, n - 1)
-    assert detectable(1.0, 34, is_paired=True) <= 0.5 < detectable(1.0, 33, is_paired=True)
     assert np.isnan(detectable(1.0, 1))
     assert detectable(0.0, 5) == 0
     found = [power(1.0, 1.0, n) for n in [*range(2, 120), 500, 1000, 2700, 100_000]]
     assert np.diff(found).min() > -1e-12
     assert max(found) == found[-1] == 1.0
+    # Where SciPy answers nan for the other tail: two samples that far apart are always told apart.
+    for gap, n in ((0.6034, 1000), (1.61, 100), (20, 2), (38, 3), (1e6, 5)):
+        assert power(gap, 1.0, n) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("is_paired", [True, False])
@@ -177,14 +163,9 @@ def test_the_detectable_difference_is_the_smallest_that_has_the_power(n, alpha, 
 def test_wilcoxon_with_ties_and_zeros_is_that_of_scipy(gain):
     exact = stats.PermutationMethod(n_resamples=10_000)  # all signs; with ties SciPy before 1.15 takes the normal law
     assert wilcoxon(gain) == pytest.approx(stats.wilcoxon(gain, method=exact).pvalue)
-
-
-def test_wilcoxon_with_ties_takes_no_time():
-    """scipy goes through 2^13 permutations for these, three seconds per cell of a report."""
-    began = time.process_time()
-    for _ in range(20):
-        wilcoxon([1.0, 1.0, *range(2, 13)])
-    assert time.process_time() - began < 1
+    began = time.process_time()  # SciPy goes through 2^13 permutations for these, three seconds per cell of a report
+    wilcoxon([1.0, 1.0, *range(2, 13)])
+    assert time.process_time() - began < 0.1
 
 
 @pytest.mark.parametrize(
@@ -238,15 +219,12 @@ def test_the_test_with_the_narrower_interval_is_made(ours, base, method):
         common = sorted(a.keys() & b.keys())
         expected = stats.ttest_rel([b[s] for s in common], [a[s] for s in common])
     assert [found.p_t, of_pairs(b, a).p] == pytest.approx([expected.pvalue] * 2, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    if method == "Welch":
+        assert found.p_wilcoxon == pytest.approx(stats.mannwhitneyu(x, y).pvalue)
     # So does the mean of two comparisons. Each has 20 independent draws, or pairs of seeds that they share.
     half = [{seed: b[seed] - a[seed] for seed in b.keys() & a.keys()} if method == "paired t" else {}] * 2
-    assert average([of_pairs(b, a)] * 2, half).p == pytest.approx(expected.pvalue, rel=1e-9)
-
-
-@pytest.mark.parametrize(("gap", "n"), [(0.6034, 1000), (1.61, 100), (20, 2), (38, 3), (1e6, 5)])
-def test_power_has_no_holes_far_out(gap, n):
-    """Where scipy answers nan for the other tail: two samples that far apart are always told apart."""
-    assert power(gap, 1.0, n) == pytest.approx(1.0, abs=0.02)
+    assert differences.average([of_pairs(b, a)] * 2, half).p == pytest.approx(expected.pvalue, rel=1e-9)
 
 
 def test_one_run_per_task_has_an_estimate_and_no_interval():
@@ -324,3 +302,144 @@ def test_false_alarms_are_no_more_than_the_level():
         found = critical_difference([dict(zip("abcd", row, strict=True)) for row in values])
         alarms += found.groups != ((0, 3),)
     assert alarms <= 400 * 0.05 + 3 * (400 * 0.05 * 0.95) ** 0.5
+
+
+def test_every_interval_holds_the_truth_as_often_as_it_says_and_alarms_are_rare():
+    study = coverage.study(1000)
+    assert {line.distribution for line in study.lines} == set(coverage.DISTRIBUTIONS)
+    assert {n for line in study.lines for n in line.holds} == {2, 3, 5, 10, 20}
+    for line in study.lines:
+        assert min(line.holds.values()) >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / 1000), line
+    for name, shares in study.alarms.items():  # a suite without effect decides something
+        assert max(shares.values()) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 1000), name
+
+
+def test_the_command_prints_what_the_study_counts(capsys):
+    coverage.main(["--repeats", "100", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["repeats"], len(found["lines"])) == (100, len(coverage.INTERVALS) * len(coverage.DISTRIBUTIONS))
+    with pytest.raises(SystemExit, match="2"):
+        coverage.main(["--repeats", "3"])
+    assert "at least 100" in capsys.readouterr().err
+
+
+def suite_without_effect(generator, seeds, rows=5, columns=4):
+    """Columns of the same runs: nine tenths of what varies is the run's."""
+    runs = generator.normal(size=(rows + 1, 1, seeds))
+    values = 20 + 0.95 * runs + 0.3 * generator.normal(size=(rows + 1, columns, seeds))
+    return {
+        f"column {c}": {("base" if r == 0 else f"row {r}"): dict(enumerate(values[r, c])) for r in range(rows + 1)}
+        for c in range(columns)
+    }
+
+
+def test_a_ranking_without_effect_raises_no_more_alarms_than_it_may():
+    """By the function that reports call, on whole suites: gains and probabilities of improvement."""
+    generator = np.random.default_rng(3)
+    repeats, gains, better = 50, 0, 0
+    for _ in range(repeats):
+        ranks = [rank for rank in rank_objectives(suite_without_effect(generator, 3), "base", {}) if rank.gain]
+        gains += not ranks[0].gain.low <= 0 <= ranks[0].gain.high
+        better += not ranks[0].improvement.low <= 0.5 <= ranks[0].improvement.high
+    most = stats.binom.ppf(0.999, repeats, 0.05)
+    assert gains <= most
+    assert better <= most
+
+
+def test_columns_of_the_same_runs_count_once():
+    generator = np.random.default_rng(0)
+    ours, base = generator.normal(11, 1, 4), generator.normal(10, 1, 4)
+    for interval in (
+        lambda tasks, **more: relative_gain([ours] * tasks, [base] * tasks, **more),
+        lambda tasks, **more: iqm_interval([ours] * tasks, **more),
+        lambda tasks, **more: probability_of_improvement([ours] * tasks, [base] * tasks, **more),
+    ):
+        alone, copied, apart = interval(1), interval(4, runs="aaaa"), interval(4, runs="abcd")
+        assert (copied.value, copied.low, copied.high) == pytest.approx((alone.value, alone.low, alone.high))
+        assert apart.high - apart.low < 0.8 * (alone.high - alone.low)
+
+
+def test_the_gain_of_one_task_is_the_paired_t_interval_with_the_base_drawn_too():
+    """Against the delta method written out: variance of x - (mean x / mean b) b over n and the mean of b squared."""
+    x, b = {0: 3.1, 1: 2.8, 2: 3.9}, {2: 2.1, 0: 2.0, 1: 2.2}
+    found = relative_gain([x], [b])
+    one, other = [3.1, 2.8, 3.9], [2.0, 2.2, 2.1]
+    level = sum(other) / 3
+    ratio = sum(one) / sum(other)
+    rest = [p - ratio * q for p, q in zip(one, other, strict=True)]
+    half = stats.t.ppf(0.975, 2) * stats.sem(rest) / level
+    assert found.value == pytest.approx(ratio - 1)
+    assert (found.low, found.high) == pytest.approx((ratio - 1 - half, ratio - 1 + half))
+    # Without common seeds each side has a spread of its own.
+    wide = relative_gain([{0: 3.1, 1: 2.8}], [{2: 2.0, 3: 2.2}])
+    assert isfinite(wide.low)
+
+
+def test_equal_gains_have_no_interval_and_say_why():
+    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.3, 1: 0.9}).low)
+    assert isnan(paired({0: 0.1, 1: 0.7}, {0: 0.1, 1: 0.7}).high)
+    found = relative_gain([[2.0, 2.0, 2.0]], [[1.0, 1.0, 1.0]])
+    assert (found.value, isnan(found.low)) == (1.0, True)
+    assert "3 seeds gave the same" in found.needs
+    assert "2 seeds give one" in iqm_interval([[1.0]]).needs
+    # All runs win: no certainty.
+    sure = probability_of_improvement([[2.0, 3.0, 4.0]], [[1.0, 0.0, -1.0]])
+    assert sure.low < 0.5 < sure.high == 1.0
+
+
+def test_gains_are_rounded_to_the_metrics_resolution_before_they_are_ranked():
+    """0.3 - 0.1 is 0.2 and 0.7 - 0.9 is -0.2, whatever floating point says: a tie, p = 1."""
+    gains = [0.3 - 0.1, 0.7 - 0.9]
+    assert abs(gains[0]) != abs(gains[1])
+    assert wilcoxon(gains) == 1.0
+    base, other = {0: 0.1, 1: 0.9, 2: 0.5}, {0: 0.3, 1: 0.7, 2: 0.5}
+    assert paired(base, other).p_wilcoxon == 1.0
+    # In steps of 0.01 these are 1, 1, 1 and -1; unrounded the loss would have a rank of its own.
+    base, other = dict.fromkeys(range(4), 0.5), {0: 0.511, 1: 0.512, 2: 0.509, 3: 0.4887}
+    assert paired(base, other, resolution=0.01).p_wilcoxon == pytest.approx(stats.wilcoxon([1, 1, 1, -1]).pvalue)
+    assert paired(base, other).p_wilcoxon == pytest.approx(stats.wilcoxon([0.011, 0.012, 0.009, -0.0113]).pvalue)
+    assert isnan(paired({0: 0.5, 1: 0.6}, {0: 0.5101, 1: 0.6099}, resolution=0.01).low)
+
+
+def test_ranking_by_hand_with_tasks_and_means_that_are_missing_or_equal():
+    a = {"base": {0: 1.0, 1: 2.0}, "x": {0: 3.0, 1: 4.01}}
+    b = {"base": {0: 10.0, 1: 20.0}, "x": {0: 10.0, 1: 20.0}, "y": {0: 1.0, 1: 2.0}}
+    cost = {"base": {0: 5.0, 1: 5.0}, "x": {0: 9.0, 1: 9.01}, "y": {0: 1.0, 1: 1.0}}
+    tasks = {"A": {**a, "y": {0: 0.0, 1: 0.5}}, "B": b, "cost": cost}
+    found = {r.label: r for r in rank_objectives(tasks, "base", {"x": [2.0, -4.0]}, ["cost"])}
+    assert found["x"].of_means == pytest.approx((1 + 1.5 + 3) / 3)
+    assert found["base"].of_means == pytest.approx((2 + 1.5 + 2) / 3)
+    assert found["x"].improvement.value == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["base"].improvement is None
+    assert [(found[name].better, found[name].worse) for name in "xy"] == [(1, 1), (0, 0)]
+    b = {"base": {0: 10.0, 1: 20.0}, "x": {0: 11.0, 1: 20.0}}
+    found = rank_objectives({"A": {**a, "best of one": {0: 9.0, 1: 9.5}}, "B": b}, "base", {})
+    assert [rank.label for rank in found] == ["x", "base", "best of one"]
+    assert [rank.of_means for rank in found[:2]] == [1.0, 2.0]  # it is in nobody's way, either
+    assert isnan(found[2].of_means)
+    assert (found[2].missing, found[2].gain, found[2].improvement) == (("B",), None, None)
+    tasks = {"A": {"x": {0: 0.1, 1: 0.2, 2: 0.3}, "y": {0: 0.3, 1: 0.2, 2: 0.1 + 1e-17}, "z": {0: 0.2 + 3e-17}}}
+    assert {rank.of_means for rank in rank_objectives(tasks, None, {})} == {2.0}
+    generator = np.random.default_rng(2)
+    x, b = generator.normal(5, 1, (2, 6)), generator.normal(4, 1, (2, 6))
+    x[1, 5:] = nan
+    found = estimates.relative_gains(x, b, ("a", "b"))
+    alone = [estimates.relative_gains(*(s[t : t + 1, : 6 - t] for s in (x, b)), ("a",)) for t in range(2)]
+    assert found.value == pytest.approx(np.mean([each.value for each in alone]))
+    assert found.variance == pytest.approx(sum(each.variance for each in alone) / 4)
+
+
+def test_pairs_that_all_differ_by_the_same_are_judged_by_the_sides():
+    """No narrow interval of the gain either, whose unit, the base's mean, is drawn too."""
+    base = {0: 79.0, 1: 81.0, 2: 80.5, 3: 78.5}
+    ours = {seed: value + 1 for seed, value in base.items()}
+    found = difference(base, ours)
+    reference = stats.ttest_ind(list(ours.values()), list(base.values()), equal_var=False)
+    assert (found.method, found.difference, found.p_t) == ("Welch", 1.0, pytest.approx(reference.pvalue))
+    assert (found.low, found.high) == pytest.approx(reference.confidence_interval())
+    gain = relative_gain([ours], [base])
+    assert gain.low < 0 < gain.value < gain.high
+    assert gain.p > 0.05
+    # Nothing tells a spread where the sides have none.
+    assert isnan(difference(dict.fromkeys(base, 1.0), dict.fromkeys(base, 2.0)).low)
+    assert relative_gain([base], [base]).value == 0.0

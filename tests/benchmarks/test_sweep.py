@@ -139,27 +139,22 @@ def test_what_is_wrong_with_a_search_is_said(tmp_path, change, said):
         quietly(runs=tmp_path, trials=1, **change)
 
 
-def test_another_search_under_the_same_name_is_refused(tmp_path):
+def test_a_trial_whose_process_is_gone_is_proposed_again_and_another_search_is_refused(tmp_path):
     space = read_space(SPACE)
-    Study(tmp_path / "mine", space, {"metric": "a"}, True, 0).close()
-    with pytest.raises(ConfigError, match="is another one: metric differ"):
-        Study(tmp_path / "mine", space, {"metric": "b"}, True, 0)
-
-
-def test_a_trial_whose_process_is_gone_is_proposed_again(tmp_path):
-    space = read_space(SPACE)
-    first = Study(tmp_path / "mine", space, {}, True, 0)
+    first = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
     _, values = first.ask(5)
-    second = Study(tmp_path / "mine", space, {}, True, 0)
+    second = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
     assert second.ask(5)[1] != values  # the other process still works on it
     first.close()
-    third = Study(tmp_path / "mine", space, {}, True, 0)
+    third = Study(tmp_path / "mine", space, {"metric": "a"}, True, 0)
     trial, again = third.ask(5)
     assert again == values
     assert [each.number for each in third.spent()] == [1, trial.number]
     # Two processes draw different values.
     assert third.ask(5)[1] != second.ask(5)[1]
     assert third.ask(4) is None
+    with pytest.raises(ConfigError, match="is another one: metric differ"):
+        Study(tmp_path / "mine", space, {"metric": "b"}, True, 0)
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
