@@ -102,53 +102,28 @@ def toml_contents(value: dict[str, Any]) -> st.SearchStrategy[bytes]:
     """TOML of mutations of a value, in half of the cases with a piece of something else in it."""
     odd = [b"", b"[" * 3000, b"\xff", b"=", b'"', b"a." * 500, b"9" * 5000, b"\n[[train]]\n", b"\nseed = 1\n"]
 
+    def text(found: Any) -> bytes | None:
+        try:
+            return toml_text(found).encode()
+        except Exception:  # what has no TOML: None, half a surrogate pair
+            return None
+
     @st.composite
     def drawn(draw: st.DrawFn) -> bytes:
         found = draw(mutations(value))
-        try:
-            text = toml_text(found).encode()
-        except Exception:  # what has no TOML: None, half a surrogate pair
-            text = repr(found).encode(errors="replace")
-        place = draw(st.integers(0, len(text)))
-        return text[:place] + draw(st.sampled_from(odd)) + text[place:]
+        whole = text(found) or repr(found).encode(errors="replace")
+        place = draw(st.integers(0, len(whole)))
+        return whole[:place] + draw(st.sampled_from(odd)) + whole[place:]
 
-    return st.one_of(drawn(), mutations(value).filter(_has_toml).map(lambda found: toml_text(found).encode()))
+    return st.one_of(drawn(), mutations(value).map(text).filter(bool))
 
 
-def _has_toml(value: Any) -> bool:
-    try:
-        return bool(toml_text(value).encode())
-    except Exception:
-        return False
-
-
-def _endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def _sparse(path: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(10 * 2**30)
-
-
-def _loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def _deep(path: Path) -> None:
-    path.write_text("[" * 100_000)
-
-
-def _long(path: Path) -> None:
-    path.write_text("a" * 2_000_000 + "\n")
-
-
-NO_FILES: dict[str, Callable[[Path], None]] = {
-    **({"pipe": os.mkfifo, "device": _endless} if POSIX else {}),
+NO_FILES: dict[str, Callable[[Path], Any]] = {
+    **({"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero")} if POSIX else {}),
     "folder": Path.mkdir,
-    "sparse": _sparse,
-    "loop": _loop,
-    "deep": _deep,
-    "long": _long,
+    "sparse": lambda path: (path.touch(), os.truncate(path, 10 * 2**30)),
+    "loop": lambda path: path.symlink_to(path.name),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "long": lambda path: path.write_text("a" * 2_000_000 + "\n"),
 }
 """What may stand where a file is expected, by what it is."""

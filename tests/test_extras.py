@@ -22,54 +22,41 @@ from dipole.core.utils.extras import install_line
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def installed(folder: Path, origin: dict | None) -> None:
-    info = folder / "assay-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: assay\nVersion: 1.0\n")
-    if origin is not None:
-        (info / "direct_url.json").write_text(json.dumps(origin))
+CHECKOUT, EDITABLE = {"dir_info": {}}, {"dir_info": {"editable": True}}
 
 
 @pytest.mark.parametrize(
-    ("origin", "line"),
+    ("url", "more", "extra", "line"),
     [
-        (None, 'pip install "assay[board]"'),
-        ({"url": "file:///a/w.whl", "archive_info": {}}, 'pip install "assay[board] @ file:///a/w.whl"'),
-        ({"url": "file:///my%20work/assay", "dir_info": {}}, 'pip install "/my work/assay[board]"'),
+        (None, {}, "board", 'pip install "assay[board]"'),
+        ("file:///a/w.whl", {"archive_info": {}}, "board", 'pip install "assay[board] @ file:///a/w.whl"'),
+        ("file:///my%20work/assay", CHECKOUT, "board", 'pip install "/my work/assay[board]"'),
         (
-            {"url": "https://host/assay", "vcs_info": {"vcs": "git", "commit_id": "12ab"}},
+            "https://host/assay", {"vcs_info": {"vcs": "git", "commit_id": "12ab"}}, "board",
             'pip install "assay[board] @ git+https://host/assay@12ab"',
         ),
-        ({"url": "file:///my%20work/assay", "dir_info": {"editable": True}}, 'pip install -e "/my work/assay[board]"'),
-        ({"url": "file:///my$work/assay", "dir_info": {"editable": True}}, "pip install -e '/my$work/assay[board]'"),
+        ("file:///my%20work/assay", EDITABLE, "board", 'pip install -e "/my work/assay[board]"'),
+        ("file:///my$work/assay", EDITABLE, "board", "pip install -e '/my$work/assay[board]'"),
+        # On Windows, as Windows names it.
+        ("file:///C:/Users/me/dipole", EDITABLE, "board", r'pip install -e "C:\Users\me\dipole[board]"'),
+        ("file:///C:/Users/me/dipole", EDITABLE, "", r"pip install -e C:\Users\me\dipole"),
+        ("file:///d:/my%20work/dipole", EDITABLE, "", r'pip install -e "D:\my work\dipole"'),
+        ("file://server/share/my%20work", EDITABLE, "board", r'pip install -e "\\server\share\my work[board]"'),
     ],
-)
-def test_the_line_installs_from_where_the_package_came_from(tmp_path, monkeypatch, origin, line):
-    installed(tmp_path, origin)
+)  # fmt: skip
+def test_the_line_installs_from_where_the_package_came_from(tmp_path, monkeypatch, url, more, extra, line):
+    information = tmp_path / "assay-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: assay\nVersion: 1.0\n")
+    if url is not None:
+        (information / "direct_url.json").write_text(json.dumps({"url": url, **more}))
     monkeypatch.syspath_prepend(tmp_path)
-    assert install_line("board", "assay") == line
-
-
-def test_without_an_extra_and_for_what_is_not_installed():
-    assert install_line(package="absent-package") == "pip install absent-package"
-
-
-@pytest.mark.parametrize(
-    ("url", "extra", "line"),
-    [
-        ("file:///C:/Users/me/dipole", "board", r'pip install -e "C:\Users\me\dipole[board]"'),
-        ("file:///C:/Users/me/dipole", "", r"pip install -e C:\Users\me\dipole"),
-        ("file:///d:/my%20work/dipole", "", r'pip install -e "D:\my work\dipole"'),
-        ("file://server/share/my%20work", "board", r'pip install -e "\\server\share\my work[board]"'),
-    ],
-)
-def test_a_checkout_on_windows_is_named_as_windows_names_it(tmp_path, monkeypatch, url, extra, line):
-    converter = pytest.importorskip("nturl2path")  # what urllib.request has there
-    installed(tmp_path, {"url": url, "dir_info": {"editable": True}})
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("urllib.request.url2pathname", converter.url2pathname)
-    monkeypatch.setattr(extras, "WINDOWS", True)
+    if "\\" in line:
+        converter = pytest.importorskip("nturl2path")  # what urllib.request has there
+        monkeypatch.setattr("urllib.request.url2pathname", converter.url2pathname)
+        monkeypatch.setattr(extras, "WINDOWS", True)
     assert install_line(extra, "assay") == line
+    assert install_line(package="absent-package") == "pip install absent-package"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
@@ -166,22 +153,17 @@ RUN = [
     "train.epochs=", "train.steps=1", "train.warmup=0", "train.batch_size=16", "vision.data.limit=32",
     "vision.probe.probes=['knn']", "vision.probe.baselines=false",
 ]  # fmt: skip
+SPACE = "train.learning_rate=log(1e-4, 1e-2)"
 NEEDS = {
-    "optuna": (
-        ["sweep", "digits-simclr", "--space", "train.learning_rate=log(1e-4, 1e-2)", "--metric", "knn/accuracy"],
-        "sweep",
-    ),
+    "optuna": (["sweep", "digits-simclr", "--space", SPACE, "--metric", "knn/accuracy"], "sweep"),
     "submitit": (["bench", "demo", "--engine", "slurm"], "slurm"),
     "ray": (["bench", "demo", "--engine", "ray"], "ray"),
-    "wandb": (["train", "digits-simclr", "--log", "wandb", "--set", *RUN], "wandb"),
-    "mlflow": (["train", "digits-simclr", "--log", "mlflow", "--set", *RUN], "mlflow"),
-    "trackio": (["train", "digits-simclr", "--log", "trackio", "--set", *RUN], "trackio"),
-    "tensorboard": (["train", "digits-simclr", "--log", "tensorboard", "--set", *RUN], "tensorboard"),
     "jinja2": (["report", "RUNS", "-o", "report.html"], "report"),
-    "onnx": (["export", "RUN", "--to", "onnx", "--out", "OUT"], "onnx"),
-    "onnxscript": (["export", "RUN", "--to", "onnx", "--out", "OUT"], "onnx"),
-    "onnxruntime": (["export", "RUN", "--to", "onnx", "--out", "OUT"], "onnx"),
 }
+for _name in ("wandb", "mlflow", "trackio", "tensorboard"):
+    NEEDS[_name] = ["train", "digits-simclr", "--log", _name, "--set", *RUN], _name
+for _name in ("onnx", "onnxscript", "onnxruntime"):
+    NEEDS[_name] = ["export", "RUN", "--to", "onnx", "--out", "OUT"], "onnx"
 
 
 @pytest.fixture(scope="module")

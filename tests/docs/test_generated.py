@@ -1,13 +1,19 @@
-"""What the site generates from the registry, the suites, the results and the templates."""
+"""What the site generates from registry, suites, results and templates; and its install lines, which work."""
 
 import json
 import math
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from email import message_from_string
 from pathlib import Path
 from statistics import mean, median
 
 import committed
 import evidence
+import install
 import links
 import objectives
 import pytest
@@ -16,11 +22,12 @@ from scipy import stats
 
 from dipole.benchmarks.statistics import power
 from dipole.core.objectives.registry import registry
+from tests import systems
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_pages_have_formulas_and_facts_of_the_registry():
+def test_pages_have_formulas_and_facts_of_the_registry(monkeypatch):
     assert objectives.problems() == []
     page = objectives.page(registry.get("infonce"))
     for part in ("`temperature`", "LMCL Eq. 1", "nt_xent", "`dcl(rho=0)`", "lmcl-table1", "infonce-weights.svg"):
@@ -31,9 +38,7 @@ def test_pages_have_formulas_and_facts_of_the_registry():
     found = json.loads((ROOT / "benchmarks" / "results" / "learning-everywhere.json").read_text())
     rows = {row.split("|")[1].strip(): row for row in evidence.everywhere().splitlines()}
     assert f"{found['agent']['cacr']['0'][1]:.2f}" in rows["[`cacr`](../objectives/cacr.md)"]
-
-
-def test_a_formula_that_changed_is_noticed(monkeypatch):
+    # A formula that changed is noticed.
     monkeypatch.setitem(objectives.ADDED, "dp", objectives.ADDED["dp"] | {"of": "R = 0"})
     monkeypatch.setitem(objectives.ADDED, "gone", {"of": "", "tex": []})
     first, second = objectives.problems()
@@ -41,17 +46,16 @@ def test_a_formula_that_changed_is_noticed(monkeypatch):
     assert second.startswith("gone: ")
 
 
-@pytest.mark.parametrize("tau", [0.1, 0.5])
-def test_the_weights_drawn_are_the_softmax_for_infonce(tau):
+def test_the_weights_drawn_are_those_of_the_formulas():
     drawing = pytest.importorskip("drawing", exc_type=ImportError)
-    cosines, weights = drawing.negative_weights(f"infonce(temperature={tau})")
-    exponentials = [math.exp(s / tau) for s in cosines.tolist()]
-    total = sum(exponentials) + math.exp(0.8 / tau)
-    assert weights.tolist() == pytest.approx([e / total / tau for e in exponentials], rel=1e-6)
-
-
-def test_the_weights_drawn_are_the_derivative_of_distance_polarization():
-    drawing = pytest.importorskip("drawing", exc_type=ImportError)
+    for tau in (0.1, 0.5):  # InfoNCE: the softmax
+        cosines, weights = drawing.negative_weights(f"infonce(temperature={tau})")
+        exponentials = [math.exp(s / tau) for s in cosines.tolist()]
+        total = sum(exponentials) + math.exp(0.8 / tau)
+        assert weights.tolist() == pytest.approx([e / total / tau for e in exponentials], rel=1e-6)
+    cosines, weights = drawing.negative_weights("align_uniform(t=3)")
+    ratios = (weights[1:] / weights[:-1]).log() / (cosines[1:] - cosines[:-1])
+    assert ratios.tolist() == pytest.approx([6.0] * len(ratios))  # e^{-t ||x - y||^2} = e^{-2t + 2t s}
     cosines, weights = drawing.negative_weights("dp(delta_pos=0.1, delta_neg=0.5)")
     for s, weight in zip(cosines.tolist(), weights.tolist(), strict=True):
         distance = (1 - s) / 2
@@ -61,13 +65,6 @@ def test_the_weights_drawn_are_the_derivative_of_distance_polarization():
         # g = (D - 0.1)(0.5 - D), dD / ds = -1 / 2: far ends of the margin are pushed out, near ones drawn in.
         # It is a mean over the 81 negatives.
         assert 81 * weight == pytest.approx(-0.1 * (0.6 - 2 * distance) / 2 if inside else 0, abs=1e-9)
-
-
-def test_the_weights_drawn_are_the_uniformity_s_of_one_anchor():
-    drawing = pytest.importorskip("drawing", exc_type=ImportError)
-    cosines, weights = drawing.negative_weights("align_uniform(t=3)")
-    ratios = (weights[1:] / weights[:-1]).log() / (cosines[1:] - cosines[:-1])
-    assert ratios.tolist() == pytest.approx([6.0] * len(ratios))  # e^{-t ||x - y||^2} = e^{-2t + 2t s}
 
 
 def test_every_formula_and_picture_is_drawn():
@@ -84,7 +81,7 @@ def test_every_formula_and_picture_is_drawn():
 
 
 def test_a_page_has_what_the_suites_found():
-    lines = (ROOT / "benchmarks" / "results" / "suites" / "cross-domain-small.jsonl").read_text().splitlines()
+    lines = (KEPT / "cross-domain-small.jsonl").read_text().splitlines()
     runs = [found["record"] for found in map(json.loads, lines) if found.get("record")]
     measured: dict[str, dict[int, float]] = {"infonce": {}, "align_uniform": {}}
     for run in runs:
@@ -112,7 +109,7 @@ def test_links_out_of_docs_lead_to_what_is_brought_along():
     assert project == "[own](../how-to/own-losses.md)"
 
 
-KEPT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "suites"
+KEPT = ROOT / "benchmarks" / "results" / "suites"
 
 
 def test_committed_pages_match_their_templates():
@@ -178,19 +175,11 @@ def test_the_gain_of_polarization_is_a_paired_t_test():
     assert [float(x) for x in re.findall(r"-?\d\.\d+", text)[1:3]] == [pytest.approx(x, abs=1e-3) for x in (low, high)]
 
 
-@pytest.mark.parametrize(
-    "of",
-    [
-        "nowhere: decided",
-        "cross-domain: x @ y",
-        "cross-domain: claim z",
-        "cross-domain: a - b @ c",
-        "cross-domain: detectable x",
-    ],
-)
+@pytest.mark.parametrize("of", ["x @ y", "claim z", "a - b @ c", "detectable x"])
 def test_what_there_is_not_is_no_number(of):
-    with pytest.raises((LookupError, StopIteration)):
-        render.value_of(of)
+    for suite in ("cross-domain", "nowhere"):
+        with pytest.raises((LookupError, StopIteration)):
+            render.value_of(f"{suite}: {of}")
 
 
 def test_the_detectable_difference_has_the_unit_of_its_column():
@@ -209,3 +198,61 @@ def test_no_page_counts_a_suite_that_cannot_decide_anything(what):
     with pytest.raises(LookupError, match=r"cannot decide anything.*8,000 environment steps"):
         render.value_of(f"six-tasks: {what}")
     assert float(render.value_of("six-tasks: mean none @ Spin")) < 1
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.py")]
+
+
+@pytest.fixture
+def moved(tmp_path, monkeypatch):
+    """A copy of what a build reads, with an address in its setting."""
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for package in ("core", "dipole", "vision", "text", "rl", "benchmarks"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    return tmp_path
+
+
+def set_repository(folder: Path, address: str) -> None:
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    text, found = re.subn(r'^repository = ".*?"', f'repository = "{address}"', text, flags=re.MULTILINE)
+    assert found == 1
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+
+
+@systems.links
+@pytest.mark.parametrize("address", ["", "https://host.example/group/dipole.git"])
+def test_one_setting_gives_urls_and_clone_line(address, moved):
+    set_repository(moved, address)
+    (moved / "out").mkdir()
+    build = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('out')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=moved, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (written,) = (moved / "out").glob("*.dist-info/METADATA")
+    urls = message_from_string(written.read_text(encoding="utf-8")).get_all("Project-URL", [])
+    assert urls == ([f"Repository, {address}"] if address else [])
+    lines = install.block("vision").splitlines()
+    assert (f"git clone {address}" in lines) == bool(address)
+    assert ("cd dipole" in lines) == bool(address)
+    assert lines[-2] == 'pip install ".[vision]"'
+    assert install.source() == (f"git+{address}" if address else "")
+
+
+def test_every_extra_is_described_with_the_same_lines():
+    assert install.EXTRAS.keys() == PROJECT["project"]["optional-dependencies"].keys()
+    lines = install.block("all")
+    assert lines in (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    assert install.enter() in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_installs_dipole_from_an_index(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"pip3? install[^\n`]*?[\s\"'](dipole)(\[|\"|'|\s|$)", text, re.MULTILINE)
+    known = {*install.EXTRAS, ""}
+    for wanted in re.findall(r"pip install [^\n`]*?\.\[([\w,-]+)\]", text):
+        assert set(wanted.split(",")) <= known

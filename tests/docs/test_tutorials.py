@@ -76,6 +76,12 @@ def cells(name: str) -> list[nbformat.NotebookNode]:
     return jupytext.read(FOLDER / f"{name}.py").cells
 
 
+def cell_with(name: str, text: str) -> str:
+    """The source of the one cell that has this text."""
+    (found,) = (each.source for each in cells(name) if text in each.source)
+    return found
+
+
 def run(*command: str | Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | ENVIRONMENT | {"MPLBACKEND": "Agg"} | more
     return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
@@ -100,8 +106,7 @@ def test_tutorial_runs_and_prints_what_its_text_describes(name, tmp_path):
 
 
 def test_first_tutorial_passes_the_rank_check_from_a_file(tmp_path):
-    (cell,) = (each.source for each in cells("1-own-regularizer") if "class Apart" in each.source)
-    (tmp_path / "apart.py").write_text(cell)
+    (tmp_path / "apart.py").write_text(cell_with("1-own-regularizer", "class Apart"))
     done = run("-m", "dipole.core.cli", "check", "apart:Apart", "--only", "ranks", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^  ok    ranks ", done.stdout, re.MULTILINE)
@@ -112,9 +117,8 @@ def test_third_tutorial_offline_names_the_small_setting(tmp_path, monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    (cell,) = (each.source for each in cells("3-sentence-encoder") if "def published" in each.source)
     with pytest.raises(RuntimeError) as caught:
-        exec(cell, {"SMALL": False, "pairs": []})
+        exec(cell_with("3-sentence-encoder", "def published"), {"SMALL": False, "pairs": []})
     assert str(caught.value) == (
         "sentence-transformers/all-MiniLM-L6-v2 cannot be fetched here. "
         "With DIPOLE_TUTORIAL=small in the environment nothing is downloaded."
@@ -144,8 +148,7 @@ def test_a_kernel_shows_progress_and_no_bar(tmp_path):
         small = ["train.epochs=4", "vision.data.limit=400", "vision.probe.baselines=false"]
         train(load("digits-simclr", small).config, Path("runs"))
         """
-    (typed,) = (each.source for each in cells("4-table-to-verdict") if "def dipole" in each.source)
-    helper, _, _ = typed.partition('\n\ndipole("bench"')
+    helper, _, _ = cell_with("4-table-to-verdict", "def dipole").partition('\n\ndipole("bench"')
     bench = f'{helper}\n\ndipole("bench", "lmcl-table1", "--known", "shipped")'
     coloured = """
         import os, subprocess, sys
@@ -213,8 +216,15 @@ def test_first_cell_installs_every_import(name):
             assert owners & brought, f"nothing that the first cell installs brings {module}"
 
 
-@pytest.mark.parametrize(("place", "found"), [("git+https://host/repository", True), ("file:///checkout", False)])
-def test_first_cell_calls_pip_and_names_the_fix(place, found, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "found", "said"),
+    [
+        ("git+https://host/repository", True, ""),
+        ("file:///checkout", False, "pip cannot install dipole from file:///checkout"),
+        ("", False, "RuntimeError: Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT."),
+    ],
+)
+def test_first_cell_calls_pip_and_names_the_fix(place, found, said, tmp_path):
     """In an environment without dipole, whose pip writes down what it is asked for."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "__init__.py").touch()
@@ -222,19 +232,13 @@ def test_first_cell_calls_pip_and_names_the_fix(place, found, tmp_path):
     (tmp_path / "pip" / "__main__.py").write_text(f"{noted}sys.exit({0 if found else 1})\n")
     (tmp_path / "cell.py").write_text(tutorials.install_cell("2-agent-you-have"))
     done = run("-S", "cell.py", folder=tmp_path, PYTHONPATH=str(tmp_path), PIP_NO_INDEX="1", DIPOLE_SOURCE=place)
-    assert (tmp_path / "asked").read_text() == f"install -q dipole[rl] @ {place}"
+    asked = tmp_path / "asked"
+    assert asked.exists() == bool(place)  # without a source nothing is installed
+    assert not place or asked.read_text() == f"install -q dipole[rl] @ {place}"
     assert done.returncode == (0 if found else 1)
-    if not found:
-        assert f"pip cannot install dipole from {place}" in done.stderr.splitlines()[-1]
-
-
-def test_first_cell_installs_nothing_without_a_source_or_beside_dipole(tmp_path):
-    (tmp_path / "cell.py").write_text(tutorials.install_cell("2-agent-you-have"))
-    done = run("-S", "cell.py", folder=tmp_path, PYTHONPATH=str(tmp_path), DIPOLE_SOURCE="")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "RuntimeError: Set DIPOLE_SOURCE to git+URL or file:///CHECKOUT."
-    program = tutorials.install_cell("1-own-regularizer").replace("subprocess.run(", "print(")
-    (tmp_path / "cell.py").write_text(program)
+    assert said in "".join(done.stderr.splitlines()[-1:])
+    # Nor beside dipole.
+    (tmp_path / "cell.py").write_text(tutorials.install_cell("1-own-regularizer").replace("subprocess.run(", "print("))
     done = run("cell.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -300,13 +304,9 @@ def test_rejects_unexpected_outputs(output, alt, said):
     found = tutorials.problems([CELLS[3] | {"output": output, "alt": alt}])
     assert said in found
     assert bool(found) == bool(said)
-
-
-def test_separates_warnings_from_progress():
     progress = "step 3/9  loss 2  about 1s left\r\r 10%|#   | 1/10 [00:01]\n\nTREC   acc 61.11 +- 2  dev 60\n"
-    assert tutorials.unexpected(progress) == ""
     odd = "a.py:3: UserWarning: odd\n  call()"
-    assert tutorials.unexpected(f"{progress}{odd}\n") == odd
+    assert [tutorials.unexpected(each) for each in (progress, f"{progress}{odd}\n")] == ["", odd]
 
 
 def test_execution_keeps_output_and_figures_and_names_lines(tmp_path):
