@@ -24,7 +24,7 @@ from dipole.core.utils.seeding import rng_state, set_rng_state
 from dipole.rl import description, plain_state, segments
 from dipole.rl.algorithms import open_agent
 from dipole.rl.arguments import check_whole
-from dipole.rl.callbacks.contrastive import LEARNED, learned_state
+from dipole.rl.callbacks.contrastive import learned_states
 from dipole.rl.envs.running.state import require_saved, wrapper_names, wrappers_set_state, wrappers_state
 from dipole.rl.envs.running.validate import rows_of
 from dipole.rl.envs.running.workers import WorkerVecEnv
@@ -127,8 +127,8 @@ def _take(agent: PixelAgent, state: dict[str, Any]) -> None:
         setattr(agent, name, state["counters"][name])
     agent._last_obs, agent._last_original_obs = state["last_obs"], state["last_original_obs"]
     agent.action_space.np_random.bit_generator.state = state["action_space"]
-    if state.get("contrastive") is not None:
-        setattr(agent, LEARNED, state["contrastive"])
+    for name, learned in (state.get("contrastive") or {}).items():
+        setattr(agent, name, learned)
     agent.action_noise = set_noise_state(agent.action_noise, state.get("action_noise"))
     agent.set_exploration_state(state.get("exploration"))
     if agent.env is not None:
@@ -179,7 +179,7 @@ def _state(agent: PixelAgent) -> dict[str, Any]:
         "environments": agent.env.env_method("get_state") if agent.env.has_attr("wrapper_names") else None,
         "vector": wrappers_state(agent.env),
         "workers": innermost.counters() if isinstance(innermost, WorkerVecEnv) else None,
-        "contrastive": learned_state(agent),
+        "contrastive": learned_states(agent),
         "action_noise": noise_state(agent.action_noise),
         "exploration": agent.exploration_state(),
         "rng": rng_state(),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
 TOKENIZER = "tokenizer.json"
+PROMPT = "dipole_prompt"  # in a tokenizer_config.json: text to put before every sentence
 POOLED = "dipole_pooling"  # in the config.json of a plain transformer: how its run pools
 BATCH = 32  # sentences at a time, of similar length
 
@@ -99,16 +100,30 @@ def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     limit = tokenizer.model_max_length < 1_000_000  # a very large number means no limit
+    prompt = tokenizer.init_kwargs.get(PROMPT, "")
+    if prompt:
+        _leave_prompt_out(tokenizer.backend_tokenizer, prompt)  # a normalizer adds none to an empty sentence
     empty = tokenizer(".")["input_ids"] or [0]  # a sentence without a token is read as a full stop
 
     def encode(sentences: list[str]) -> torch.Tensor:
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
         parts = []
         for start in range(0, len(order), BATCH):
-            texts = [sentences[i] for i in order[start : start + BATCH]]
+            texts = [prompt + sentences[i] for i in order[start : start + BATCH]]
             ids = [torch.tensor(each or empty) for each in tokenizer(texts, truncation=limit)["input_ids"]]
             mask = pad_sequence([torch.ones_like(each) for each in ids], batch_first=True)
             parts.append(read(pad_sequence(ids, batch_first=True), mask))
         return torch.cat(parts)[torch.tensor(order).argsort()]
 
     return encode, tokenizer
+
+
+def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
+    """Take the normalizer that adds the prompt, which comes first, out of a tokenizer."""
+    from tokenizers.normalizers import Prepend, Sequence
+
+    parts = [tokenizer.normalizer]
+    if isinstance(tokenizer.normalizer, Sequence):
+        parts = [*tokenizer.normalizer]
+    if parts and isinstance(parts[0], Prepend) and parts[0].prepend == prompt:
+        tokenizer.normalizer = (*parts[1:], None)[0]

@@ -72,7 +72,7 @@ def with_dropout(part: Transformer, rate: float) -> None:
 def limit_of(model: nn.Module) -> int | None:
     """Return the most tokens that the transformers of a model can read, or None."""
     inner: list[Any] = [part.model for part in model.modules() if isinstance(part, Transformer)]
-    return min((found for found in map(_positions, inner) if found is not None), default=None)
+    return min((found for found in map(positions, inner) if found is not None), default=None)
 
 
 def positions_of(c: TextSettings) -> int | None:
@@ -82,10 +82,11 @@ def positions_of(c: TextSettings) -> int | None:
     with torch.device("meta"):
         if c.transformer is None:
             return limit_of(small_transformer(1, c.hidden_size, c.layers, c.heads, c.pooling))
-        return _positions(load(Source(c.transformer, "text.transformer", c.weights), "input_ids").model)
+        return positions(load(Source(c.transformer, "text.transformer", c.weights), "input_ids").model)
 
 
-def _positions(model: Any) -> int | None:
+def positions(model: Any) -> int | None:
+    """Return the most tokens that a model of transformers can read, or None."""
     found = [getattr(model.config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
     for name, module in model.named_modules():
         table = getattr(module, "weight", None)
@@ -276,8 +277,7 @@ def build_transformer(
 
 def _is_random(model: Any) -> bool:
     """Return whether a model in evaluation mode gives one long sentence two results, as Reformer's hashing does."""
-    length = min(LONG, (getattr(model.config, "max_position_embeddings", None) or LONG) - 2)
-    ids = torch.arange(max(1, length))[None] % model.config.vocab_size
+    ids = torch.arange(min(LONG, positions(model) or LONG))[None] % model.config.vocab_size
     with suppress(Exception):  # too long for this architecture
         return is_random(model, lambda: model(input_ids=ids).last_hidden_state)
     return False
@@ -298,11 +298,14 @@ def _reads_padding(model: Any) -> bool:
 @torch.no_grad()
 def is_first_token_blind(model: Any) -> bool:
     """Return whether the first state of a transformer depends on its own token alone, as in decoders."""
-    words = model.config.vocab_size
-    ids = torch.tensor([[0, 1, 2], [0, 2, 1]], device=next(model.parameters()).device) % words
+    words = getattr(model.config, "vocab_size", 0)
+    if words < 6:
+        return False
+    # Other words, not the same in another order: RoBERTa gives a padding token no place, and low ids can be padding.
+    ids = words - torch.tensor([[1, 2, 3], [1, 4, 5]], device=next(model.parameters()).device)
     with in_mode(False, model):
         first, second = model(input_ids=ids).last_hidden_state[:, 0]
-    return words > 2 and torch.allclose(first, second, rtol=1e-6, atol=1e-6)
+    return torch.allclose(first, second, rtol=1e-6, atol=1e-6)
 
 
 def check_first_token(side: Encoder, source: str) -> None:

@@ -1,5 +1,6 @@
 """Shared by the export formats: the model with its projection as a layer, its tokenizer, and its code."""
 
+import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from dipole.core.train.finetuning import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Encoder, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
+from dipole.text.exported import PROMPT
 from dipole.text.vocabulary import Tokens, copied
 
 # Files that let a folder work without dipole.
@@ -73,8 +75,26 @@ def write_code(folder: Path) -> None:
         (folder / name).write_text((files("dipole.text.encoders") / name).read_text(encoding="utf-8"))
 
 
+def prompted(encoder: SentenceEncoder, sentences: list[str]) -> list[str]:
+    """Return what the tokenizer of an export is given: sentences behind the prompt, if it does not add that itself."""
+    if _prepends(encoder.tokens):
+        return sentences
+    return [encoder.tokens.prompt + sentence for sentence in sentences]
+
+
+def shown(encoder: SentenceEncoder) -> str:
+    """Return the sentences of a model card's example."""
+    return json.dumps(prompted(encoder, ["A sentence.", "Another one."]), ensure_ascii=False)
+
+
+def _prepends(tokens: Tokens) -> bool:
+    """Return whether a normalizer can add the prompt. It would spell special tokens in it, such as [Q], as text."""
+    added = tokens.tokenizer.get_added_tokens_decoder().values()
+    return not any(token.content in tokens.prompt for token in added if not token.normalized)
+
+
 def fast_tokenizer(tokens: Tokens, max_length: int | None, *, with_prompt: bool = True) -> PreTrainedTokenizerFast:
-    """Return the tokenizer for transformers, which puts the prompt before every sentence.
+    """Return the tokenizer for transformers, which puts the prompt before every sentence if it can.
 
     Padding is masked, so any special token can be the padding token.
     """
@@ -88,7 +108,11 @@ def fast_tokenizer(tokens: Tokens, max_length: int | None, *, with_prompt: bool 
         special["pad_token"] = special.get("eos_token") or next(added, tokens.words()[0])
     if max_length is not None:
         special["model_max_length"] = max_length
-    prompt = normalizers.Prepend(tokens.prompt) if with_prompt and tokens.prompt else None
+    prompt = None
+    if with_prompt and tokens.prompt:
+        special[PROMPT] = tokens.prompt
+        if _prepends(tokens):
+            prompt = normalizers.Prepend(tokens.prompt)
     inner = copied(tokens.tokenizer, prompt)
     return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="right", **special)
 

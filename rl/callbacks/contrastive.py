@@ -4,7 +4,8 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,7 @@ class ContrastiveCallback(BaseCallback):
                     "this ContrastiveCallback belongs to another agent, whose encoder it trains: make one for each "
                     "(ContrastiveCallback(callback.contrast) takes over what the objective has learned)."
                 )
+            self._learned.training = self.model.start_time
             return  # a second learn() of the same agent goes on with what was learnt
         space = self.model.observation_space
         self._images = image_keys(space)
@@ -159,11 +161,11 @@ class ContrastiveCallback(BaseCallback):
         self._owner = self.model
         trained = [*self.encoder.parameters(), *self.contrast.parameters()]
         self.optimizer = torch.optim.Adam(trained, lr=self.learning_rate)
-        learned = Learned(self.contrast, self.keys, self.optimizer)
-        saved = learned_state(self.model)
-        if saved is not None:
-            learned.take(saved)
-        setattr(self.model, LEARNED, learned)
+        self._learned = Learned(self.contrast, self.keys, self.optimizer, self.model.start_time)
+        name, before = _place(self.model)
+        if before is not None:
+            self._learned.take(before, name)
+        setattr(self.model, name, self._learned)
 
     def _follow_parents(self) -> None:
         """Hear of rollouts inside an EventCallback too. SB3 tells its child of nothing but the events."""
@@ -238,7 +240,7 @@ class ContrastiveCallback(BaseCallback):
     def _why_no_step(self) -> str:
         model: Any = self.model
         reason = "No rollout was complete: train for longer"
-        if not self._agent_learns():
+        if hasattr(model, "learning_starts") and not self._agent_learns():
             reason = f"The agent's learning_starts is {model.learning_starts}: lower it, or train for longer"
         elif self._few:
             reason = "There were fewer than two different observations: train for longer, or look at the images"
@@ -337,7 +339,10 @@ class ContrastiveCallback(BaseCallback):
 
 
 LEARNED = "contrastive"
-"""The attribute of a trained agent that holds `Learned`, or its state from a file. SB3's `save` writes it."""
+"""The attribute of a trained agent that holds `Learned`, or its state from a file. SB3's `save` writes it.
+
+That of a second callback in one training is "contrastive_2".
+"""
 
 
 class Learned:
@@ -346,22 +351,24 @@ class Learned:
     It is pickled as a dictionary of text and CPU tensors, which loads without dipole.
     """
 
-    __slots__ = ("_parts",)  # SB3 writes a __dict__ into its file as text
+    __slots__ = ("_parts", "training")  # SB3 writes a __dict__ into its file as text
 
-    def __init__(self, contrast: Composite, keys: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, contrast: Composite, keys: nn.Module, optimizer: torch.optim.Optimizer, training: float) -> None:
+        """`training` is the `start_time` of the agent's last training with the callback."""
+        self.training = training
         self._parts: dict[str, Any] = {"contrast": contrast, "keys": keys, "optimizer": optimizer}
 
     def state(self) -> dict[str, Any]:
         """The objective's text, and a state_dict of each part."""
         return {"objective": str(self._parts["contrast"]), **{k: each.state_dict() for k, each in self._parts.items()}}
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. Raise ConfigError for another objective or encoder."""
+    def take(self, state: dict[str, Any], name: str) -> None:
+        """Continue from `state`, the agent's attribute `name`. Raise ConfigError for another objective or encoder."""
         text = str(self._parts["contrast"])
         if state["objective"] != text:
             raise ConfigError(
                 f"the agent was trained with a callback of the objective {state['objective']!r}, this one has {text!r}"
-                f": use the same, or begin anew with `del agent.{LEARNED}`."
+                f": use the same, or begin anew with `del agent.{name}`."
             )
         try:
             for name, part in self._parts.items():
@@ -373,10 +380,24 @@ class Learned:
         return dict, (tree_map_only(Tensor, lambda each: each.detach().cpu().clone(), self.state()),)
 
 
-def learned_state(agent: BaseAlgorithm) -> dict[str, Any] | None:
-    """Return what an agent's callback has learned, as text and tensors, or None without one."""
-    learned: Learned | dict[str, Any] | None = getattr(agent, LEARNED, None)
+def _places() -> Iterator[str]:
+    return (LEARNED if number == 1 else f"{LEARNED}_{number}" for number in count(1))
+
+
+def _place(agent: BaseAlgorithm) -> tuple[str, dict[str, Any] | None]:
+    """Return the first attribute that no other callback of this training has, and what was learned under it."""
+    name = next(n for n in _places() if getattr(getattr(agent, n, None), "training", None) != agent.start_time)
+    return name, _state(getattr(agent, name, None))
+
+
+def _state(learned: Learned | dict[str, Any] | None) -> dict[str, Any] | None:
     return learned.state() if isinstance(learned, Learned) else learned
+
+
+def learned_states(agent: BaseAlgorithm) -> dict[str, dict[str, Any]]:
+    """Return what an agent's callbacks have learned, as text and tensors, by the name of their attribute."""
+    states = ((name, _state(getattr(agent, name, None))) for name in _places())
+    return {name: state for name, state in takewhile(lambda each: each[1] is not None, states) if state is not None}
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

@@ -334,6 +334,7 @@ def test_on_policy_agents_step_after_their_update(wrap, steps):
 @pytest.mark.parametrize(
     ("make", "steps", "said"),
     [
+        (lambda each: (made(PPO), each), 0, "in 0 timesteps. No rollout was complete"),
         (lambda each: (sac(), each), 10, "in 10 timesteps. The agent's learning_starts is 10: lower it"),
         (lambda each: (sac(), every(90)(each)), 20, "in 20 timesteps. It is inside an EventCallback that had no"),
         (lambda each: (sac(train_freq=50, learning_starts=0), BaseCallbackList([each, Stop()])), 20, "No rollout was"),
@@ -448,3 +449,28 @@ def test_an_agent_tells_step_and_total(tiny_agent, every):
     tiny_agent(objective=term, contrast_every=every).learn(20)
     assert term.seen
     assert term.seen == counted(1, len(term.seen), len(term.seen))
+
+
+def test_two_callbacks_of_an_agent_are_saved_one_by_one(tmp_path):
+    """Each trains its own encoder, and continues with its own state."""
+    settings = {"policy_kwargs": {**NET, "share_features_extractor": False}}
+
+    def learners():
+        first = ContrastiveCallback("infonce", batch_size=8, encoder=lambda agent: agent.policy.pi_features_extractor)
+        other = ContrastiveCallback("dcl", batch_size=8, encoder=lambda agent: agent.policy.vf_features_extractor)
+        return [first, other]
+
+    agent, before = made(PPO, **settings), learners()
+    agent.learn(16, callback=before)
+    agent.learn(16, callback=before, reset_num_timesteps=False)
+    agent.save(tmp_path / "agent")
+    loaded, after = PPO.load(tmp_path / "agent", env=DotEnv(size=36), device="cpu"), learners()
+    with pytest.warns(RuntimeWarning, match="No rollout was complete"):
+        loaded.learn(0, callback=after, reset_num_timesteps=False)
+    for one, two in zip(before, after, strict=True):
+        assert one.optimizer.state_dict()["state"][0]["step"] == 2
+        for name in ("contrast", "keys", "optimizer"):
+            torch.testing.assert_close(getattr(two, name).state_dict(), getattr(one, name).state_dict())
+    # One after the other they are one callback.
+    agent.learn(16, callback=learners()[0], reset_num_timesteps=False)
+    assert int(agent.contrastive.state()["optimizer"]["state"][0]["step"]) == 3

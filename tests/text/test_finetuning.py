@@ -21,7 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     ReformerConfig,
+    RobertaConfig,
     ViTConfig,
+    XLNetConfig,
 )
 
 from dipole.core.cli import main
@@ -252,6 +254,8 @@ CONFIGS = {
     "llama": LlamaConfig(**SMALL, num_key_value_heads=1, vocab_size=300, max_position_embeddings=64),
     "qwen3": Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=8, vocab_size=300, max_position_embeddings=64),
     "bert": BertConfig(**SMALL, vocab_size=300, max_position_embeddings=64),
+    "roberta": RobertaConfig(**SMALL, vocab_size=300, max_position_embeddings=66),
+    "xlnet": XLNetConfig(d_model=16, n_layer=1, n_head=2, d_inner=32, vocab_size=300),
 }
 DECODERS_TEXTS = ["the cat", "a mat and rain in the home", "rain " * 60, *(f"rain {i}" for i in range(5)), "", " "]
 
@@ -308,8 +312,10 @@ def test_onnx_has_every_pooling_and_any_number_of_sentences(tmp_path):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name):
-    if name == "bert":
+    if name in ("bert", "roberta", "xlnet"):
         assert model_of(tmp_path, name, "cls").width == 16
+        encode = as_encode(AutoModel.from_pretrained(tmp_path), 2, pooling="cls")
+        assert np.isfinite(encode(["rain " * 100, "the cat", ""])).all()  # longer than its positions
         return
     with pytest.raises(ConfigError, match=r"causal model .*text.pooling = 'lasttoken'"):
         model_of(tmp_path, name, "cls")

@@ -106,13 +106,14 @@ def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lowe
 
 FOLDERS = {
     "default prompt": {"name": "query", "text": "the night "},
+    "a special token in the prompt": {"name": "query", "text": "[SEP] the "},
     "prompts without default": {"name": None, "text": "the night "},
     "short": {"name": None, "text": "", "limit": 6},
     "one leading token": {"name": None, "text": "", "limit": 6, "template": "[CLS] $A"},
     "two trailing tokens": {"name": "query", "text": "cat ", "limit": 7, "template": "[CLS] $A [SEP] [SEP]"},
     "lower case": {"name": "document", "text": "", "limit": 9, "lower": True},
 }
-LONG = ["the cat sat on a mat far home red blue green tree sky", "a", "Rain RAIN night", "", *TEXTS]
+LONG = ["the cat sat on a mat far home red blue green tree sky", "a", "Rain RAIN night", "", "a [SEP] cat", *TEXTS]
 
 
 def adapter_of(tmp_path, **kept):
@@ -127,9 +128,10 @@ def adapter_of(tmp_path, **kept):
 def assert_exported(tmp_path, adapter, library, to):
     (tmp_path / to).mkdir()
     adapter.export(to, tmp_path / to, Record())
-    texts = [text for text in LONG if text]  # a plain model has no vector of an empty sentence
-    found = open_folder(tmp_path / to, torch.device("cpu"), None).vectors(texts).numpy()
-    assert found == pytest.approx(library.encode(texts), abs=1e-5)
+    found = open_folder(tmp_path / to, torch.device("cpu"), None).vectors(LONG).numpy()
+    assert found == pytest.approx(library.encode(LONG), abs=1e-5)
+    if library.default_prompt_name:
+        assert library.prompts[library.default_prompt_name] in (tmp_path / to / "tokenizer_config.json").read_text()
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * ("two" not in k)) for k in FOLDERS])

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
 from dipole.text.senteval.encoders import as_encode
-from dipole.text.senteval.relatedness import sts_result
+from dipole.text.senteval.relatedness import cosine, sts_result
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks import STS
@@ -261,3 +261,12 @@ def test_poolings_of_a_transformer(models):
 def test_what_is_no_encoder_is_one_message(folder, encoder, options, message):
     with pytest.raises(OptionError, match=message):
         senteval.evaluate(encoder, ["STS13"], folder[0], progress=False, **options)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-25, 1, 1e25])
+def test_the_cosine_does_not_depend_on_the_length(scale):
+    """Products of small or large lengths leave the range of single precision."""
+    u, v = np.random.default_rng(0).normal(size=(2, 8))
+    small, large = (np.float32(scale * each) for each in (u, v))
+    assert cosine(small, large) == pytest.approx(cosine(u, v), abs=1e-4)
+    assert cosine(small, 0 * large) == 0

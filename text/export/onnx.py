@@ -15,7 +15,7 @@ from dipole.text.encoders import BagOfWords, Channels, Projected, SentenceModel,
 from dipole.text.encoders.networks import pooled
 from dipole.text.encoders.tail import Pooled
 from dipole.text.exported import open_folder
-from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, probe_of, projected, truncated
+from dipole.text.portable import TASK, fast_tokenizer, parts_scaled, probe_of, projected, shown, truncated
 
 AXES = ("batch", "length")
 
@@ -105,7 +105,7 @@ import onnxruntime
 from transformers import AutoTokenizer
 
 tokenizer, session = AutoTokenizer.from_pretrained("FOLDER"), onnxruntime.InferenceSession("FOLDER/{FILE}")
-batch = tokenizer(["A sentence.", "Another one."], padding=True{truncated(encoder)}, return_tensors="np")
+batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_tensors="np")
 ({OUTPUT},) = session.run(None, {{name: batch[name].astype("int64") for name in ("input_ids", "attention_mask")}})
 """
     card = Card("A sentence encoder as ONNX.", usage, TASK, "onnx", ("feature-extraction", "onnx"))

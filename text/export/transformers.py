@@ -20,7 +20,17 @@ from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Transformer
 from dipole.text.encoders.networks import pooled
 from dipole.text.exported import POOLED
-from dipole.text.portable import TASK, fast_tokenizer, probe_of, projected, truncated, with_code, write_code
+from dipole.text.portable import (
+    TASK,
+    fast_tokenizer,
+    probe_of,
+    projected,
+    prompted,
+    shown,
+    truncated,
+    with_code,
+    write_code,
+)
 
 CLOSE = 1e-5
 
@@ -61,7 +71,8 @@ def pooling_of(encoder: SentenceEncoder) -> str:
 def _vectors(texts: list[str], encoder: SentenceEncoder, folder: Path, is_plain: bool) -> np.ndarray:
     """Compute vectors as the model card describes. Vectors of plain models are not scaled."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    batch = tokenizer(texts, padding=True, truncation=encoder.max_length is not None, return_tensors="pt")
+    cut = encoder.max_length is not None
+    batch = tokenizer(prompted(encoder, texts), padding=True, truncation=cut, return_tensors="pt")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
     mode = "cls"
@@ -85,7 +96,7 @@ def _card(encoder: SentenceEncoder, is_plain: bool) -> Card:
 from transformers import AutoModel, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), AutoModel.from_pretrained("FOLDER"{trust})
-batch = tokenizer(["A sentence.", "Another one."], padding=True{truncated(encoder)}, return_tensors="pt")
+batch = tokenizer({shown(encoder)}, padding=True{truncated(encoder)}, return_tensors="pt")
 states = model(batch["input_ids"], batch["attention_mask"]).last_hidden_state
 vectors = {how}
 """

@@ -65,16 +65,21 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         )
     if pooling not in POOLINGS:
         raise OptionError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    from dipole.text.model import is_first_token_blind, positions  # they need the packages of such models
+
     if getattr(config, "is_encoder_decoder", False):
         base = cast(Any, base).get_encoder()
-    if pooling == "cls":
-        _check_first_token(model, base)
+    if pooling == "cls" and is_first_token_blind(base):
+        raise OptionError(
+            f"pooling='cls' takes the first token, which sees no other token in the causal model "
+            f"{type(model).__name__}: sentences would have one vector. Take pooling='mean'"
+        )
     tokenizer = tokenizer or _saved_tokenizer(model)
     if not callable(tokenizer):
         raise OptionError(f"tokenizer must be one of transformers, such as AutoTokenizer gives, got {tokenizer!r}")
     if tokenizer.pad_token is None:
         raise OptionError("the tokenizer has no padding token: set tokenizer.pad_token = tokenizer.eos_token")
-    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or torch.inf)
+    limit = min(tokenizer.model_max_length, positions(base) or torch.inf)
     options: dict[str, Any] = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
     if limit < 10**6:  # tokenizers without a limit say 10^30
         options |= {"truncation": True, "max_length": int(limit)}
@@ -99,16 +104,6 @@ def _pooled_states(model: nn.Module, tokenizer: Any, pooling: Pooling) -> Encode
         return (states * mask).sum(1) / mask.sum(1).clamp_min(1)
 
     return encode
-
-
-def _check_first_token(model: nn.Module, base: nn.Module) -> None:
-    from dipole.text.model import is_first_token_blind  # its packages are needed by models of transformers alone
-
-    if is_first_token_blind(base):
-        raise OptionError(
-            f"pooling='cls' takes the first token, which sees no other token in the causal model "
-            f"{type(model).__name__}: sentences would have one vector. Take pooling='mean'"
-        )
 
 
 def _saved_tokenizer(model: nn.Module) -> Any:

@@ -12,6 +12,7 @@ BATCH = 64
 PASSES = 50  # between two looks at the development set
 PATIENCE = 3
 MAX_PASSES = 1000
+SMALLEST = 1e-30  # products of norms below it have lost digits in single precision
 
 
 def soft_targets(scores: Sequence[float], classes: int = 5) -> np.ndarray:
@@ -115,9 +116,11 @@ def relatedness_result(
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
     """Return the cosine of two vectors, and 0 if one is zero (SentEval returns NaN)."""
-    norm = np.linalg.norm(left) * np.linalg.norm(right)
-    if norm == 0:
-        return 0.0
+    with np.errstate(over="ignore", under="ignore"):
+        norm = np.linalg.norm(left) * np.linalg.norm(right)
+    if not SMALLEST < norm < np.inf:
+        left, right = (np.asarray(each, dtype=np.float64) / (np.abs(each).max() or 1) for each in (left, right))
+        norm = np.linalg.norm(left) * np.linalg.norm(right) or 1
     return float(np.dot(left, right) / norm)
 
 
