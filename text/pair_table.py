@@ -41,6 +41,7 @@ USUAL = (
     ("query", "document", ("negative",)),
 )
 TELL_AFTER = 1 << 20  # characters
+SHOWN = 5  # labels that are named in a message
 ARRAYS = ("anchor", "positive", "negatives")
 TEXTS, WEIGHTS = "texts.arrow", "weights.npy"
 TOGETHER = 10_000  # texts that are hashed together
@@ -291,6 +292,7 @@ def _read(
     names: tuple[str, ...] = ()
     incomplete = fewer = read = characters = filtered = 0
     unused: UnusedColumns | None = None
+    others: set[str] = set()  # labels of rows that are left out
     for where, row in rows:
         read += 1
         if not isinstance(row, dict):
@@ -309,6 +311,8 @@ def _read(
             weight = label.weight(row.get(label.column), where)
         if weight is None:
             filtered += 1
+            if len(others) < SHOWN:
+                others.add(repr(str(row.get(label.column))[:40]))
             continue
         anchor, positives, *negatives = (texts_in(row.get(name), name, where) for name in names)
         if len(anchor) > 1:
@@ -326,7 +330,10 @@ def _read(
     if not names:
         raise DataError(f"{source} holds no row. Choose another file, or write it again if it should have rows.")
     if filtered == read:
-        raise DataError(f"{source}: none of {counted(read, 'row')} has a label of a pair in {label.column!r}.")
+        raise DataError(
+            f"{source}: none of {counted(read, 'row')} has a label of a pair in {label.column!r}, which "
+            f"holds {', '.join(sorted(others))}. Set text.label_from to one of them."
+        )
     if incomplete + filtered == read:
         raise DataError(
             f"{source}: none of {counted(incomplete, 'row')} has both {names[0]!r} and {names[1]!r}. Set text.columns "
@@ -344,6 +351,11 @@ def _usual(row: dict[str, Any], where: str) -> tuple[str, ...]:
             return (*used, *(name for name in map(str, row) if _numbered_as(name.lower(), starts) and name not in used))
     for name, cell in row.items():
         if isinstance(cell, list) and cell and isinstance(cell[0], dict):
+            if {"role", "from"} & set(cell[0]):
+                raise DataError(
+                    f"{where}: the column {name!r} holds conversations. Write a question and its answer as two "
+                    'columns, {"anchor": "...", "positive": "..."}.'
+                )
             raise DataError(f"{where}: the rows seem to be the items of {name!r}. Write that array as the whole file.")
     known = ", ".join(f"{anchor}/{positive}/{starts[0]}" for anchor, positive, starts in USUAL)
     raise DataError(

@@ -254,6 +254,7 @@ def test_label_filters(tmp_path, labels, start, kept, cached):
         ([1, -1], PairLabel("label"), "line 2: .* holds -1"),
         (["neutral"], PairLabel("label"), "the label 'neutral' is no number.*text.label_from"),
         ([0, 0], PairLabel("label"), "none of 2 rows has a label of a pair in 'label'"),
+        (["b", "a"], PairLabel("label", "filter", "c"), "in 'label', which holds 'a', 'b'. Set text.label_from"),
         ([-0.2], PairLabel("label", "target"), "the label -0.2 is negative"),
         ([0, 0], PairLabel("label", "target"), "all labels in the column 'label' are 0"),
         ([1], PairLabel("lable"), "no column 'lable'.*label"),
@@ -355,6 +356,7 @@ def test_reads_arrays_and_lines_alike(tmp_path, monkeypatch, written, looked_at)
     ("name", "data", "message"),
     [
         ("a.json", b"[]", "holds no row. Choose"),
+        ("a.jsonl", b'{"chat": [{"role": "user", "content": "a"}]}', "'chat' holds conversations. Write a question"),
         ("a.json", b'{"data": [{"anchor": "a", "positive": "b"}]}', "items of 'data'. Write that array"),
         ("a.json", b'[["a", "b"], ["c", "d"]]', 'Write each row as an object, {"anchor"'),
         ("a.ndjson", '{"anchor": "\xe9"}'.encode("latin-1"), "not UTF-8 .* Save it as UTF-8"),
