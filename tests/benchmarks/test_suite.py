@@ -166,19 +166,20 @@ def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
 
 def test_a_plan_pairs_by_seed_as_the_report_does(suite_file, runs_folder):
     sized = read_suite(suite_file).at("small")
+    jobs = sized.jobs()
     gains = {("plain", 0): 0.0, ("plain", 1): 0.0, ("polarized", 0): 0.01, ("polarized", 1): 0.012}
-    values = {
-        (row, seed): {f"{probe}/accuracy": 0.5 + 0.2 * seed + gain for probe in ("linear", "knn")}
-        for (row, seed), gain in gains.items()
-    }
-    place = {job.hash: (job.cells[0].row, job.cells[0].seed) for job in sized.jobs()}
-    records = recorded(runs_folder, sized.jobs(), lambda job: {"results": values[place[job.hash]]})
-    plan = make_plan(sized, sized.jobs(), records, 1, 1.0)
+
+    def values(job):
+        value = 0.5 + 0.2 * job.config.seed + gains[job.cells[0].row, job.config.seed]
+        return {"results": {"linear/accuracy": value, "knn/accuracy": value}}
+
+    records = recorded(runs_folder, jobs, values)
+    plan = make_plan(sized, jobs, records, 1, 1.0)
     linear = plan.seeds[0]
     assert linear.std == pytest.approx(0.2 / 2**0.5)  # the spread of a row is 14 points, and both rows share it
     assert power(linear.detectable, linear.std, 2, 0.05 / plan.tests, True) == pytest.approx(0.8)
     assert power(1.0, linear.std, linear.seeds, 0.05 / 2, True) >= 0.8
-    report = SuiteResults(sized.manifest(sized.jobs()), records)
+    report = SuiteResults(sized.manifest(jobs), records)
     assert [line.detectable for line in plan.seeds[:2]] == [report.detectable("linear"), report.detectable("knn")]
 
 

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dipole.rl import ContrastiveCallback, ContrastiveDrQ, ContrastiveSAC, EvaluationCallback, make_env
+from dipole.rl import ContrastiveCallback, ContrastiveDrQ, EvaluationCallback, make_env
 from dipole.rl.augmentation import shift, shift_bilinear
 from dipole.rl.drq import noise_at
 from dipole.rl.sampling import FrameBatch
 from dipole.rl.settings import CURL_OBJECTIVE
+from tests.rl.conftest import tiny
 
 
 def linears(module):
@@ -178,10 +179,7 @@ def batches(count, rows, views=(1, 1), has_discounts=False):
 
 def double_agent(**settings):
     """An agent in float64 with optimizers that hold its float64 weights."""
-    agent = ContrastiveSAC(
-        "CnnPolicy", make_env("dot"), image_size=24, hidden=(32, 32), filters=8, chunk=3, seed=0, device="cpu",
-        **settings,
-    )  # fmt: skip
+    agent = tiny(hidden=(32, 32), layers=4, chunk=3, **settings)
     agent.policy.double()
     agent.log_ent_coef = agent.log_ent_coef.detach().double().requires_grad_()
     agent.ent_coef_optimizer = agent.policy.adam([agent.log_ent_coef], 1e-4, 0.5)
