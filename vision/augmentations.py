@@ -189,7 +189,9 @@ def _changed(settings: Settings, changes: Settings) -> AugmentConfig:
     known = [name for name in AugmentConfig.model_fields if name not in ("view", "size")]
     for name in changes:
         if name not in (*known, "size"):
-            raise OptionError(f"Augment has no setting {name!r}.{nearest(name, known)} Settings: {', '.join(known)}.")
+            raise OptionError(
+                f"Augment has no setting {name!r}.{nearest(name, known)} Settings: size, {', '.join(known)}."
+            )
     try:
         return AugmentConfig(**{**settings, **changes})
     except ValidationError as error:
@@ -205,5 +207,10 @@ def _check(images: Any) -> None:
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise OptionError(f"Augment takes images as uint8 or float in [0, 1], got {images.dtype}. Use images.byte().")
-    if images.is_cpu and images.is_floating_point() and images.numel() and float(images.max()) > 1.001:
-        raise OptionError("Augment takes float images in [0, 1], and these have values above 1. Use images / 255.")
+    if images.is_cpu and images.is_floating_point() and images.numel():
+        low, high = map(float, images.aminmax())
+        if high > 1.001 or low < -0.001:
+            raise OptionError(
+                f"Augment takes float images in [0, 1], and these have values from {low:.4g} to {high:.4g}. Divide 0 "
+                "to 255 by 255, and normalise afterwards: Augment(..., mean=MEAN, std=STD)."
+            )

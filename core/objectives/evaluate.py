@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -221,6 +221,11 @@ class Outcome:
     loss: Tensor
     terms: dict[str, TermValue]
     weighted: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"an Outcome has no {name!r}. Its loss is a tensor, as in objective(z1, z2).loss.")
 
 
 def has_repulsion(term: Objective, pairs: Pairs) -> bool | None:

@@ -203,7 +203,8 @@ def _several(pairs: Pairs | Sequence[Pairs]) -> tuple[Pairs, ...]:
         return (pairs,)
     if not isinstance(pairs, Sequence) or not pairs or not all(isinstance(each, Pairs) for each in pairs):
         raise PairsError(
-            f"an objective takes EncodedBatch, Pairs, a tuple of Pairs, or views; got {type(pairs).__name__}."
+            f"an objective takes views as separate tensors (objective(z1, z2)), Pairs, a tuple of Pairs, or an "
+            f"EncodedBatch, got {type(pairs).__name__}."
         )
     return tuple(pairs)
 

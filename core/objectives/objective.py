@@ -20,6 +20,7 @@ from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import world_size
 from dipole.core.utils.errors import OptionError, PairsError, SpecError
 from dipole.core.utils.memory import check_fits
+from dipole.core.utils.text import counted
 
 __all__ = ["SHARPNESS", "Composite", "Objective", "Outcome", "Rows", "TermValue", "entry_of", "objective"]
 
@@ -392,7 +393,10 @@ class Composite(nn.Module):
         if isinstance(pairs, Tensor):
             pairs = Pairs.from_views((pairs, *views))
         elif views:
-            raise PairsError("give either Pairs or views, not both.")
+            raise PairsError(
+                f"views are tensors (B, d), as in objective(z1, z2), and Pairs are given alone. Got "
+                f"{type(pairs).__name__} and {counted(len(views), 'view')}."
+            )
         terms = {name: (weight, term) for name, weight, term in self}
         if isinstance(pairs, Pairs) and world_size() == 1:
             return evaluate(terms, GlobalPairs((pairs,)))  # nothing to gather

@@ -106,7 +106,8 @@ class _Reader:
             match = _TOKEN.match(text, position)
             if match is None:
                 place = position + len(text[position:]) - len(text[position:].lstrip())
-                raise self.error(f"cannot read {text[place]!r}", place)
+                hint = ". Terms are added: infonce + 0.1*dp" if text[place] == "-" else ""
+                raise self.error(f"cannot read {text[place]!r}{hint}", place)
             kind = str(match.lastgroup)
             if match.end(kind) - match.start(kind) > LONGEST_TOKEN:
                 what = "quoted value" if kind == "string" else kind
@@ -141,7 +142,8 @@ class _Reader:
         terms = [self.term()]
         while self.take("mark", "+"):
             terms.append(self.term())
-        self.expect("end", None, "'+' or the end")
+        behind = self.token[1] == "*"
+        self.expect("end", None, "'+' or the end" + " (a weight comes before its term: 0.1*dp)" * behind)
         return terms
 
     def term(self) -> Term:

@@ -125,7 +125,8 @@ def as_composite(given: str | Objective | Composite) -> Composite:
         return Composite([given], [1.0])
     if not isinstance(given, Composite):
         raise ConfigError(
-            f"objective must be a text such as 'infonce + 0.1*dp', an Objective or a Composite, got {given!r}."
+            "objective must be a text such as 'infonce + 0.1*dp', an Objective or a Composite, got "
+            f"{type(given).__name__}."
         )
     return given
 

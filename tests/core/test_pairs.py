@@ -283,6 +283,8 @@ Z = torch.randn(4, 3)
         (lambda: own().with_positives(torch.zeros(2, 1)), "positives must be torch.long"),
         (lambda: own().without(torch.zeros(2).long()), r"ignored must be torch.long of shape \(anchors = 2"),
         (lambda: dipole.objective("tuple")(Z, Z), "needs labels"),
+        (lambda: dipole.objective("infonce")(Z.numpy(), Z.numpy()), r"views are tensors .*Got ndarray and 1 view"),
+        (lambda: dipole.objective("infonce")([Z, Z]), r"separate tensors \(objective\(z1, z2\)\).* got list"),
         (lambda: dipole.objective("cacr(k=4)")(Z, Z), "use 5 views"),
         (lambda: dipole.objective("cacr(k=2)")(crops_of_two()), "needs 2 positives for each anchor"),
         (lambda: dipole.objective("blocks(b=2)")(crops_of_two()), "needs 2 positives for each anchor"),
@@ -293,6 +295,13 @@ Z = torch.randn(4, 3)
 def test_errors_name_the_argument(make, words):
     with pytest.raises(PairsError, match=words):
         make()
+
+
+def test_an_outcome_says_where_its_loss_is():
+    outcome = dipole.objective("infonce")(Z, Z)
+    with pytest.raises(AttributeError, match=r"no 'backward'.* objective\(z1, z2\)\.loss"):
+        outcome.backward()
+    torch.testing.assert_close(copy.deepcopy(outcome).loss, pickle.loads(pickle.dumps(outcome)).loss)
 
 
 NO_PAIRS = [

@@ -88,6 +88,8 @@ def test_spelling_weights_and_values():
         ("dcl(rho=1)", "< 1", "rho=1"),
         ("infonce + dp(delta_pos=0.6)", "delta_pos must be < delta_neg", "delta_pos=0.6"),
         ("infonce $ dp", "cannot read '$'", "$"),
+        ("infonce - 0.1*dp", "Terms are added", "-"),
+        ("infonce*0.5", "a weight comes before its term", "*"),
         ("infonce dp", "expected '+' or the end", "dp"),
         ("infonce(temperature=)", "expected a value", ")"),
         ("infonce(temperature 1)", "expected '='", "1"),

@@ -134,7 +134,12 @@ def test_workers_of_a_loader_give_lists_of_batches():
         (lambda: Augment("simclr", size=8), np.zeros((8, 8, 3)), "got ndarray. Make a tensor of an array"),
         (lambda: Augment("simclr", size=8), torch.zeros(8, 8), "got a tensor (8, 8)"),
         (lambda: Augment("simclr", size=8), torch.zeros(3, 8, 8).long(), "got torch.int64. Use images.byte()"),
-        (lambda: Augment("simclr", size=8), torch.full((3, 8, 8), 255.0), "values above 1. Use images / 255"),
+        (lambda: Augment("simclr", size=8), torch.full((3, 8, 8), 255.0), "values from 255 to 255. Divide"),
+        (
+            lambda: Augment("simclr", size=8),
+            torch.full((3, 8, 8), -1.0),
+            "normalise afterwards: Augment(..., mean=MEAN",
+        ),
     ],
 )
 def test_mistakes_have_one_clear_message(make, images, message):

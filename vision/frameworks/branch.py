@@ -35,7 +35,8 @@ class Branch(nn.Module):
         dim: width of the embedding. By default it is measured.
 
     Raises:
-        ConfigError: the backbone is no module or has layers of unknown size, or there is no such layer.
+        ConfigError: backbone or projector is no module, the backbone has layers of unknown size, or there is no such
+            layer.
 
     Attributes:
         returns_features: whether a call returns (embeddings, features). `PassedFeatures` sets it.
@@ -51,6 +52,7 @@ class Branch(nn.Module):
             got = type(backbone).__name__
             raise ConfigError(f"a backbone is a torch.nn.Module, such as torchvision.models.resnet18(), got {got}.")
         check_built(backbone)
+        check_module("head", projector)
         self.encoder = backbone
         self.projector = nn.Identity() if projector is None else projector
         self.tap = backbone.check_tap(tap) if isinstance(backbone, Encoder) else None
@@ -110,6 +112,12 @@ def make_branch(backbone: nn.Module, head: nn.Module | None, name: Projection) -
     if head is None:
         branch.projector = placed_like(projection_head(name, branch.width), backbone)
     return branch
+
+
+def check_module(name: str, given: Any) -> None:
+    """Raise ConfigError unless an argument is a module or None."""
+    if given is not None and not isinstance(given, nn.Module):
+        raise ConfigError(f"{name} must be a torch.nn.Module or None, got {given!r}.")
 
 
 def check_built(module: nn.Module) -> None:

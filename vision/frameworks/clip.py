@@ -13,7 +13,7 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.utils.errors import ConfigError
 from dipole.vision.captions import CaptionBranch
 from dipole.vision.frameworks.base import AnyObjective, Batch, OneBranch, Rows, Setup, embedded, register_framework
-from dipole.vision.frameworks.branch import check_built, measured, placed_like, rows_of
+from dipole.vision.frameworks.branch import check_built, check_module, measured, placed_like, rows_of
 from dipole.vision.settings import PairKind, VisionSettings
 
 
@@ -25,6 +25,8 @@ class TextBranch(nn.Module):
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None, dim: int) -> None:
         super().__init__()
+        check_module("text", encoder)
+        check_module("text_head", head)
         check_built(encoder)
         self.encoder = encoder
         if head is None:

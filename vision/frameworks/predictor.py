@@ -27,7 +27,7 @@ from dipole.vision.frameworks.base import (
     embedded,
     register_framework,
 )
-from dipole.vision.frameworks.branch import placed_like
+from dipole.vision.frameworks.branch import check_module, placed_like
 from dipole.vision.frameworks.moco import every_view_in_turn
 from dipole.vision.frameworks.queue import (
     Queue,
@@ -69,6 +69,7 @@ class Predicting(OneBranch):
         predictor: nn.Module | None = None,
     ) -> None:
         super().__init__(backbone, objective, head)
+        check_module("predictor", predictor)
         if predictor is None:
             predictor = placed_like(prediction_head(self.head_name, self.embedding_dim), self.backbone)
         self.predictor = predictor
