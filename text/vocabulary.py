@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,23 +106,40 @@ def words_vocabulary(words: Sequence[str], lower: bool = False, pattern: str | N
 
 
 def load_tokens(source: str | Path) -> "Tokens":
-    """Load a Hugging Face tokenizer: a tokenizer.json, a folder that holds one, or a name on the Hub."""
+    """Load a Hugging Face tokenizer: a tokenizer.json, a folder that holds one, or a name on the Hub.
+
+    A folder is read as transformers does: its `CONFIG` can change what tokenizer.json says, such as lower-casing.
+    """
     path = Path(source)
-    if path.is_dir() and (path / "tokenizer.json").is_file():
-        path = path / "tokenizer.json"
+    inner = path / "tokenizer.json"
     try:
+        if path.is_dir() and inner.is_file():
+            if (path / CONFIG).is_file():
+                with suppress(Exception):  # a class that is not installed, or whose code lies in the folder
+                    return _as_transformers(source)
+            path = inner
         if path.is_file():
             return Tokens(Tokenizer.from_file(str(path)), _options_beside(path))
-        from transformers import AutoTokenizer
-
-        loaded: Any = AutoTokenizer.from_pretrained(str(source))
-        told = {name: getattr(loaded, name, None) for name in OPTIONS}
-        return Tokens(loaded._tokenizer, {name: value for name, value in told.items() if value is not None})
+        return _as_transformers(source)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise DataError(
             f"no tokenizer at {source}: {str(error).splitlines()[0]}. Give a tokenizer.json, a folder that holds one, "
             f"a name on the Hugging Face Hub, or 'words'."
         ) from error
+
+
+def _as_transformers(source: str | Path) -> "Tokens":
+    from transformers import AutoTokenizer
+
+    from dipole.core.utils.backbone import quietly
+
+    with quietly():
+        loaded: Any = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    inner = getattr(loaded, "_tokenizer", None)
+    if not isinstance(inner, Tokenizer):
+        raise ValueError(f"{type(loaded).__name__} is written in Python, and one of the tokenizers library is needed")
+    told = {name: getattr(loaded, name, None) for name in OPTIONS}
+    return Tokens(inner, {name: value for name, value in told.items() if value is not None})
 
 
 def copied(tokenizer: Tokenizer, first: Any = None) -> Tokenizer:

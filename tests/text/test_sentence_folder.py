@@ -7,6 +7,7 @@ from inspect import signature
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
@@ -185,6 +186,32 @@ def test_tokens_are_cut_as_the_tokenizer_cuts_them(tmp_path, template, special, 
         assert tokens.encode(LONG, limit) == tokenizer(LONG, truncation=True, max_length=limit)["input_ids"]
     tokens.save(tmp_path / "tokenizer.json")
     assert load_tokens(tmp_path / "tokenizer.json").encode(LONG, 5) == tokens.encode(LONG, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("Bert", {"do_lower_case": False}), ("Bert", {"strip_accents": False}), ("GPT2", {"add_prefix_space": True})],
+)
+def test_settings_beside_a_tokenizer_hold_as_in_transformers(tmp_path, kind, told):
+    """Folders whose tokenizer_config.json says something else than their tokenizer.json."""
+    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "the", "cat", "The", "caf\u00e9", "cafe"]
+    if kind == "GPT2":
+        words = ["t", "c", "\u0120"]
+        (tmp_path / "merges.txt").write_text("")
+    index = {word: number for number, word in enumerate(words)}
+    tokenizer = getattr(transformers, f"{kind}Tokenizer")(vocab=index, **{"merges": []} if kind == "GPT2" else {})
+    tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    before = load_tokens(tmp_path).encode(["The caf\u00e9 t"])
+    config.write_text(json.dumps(json.loads(config.read_text()) | told))
+    wanted = AutoTokenizer.from_pretrained(tmp_path)(["The caf\u00e9 t"])["input_ids"]
+    assert load_tokens(tmp_path).encode(["The caf\u00e9 t"]) == wanted != before
+
+
+def test_a_tokenizer_without_its_library_is_one_message(tmp_path):
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="ByT5Tokenizer is written in Python"):
+        load_tokens(tmp_path)
 
 
 def test_layers_are_trained(tmp_path):
