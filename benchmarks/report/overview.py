@@ -78,7 +78,8 @@ def question(suite: SuiteResults) -> str:
         compared := [column for column in suite.manifest.columns if column.base not in (None, column.name)]
     ):
         who = suite.rows[0].label if len(suite.rows) == 1 else counted(len(suite.rows), "method")
-        return f"How far is {who} on {counted(len(compared), 'measurement')} from {compared[0].base}?"
+        where = counted(len(compared), "measurement")
+        return f"How far {are(len(suite.rows))} {who} on {where} from {compared[0].base}?"
     if len(suite.rows) == 1:
         return f"What does {suite.rows[0].label} reach on {where}?"
     if not rows:
@@ -237,8 +238,8 @@ def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
     said = f"{can_decide}: {decided} of {differences} with the baseline {are(decided)} significant"
     if verdicts:
         said += (
-            f". Of {counted(verdicts.total(), 'claim')} of the papers {verdicts[AGREES]} agree, "
-            f"{verdicts[DIFFERS]} differ and {verdicts[UNDECIDED]} are undecided"
+            f". Of {counted(verdicts.total(), 'claim')} of the papers our numbers support {verdicts[AGREES]} and "
+            f"contradict {verdicts[DIFFERS]}. {verdicts[UNDECIDED]} {are(verdicts[UNDECIDED])} undecided"
         )
     if without_room := sum(verdicts[each] for each in OBSTACLES):
         said += f". For {without_room} our numbers leave no room"

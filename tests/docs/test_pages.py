@@ -134,6 +134,13 @@ def test_fragments_of_the_background_pages_run():
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(DOCS / "background").glob("*.md")], ids=lambda page: page.stem)
+def test_commands_of_readme_and_background_exist(page):
+    text = "".join(text for _, text in blocks(page)).replace("$ dipole", "dipole")
+    for words in commands(text):
+        check_command(words)
+
+
 def test_the_loop_of_the_readme_runs():
     wide = {name: torch.randn(32, 128) for name in ("queries", "keys", "queue")}
     text = next(text for _, text in blocks(ROOT / "README.md") if "Pairs.cross(queries, keys, queue)" in text)

@@ -21,17 +21,17 @@ LEARNED = ("pearson", "spearman", "mse", "yhat", "devpearson", "ndev", "ntest") 
 
 
 class Result(dict):
-    """A task's result: SentEval's keys, and as attributes what is needed to read them. `json.dumps` takes it.
+    """The result of a task: a dictionary with SentEval's keys, which `json.dumps` writes.
 
     Attributes:
-        protocol: which of `PROTOCOLS` it was scored by.
+        protocol: the name of the protocol, one of `PROTOCOLS`.
         folds: test accuracy of each outer fold, in percent.
         std: their standard deviation (0 for a single test).
-        chosen: the regularisation taken in each.
+        chosen: the regularisation chosen in each fold.
         majority: accuracy, in percent, of always answering with the most frequent class.
         standard_error: of the accuracy, in percentage points: sqrt(acc (100 - acc) / n) of n samples tested.
-        changed: what was said of files that are not the published ones.
-        unconverged: problems whose solver met no tolerance.
+        changed: warnings about files that differ from the published ones.
+        unconverged: problems whose solver did not reach its tolerance.
     """
 
     protocol: str

@@ -144,7 +144,7 @@ class SimSiamConfig(PredictorConfig):
 
 @register_framework("simsiam")
 class SimSiam(Predicting):
-    """Chen & He 2021, Algorithm 1: the prediction of a view against the image's other views, without gradient.
+    """Predict each view of an image from its other views, with no gradient on their side (Chen & He 2021, Algorithm 1).
 
     With `0.5*regression` the loss is D(p1, z2)/2 + D(p2, z1)/2 + 1. By default the projector has three layers with
     batch norm after each (Sec. 3). Two layers are those of their App. D for CIFAR.
