@@ -1,13 +1,16 @@
 """A tiny real domain for the tests of runs, and commands of dipole in processes of their own."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dipole.core.cli import main
 from dipole.core.train.domains import temporary_domain
+from dipole.core.utils import plugins
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -26,17 +29,22 @@ def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def dipole_process(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start `dipole` (with the blobs domain) in a process of its own."""
+def one_run(blobs: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Folder of a finished run of the blobs domain, in runs/ of the working directory."""
+    assert main(["train", str(blobs), "--quiet"]) == 0
+    capsys.readouterr()
+    (folder,) = Path("runs").iterdir()
+    return folder
 
-    def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(HERE / "blobs_domain.py"), *map(str, arguments)],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
 
-    return start
+@pytest.fixture
+def command_of_a_package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EntryPoint]:
+    """Declare an attribute of a module as the only command of a package."""
+
+    def declare(name: str, value: object) -> EntryPoint:
+        point = EntryPoint(name, "their_commands:ENTRY", "dipole.commands")
+        monkeypatch.setitem(sys.modules, "their_commands", SimpleNamespace(ENTRY=value))
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+        return point
+
+    return declare

@@ -14,6 +14,7 @@ from blobs_domain import BlobsAdapter
 from safetensors.torch import load_file
 
 from dipole.core.cli import main
+from dipole.core.record import RunRecord, read_record
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError, train
@@ -36,11 +37,15 @@ def lines(runs: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(path)]
 
 
+def only_record(runs: Path) -> RunRecord:
+    """The record of the only run of a folder."""
+    (path,) = runs.glob("*/record.json")
+    return read_record(path)
+
+
 def assert_same_bits(one: Path, other: Path) -> None:
     """Compare weights and metrics of the runs of two folders."""
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.testing.assert_close(weights(one), weights(other), rtol=0, atol=0, equal_nan=True)
     assert lines(one) == lines(other)
 
 
@@ -84,8 +89,12 @@ def interrupt(
         with pytest.raises(RunInterruptedError, match=f"after step {at} of .*; the checkpoint is saved"):
             quiet(recipe, *overrides, runs=runs)
     torch.rand(7)  # a fresh process would stand elsewhere in its random numbers
-    (path,) = runs.glob("*/record.json")
-    return path.parent
+    return runs / only_record(runs).hash
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    """Return the JSON of a command that ends well."""
+    return json.loads(done(capsys, *arguments, "--json"))
 
 
 def dipole(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -101,11 +110,6 @@ def done(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     code, out, err = dipole(capsys, *arguments)
     assert code == 0, err
     return out
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    """Return the JSON of a command that ends well."""
-    return json.loads(done(capsys, *arguments, "--json"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:

@@ -1,6 +1,5 @@
-"""An encoder that sees some rows at a time has the gradient of the whole batch."""
+"""An encoder that sees some rows at a time has the gradient of the whole batch. An objective in a Trainer."""
 
-import os
 from collections import UserDict
 
 import pytest
@@ -10,37 +9,26 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dipole
-from dipole import Pairs
-from dipole.core.utils.errors import OptionError, PairsError
-from tests.ranks import leaving_together, start_ranks
+from dipole import ConfigError, Objective, OptionError, Pairs, PairsError, SpecError
+from tests.ranks import from_ranks
 
 ROWS = 11
-
-
-class Attention(nn.Module):
-    """A transformer layer over 5 tokens, with dropout everywhere; heads are folded into the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.mix = nn.MultiheadAttention(6, 2, dropout=0.3, batch_first=True)
-        self.layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.3, batch_first=True)
-
-    def forward(self, x):
-        x = x.unflatten(1, (-1, 1)) * torch.linspace(0.5, 1.5, 6, dtype=x.dtype)
-        return self.layer(x + self.mix(x, x, x, need_weights=True)[0]).mean(1)
 
 
 ENCODERS = {
     "mlp": lambda: nn.Sequential(
         nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 12), nn.Dropout(0.3), nn.Linear(12, 6)
     ),
-    "attention": Attention,
+    "attention": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 2)), nn.TransformerEncoderLayer(2, 2, 12, dropout=0.3, batch_first=True), nn.Flatten()
+    ),
 }
+SPEC = "infonce(temperature=0.3) + 0.1*dp"
 
 
-def encoder(name="mlp"):
+def encoder(name="mlp", training=True):
     torch.manual_seed(1)
-    return ENCODERS[name]().double()
+    return ENCODERS[name]().double().train(training)
 
 
 def views(count=2, rows=ROWS):
@@ -56,8 +44,8 @@ def measured(loss_of, module, inputs=()):
     return loss.detach(), [x.grad for x in (*module.parameters(), *inputs)], torch.rand(3)
 
 
-def assert_alike(a, b, tolerance=1e-12):
-    torch.testing.assert_close(a[:2], b[:2], rtol=0, atol=tolerance)
+def assert_alike(a, b):
+    torch.testing.assert_close(a[:2], b[:2], rtol=0, atol=1e-12)
     assert torch.equal(a[2], b[2])
 
 
@@ -65,34 +53,36 @@ def loop(module, x, size):
     return torch.cat([module(part) for part in x.split(size)])
 
 
-SPEC = "infonce(temperature=0.3) + 0.1*dp"
+def check_against(whole, divided, step, microbatch=None):
+    """Compare with the undivided batch, or with a loop over microbatches, in one forward pass after the other."""
+    x, y, loss = views(), views(), dipole.objective(SPEC)
+    size = microbatch or ROWS
+    expected = measured(lambda: loss(*(loop(whole, each, size) for each in x)).loss, whole, x)
+    assert_alike(measured(lambda: step(*y), divided, y), expected)
 
 
 @pytest.mark.parametrize(
     ("name", "microbatch"), [*((name, 4) for name in ENCODERS), *(("mlp", rows) for rows in (1, 10, 11, 64))]
 )
 def test_gradient_and_dropout_masks_are_those_of_a_loop_over_microbatches(name, microbatch):
-    whole, x, loss = encoder(name), views(), dipole.objective(SPEC)
-    expected = measured(lambda: loss(*(loop(whole, each, microbatch) for each in x)).loss, whole, x)
-    divided, y = encoder(name), views()
+    divided = encoder(name)
     step = dipole.cached(divided, dipole.objective(SPEC), microbatch=microbatch)
-    assert_alike(measured(lambda: step(*y), divided, y), expected)
+    check_against(encoder(name), divided, step, microbatch)
 
 
 @pytest.mark.parametrize(
     ("name", "microbatch", "wrap"),
     [
-        ("mlp", 1, None), ("attention", 4, None), ("mlp", 64, None),
+        *(("mlp", 1, lambda module: module), ("attention", 4, lambda module: module)),
+        ("mlp", 64, lambda module: module),
         ("mlp", 4, lambda module: module.compile(backend="eager") or module),
         ("mlp", 4, lambda module: torch.compile(module, backend="eager")),
     ],
-)  # fmt: skip
+)
 def test_gradient_without_dropout_is_that_of_the_undivided_batch(name, microbatch, wrap):
-    whole, x, loss = encoder(name).eval(), views(), dipole.objective(SPEC)
-    expected = measured(lambda: loss(*map(whole, x)).loss, whole, x)
-    divided, y = encoder(name).eval(), views()
-    step = dipole.cached(wrap(divided) if wrap else divided, loss, microbatch=microbatch)
-    assert_alike(measured(lambda: step(*y), divided, y), expected)
+    divided = encoder(name, training=False)
+    step = dipole.cached(wrap(divided), SPEC, microbatch=microbatch)
+    check_against(encoder(name, training=False), divided, step)
 
 
 @pytest.mark.parametrize("wrap", [lambda layer: layer, nn.utils.parametrizations.spectral_norm])
@@ -105,11 +95,8 @@ def test_buffers_move_once_and_are_replayed(wrap):
             module(views()[0] * 2)
         return module
 
-    whole, x, loss = make(), views(), dipole.objective("infonce")
-    expected = measured(lambda: loss(*(loop(whole, each, 4) for each in x)).loss, whole, x)
-    divided, y = make(), views()
-    step = dipole.cached(divided, "infonce", microbatch=4)
-    assert_alike(measured(lambda: step(*y), divided, y), expected)
+    whole, divided = make(), make()
+    check_against(whole, divided, dipole.cached(divided, SPEC, microbatch=4), 4)
     torch.testing.assert_close(list(divided.buffers()), list(whole.buffers()), rtol=0, atol=0)
 
 
@@ -123,19 +110,16 @@ def test_the_encoder_never_sees_more_rows_and_hooks_see_each_gradient_once():
     step(*x).backward()
     assert seen == [4, 4, 3] * 4
     assert len(finished) == len(list(module.parameters()))
-    for parameter, found in zip(module.parameters(), reversed(finished), strict=True):
-        assert any(torch.equal(parameter.grad, each) for each in finished), found.shape
+    for parameter in module.parameters():
+        assert any(torch.equal(parameter.grad, each) for each in finished)
     assert not step.state_dict().keys() - {f"encoder.{name}" for name in module.state_dict()}
-
-
-def test_no_graph_and_no_second_pass_without_gradient():
-    module, x = encoder().requires_grad_(False), [v.detach() for v in views()]
-    seen = []
-    module[0].register_forward_hook(lambda layer, args, out: seen.append(len(args[0])))
-    assert not dipole.cached(module, "infonce", microbatch=4)(*x).requires_grad
+    # Without gradient there is no graph and no second pass.
+    seen.clear()
     with torch.no_grad():
-        dipole.cached(encoder(), "infonce", microbatch=4)(*x)
-    assert seen == [4, 4, 3] * 2
+        step(*x)
+    module.requires_grad_(False)
+    assert not step(*[v.detach() for v in x]).requires_grad
+    assert seen == [4, 4, 3] * 4
 
 
 def test_autograd_grad_retained_graphs_and_second_derivatives():
@@ -146,8 +130,7 @@ def test_autograd_grad_retained_graphs_and_second_derivatives():
     torch.rand(3)  # what was drawn in between changes nothing
     loss.backward(retain_graph=True)
     loss.backward()
-    for parameter, once in zip(module.parameters(), found, strict=True):
-        assert torch.allclose(parameter.grad, 2 * once, rtol=0, atol=1e-13)
+    torch.testing.assert_close([p.grad for p in module.parameters()], [2 * each for each in found], rtol=0, atol=1e-13)
     first = torch.autograd.grad(step(*x), module[0].weight, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
@@ -197,26 +180,25 @@ class Towers(nn.Module):
 
 @pytest.mark.parametrize("microbatch", [4, 64])
 def test_two_encoders_are_one_module_that_returns_both(microbatch):
-    def pairs(both):
-        return Pairs.cross(*both)
-
     whole, x, loss = Towers().eval(), views(), dipole.objective("infonce")
-    expected = measured(lambda: loss(pairs(whole(x))).loss, whole, x)
+    expected = measured(lambda: loss(Pairs.cross(*whole(x))).loss, whole, x)
     divided, y = Towers().eval(), views()
-    step = dipole.cached(divided, loss, microbatch=microbatch, pairs=pairs)
-    assert_alike(measured(lambda: step(dict(enumerate(y))), divided, y), expected)
+    given = dict(enumerate(y))
+    step = dipole.cached(divided, loss, microbatch=microbatch, pairs=lambda both: Pairs.cross(*both))
+    assert_alike(measured(lambda: step(given), divided, y), expected)
     with pytest.raises(PairsError, match=r"Towers returned a tuple, not embeddings .* lambda z: Pairs.cross"):
-        dipole.cached(divided, loss, microbatch=microbatch)(dict(enumerate(y)))
+        dipole.cached(divided, loss, microbatch=microbatch)(given)
     own = dipole.cached(divided, lambda a, b: (a[0] * b[1]).sum(), microbatch=microbatch)
-    assert own(dict(enumerate(y)), dict(enumerate(y))).ndim == 0
+    assert own(given, given).ndim == 0
 
 
 def test_a_loss_of_ones_own_and_parameters_of_the_objective():
-    whole, x = encoder().eval(), views()
-    own = lambda a, b: nn.functional.cross_entropy(a @ b.T, torch.arange(ROWS))  # noqa: E731
-    expected = measured(lambda: own(whole(x[0]), whole(x[1])), whole)
-    divided = encoder().eval()
-    assert_alike(measured(lambda: dipole.cached(divided, own, microbatch=3)(*views()), divided), expected)
+    def own(a, b):
+        return nn.functional.cross_entropy(a @ b.T, torch.arange(ROWS))
+
+    whole, divided, x = encoder(training=False), encoder(training=False), views()
+    expected = measured(lambda: own(*map(whole, x)), whole)
+    assert_alike(measured(lambda: dipole.cached(divided, own, microbatch=3)(*x), divided), expected)
     learnt = dipole.cached(encoder(), dipole.objective("infonce(similarity=bilinear)", dim=6).double(), microbatch=3)
     learnt(*views()).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in learnt.parameters())
@@ -245,12 +227,9 @@ def test_under_autocast_both_passes_compute_in_its_dtype(dtype):
     found = run(lambda module, x: [dipole.cached(module, "infonce", microbatch=4).embed(v) for v in x])
     for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=0.02 * float(b.abs().max()))
-
-
-def test_a_small_batch_after_a_divided_one_under_autocast_learns():
-    module = nn.Linear(6, 6)
+    module = nn.Linear(6, 6)  # a small batch after a divided one learns
     step = dipole.cached(module, "infonce", microbatch=8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         big, small = step.embed(torch.randn(12, 6)), step.embed(torch.randn(4, 6))
     (small.float().sum() + 0 * big.float().sum()).backward()
     assert module.weight.grad.abs().sum() > 0
@@ -268,10 +247,6 @@ def cached(module=None, objective="infonce", microbatch=4, **more):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        *(
-            (lambda wrong=wrong: cached(microbatch=wrong), r"microbatch must be a whole number >= 1, got ")
-            for wrong in (0, -1, True, 2.0, "x", None)
-        ),
         (lambda: cached(lambda x: x), r"must be a torch.nn.Module, got function"),
         (lambda: cached([encoder(), encoder()]), r"got list\. Several encoders are one module"),
         (lambda: cached(objective=None), r"objective must be an objective, .* got None"),
@@ -280,31 +255,35 @@ def cached(module=None, objective="infonce", microbatch=4, **more):
         (lambda: cached()(), "called with no view, which has no positives"),
         (lambda: cached()(*views(), labels=torch.arange(ROWS)), "labels: only a function `pairs` takes more"),
         (
-            lambda: cached(Tokens()).embed({"ids": torch.zeros(11, 5), "mask": torch.zeros(5, 11)}),
-            "one number of rows, the instances, .* got 5, 11 rows",
+            lambda: cached().embed({"a": torch.zeros(11, 5), "b": torch.zeros(5)}),
+            "one number of rows, .* got 5, 11 rows",
         ),
         (lambda: cached().embed("text"), "nothing that has rows"),
-        (
-            lambda: cached(Pooled(6, 6).double())(*views()),
-            r"was given 4 rows and must return .* a row for each; got shape \(6,\)",
-        ),
+        (lambda: dipole.compute_loss("infonc"), "Did you mean 'infonce'"),
+        (lambda: dipole.compute_loss("infonce", embeddings="z", pairs=len), "not both"),
+        (lambda: dipole.compute_loss("infonce", gradient_accumulation_steps=0), "whole number >= 1"),
+        (lambda: dipole.compute_loss(5), "must be its text, an Objective or a Composite, got 5"),
+        (lambda: dipole.compute_loss("infonce + cllr"), "give that width"),
+        (lambda: dipole.compute_loss("infonce + cllr", dim=4), "give compute_loss.*model=model"),
+        (lambda: dipole.compute_loss("infonce")({"logits": torch.ones(2, 2)}), "returned logits, and no"),
+        (lambda: dipole.compute_loss("infonce")(torch.ones(2, 2)), "no positives without labels"),
+        (lambda: cached(Pooled(6, 6).double())(*views()), r"given 4 rows .* a row for each; got shape \(6,\)"),
     ],
 )
 def test_errors_say_what_to_do(make, said):
-    with pytest.raises((OptionError, PairsError), match=said):
+    with pytest.raises((ConfigError, OptionError, PairsError, SpecError), match=said):
         make()
+    for wrong in (0, -1, True, 2.0, "x", None):
+        with pytest.raises(OptionError, match="microbatch must be a whole number >= 1, got "):
+            cached(microbatch=wrong)
 
 
-@leaving_together
-def rank_main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{os.path.join(folder, 'meet')}", rank=rank, world_size=2)
-    mine = slice(0, 7) if rank == 0 else slice(7, ROWS)
-    found = {}
-    for way in ("encoder", "all"):
-        module = encoder().eval()
-        calls = []
-        if way == "encoder":
+def both_ways(rank):
+    """Loss, gradients and the number of their hooks' calls, where the encoder or the whole step is wrapped."""
+    mine, found = slice(0, 7) if rank == 0 else slice(7, ROWS), []
+    for wraps_encoder in (True, False):
+        module, calls = encoder(training=False), []
+        if wraps_encoder:
             step = dipole.cached(DistributedDataParallel(module), "infonce", microbatch=3)
         else:
             step = DistributedDataParallel(dipole.cached(module, "infonce", microbatch=3))
@@ -314,15 +293,155 @@ def rank_main(rank, folder):
             module.zero_grad()
             loss = step(*[v[mine].detach() for v in views()])
             loss.backward()
-        found[way] = loss.detach(), [p.grad for p in module.parameters()], len(calls)
-    if rank == 0:
-        torch.save(found, os.path.join(folder, "found.pt"))
+        found.append((loss.detach(), [p.grad for p in module.parameters()], len(calls)))
+    return found
 
 
-def test_two_ranks_are_one_process_whichever_is_wrapped(tmp_path):
-    start_ranks(rank_main, (str(tmp_path),), 2)
-    whole, loss = encoder().eval(), dipole.objective("infonce")
+def test_two_ranks_are_one_process_whichever_is_wrapped():
+    whole, loss = encoder(training=False), dipole.objective("infonce")
     expected = measured(lambda: loss(*map(whole, views())).loss, whole)
-    for value, gradients, calls in torch.load(tmp_path / "found.pt").values():
+    for value, gradients, calls in from_ranks(2, both_ways)[0]:
         torch.testing.assert_close((value, gradients), expected[:2], rtol=0, atol=1e-13)
         assert calls == 2 * len(gradients)
+
+
+COUNT = 24
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key = nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x, y):
+        return {"query_embeds": self.query(x), "document_embeds": self.key(y)}
+
+
+class One(Two):
+    def forward(self, x):
+        return {"embeddings": self.query(x)}
+
+
+def rows(names, labels=True):
+    draw = torch.Generator().manual_seed(1)
+    data = {name: torch.randn(COUNT, 5, generator=draw) for name in names}
+    return [
+        {name: value[n] for name, value in data.items()} | ({"labels": torch.tensor(n % 3)} if labels else {})
+        for n in range(COUNT)
+    ]
+
+
+def trained(model, loss, data, tmp_path, batch=8, accumulation=3, **more):
+    """Return a Trainer after plain gradient descent. Ranks import this module, and need no transformers."""
+    from transformers import Trainer, TrainingArguments
+
+    args = TrainingArguments(
+        str(tmp_path), learning_rate=0.5, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, report_to=[],
+        disable_tqdm=True, use_cpu=True, remove_unused_columns=False, save_strategy="no",
+        per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, **({"max_steps": 1} | more),
+    )  # fmt: skip
+    trainer = Trainer(model, args, train_dataset=data, eval_dataset=data, compute_loss_func=loss)
+    trainer._get_train_sampler = lambda *given: torch.utils.data.SequentialSampler(data)
+    trainer.train()
+    return trainer
+
+
+def symmetric(a, b, temperature):
+    """CLIP: cross entropy of rows and of columns, averaged."""
+    s = nn.functional.normalize(a) @ nn.functional.normalize(b).T / temperature
+    own = torch.arange(len(a))
+    return (nn.functional.cross_entropy(s, own) + nn.functional.cross_entropy(s.T, own)) / 2
+
+
+@pytest.mark.parametrize(("labels", "count"), [(True, 24), (False, 24), (True, 20)])
+def test_batches_of_a_step_are_averaged(tmp_path, labels, count):
+    """By the labels of each batch (the last may be smaller), or by the number of batches where there are none."""
+    data, model = rows("xy", labels)[:count], Two()
+    batches = [[torch.stack([row[n] for row in data[k : k + 8]]) for n in "xy"] for k in (0, 8, 16)]
+    values = [len(x) * symmetric(model.query(x), model.key(y), 0.1) for x, y in batches]
+    grads = torch.autograd.grad(sum(values) / count, [*model.parameters()])
+    wanted = [(p - 0.5 * grad).detach() for p, grad in zip(model.parameters(), grads, strict=True)]
+    loss = dipole.compute_loss("infonce(temperature=0.1)", gradient_accumulation_steps=1 if labels else 3)
+    trained(model, loss, data, tmp_path)
+    torch.testing.assert_close([each.detach() for each in model.parameters()], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_classes_and_a_term_with_parameters(tmp_path):
+    from safetensors.torch import load_file
+
+    text = "infonce(temperature=0.1) + 1.0*cllr(solver=proximal, alpha=0.4)"
+    data, model = rows("x"), One()
+    loss = dipole.compute_loss(text, model=model, dim=4)
+    assert "objective.terms.1.L" in dict(model.named_parameters())
+    trainer = trained(model, loss, data, tmp_path, batch=COUNT, accumulation=1)
+    L = model.objective.terms[1].L.detach()
+    assert bool((torch.eye(4) != L).any())
+    # The gradient moved L as a plain step does, and then every column was shortened by lr alpha.
+    x, labels = torch.stack([row["x"] for row in data]), torch.stack([row["labels"] for row in data])
+    other = dipole.objective(text, dim=4)
+    other(dipole.Pairs.from_labels(One().query(x), labels)).loss.backward()
+    moved = torch.eye(4) - 0.5 * other.terms[1].L.grad
+    lengths = moved.norm(dim=0)
+    torch.testing.assert_close(L, moved * (1 - 0.5 * 0.4 / lengths).clamp_min(0), rtol=1e-5, atol=1e-6)
+    trainer.save_model(str(tmp_path / "saved"))
+    torch.testing.assert_close(load_file(tmp_path / "saved" / "model.safetensors")["objective.terms.1.L"], L)
+
+
+def test_pairs_of_ones_own_and_names():
+    a, b = torch.randn(6, 4), torch.randn(6, 4)
+    wanted = dipole.objective("infonce")(dipole.Pairs.cross(a, b)).loss
+    loss = dipole.compute_loss("infonce", pairs=lambda outputs, labels: dipole.Pairs.cross(*outputs))
+    assert loss((a, b)) == wanted
+    named = dipole.compute_loss("infonce", embeddings=("u", "v"))
+    torch.testing.assert_close(named({"u": a, "v": b}), symmetric(a, b, 0.5))
+    assert torch.isfinite(dipole.compute_loss("infonce")(a, torch.tensor([0, 0, 1, 1, 2, 2])))
+
+
+def gradient_of_rank(rank):
+    """What the trainer does with the loss of each of two processes: it multiplies by their number, and DDP averages."""
+    found = gradient_of([slice(0, 5), slice(5, 8)][rank], 2)
+    for grad in found:
+        dist.all_reduce(grad)
+        grad /= 2
+    return found
+
+
+def gradient_of(rows_of_it, processes):
+    """Of one batch of 8 among the 24 of a step."""
+    model, draw = Two(), torch.Generator().manual_seed(1)
+    x, y = (torch.randn(8, 5, generator=draw)[rows_of_it] for _ in range(2))
+    loss = dipole.compute_loss("infonce(temperature=0.1)")(model(x, y), torch.arange(len(x)), torch.tensor(24))
+    (loss * processes).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_two_processes_are_one():
+    wanted = gradient_of(slice(None), 1)
+    for found in from_ranks(2, gradient_of_rank):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+class Counts(Objective):
+    """Notes its steps."""
+
+    def __init__(self):
+        super().__init__("cosine")
+        self.seen = []
+
+    def loss(self, positive, rows):
+        return -rows.over_positives(positive)
+
+    needs_negatives = False
+
+    def after_step(self, learning_rate, weight, step=None, total=None):
+        self.seen.append((learning_rate, step, total))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_after_step_is_told_step_and_total_with_and_without_a_model(tmp_path, joined):
+    data, model, term, idle = rows("xy", labels=False), Two(), Counts(), Counts()
+    dipole.compute_loss(idle)  # of no trainer
+    loss = dipole.compute_loss(term, model=model if joined else None)
+    trained(model, loss, data, tmp_path, max_steps=-1, num_train_epochs=2, eval_strategy="epoch")
+    assert (term.seen, idle.seen) == ([(0.5, 1, 2), (0.5, 2, 2)], [])

@@ -1,22 +1,27 @@
-"""Errors of commands: text on stderr, or an object on stdout with --json. Other words for commands."""
+"""Errors of commands, as text and as JSON. Streams without a reader, full, closed or in another encoding. Questions."""
 
+import io
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from runs import dipole, done, refused
+from runs import dipole, done, refused, told
 
 from dipole.core.cli import app as cli
-from dipole.core.cli.output import asks_for_json
+from dipole.core.cli import main
+from dipole.core.cli.output import DeclinedError, asks_for_json, confirm
+from dipole.core.cli.parser import resumable
 from dipole.core.cli.words import SUGGESTION_FOR, SUGGESTIONS
-from dipole.core.utils import plugins
+from dipole.core.record import read_record
+from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.text import counted
 from tests.systems import POSIX
 
@@ -55,35 +60,34 @@ def test_wrong_usage_is_an_object_too(command, capsys):
     assert "usage" not in error["message"]
 
 
-def test_what_a_command_of_somebody_s_does_is_an_object_too(capsys, monkeypatch):
-    """A bug, an interruption, an end by sys.exit with a text and with a number, memory that is refused."""
-    refused = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
-    ends = [
+REFUSED = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected", "kind", "said"),
+    [
         (ZeroDivisionError("a bug"), 1, "ZeroDivisionError", "DIPOLE_TRACEBACK=1"),
         (KeyboardInterrupt(), 1, "KeyboardInterrupt", ""), (SystemExit("no disk"), 1, "SystemExit", "no disk"),
         (SystemExit(3), 3, "SystemExit", ""), (MemoryError(), 1, "OutOfMemory", "out of memory ("),
-        (refused, 1, "OutOfMemory", "you tried to allocate 4096 bytes"),
-    ]  # fmt: skip
-
+        (REFUSED, 1, "OutOfMemory", "you tried to allocate 4096 bytes"),
+    ],
+)  # fmt: skip
+def test_what_ends_a_command_of_a_package_is_an_object_too(end, expected, kind, said, capsys, command_of_a_package):
     def configure(parser: Any) -> Any:
         """Fail."""
-        parser.add_argument("which", type=int)
-        parser.add_argument("--json", action="store_true")
 
         def run(arguments: Any) -> int:
-            raise ends[arguments.which][0]
+            raise end
 
+        parser.add_argument("--json", action="store_true")
         return run
 
-    point = EntryPoint("fails", "failing:configure", "dipole.commands")
-    monkeypatch.setitem(sys.modules, "failing", SimpleNamespace(configure=configure))
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
-    for which, (_, expected, kind, said) in enumerate(ends):
-        code, out, _ = dipole(capsys, "fails", str(which), "--json")
-        error = json.loads(out)["error"]
-        assert (code, error["exit_code"], error["type"]) == (expected, expected, kind)
-        assert said in error["message"]
-        assert error["message"].startswith("out of memory (") == (kind == "OutOfMemory")
+    command_of_a_package("fails", configure)
+    code, out, _ = dipole(capsys, "fails", "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["exit_code"], error["type"]) == (expected, expected, kind)
+    assert said in error["message"]
+    assert error["message"].startswith("out of memory (") == (kind == "OutOfMemory")
 
 
 # A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
@@ -112,52 +116,35 @@ def test_a_stranger_is_told_what_is_wrong_where_and_what_to_do(arguments, tmp_pa
     Path("run/record.json").write_text("{}")
     Path("empty.txt").touch()
     Path("bad.jsonl").write_bytes(b"\xb7\x00\n")
-    if {"gone.toml", "pipe.toml"} & set(arguments):
-        if POSIX:
-            Path("gone.toml").symlink_to("nowhere")
-            os.mkfifo("pipe.toml")
-        else:
-            pytest.skip("no pipes in folders")
+    if POSIX:
+        Path("gone.toml").symlink_to("nowhere")
+        os.mkfifo("pipe.toml")
+    elif {"gone.toml", "pipe.toml"} & set(arguments):
+        pytest.skip("no pipes in folders")
     words, expected = STRANGERS[arguments]
     err = refused(capsys, *arguments, code=expected)
     assert words in err
     assert "--runs" not in err or "--runs" in arguments
 
 
-def test_a_process_that_fails_prints_one_line_of_json(tmp_path):
-    command = [sys.executable, "-m", "dipole", "rm", "no-such-run", "--yes", "--json"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    message = json.loads(found.stdout)["error"]["message"]
-    assert message.split() == found.stderr.removeprefix("error: ").split()  # lines fit the terminal
-
-
-@pytest.mark.parametrize(
-    ("arguments", "asked"),
-    [("x --json", True), ("x --js", True), ("x -- --json", False), ("x --jobs 2", False), ("x json", False)],
-)
-def test_json_is_asked_for_as_argparse_reads_it(arguments, asked):
-    assert asks_for_json(arguments.split()) is asked
+def test_json_is_asked_for_as_argparse_reads_it():
+    for line in ("x --json", "x --js", "x -- --json", "x --jobs 2", "x json"):
+        assert asks_for_json(line.split()) is (line in ("x --json", "x --js")), line
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("--json list", "the command comes first: dipole list --json"),
-        ("--verison", "unknown option '--verison'. Did you mean '--version'?"),
-        ("TRAIN x", "Did you mean 'train'?"),
+        ("--verison", "unknown option '--verison'. Did you mean '--version'?"), ("TRAIN x", "Did you mean 'train'?"),
         ("list recipe", "invalid choice: 'recipe'. Did you mean 'recipes'?"),
         ("data lst", "invalid choice: 'lst'. Did you mean 'list'?"),
         ("rm x --fore", "unrecognized arguments: --fore. Did you mean '--force'?"),
         ("train x --epochs 5", "A setting is given by --set train.epochs=5"),
         ("bench x --learning-rte=1e-3", "A setting is given by --set train.learning_rate=1e-3"),
-        ("train x --sed 5", "Did you mean '--seed'?"),
-        ("show simcrl", "Did you mean 'simclr'?"),
-        ("show digits-simcler", "Did you mean 'digits-simclr'?"),
-        ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
-        ("show uniformty", "Did you mean 'uniformity'?"),
-        ("", "usage: dipole"),
-        ("train", "required: RECIPE"),
+        ("train x --sed 5", "Did you mean '--seed'?"), ("show simcrl", "Did you mean 'simclr'?"),
+        ("show digits-simcler", "Did you mean 'digits-simclr'?"), ("show lmlc-table4", "Did you mean 'lmcl-table4'?"),
+        ("show uniformty", "Did you mean 'uniformity'?"), ("", "usage: dipole"), ("train", "required: RECIPE"),
         ("train nothing", "unknown recipe 'nothing'"),
         ("train infonce", "It is an objective: dipole train RECIPE --set objective=infonce."),
         ("sweep dp --metric x --space seed=int(0,1)", "--set 'objective=infonce + dp'."),
@@ -165,13 +152,11 @@ def test_json_is_asked_for_as_argparse_reads_it(arguments, asked):
         ("bench digits-simclr", "It is a recipe: dipole train digits-simclr."),
         ("train digits-simclr --set train.steps", "not of the form key=value"),
         ("train digits-simclr --seed x", "invalid int value"),
-        ("train digits-simclr --set objective=infonce(temprature=1)", "temperature"),
-        ("eval 0123", "no run '0123'"),
-        ("eval .", "is no run folder"),
-        ("export x --to text", "no run 'x'"),
+        ("train digits-simclr --set objective=infonce(temprature=1)", "temperature"), ("eval 0123", "no run '0123'"),
+        ("eval .", "is no run folder"), ("export x --to text", "no run 'x'"),
         ("check", "give either TARGET or --all"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage_is_answered_with_what_is_right(line, words, capsys):
     assert words in refused(capsys, *line.split())
 
@@ -182,14 +167,11 @@ def test_help_and_version_are_asked_for_in_several_ways(capsys):
     assert re.search("exit codes: 0 .*, 1 .*, 2 .*, 75 .*", dipole(capsys, "--help")[1])
 
 
-@pytest.mark.parametrize("word", ["resume", "evaluate", "run", "test", "ls", "Delete"])
-def test_other_words_for_a_command_are_answered_with_it(word, capsys):
-    err = refused(capsys, word, "3f2a")
-    assert f"unknown command {word!r}. {SUGGESTION_FOR[word.lower()]}. Commands: add, " in err
-    assert "Did you mean" not in err
-
-
-def test_other_words_lead_to_commands_that_parse():
+def test_other_words_for_a_command_are_answered_with_commands_that_parse(capsys):
+    for word in ("resume", "evaluate", "run", "test", "ls", "Delete"):
+        err = refused(capsys, word, "3f2a")
+        assert f"unknown command {word!r}. {SUGGESTION_FOR[word.lower()]}. Commands: add, " in err
+        assert "Did you mean" not in err
     words = [word for words in SUGGESTIONS.values() for word in words]
     assert len(words) == len(set(words))
     assert not set(words) & set(cli.names())
@@ -201,21 +183,173 @@ def test_other_words_lead_to_commands_that_parse():
             parsers[command].parse_args(rest.split())
 
 
-def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(blobs, capsys):
-    assert dipole(capsys, "train", str(blobs), "--quiet")[0] == 0
-    (folder,) = Path("runs").iterdir()
-    assert f"dipole train {folder}/config.toml" in refused(capsys, "train", str(folder))
-    out = done(capsys, "train", f"{folder}/config.toml", "--json")
-    assert json.loads(out)["already"] is True
-    assert Path(json.loads(out)["run"]) == folder
+def test_a_run_s_folder_is_no_recipe_but_its_configuration_is(one_run, capsys):
+    assert f"dipole train {one_run}/config.toml" in refused(capsys, "train", one_run)
+    answer = told(capsys, "train", f"{one_run}/config.toml")
+    assert (answer["already"], Path(answer["run"])) == (True, one_run)
 
 
+def test_one_is_no_plural():
+    assert [counted(count, "run") for count in (1, 0, 1.0, 0.5)] == ["1 run", "0 runs", "1 run", "0.5 runs"]
+    assert [counted(count, "class", "classes") for count in (1, 2)] == ["1 class", "2 classes"]
+
+
+HERE = Path(__file__).parent
+FULL = Path("/dev/full")
+needs_shell = pytest.mark.skipif(not FULL.exists(), reason="needs a POSIX shell and /dev/full")
+# With and without buffering.
+BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
+
+
+def shell(
+    command: str, folder: Path, program: str = "-m dipole", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which `dipole` is this package."""
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
+    function = f'dipole() {{ {shlex.quote(sys.executable)} {program} "$@"; }}\n'
+    line = ["bash", "-o", "pipefail", "-c", function + command]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, env=given, timeout=300)
+
+
+@needs_shell
+@pytest.mark.parametrize("buffered", BUFFERED)
 @pytest.mark.parametrize(
-    ("count", "words", "text"),
+    ("target", "commands", "said"),
     [
-        (1, ("run",), "1 run"), (0, ("run",), "0 runs"), (2, ("class", "classes"), "2 classes"),
-        (1, ("class", "classes"), "1 class"), (1.0, ("epoch",), "1 epoch"), (0.5, ("epoch",), "0.5 epochs"),
+        ("> /dev/full", ("--help", "list recipes"), "The disk is full"),
+        (">&-", ("--help", "list recipes"), "stdout is closed"),
+        ("| true", ("--version", "list runs --json"), ""),
     ],
+)
+def test_what_stdout_does_not_take_is_one_message_and_1(target, commands, said, buffered, tmp_path):
+    found = shell(f"dipole {commands[len(buffered)]} {target}", tmp_path, **buffered)
+    assert found.returncode == 1, found.stderr
+    lines = found.stderr.splitlines()
+    assert len(lines) == bool(said)
+    assert all(line.startswith("error: cannot write the output: ") and said in line for line in lines)
+
+
+@needs_shell
+@pytest.mark.parametrize(
+    ("target", "buffered"),
+    [("| true", BUFFERED[0]), ("> /dev/full", BUFFERED[1]), (">&-", BUFFERED[0]), (">&- 2>&-", BUFFERED[1]),
+     ("> /dev/full 2>&1", BUFFERED[0])],
 )  # fmt: skip
-def test_one_is_no_plural(count, words, text):
-    assert counted(count, *words) == text
+def test_an_error_keeps_its_exit_code_without_stdout(target, buffered, tmp_path):
+    found = shell(f"dipole list nothing --json {target}", tmp_path, **buffered)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert ("dipole list: error: argument KIND: invalid choice" in found.stderr) is ("2>" not in target)
+    assert "Traceback" not in found.stderr
+
+
+@needs_shell
+@pytest.mark.parametrize(
+    "target", [pytest.param("2>&-", marks=pytest.mark.slow), "<&- 2> /dev/full", "2>&1 >&- | true"]
+)
+def test_training_finishes_without_a_working_stream(target, blobs, tmp_path):
+    found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert read_record(folder / "record.json").status == "done"  # with the result that cannot be printed
+    lost = ">&- |" in target
+    assert found.returncode == int(lost)
+    assert ("objective  infonce" in found.stdout) is not lost
+    assert "Traceback" not in found.stderr + found.stdout
+
+
+@needs_shell
+def test_files_do_not_replace_a_closed_stream(tmp_path):
+    """Without stdout, the first file that is opened would get its number, and children would print into it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nfrom dipole.core.cli import output\noutput.prepare()\n"
+        "file = open('kept.txt', 'w')\nos.system('echo from a child')\nfile.write('mine')\n"
+    )
+    for closed in (">&-", "<&- >&-", "<&- >&- 2>&-"):
+        assert shell(f"{shlex.quote(sys.executable)} script.py {closed}", tmp_path).returncode == 0
+        assert (tmp_path / "kept.txt").read_text() == "mine"
+
+
+@needs_shell
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
+def test_characters_outside_the_encoding_are_escaped(encoding, blobs, tmp_path):
+    name = "\N{GREEK SMALL LETTER LAMDA}-\N{SNOWMAN}"
+    assert main(["train", str(blobs), "--quiet", "--set", f"name={name}"]) == 0
+    found = shell("dipole list runs; dipole rm nothing-$'\\u2603'", tmp_path, PYTHONIOENCODING=encoding)
+    assert "\\u03bb-\\u2603" in found.stdout
+    assert "\\u2603" in found.stderr
+    assert "Unicode" not in found.stderr
+
+
+@needs_shell
+def test_a_closed_stdin_is_not_asked(one_run, tmp_path):
+    for command in (f"rm {one_run.name}", "data get cifar10"):
+        found = shell(f"dipole {command} <&-", tmp_path)
+        assert (found.returncode, "not interactive: add --yes" in found.stderr) == (2, True)
+    assert one_run.is_dir()
+
+
+class Terminal(io.StringIO):
+    """A user who types, or presses Ctrl-C if there is nothing to type."""
+
+    isatty = lambda self: True  # noqa: E731
+
+    def readline(self, *given: int) -> str:  # type: ignore[override]
+        if self.getvalue() == "^C":
+            raise KeyboardInterrupt
+        return super().readline(*given)
+
+
+def test_any_answer_but_yes_removes_nothing(one_run, capsys, monkeypatch):
+    for typed in ("n\n", "\n", "", "y es\n", "^C"):
+        monkeypatch.setattr(sys, "stdin", Terminal(typed))
+        code, out, err = dipole(capsys, "rm", one_run.name)
+        assert (code, out, one_run.is_dir()) == (1, "", True)
+        assert err.endswith("nothing was removed.\n")
+        assert "Repeat" not in err
+    monkeypatch.setattr(sys, "stdin", Terminal("Yes\n"))
+    done(capsys, "rm", one_run.name)
+    assert not one_run.exists()
+
+
+def test_a_question_is_asked_on_stderr(capsys, monkeypatch):
+    question = "Fetch it?", "to fetch it", "nothing was fetched"
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    confirm(*question)
+    assert capsys.readouterr() == ("", "Fetch it? [y/N] ")
+    monkeypatch.setattr(sys, "stdin", Terminal(""))
+    with pytest.raises(DeclinedError, match=r"^nothing was fetched\.$"):
+        confirm(*question)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigError, match="add --yes to fetch it"):
+        confirm(*question)
+
+
+def test_ctrl_c_says_how_to_continue_if_possible(capsys, monkeypatch):
+    def stopped(_: object) -> int:
+        raise KeyboardInterrupt
+
+    more = " Repeat the command to continue: finished runs and checkpoints are kept."
+    for run, expected in ((stopped, ""), (resumable(stopped), more)):
+        monkeypatch.setattr(cli, "_find", lambda name, run=run: lambda parser: run)
+        assert main(["list"]) == 1
+        assert capsys.readouterr() == ("", f"interrupted.{expected}\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are for others")
+def test_ctrl_c_during_imports_is_one_line(tmp_path):
+    script = (
+        "import sys, time\nfrom dipole.core.cli import main\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'dipole.core.cli.app':\n"
+        "            print('importing', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\nsys.exit(main(['list']))\n"
+    )
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline() == "importing\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "interrupted.\n")

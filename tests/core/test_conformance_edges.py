@@ -9,13 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import dipole
+from dipole import Objective, SpecError
 from dipole.core.cli import main
-from dipole.core.conformance.cost import cubic_share
 from dipole.core.conformance.kit import check_objective, chosen
 from dipole.core.conformance.stops import set_back
-from dipole.core.objectives.objective import Objective
-from dipole.core.objectives.registry import registry
-from dipole.core.utils.errors import SpecError
 
 
 class NTXent(nn.Module):
@@ -34,8 +31,12 @@ class NTXent(nn.Module):
     def targets(self, a: Tensor) -> Tensor:
         return torch.arange(len(a), device=a.device)
 
+    def extra(self, a: Tensor, s: Tensor) -> Tensor | float:
+        return 0.0
+
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return cross_entropy(self.logits(a, b), self.targets(a))
+        s = self.logits(a, b)
+        return cross_entropy(s, self.targets(a)) + self.extra(a, s)
 
 
 def changed(kept: object = None, **methods: object) -> type[NTXent]:
@@ -51,51 +52,15 @@ def changed(kept: object = None, **methods: object) -> type[NTXent]:
     return globals()[name]
 
 
-def keeps_losses(self, a, b):
+def keeps_losses(self, a, s):
     """A running mean of losses with their graphs: the second backward pass goes through the first's."""
-    loss = NTXent.forward(self, a, b)
-    self.kept = loss if self.kept is None else 0.5 * self.kept + loss
-    return loss + 0 * self.kept
-
-
-def keeps_graphs(self, a, b):
-    self.kept.append(NTXent.forward(self, a, b))
-    return self.kept[-1]
-
-
-def keeps_embeddings(self, a, b):
-    self.kept.append(a.detach().clone())
-    return NTXent.forward(self, a, b)
-
-
-def keeps_last_embeddings(self, a, b):
-    self.kept = [a.detach().clone()]
-    return NTXent.forward(self, a, b)
-
-
-def cubic_memory(self, a, b):
-    s = self.logits(a, b)
-    return NTXent.forward(self, a, b) + 0.1 * (s[:, :, None] - s[:, None, :]).tanh().square().mean()
-
-
-def cubic_time(self, a, b):
-    s = self.logits(a, b)
-    return NTXent.forward(self, a, b) + 0.1 * (s @ s.T).tanh().mean()
-
-
-def loop_over_pairs(self, a, b):
-    """A loop over anchors whose body walks over all pairs."""
-    s = self.logits(a, b)
-    return NTXent.forward(self, a, b) + 0.1 * torch.stack([(s - row).square().mean() for row in s]).mean()
+    self.kept = s.mean() if self.kept is None else 0.5 * self.kept + s.mean()
+    return 0 * self.kept
 
 
 def overflowing_norm(self, x):
     half = x.dtype.itemsize < 4
     return (x / x.square().sum(1, keepdim=True).sqrt()).float() if half else NTXent.unit(self, x)
-
-
-def other_in_eval(self, a, b):
-    return NTXent.forward(self, a, b) if self.training else self.logits(a, b).diagonal().mean()
 
 
 def drops_out(self, x):
@@ -116,61 +81,54 @@ class Buffered(NTXent):
 
 
 FAULTS = {
-    "next is positive": ("permutation", changed(targets=lambda self, a: NTXent.targets(self, a).roll(1))),
-    "last is positive": ("permutation", changed(targets=lambda self, a: NTXent.targets(self, a).flip(0))),
-    "no temperature": (
-        "temperature", changed(logits=lambda self, a, b: NTXent.logits(self, a, b) * self.temperature)
-    ),
-    "keeps losses": ("memory", changed(forward=keeps_losses)),
-    "keeps graphs": ("memory", changed(list, forward=keeps_graphs)),
-    "keeps embeddings": ("memory", changed(list, forward=keeps_embeddings)),
-    "cubic memory": ("work", changed(forward=cubic_memory)),
-    "cubic time": ("work", changed(forward=cubic_time)),
-    "loop over pairs": ("work", changed(forward=loop_over_pairs)),
+    "next is positive": ("permutation", {"targets": lambda self, a: NTXent.targets(self, a).roll(1)}),
+    "last is positive": ("permutation", {"targets": lambda self, a: NTXent.targets(self, a).flip(0)}),
+    "no temperature": ("temperature", {"logits": lambda self, a, b: NTXent.logits(self, a, b) * self.temperature}),
+    "keeps losses": ("memory", {"extra": keeps_losses}),
+    "keeps graphs": ("memory", {"kept": list, "extra": lambda self, a, s: self.kept.append(s) or 0.0}),
+    "keeps embeddings": ("memory", {"kept": list, "extra": lambda self, a, s: self.kept.append(1 * a.detach()) or 0.0}),
+    "cubic memory": ("work", {"extra": lambda self, a, s: (s[:, :, None] - s[:, None, :]).tanh().square().mean()}),
+    "cubic time": ("work", {"extra": lambda self, a, s: (s @ s.T).tanh().mean()}),
+    # A loop over anchors whose body walks over all pairs.
+    "loop over pairs": ("work", {"extra": lambda self, a, s: sum((s - row).square().mean() for row in s)}),
     "first rows only": (
-        "size", changed(forward=lambda self, a, b: cross_entropy(self.logits(a, b)[:64], self.targets(a)[:64]))
+        "size", {"forward": lambda self, a, b: cross_entropy(self.logits(a, b)[:64], self.targets(a)[:64])}
     ),
-    "unguarded": ("zero rows", changed(unit=lambda self, x: x / x.norm(dim=1, keepdim=True))),
+    "unguarded": ("zero rows", {"unit": lambda self, x: x / x.norm(dim=1, keepdim=True)}),
     # The value of a zero row is 0, its gradient 0/0.
     "guarded too late": (
-        "zero rows", changed(unit=lambda self, x: x / x.square().sum(1, keepdim=True).sqrt().clamp_min(1e-8))
+        "zero rows", {"unit": lambda self, x: x / x.square().sum(1, keepdim=True).sqrt().clamp_min(1e-8)}
     ),
-    "overflowing norm": ("large norms", changed(unit=overflowing_norm)),
-    "viewed": ("strides", changed(unit=lambda self, x: NTXent.unit(self, x.view(-1).view(x.shape)))),
+    "overflowing norm": ("large norms", {"unit": overflowing_norm}),
+    "viewed": ("strides", {"unit": lambda self, x: NTXent.unit(self, x.view(-1).view(x.shape))}),
     "rows without strides": (
-        "strides", changed(unit=lambda self, x: NTXent.unit(self, x.as_strided(x.shape, (x.shape[1], 1))))
+        "strides", {"unit": lambda self, x: NTXent.unit(self, x.as_strided(x.shape, (x.shape[1], 1)))}
     ),
-    "on processor": ("device", changed(targets=lambda self, a: torch.arange(len(a)))),
-    "mask on processor": (
-        "device",
-        changed(logits=lambda self, a, b: NTXent.logits(self, a, b) + torch.zeros(len(a), len(b), dtype=a.dtype)),
-    ),
+    "on processor": ("device", {"targets": lambda self, a: torch.arange(len(a))}),
+    "mask on processor": ("device", {"extra": lambda self, a, s: (s * torch.zeros(s.shape, dtype=s.dtype)).sum()}),
     # A tensor that is no buffer stays where it was made.
     "kept on processor": (
-        "device",
-        changed(
-            lambda: torch.ones(1, dtype=torch.float64),
-            logits=lambda self, a, b: NTXent.logits(self, a, b) * self.kept.to(a.dtype),
-        ),
+        "device", {"kept": lambda: torch.zeros(1), "extra": lambda self, a, s: (s * self.kept.to(s.dtype)).sum()}
     ),
-    "other in eval": ("eval mode", changed(forward=other_in_eval)),
-    "drops out": ("eval mode", changed(unit=drops_out)),
-    "other without gradient": (
-        "eval mode",
-        changed(forward=lambda self, a, b: NTXent.forward(self, a, b) * (1 if torch.is_grad_enabled() else 2)),
-    ),
+    "other in eval": ("eval mode", {"extra": lambda self, a, s: 0.0 if self.training else s.mean()}),
+    "drops out": ("eval mode", {"unit": drops_out}),
+    "other without gradient": ("eval mode", {"extra": lambda self, a, s: 0.0 if torch.is_grad_enabled() else s.mean()}),
 }  # fmt: skip
+LOSSES = {name: changed(**parts) for name, (_, parts) in FAULTS.items()}
 
 
-# More numbers from 48 rows on, as a copy in another precision: the square of the batch still.
-Stepped = changed(
-    logits=lambda self, a, b: (
-        NTXent.logits(self, a, b) + 0 * NTXent.logits(self, a, b)[:, : (len(a) > 48) * len(b)].sum()
-    )
-)
+def stepped(self, a, b):
+    """More numbers from 48 rows on, as a copy in another precision: the square of the batch still."""
+    s = NTXent.logits(self, a, b)
+    return s + 0 * NTXent.logits(self, a, b)[:, : (len(a) > 48) * len(b)].sum()
 
 
-KeepsLast = changed(list, forward=keeps_last_embeddings)
+def keeps_last(self, a, s):
+    self.kept = [a.detach().clone()]
+    return 0.0
+
+
+Stepped, KeepsLast = changed(logits=stepped), changed(list, extra=keeps_last)
 
 
 @pytest.mark.parametrize("loss", [NTXent, Buffered, Stepped, KeepsLast], ids=["plain", "buffer", "steps", "keeps"])
@@ -181,17 +139,10 @@ def test_correct_twins_pass(loss):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_found_by_the_check_about_them(name):
-    check, loss = FAULTS[name]
+    (check, _), loss = FAULTS[name], LOSSES[name]
     about = {each for each, _ in FAULTS.values()}
     assert check in failures(loss, only=[check])
     assert len(failures(loss, only=about - {check, "size"})) <= 1  # a fault may show in one more
-
-
-def test_the_share_of_the_cube_is_that_of_the_polynomial():
-    sizes = (16, 32, 64, 128)
-    assert cubic_share(sizes, [5 * n**2 + 100 * n + 7 for n in sizes]) == pytest.approx(0, abs=1e-9)
-    counts = [n**3 + 300 * n**2 for n in sizes]
-    assert cubic_share(sizes, counts) == pytest.approx(128**3 / counts[-1])
 
 
 class SimSiam(nn.Module):
@@ -244,31 +195,31 @@ def test_a_declared_stop_is_no_fault(loss):
     assert "as declared" in report.table()
 
 
+class Leaks(OneWay):
+    def forward(self, a, b):
+        return -cosine_similarity(a, b).mean()
+
+
 def test_stops_that_are_declared_hide_no_other_fault():
     report = check_objective(Codes, only=GRADIENT)
     assert list(report.causes) == ["gradcheck"]
     fault = next(row for row in report.failures if row.check == "gradcheck")
     assert "declare it: detached" in fault.detail
     assert check_objective(Codes, detached=True, only=GRADIENT).ok
-    assert main(["check", f"{__name__}:Codes", "--only", "gradcheck"]) == 1
-    assert main(["check", f"{__name__}:Codes", "--only", "gradcheck", "--detached"]) == 0
+    for flags, code in (([], 1), (["--detached"], 0)):
+        assert main(["check", f"{__name__}:Codes", "--only", "gradcheck", *flags]) == code
     assert list(check_objective(WrongSlope, only=GRADIENT).causes) == ["gradcheck"]
-
-    class Leaks(OneWay):
-        def forward(self, a, b):
-            return -cosine_similarity(a, b).mean()
-
     assert failures(Leaks, only=GRADIENT) == {"gradient exists"}
 
 
 class Average(nn.Module):
     """Pulls towards a moving mean, which is in its state."""
 
-    stateful = True
+    stateful, saved = True, True
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("mean", torch.zeros(6), persistent=self.saved)
 
     def forward(self, a, b):
         with torch.no_grad():
@@ -277,9 +228,7 @@ class Average(nn.Module):
 
 
 class Unsaved(Average):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6), persistent=False)
+    saved = False
 
 
 def test_a_declared_state_is_no_fault_and_is_set_back():
@@ -294,9 +243,7 @@ def test_a_declared_state_is_no_fault_and_is_set_back():
         loss(torch.ones(2, 6), torch.ones(2, 6))
         loss.seen.append(2)
         loss.new = 3
-    assert not loss.mean.any()
-    assert loss.seen == [1]
-    assert not hasattr(loss, "new")
+    assert (loss.mean.any(), loss.seen, hasattr(loss, "new")) == (False, [1], False)
 
 
 class Calls(NTXent):
@@ -316,16 +263,11 @@ class NotForward(nn.Module):
         return a.sum()
 
 
-class Cut(NTXent):
-    def forward(self, a, b):
-        return super().forward(a, b).detach()
-
-
 @pytest.mark.parametrize(
     ("loss", "cause", "options"),
     [
         (Calls, "determinism", {}),
-        (Cut, "gradient exists", {}),
+        (changed(forward=lambda self, a, b: NTXent.forward(self, a, b).detach()), "gradient exists", {}),
         # One direction instead of both: each comparison with the reference misses its values.
         (NTXent, "reference", {"reference": "infonce"}),
         (NotForward, "call", {}),
@@ -347,27 +289,22 @@ def test_two_ranks_are_compared_with_one():
     assert failures(Spread, only=["ranks", "eval mode"]) == set()
     assert failures(MeanOfRank, only=["ranks"]) == {"ranks"}
     assert failures("infonce + 0.1*dp", only=["ranks"]) == set()
-    for loss, said in (
-        (SpreadOfAnchors, "on one rank and"), (LeavesRankOne, "the two processes ended"),
-        (Local, "cannot be sent to another process"),
-    ):  # fmt: skip
+    messages = {SpreadOfAnchors: "on one rank and", LeavesRankOne: "the two processes ended"}
+    for loss, said in (messages | {Local: "cannot be sent to another process"}).items():
         (fault,) = check_objective(loss, only=["ranks"]).failures
         assert said in fault.detail
     assert failures(Spread, only=["ranks"]) == set()  # after the processes ended
 
 
 def test_ranks_can_be_left_out_and_declarations_stay_in_the_class(monkeypatch):
-    names = [check.name for check in chosen(ranks=False)]
-    assert "ranks" not in names
-    assert "eval mode" in names
-    assert "ranks" in [check.name for check in chosen()]
+    names, every = ({check.name for check in chosen(**given)} for given in ({"ranks": False}, {}))
+    assert (every - names, "eval mode" in names) == ({"ranks"}, True)
     with pytest.raises(SpecError, match="attributes of its class"):
         check_objective("infonce", detached=True)
     monkeypatch.setattr(Spread, "__module__", "__main__")  # as in a notebook
     (row,) = check_objective(Spread, only=["ranks"]).rows
     assert row.outcome == "-"
-    assert "`%%writefile spread.py`" in row.detail
-    assert "`dipole check spread:Spread`" in row.detail
+    assert all(said in row.detail for said in ("`%%writefile spread.py`", "`dipole check spread:Spread`"))
 
 
 class Target(Objective):
@@ -403,41 +340,15 @@ def test_the_reference_of_a_term_stops_what_the_term_declares():
 
 def test_after_step_is_told_the_time_where_it_asks():
     told = []
-
-    class Old(Target):
-        def after_step(self, learning_rate, weight):
-            told.append((learning_rate, weight))
-
-    class New(Target):
-        def after_step(self, learning_rate, weight, step=None, total=None):
-            told.append((step, total))
-
-    class Step(Target):
-        def after_step(self, learning_rate, weight, *, step):
-            told.append(step)
-
-    class Any(Target):
-        def after_step(self, learning_rate, weight, **when):
-            told.append(when)
-
-    terms = dipole.Composite([Old(), New(), Step(), Any()], [1.0, 2.0, 1.0, 1.0])
-    terms.after_step(0.1, 3, 10)
+    ways = [
+        lambda self, learning_rate, weight: told.append((learning_rate, weight)),
+        lambda self, learning_rate, weight, step=None, total=None: told.append((step, total)),
+        lambda self, learning_rate, weight, *, step: told.append(step),
+        lambda self, learning_rate, weight, **when: told.append(when),
+    ]
+    terms = [type("Asks", (Target,), {"after_step": way})() for way in ways]
+    composite = dipole.Composite(terms, [1.0, 2.0, 1.0, 1.0])
+    composite.after_step(0.1, 3, 10)
     assert told == [(0.1, 1.0), (3, 10), 3, {"step": 3, "total": 10}]
-    terms.after_step(0.1)
+    composite.after_step(0.1)
     assert told[5] == (None, None)
-
-
-def test_a_term_says_why_it_is_zero():
-    class Shy(Target):
-        def loss(self, positive, rows):
-            if len(rows.pairs.anchors) < 8:
-                rows.note("fewer than 8 anchors")
-                return 0 * positive.sum()
-            return super().loss(positive, rows)
-
-    with registry.temporary():
-        registry.register("shy")(Shy)
-        loss = dipole.objective("shy")
-        few, many = loss(torch.randn(3, 4), torch.randn(3, 4)), loss(torch.randn(4, 4), torch.randn(4, 4))
-    assert (few.terms["shy"].note, many.terms["shy"].note) == ("0: fewer than 8 anchors", "")
-    assert failures(Shy, only=["no negatives"]) == set()

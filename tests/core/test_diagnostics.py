@@ -8,26 +8,11 @@ import torch
 from torch.nn.functional import normalize
 
 import dipole
+from dipole import OptionError, Pairs, PairsError
 from dipole.core.evaluation import diagnostics
-from dipole.core.evaluation.diagnostics import (
-    alignment,
-    conditional_entropy,
-    distance_histogram,
-    effective_rank,
-    margin_occupancy,
-    mean_distance,
-    mean_distance_ceiling,
-    min_max_ratio,
-    mutual_information,
-    numerical_rank,
-    pair_histogram,
-    similarity_error,
-    uniformity,
-)
+from dipole.core.evaluation.diagnostics import alignment, conditional_entropy, mean_distance, min_max_ratio, uniformity
 from dipole.core.objectives import tiles
-from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.evaluation import diagnose_pairs
-from dipole.core.utils.errors import OptionError, PairsError
 
 N, WIDTH = 11, 4
 
@@ -80,25 +65,25 @@ def weights(pairs: Pairs, t: float) -> list[list[float]]:
 
 def test_histogram_counts_each_pair_once():
     x = points()
-    found = distance_histogram(x, LABELS, bins=8)
+    found = diagnostics.distance_histogram(x, LABELS, bins=8)
     assert found.edges.tolist() == pytest.approx([k / 8 for k in range(9)])
     for same, counts in ((True, found.same), (False, found.different)):
         chosen = [d for (i, j), d in distances(x).items() if bool(LABELS[i] == LABELS[j]) is same]
         assert counts.tolist() == np.histogram(chosen, bins=8, range=(0, 1))[0].tolist()
     assert found.all.tolist() == (found.same + found.different).tolist()
     assert int(found.all.sum()) == N * (N - 1) // 2
-    unlabelled = distance_histogram(x, bins=8)
+    unlabelled = diagnostics.distance_histogram(x, bins=8)
     assert unlabelled.all.tolist() == found.all.tolist()
     assert unlabelled.same is None
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0]])
-    assert distance_histogram(x, bins=4).all.tolist() == [1, 0, 0, 2]
+    assert diagnostics.distance_histogram(x, bins=4).all.tolist() == [1, 0, 0, 2]
 
 
 def test_pair_histogram_counts_positives_and_negatives():
     draw = torch.Generator().manual_seed(3)
     f, g = torch.randn(2, 9, 4, generator=draw, dtype=torch.float64)
     pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2]))
-    found = pair_histogram(pairs, bins=8)
+    found = diagnostics.pair_histogram(pairs, bins=8)
     kinds = {True: [], False: []}
     for i in range(9):
         for j in range(9):
@@ -107,14 +92,12 @@ def test_pair_histogram_counts_positives_and_negatives():
                 kinds[near].append((1 - cosine(f[i].numpy(), g[j].numpy())) / 2)
     for near, counts in ((True, found.correct), (False, found.incorrect)):
         assert counts.tolist() == np.histogram(kinds[near], bins=8, range=(0, 1))[0].tolist()
-    wrong = [
-        (np.mean(np.array(kinds[True]) >= edge) + np.mean(np.array(kinds[False]) < edge)) / 2
-        for edge in found.edges.tolist()
-    ]
-    assert found.error == pytest.approx(min(wrong))
+    right, wrong = np.array(kinds[True]), np.array(kinds[False])
+    errors = [(np.mean(right >= edge) + np.mean(wrong < edge)) / 2 for edge in found.edges.tolist()]
+    assert found.error == pytest.approx(min(errors))
     x = torch.eye(4)
     own = torch.arange(4)[:, None]
-    found = pair_histogram(Pairs(x, x.clone(), positives=own, ignored=own[:, :0]), bins=4)
+    found = diagnostics.pair_histogram(Pairs(x, x.clone(), positives=own, ignored=own[:, :0]), bins=4)
     assert (found.correct.tolist(), found.incorrect.tolist()) == ([4, 0, 0, 0], [0, 0, 12, 0])
     assert found.error == 0
 
@@ -130,7 +113,7 @@ def test_margin_occupancy_counts_neighbours_but_not_views(limits):
     }
     for given, every in counted.items():
         inside = [low < d < high for d in every]
-        assert margin_occupancy(given, *limits) == pytest.approx(sum(inside) / len(inside))
+        assert diagnostics.margin_occupancy(given, *limits) == pytest.approx(sum(inside) / len(inside))
 
 
 @pytest.mark.parametrize("t", [0.0, 2.0, 40.0])
@@ -145,7 +128,7 @@ def test_entropy_and_information(layout, t):
     found, most = conditional_entropy(given, t)
     assert found == pytest.approx(entropy, abs=1e-9)
     assert most == pytest.approx(sum(math.log(len(row)) for row in pi) / len(pi))
-    assert mutual_information(given, t) == pytest.approx(information, abs=1e-9)
+    assert diagnostics.mutual_information(given, t) == pytest.approx(information, abs=1e-9)
     if t == 0:
         assert found == pytest.approx(most)
 
@@ -155,7 +138,7 @@ def test_half_precision_and_single_points():
     x = points().half()
     assert mean_distance(x) == pytest.approx(mean_distance(x.double()), abs=1e-6)
     assert conditional_entropy(x)[0] == pytest.approx(conditional_entropy(x.double())[0], abs=1e-4)
-    for measure in (mean_distance, min_max_ratio, distance_histogram, conditional_entropy):
+    for measure in (mean_distance, min_max_ratio, diagnostics.distance_histogram, conditional_entropy):
         with pytest.raises(PairsError, match="n >= 2"):
             measure(normalize(points()[:1]))
 
@@ -166,91 +149,72 @@ def test_similarity_error_and_bound():
     for (i, j), d in distances(x).items():
         same = bool(LABELS[i] == LABELS[j])
         wrong[same].append(max(d - 0.1 - mu, 0) if same else max(0.5 - mu - d, 0))
-    error, bound = similarity_error(x, LABELS, 0.1, 0.5, mu, weight=0.1)
-    assert error == pytest.approx(sum(wrong[True]) / len(wrong[True]) + sum(wrong[False]) / len(wrong[False]))
-    outside = [sum(int(y != k) for y in LABELS) for k in range(3)]
-    assert bound == pytest.approx(4 * 0.4 / 0.1 + max(outside) / min(outside) / 3)
-    x = torch.eye(3)[LABELS]
-    assert similarity_error(x, LABELS)[0] == 0
+    error, bound = diagnostics.similarity_error(x, LABELS, 0.1, 0.5, mu, weight=0.1)
+    assert error == pytest.approx(np.mean(wrong[True]) + np.mean(wrong[False]))
+    outside = N - LABELS.bincount()
+    assert bound == pytest.approx(4 * 0.4 / 0.1 + float(outside.max() / outside.min()) / 3)
+    assert diagnostics.similarity_error(torch.eye(3)[LABELS], LABELS)[0] == 0
 
 
-def test_min_max_ratio():
-    x = points()
-    squared = [[float((x[i] - x[j]).square().sum()) for j in range(N) if j != i] for i in range(N)]
-    ratios = [(max(row) - min(row)) / min(row) for row in squared]
-    assert min_max_ratio(points()) == pytest.approx(sum(ratios) / N)
-    # A regular simplex has no contrast at all; a common factor changes nothing.
-    assert min_max_ratio(torch.eye(6, dtype=torch.float64)) == pytest.approx(0, abs=1e-12)
-    assert min_max_ratio(7 * points()) == pytest.approx(min_max_ratio(points()))
-
-
-@pytest.mark.parametrize("alpha", [1.0, 2.0])
-def test_alignment(alpha):
+def test_alignment_and_uniformity():
     pairs = window()
-    expected = [(4 * half_distance(pairs, i, p)) ** (alpha / 2) for i in range(N) for p in positives(pairs, i)]
-    assert alignment(pairs, alpha) == pytest.approx(sum(expected) / len(expected))
-    assert alignment(Pairs.from_views([points(), 3 * points()]), alpha) == pytest.approx(0, abs=1e-7)
-
-
-def test_uniformity():
-    pairs = window()
+    for alpha in (1.0, 2.0):
+        expected = [(4 * half_distance(pairs, i, p)) ** (alpha / 2) for i in range(N) for p in positives(pairs, i)]
+        assert alignment(pairs, alpha) == pytest.approx(sum(expected) / len(expected))
+        assert alignment(Pairs.from_views([points(), 3 * points()]), alpha) == pytest.approx(0, abs=1e-7)
     for given, sides in ((points(), [points()]), (pairs, [pairs.anchors, pairs.candidates])):
         kernels = [[math.exp(-2 * 4 * d) for d in distances(z).values()] for z in sides]
         expected = sum(math.log(sum(kernel) / len(kernel)) for kernel in kernels) / len(sides)
         assert uniformity(given) == pytest.approx(expected, abs=1e-6)
 
 
-def test_mean_distance_and_its_ceiling():
-    d = distances(points())
-    assert mean_distance(points()) == pytest.approx(sum(d.values()) / len(d))
+def test_mean_distance_contrast_and_rank():
+    x, d = points(), distances(points())
+    assert mean_distance(x) == pytest.approx(sum(d.values()) / len(d))
     # LMCL Eq. 5: reached by points that sum to zero, such as a simplex; random points stay below.
     simplex = torch.eye(5) - 0.2
-    assert mean_distance(simplex) == pytest.approx(mean_distance_ceiling(5)) == pytest.approx(5 / 8)
-    assert max(mean_distance(points(seed)) for seed in range(20)) <= mean_distance_ceiling(N)
-
-
-def test_numerical_rank():
-    x = points()
-    assert numerical_rank(x) == WIDTH
-    assert numerical_rank(x[:, :2] @ x[:2, :].clone()) == 2
-    assert numerical_rank(torch.zeros(3, 3)) == 0
-    assert numerical_rank(torch.diag(torch.tensor([1.0, 0.5, 1e-4])), tolerance=1e-3) == 2
-
-
-@pytest.mark.parametrize(
-    ("measure", "said"),
-    [
-        (lambda: distance_histogram(points(), bins=0), "distance_histogram: bins must be an integer >= 1, got 0"),
-        (lambda: pair_histogram(Pairs.of_points(points()), bins=0), "pair_histogram: bins must be"),
-        (
-            lambda: margin_occupancy(points(), delta_neg=5),
-            "margin_occupancy: delta_neg must be .* >= 0 and <= 1, got 5",
-        ),
-        (lambda: margin_occupancy(points(), 0.5, 0.1), r"margin_occupancy: delta_pos must be < delta_neg, got 0\.5"),
-        (lambda: similarity_error(points(), LABELS, 0.5, 0.1), "similarity_error: delta_pos must be < delta_neg"),
-        (lambda: similarity_error(points(), LABELS, mu=0), "similarity_error: mu must be a number > 0 or none, got 0"),
-        (lambda: uniformity(points(), -1), "uniformity: t must be a number > 0, got -1"),
-        (lambda: alignment(Pairs.from_views([points(), points(1)]), 0), "alignment: alpha must be a number > 0, got 0"),
-        (lambda: conditional_entropy(points(), -1), "conditional_entropy: t_neg must be a number >= 0, got -1"),
-        (lambda: mutual_information(points(), t_neg=-1), "mutual_information: t_neg must be a number >= 0, got -1"),
-        (lambda: effective_rank(points(), -1), "effective_rank: tolerance must be a number >= 0, got -1"),
-    ],
-)
-def test_as_functions_they_hold_to_their_ranges(measure, said):
-    with pytest.raises(OptionError, match=said):
-        measure()
+    assert mean_distance(simplex) == pytest.approx(diagnostics.mean_distance_ceiling(5)) == pytest.approx(5 / 8)
+    assert max(mean_distance(points(seed)) for seed in range(20)) <= diagnostics.mean_distance_ceiling(N)
+    squared = [[float((x[i] - x[j]).square().sum()) for j in range(N) if j != i] for i in range(N)]
+    assert min_max_ratio(x) == pytest.approx(sum((max(row) - min(row)) / min(row) for row in squared) / N)
+    # A regular simplex has no contrast at all; a common factor changes nothing.
+    assert min_max_ratio(torch.eye(6, dtype=torch.float64)) == pytest.approx(0, abs=1e-12)
+    assert min_max_ratio(7 * x) == pytest.approx(min_max_ratio(x))
+    assert diagnostics.numerical_rank(x) == WIDTH
+    assert diagnostics.numerical_rank(x[:, :2] @ x[:2, :].clone()) == 2
+    assert diagnostics.numerical_rank(torch.zeros(3, 3)) == 0
+    assert diagnostics.numerical_rank(torch.diag(torch.tensor([1.0, 0.5, 1e-4])), tolerance=1e-3) == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "t_neg"),
+    ("name", "options", "said"),
     [
-        ("cacr(k=1, t_neg=3)", 3.0),
-        ("infonce + 0.5*cacr(t_neg=0.9)", 0.9),
-        ("infonce", 2.0),
-        (None, 2.0),
-        ("cacr(k=1, t_neg=0.9, negative_weights=reversed)", -0.9),
+        ("distance_histogram", {"bins": 0}, "bins must be an integer >= 1, got 0"),
+        ("pair_histogram", {"bins": 0}, "bins must be"),
+        ("margin_occupancy", {"delta_neg": 5}, "delta_neg must be .* >= 0 and <= 1, got 5"),
+        ("margin_occupancy", {"delta_pos": 0.5, "delta_neg": 0.1}, r"delta_pos must be < delta_neg, got 0\.5"),
+        ("similarity_error", {"labels": LABELS, "delta_pos": 0.5, "delta_neg": 0.1}, "delta_pos must be < delta_neg"),
+        ("similarity_error", {"labels": LABELS, "mu": 0}, "mu must be a number > 0 or none, got 0"),
+        ("uniformity", {"t": -1}, "t must be a number > 0, got -1"),
+        ("alignment", {"alpha": 0}, "alpha must be a number > 0, got 0"),
+        ("conditional_entropy", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
+        ("mutual_information", {"t_neg": -1}, "t_neg must be a number >= 0, got -1"),
+        ("effective_rank", {"tolerance": -1}, "tolerance must be a number >= 0, got -1"),
     ],
 )
+def test_as_functions_they_hold_to_their_ranges(name, options, said):
+    given = Pairs.from_views([points(), points(1)]) if name in ("alignment", "pair_histogram") else points()
+    with pytest.raises(OptionError, match=f"{name}: {said}"):
+        getattr(diagnostics, name)(given, **options)
+
+
+SHARPNESS = {
+    "cacr(k=1, t_neg=3)": 3.0, "infonce + 0.5*cacr(t_neg=0.9)": 0.9, "infonce": 2.0, None: 2.0,
+    "cacr(k=1, t_neg=0.9, negative_weights=reversed)": -0.9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "t_neg"), SHARPNESS.items())
 def test_the_entropy_of_a_run_is_at_its_own_sharpness(text, t_neg):
     """CACR Fig. 3-5: each row weighs its negatives by its own t_neg; CACR's default where an objective has none."""
     pairs = Pairs.from_views([points(), points(1)], negatives="queries")

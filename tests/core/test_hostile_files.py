@@ -1,8 +1,12 @@
-"""Files, recipes and objectives that a stranger sends: a value or one short error of ours, soon; never code."""
+"""Files: atomic and verified where dipole writes them, a value or one short error where a stranger sends them."""
 
+import hashlib
 import json
+import os
+import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +14,250 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import nn
 
 import dipole
+from dipole import CheckpointError, DipoleError, OptionError, ReceivedError, RecordError, SpecError, TrainingError
 from dipole.core.objectives.registry import registry
 from dipole.core.objectives.spec import parse
-from dipole.core.record import read_record
+from dipole.core.record import RunRecord, finite, read_record
 from dipole.core.record.additions import read_additions
-from dipole.core.train.checkpoint import save_checkpoint, starting_state
-from dipole.core.train.metrics import read_metrics
+from dipole.core.train import checkpoint
+from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from dipole.core.train.metrics import MetricsFile, read_metrics
 from dipole.core.train.recipe import load, parse_override, read_recipe, resolve
 from dipole.core.train.run_folder import RunFolder, find_run
-from dipole.core.utils.errors import CheckpointError, DipoleError, OptionError, ReceivedError, SpecError, TrainingError
+from dipole.core.utils.files import atomic_write, replacing
 from dipole.core.utils.received import parse_json, parse_toml, read_json
+from dipole.core.utils.seeding import rng_state
 from tests.hostile import NO_FILES, answered, contents, settings_of, toml_contents
-from tests.systems import was_killed
+from tests.systems import file_limit, posix, was_killed
+
+
+def state(step: int) -> dict:
+    return {"step": step, "weights": torch.full((1000,), float(step)), "rng": rng_state(), "names": ["a", 1, None, 2.5]}
+
+
+def test_the_last_two_are_kept_and_load_safely(tmp_path):
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, step, state(step))
+    older, newest = list_checkpoints(tmp_path)
+    assert [path.name.partition(".")[0] for path in (older, newest)] == ["step-00000002", "step-00000010"]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert hashlib.sha256(newest.read_bytes()).hexdigest().startswith(newest.name.split(".")[1])
+    loaded = load_checkpoint(newest)
+    assert (loaded["step"], loaded["names"]) == (10, ["a", 1, None, 2.5])
+    assert torch.equal(loaded["weights"], state(10)["weights"])
+    with safe_open(newest, framework="pt") as file:  # no reader of ours is needed
+        assert json.loads(file.metadata()["state"])["dict"][0] == ["step", 10]
+        assert len(file.keys()) == 2
+
+
+DAMAGES = {
+    "truncated": lambda content: content[:-1],
+    "flipped": lambda content: content[:999] + bytes([content[999] ^ 1]) + content[1000:],
+    "empty": lambda content: b"",
+    "foreign": lambda content: b"hello" * 1000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_one_error_and_the_one_before_is_taken(tmp_path, damage):
+    save_checkpoint(tmp_path, 1, state(1))
+    newest = save_checkpoint(tmp_path, 2, state(2))
+    newest.write_bytes(damage(newest.read_bytes()))
+    with pytest.raises(CheckpointError, match="truncated or damaged") as caught:
+        load_checkpoint(newest)
+    assert str(newest) in str(caught.value)
+    found, problems = newest_checkpoint(tmp_path)
+    assert (found["step"], problems) == (1, [str(caught.value)])
+
+
+@posix
+def test_full_disk_leaves_the_old_one_and_no_litter(tmp_path):
+    old = save_checkpoint(tmp_path, 1, state(1))
+    content = old.read_bytes()
+    with file_limit(2000), pytest.raises(CheckpointError, match=r"step 2 .*large.*The checkpoint of step 1 is intact"):
+        save_checkpoint(tmp_path, 2, state(2))
+    assert (list(tmp_path.iterdir()), old.read_bytes()) == ([old], content)
+
+
+def test_missing_and_foreign_places(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "model.pt").write_text("")
+    absent = tmp_path / "step-00000001.0123456789abcdef.pt"
+    for call, said in (
+        (lambda: save_checkpoint(tmp_path / "file", 1, state(1)), "A file is in the place of a folder"),
+        (lambda: load_checkpoint(absent), "no checkpoint"),
+        (lambda: load_checkpoint(tmp_path / "model.pt"), "must be step-<number>"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            call()
+    assert newest_checkpoint(tmp_path / "absent") == (None, [])
+
+
+def test_code_is_neither_written_nor_read(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match=r"cannot save state\.step, of type ModelMetaclass"):
+        save_checkpoint(tmp_path, 1, {"step": RunRecord})
+    assert list(tmp_path.iterdir()) == []
+    content = pickle.dumps(Trap())
+    for switch in ("none", "restricted"):
+        monkeypatch.setenv("DIPOLE_PICKLES", switch)
+        for suffix, said in (("safetensors", "cannot be read"), ("pt", "its name must be step-")):
+            path = tmp_path / f"step-00000001.{hashlib.sha256(content).hexdigest()[:16]}.{suffix}"
+            path.write_bytes(content)
+            with pytest.raises(CheckpointError, match=said):
+                load_checkpoint(path)
+            path.unlink()
+    for state in (None, [], {}, {"format": 1}, {"format": 1, "hash": []}, {"format": 1, "hash": "a"}):
+        path = save_checkpoint(tmp_path, 4, state)  # its hash is right, whatever is in it
+        with pytest.raises(CheckpointError):
+            checkpoint.starting_state(tmp_path, {"a"}, path, lambda said: None)
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return os.abort, ()
+
+
+def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
+    names = "float64 float32 float16 bfloat16 complex64 int64 int32 int16 int8 uint8 bool"
+    given: dict[Any, Any] = {kind: (torch.randn(3, 4) * 100).to(getattr(torch, kind)) for kind in names.split()}
+    whole = torch.arange(24.0).reshape(4, 6)
+    given |= {"rows": whole[1:3], "turned": whole.T, "whole": whole, "tied": whole, "one": torch.tensor(2.5)}
+    given |= {"none": torch.zeros(0, 3), 7: (float("nan"), float("-inf"), -0.0, 0.1), "nan": torch.tensor(float("nan"))}
+    given["module"] = nn.BatchNorm1d(3).state_dict()
+    found = load_checkpoint(save_checkpoint(tmp_path, 1, given))
+    assert list(found) == list(given)
+    module = found.pop("module")
+    assert module._metadata == given.pop("module")._metadata
+    nn.BatchNorm1d(3).load_state_dict(module)
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+            assert torch.equal(found[name].view(-1).view(torch.uint8), value.reshape(-1).contiguous().view(torch.uint8))
+        else:
+            assert repr(found[name]) == repr(value)
+    assert found["tied"] is found["whole"]
+
+
+FIRST_RECORD = {
+    "schema_version": 1, "hash": "0123456789ab", "name": "blobs", "domain": "blobs", "objective": "infonce", "seed": 0,
+    "status": "done", "started": "2026-11-20T19:00:00Z", "updated": "2026-11-20T19:01:00Z",
+    "config": {"domain": "blobs"}, "versions": {"dipole": "0.1.0"},
+    "hardware": {"device": "cpu", "device_name": "x", "machine": "Linux x86_64", "processors": 2, "threads": 1},
+    "seeds": {"root": 0}, "data": {"name": "blobs"}, "parameters": 10,
+    "results": {"linear/accuracy": 0.5, "knn/accuracy": None}, "histogram": {"edges": [0.0, 1.0], "all": [3.0]},
+}  # fmt: skip
+
+
+def written(folder: Path, **changes: object) -> Path:
+    path = folder / "record.json"
+    path.write_text(json.dumps({**FIRST_RECORD, **changes}))
+    return path
+
+
+def test_first_version_is_read_and_every_problem_named(tmp_path):
+    record = read_record(written(tmp_path))
+    assert (record.results, record.evaluations) == ({"linear/accuracy": 0.5, "knn/accuracy": None}, [])
+    with pytest.raises(RecordError) as caught:
+        read_record(written(tmp_path, status="finished", seed="x", surprise=1))
+    assert all(text in str(caught.value) for text in ("status: Input should be 'running'", "seed: ", "surprise: "))
+    assert finite({"a": float("nan"), "b": 1, "c": float("inf")}) == {"a": None, "b": 1.0, "c": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((content, "is damaged") for content in (b"{", b"\xff", b"", b"[" * 200_000)),
+        (b'{"schema_version": ' + b"1" * 5000 + b"}", "is damaged"),
+        (b"[]", "does not follow schema"),
+        (b'{"schema_version": 99}', "Update"),
+    ],
+)
+def test_damaged_or_foreign_files(tmp_path, content, message):
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=message):
+        read_record(path)
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_record(tmp_path / "absent.json")
+
+
+def test_metrics_are_cut_back_and_a_torn_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    first.write({"step": 1, "train/loss": float("nan")})
+    keep = first.position()
+    first.write({"step": 2, "train/loss": 1 / 3})
+    assert read_metrics(path) == [{"step": 1, "train/loss": None}, {"step": 2, "train/loss": 0.3333333}]
+    first.close()
+    with open(path, "a") as file:
+        file.write('{"step": 3, "tr')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    second = MetricsFile(path, keep)
+    second.write({"step": 2, "train/loss": 0.25})
+    second.close()
+    assert [line["train/loss"] for line in read_metrics(path)] == [None, 0.25]
+
+
+def test_values_that_no_run_writes_are_refused(tmp_path):
+    wrong = [("results", {"linear/accuracy": float("nan")}), ("wall_seconds", float("inf")), ("name", "\ud800")]
+    wrong += [("histogram", {"edges": edges, "all": counts}) for edges, counts in (([0, 1], [1, 2]), ([0, 0], [1]))]
+    wrong += [("histogram", {"edges": [], "all": []}), ("histogram", {"edges": [0, 1], "all": [1], "same": [-1]})]
+    for name, value in wrong:
+        said = {"results": "results.linear/accuracy", "name": "damaged"}.get(name, name)
+        with pytest.raises(RecordError, match=said):
+            read_record(written(tmp_path, **{name: value}))
+
+
+def test_a_replaced_file_is_complete_whoever_writes(tmp_path):
+    path = tmp_path / "new" / "agent.zip"
+    atomic_write(path, b"old")
+    with replacing(path) as temporary:
+        assert (temporary.suffix, temporary.parent) == (".zip", path.parent)
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert (path.read_text(), list(path.parent.iterdir())) == ("new", [path])
+    path = tmp_path / "cache.bin"
+    with replacing(path) as first:
+        first.write_text("first, long")
+        with replacing(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first, long"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, FileNotFoundError])
+def test_a_block_that_fails_leaves_the_old_file(tmp_path, error):
+    path = tmp_path / "file.txt"
+    atomic_write(path, "old")
+
+    def fails() -> None:
+        with replacing(path) as temporary:
+            if error is KeyboardInterrupt:  # otherwise nothing is written
+                temporary.write_text("half")
+                raise KeyboardInterrupt
+
+    with pytest.raises(error):
+        fails()
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_is_replaced_whole(tmp_path, exists):
+    path = tmp_path / "agent"
+    if exists:
+        path.mkdir()
+        (path / "old").write_text("old")
+    with replacing(path) as temporary:
+        (temporary / "part").mkdir(parents=True)
+        (temporary / "part" / "new").write_text("new")
+        assert path.exists() == exists
+    found = [each.relative_to(tmp_path).as_posix() for each in sorted(tmp_path.rglob("*"))]
+    assert found == ["agent", "agent/part", "agent/part/new"]
+
 
 RECORD = json.loads((Path(__file__).parents[1] / "benchmarks" / "records" / "v1-vision.json").read_text())
 RECORD["histogram"] = {"edges": [0.0, 0.5, 1.0], "all": [1, 2], "same": [0, 1], "different": [1, 1]}
@@ -39,15 +273,12 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name, kind):
     (run / "record.json").write_text(json.dumps(RECORD | {"status": "running"}))
     (run / name).unlink(missing_ok=True)
     NO_FILES[kind](run / name)
-    for call in (
-        lambda: read_record(run / "record.json"),
-        lambda: read_metrics(run / "metrics.jsonl"),
-        lambda: RunFolder(run).read_config(),
-        lambda: read_additions(run),
-        lambda: load(run / "config.toml"),
-        lambda: find_run("0123", tmp_path),
-    ):
-        answered(call)
+    answered(lambda: read_record(run / "record.json"))
+    answered(lambda: read_metrics(run / "metrics.jsonl"))
+    answered(lambda: RunFolder(run).read_config())
+    answered(lambda: read_additions(run))
+    answered(lambda: load(run / "config.toml"))
+    answered(lambda: find_run("0123", tmp_path))
 
 
 def read(reader: Any, name: str) -> Any:
@@ -63,14 +294,9 @@ def read(reader: Any, name: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[" * 65 + "]" * 65, "nested deeper"),
-        ('{"a":' * 10**5, "nested deeper"),
-        ("9" * 5000, "limit"),
-        ("NaN", "no number"),
-        ("[-Infinity]", "no number"),
-        ("1e999", "beyond what a float holds"),
-        ('{"a": 1, "b": 2, "a": 3}', "'a' stands twice"),
-        (r'"\ud800"', "surrogate"),
+        *(("[" * 65 + "]" * 65, "nested deeper"), ('{"a":' * 10**5, "nested deeper"), ("9" * 5000, "limit")),
+        *(("NaN", "no number"), ("[-Infinity]", "no number"), ("1e999", "beyond what a float holds")),
+        *(('{"a": 1, "b": 2, "a": 3}', "'a' stands twice"), (r'"\ud800"', "surrogate")),
         ("", "Expecting value in line 1"),
     ],
 )
@@ -82,39 +308,26 @@ def test_json_that_is_none(tmp_path, text, said):
         read_json(tmp_path / "x.json")
 
 
-def test_json_that_is_some():
+def test_json_that_is_some(tmp_path):
     text = r'{"a": [1, -2.5e-3, null, true, "\ud83d\ude00", "[[[["], "b": {}}'
-    assert parse_json(text) == json.loads(text)
-    brackets = json.dumps({"a": "[" * 1000, "b": [[1]] * 1000})
-    assert parse_json(brackets) == json.loads(brackets)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a." * 100_000 + "b = 1",
-        '"a".' * 50_000,
-        " a . " * 50_000,
-        "a = " + "{b=" * 70_000,
-        "9" * 250_000,
-        "a" * 250_000,
-    ],
-    ids=range(6),
-)
-def test_toml_that_is_none(text):
-    def call() -> None:
-        with pytest.raises(ValueError):  # noqa: PT011 (whatever the library says)
-            parse_toml(text)
-
-    answered(call)
-
-
-def test_a_file_is_said_once_and_shortly(tmp_path):
+    for each in (text, json.dumps({"a": "[" * 1000, "b": [[1]] * 1000})):
+        assert parse_json(each) == json.loads(each)
     path = tmp_path / "record.json"
     path.write_text(json.dumps({str(n) * 50: "y" * 1000 for n in range(3000)}))
     with pytest.raises(DipoleError, match=r"and 299\d more") as caught:
         read_record(path)
     assert len(str(caught.value)) < 2000
+
+
+def test_toml_that_is_none():
+    texts = "a." * 100_000 + "b = 1", '"a".' * 50_000, " a . " * 50_000, "a = " + "{b=" * 70_000, "9" * 250_000
+
+    def call(text: str) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 (whatever the library says)
+            parse_toml(text)
+
+    for text in (*texts, "a" * 250_000):
+        answered(partial(call, text))
 
 
 KILLED = """
@@ -153,14 +366,6 @@ def test_what_a_kill_leaves_is_removed_at_the_next_opening(blobs, tmp_path):
     assert mine.exists()
 
 
-@pytest.mark.parametrize("state", [None, [], {}, {"format": 1}, {"format": 1, "hash": []}, {"format": 1, "hash": "a"}])
-def test_what_is_no_state_is_one_error(tmp_path, state):
-    """A checkpoint with a right hash, whatever is in it."""
-    path = save_checkpoint(tmp_path, 4, state)
-    with pytest.raises(CheckpointError):
-        starting_state(tmp_path, {"a"}, path, lambda said: None)
-
-
 NAMES = [entry.name for entry in registry.entries()]
 OPTIONS = sorted({option.name for entry in registry.entries() for option in entry.options})
 ODD_NUMBERS = st.sampled_from(["9" * 4000, "1e999", "nan"])
@@ -174,12 +379,8 @@ TERM = st.builds(
     st.lists(OPTION, max_size=3),
 )
 SPEC = st.one_of(st.lists(TERM, min_size=1, max_size=4).map(" + ".join), st.text(max_size=60))
-
-
-KEYS = st.sampled_from(
-    ["train.steps", "train.batch_size", "objective", "seed", "domain", "train", "vision.views", "train.schedule"]
-)
-OVERRIDE = st.tuples(KEYS | st.text(max_size=10), VALUES | SPEC).map("=".join)
+KEYS = ["train.steps", "train.batch_size", "objective", "seed", "domain", "train", "vision.views", "train.schedule"]
+OVERRIDE = st.tuples(st.sampled_from(KEYS) | st.text(max_size=10), VALUES | SPEC).map("=".join)
 SENT = {  # what is sent, what reads it in a folder, and how many examples are drawn in the quick and the slow test
     "record": (contents(RECORD), read(read_record, "record.json"), 150, 20_000),
     "metrics": (contents(LINE), read(read_metrics, "metrics.jsonl"), 150, 20_000),
@@ -205,15 +406,12 @@ def test_whatever_is_sent_is_answered(tmp_path, kind, is_quick):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1" * 4000 + "*dp", "a number of more than 2000 characters"),
-        ("1" * 10_000 + "*dp", "too long"),
-        ("dp(self=None)", "no option 'self'"),
-        ("cllr(dim=10000000000)", "10000000000 x 10000000000 takes"),
-        ("swav(dim=10000000000)", "GB with its gradient"),
-        ("cllr(dim=" + "9" * 30 + ")", "up to 9007199254740992"),
+        ("1" * 4000 + "*dp", "a number of more than 2000 characters"), ("1" * 10_000 + "*dp", "too long"),
+        ("dp(self=None)", "no option 'self'"), ("cllr(dim=10000000000)", "10000000000 x 10000000000 takes"),
+        ("swav(dim=10000000000)", "GB with its gradient"), ("cllr(dim=" + "9" * 30 + ")", "up to 9007199254740992"),
         ("\N{ARABIC-INDIC DIGIT ONE}*dp", "cannot read"),
     ],
-)
+)  # fmt: skip
 def test_sizes_and_lengths_are_refused_before_they_cost_anything(text, said):
     with pytest.raises((SpecError, OptionError), match=said):
         dipole.objective(text)
@@ -231,20 +429,15 @@ def test_long_texts_are_shown_around_the_place_and_large_sizes_work():
         assert dipole.objective("cllr", dim=100_000).terms[0].L.shape == (100_000, 100_000)
 
 
-@pytest.mark.parametrize("content", ["a = " + "[" * 5000, "a = " + "9" * 5000, "[" * 3000, "\x00", "a = 1e99999"])
-def test_recipes_that_are_none(tmp_path, content):
-    answered(lambda: read(load, "recipe.toml")(tmp_path, content.encode()))
-
-
-@pytest.mark.parametrize("name", ["a" * 5000, "a\x00b", "/" * 300, ""])
-def test_names_that_no_recipe_has(name):
-    answered(lambda: read_recipe(name))
-
-
-@pytest.mark.parametrize("text", ["train.steps=" + "9" * 5000, "a=" + "[" * 5000, "=" * 5000, "a." * 5000 + "b=1"])
-def test_overrides_that_are_none(text):
-    answered(lambda: resolve(RECIPE, [text]))
-    answered(lambda: parse_override(text))
+def test_recipes_names_and_overrides_that_are_none(tmp_path):
+    recipes = ["a = " + "[" * 5000, "a = " + "9" * 5000, "[" * 3000, "\x00", "a = 1e99999"]
+    overrides = ["train.steps=" + "9" * 5000, "a=" + "[" * 5000, "=" * 5000, "a." * 5000 + "b=1"]
+    calls = [partial(read(load, "recipe.toml"), tmp_path, text.encode()) for text in recipes]
+    calls += [partial(read_recipe, name) for name in ("a" * 5000, "a\x00b", "/" * 300, "")]
+    calls += [partial(resolve, RECIPE, [text]) for text in overrides]
+    calls += [partial(parse_override, text) for text in overrides]
+    for call in calls:
+        answered(call)
 
 
 @pytest.mark.parametrize(

@@ -5,46 +5,30 @@ The tests that compile for three GPUs take minutes: `make kernels`.
 
 import inspect
 import json
-import logging
 import re
 import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
+from unittest import TestCase
 
 import pytest
 import torch
 
-from dipole.core.conformance.kit import all_subjects
+import dipole
+from dipole import Between, Count, Extreme, LogSumExp, Pairs, SoftmaxMean, Softplus, Statistic, Sum
+from dipole.core.conformance.kit import all_subjects, check_objective
 from dipole.core.objectives import engine
 from dipole.core.objectives.engine import row_statistics
-from dipole.core.objectives.pairs import Pairs
-from dipole.core.objectives.statistics import (
-    Between,
-    Count,
-    Extreme,
-    LogSumExp,
-    SoftmaxMean,
-    Softplus,
-    Statistic,
-    Sum,
-    part_count,
-)
+from tests.core.test_engines import check_rows_without_negatives
 from tests.kernel_processes import INTERPRETED, compiling_for, needs_triton, process, resources
 
-EVERYTHING = [
-    LogSumExp(2.0),
-    LogSumExp(100.0),
-    SoftmaxMean(4.0),
-    SoftmaxMean(-120.0),
-    Sum(),
-    Between(0.0, 0.8),
-    Softplus(10.0, -10.0),
-    Count(-0.2, 0.4),
-    Extreme(),
-    Extreme(largest=False),
-]
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
+
+SEVERAL = [LogSumExp(2.0), LogSumExp(100.0), SoftmaxMean(4.0), SoftmaxMean(-120.0), Sum()]
+EVERYTHING = [*SEVERAL, Between(0.0, 0.8), Softplus(10.0, -10.0), Count(-0.2, 0.4), Extreme(), Extreme(largest=False)]
 
 
 @dataclass(frozen=True)
@@ -115,10 +99,13 @@ def run_body(name, given):
 
 
 def in_interpreter(body):
-    """Make a test of a function that runs where kernels are interpreted, with the arguments of the test."""
+    """Make a test of a function that runs where kernels are interpreted, or here if its `device` is "cuda"."""
 
     def test(interpreted, **given):
-        interpreted(run_body, body.__name__, given)
+        if given.get("device") == "cuda":
+            body(**given)
+        else:
+            interpreted(run_body, body.__name__, given)
 
     BODIES[body.__name__] = body
     process = inspect.Parameter("interpreted", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -154,17 +141,6 @@ def unit(*args):
 
 def matrices(name):
     """Return x, y, excluded, counts, symmetric and first of a matrix."""
-    made = {
-        # Four blocks of 16 rows, the last one partly filled; four bands of 16 rows.
-        "symmetric": lambda: Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)]),
-        # Embeddings wider than what is multiplied at a time.
-        "wide": lambda: Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(6, 37, 2)),
-        # Few anchors, many candidates: split over three programs.
-        "queue": lambda: Pairs.cross(unit(9, 8, 0), unit(9, 8, 1), unit(191, 8, 2)),
-    }
-    if name in made:
-        pairs = made[name]()
-        return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, name == "symmetric", 0
     if name == "lists":  # long lists, repeated and padded. Row 7 has no negative
         x = unit(19, 5, 3)
         excluded = torch.randint(-1, 19, (19, 12), generator=torch.Generator().manual_seed(4))
@@ -174,31 +150,37 @@ def matrices(name):
         return x, x, excluded, counts, False, 0
     if name == "none excluded":
         return unit(3, 1, 5), unit(21, 1, 6), torch.zeros(3, 0, dtype=torch.long), torch.full((3,), 21), False, 0
-    assert name == "first"
-    excluded = torch.tensor([[i, 8 + i, -1] for i in range(9)])
-    counts = torch.full((9,), 21 - 7) - torch.tensor([int(i >= 7) + 1 for i in range(9)])
-    return unit(9, 7, 7), unit(21, 7, 8), excluded, counts, False, 7
+    if name == "first":
+        excluded = torch.tensor([[i, 8 + i, -1] for i in range(9)])
+        counts = torch.full((9,), 21 - 7) - torch.tensor([int(i >= 7) + 1 for i in range(9)])
+        return unit(9, 7, 7), unit(21, 7, 8), excluded, counts, False, 7
+    pairs = {
+        # Four blocks of 16 rows, the last one partly filled; four bands of 16 rows.
+        "symmetric": Pairs.from_views([unit(29, 13, 0), unit(29, 13, 1)]),
+        # Embeddings wider than what is multiplied at a time.
+        "wide": Pairs.cross(unit(17, 37, 0), unit(17, 37, 1), unit(6, 37, 2)),
+        # Few anchors, many candidates: split over three programs.
+        "queue": Pairs.cross(unit(9, 8, 0), unit(9, 8, 1), unit(191, 8, 2)),
+    }[name]
+    return pairs.anchors, pairs.candidates, pairs.excluded, pairs.negative_counts, name == "symmetric", 0
 
 
-def values_and_gradients(name, dtype, statistics, kernels, device="cpu"):
+def values_and_gradients(name, dtype, statistics, kernels, device):
+    """Every statistic of a matrix, and the gradients of a sum of them."""
     x, y, excluded, counts, symmetric, first = matrices(name)
-    same = y is x
-    x = x.to(device, dtype).requires_grad_()
-    y = x if same else y.to(device, dtype).requires_grad_()
+    leaves = [x.to(device, dtype).requires_grad_()]
+    leaves += [] if y is x else [y.to(device, dtype).requires_grad_()]
     excluded, counts = excluded.to(device), counts.to(device)
     with engine.using("triton" if kernels else "eager"):
-        before = engine.served()
-        found = row_statistics(x, y, excluded, statistics, counts=counts, bound=1.0, symmetric=symmetric, first=first)
+        before, more = engine.served(), {"counts": counts, "bound": 1.0, "symmetric": symmetric, "first": first}
+        found = row_statistics(leaves[0], leaves[-1], excluded, statistics, **more)
         assert engine.served() == before + kernels, engine.failures()
-        source = torch.Generator().manual_seed(9)
-        loss = 0.0 * (x.sum() + y.sum())
-        for statistic in statistics:
-            if not isinstance(statistic, Extreme | Count):
-                value = torch.where(counts > 0, found[statistic], 0.0)
-                weights = torch.rand(len(x), generator=source).to(x)
-                loss = loss + (weights * value).sum() / value.detach().norm().clamp_min(1)
-        gradients = torch.autograd.grad(loss, [x] if y is x else [x, y])
-    return [found[statistic].detach() for statistic in statistics], gradients
+        source, loss = torch.Generator().manual_seed(9), 0.0 * sum(leaf.sum() for leaf in leaves)
+        for statistic in [each for each in statistics if not isinstance(each, Extreme | Count)]:
+            value = torch.where(counts > 0, found[statistic], 0.0)
+            weights = torch.rand(len(x), generator=source).to(value)
+            loss = loss + (weights * value).sum() / value.detach().norm().clamp_min(1)
+        return [*(found[statistic].detach() for statistic in statistics), *torch.autograd.grad(loss, leaves)]
 
 
 def compare(name, statistics, device="cpu"):
@@ -207,47 +189,41 @@ def compare(name, statistics, device="cpu"):
     fused.INTERPRETED = fused.Blocks(16, 16, 16, 4, 1)
     ours = values_and_gradients(name, torch.float32, statistics, True, device)
     theirs = values_and_gradients(name, torch.float64, statistics, False, device)
-    for one, other in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], strict=True):
+    for one, other in zip(ours, theirs, strict=True):
         if one.is_floating_point():
             torch.testing.assert_close(one, other.float(), rtol=2e-4, atol=2e-5)
         else:
             assert torch.equal(one, other)
 
 
-@in_interpreter
-@pytest.mark.parametrize(
-    ("name", "statistics"),
-    [
-        *((name, EVERYTHING) for name in MATRICES),
-        ("symmetric", [Sum()]), ("lists", [Sum()]), ("queue", [LogSumExp(100.0), Extreme()]),
-        ("queue", [Extreme(largest=False)]),  # extremes alone need no sum
-    ],
-)  # fmt: skip
-def test_kernels_equal_tiles_in_float64(name, statistics):
-    compare(name, statistics)
+FEW = [[Sum()], [LogSumExp(100.0), Extreme()]]
+COMPARED = [
+    *((name, EVERYTHING, "cpu") for name in MATRICES),
+    *(("symmetric", FEW[0], "cpu"), ("lists", FEW[0], "cpu"), ("queue", FEW[1], "cpu")),
+    ("queue", [Extreme(largest=False)], "cpu"),  # extremes alone need no sum
+    *(pytest.param(name, each, "cuda", marks=ON_GPU) for name in MATRICES for each in (*FEW, SEVERAL, EVERYTHING)),
+]
 
 
 @in_interpreter
-def test_few_anchors_split_their_candidates():
-    from dipole.core.objectives.kernels.fused import Matrix, Rows
-
-    x, y, excluded, *_ = matrices("queue")
-    assert Matrix(Rows(x), Rows(y), excluded.int(), False, (), (), ())._splits()[0] == 3
-
-
-def check_same_bits(name, device="cpu"):
-    one, other = (values_and_gradients(name, torch.float32, EVERYTHING, True, device) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip([*one[0], *one[1]], [*other[0], *other[1]], strict=True))
+@pytest.mark.parametrize(("name", "statistics", "device"), COMPARED)
+def test_kernels_equal_tiles_in_float64(name, statistics, device):
+    compare(name, statistics, device)
 
 
 @in_interpreter
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["symmetric", "queue"])
-def test_kernels_give_the_same_bits_again(name):
-    check_same_bits(name)
+def test_kernels_give_the_same_bits_again(name, device):
+    one, other = (values_and_gradients(name, torch.float32, EVERYTHING, True, device) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def check_users_statistics(folder, name, device="cpu"):
-    module = module_of(folder / "users.py", USERS_FUNCTIONS)
+@in_interpreter
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["symmetric", "wide"])
+def test_a_users_statistic_brings_its_kernel_functions(name, tmp_path, device):
+    module = module_of(tmp_path / "users.py", USERS_FUNCTIONS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cauchy, "kernel", (module.cauchy, module.cauchy_slope))
         patch.setattr(Square, "kernel", (module.square, module.square_slope))
@@ -256,114 +232,61 @@ def check_users_statistics(folder, name, device="cpu"):
 
 
 @in_interpreter
-@pytest.mark.parametrize("name", ["symmetric", "wide"])
-def test_a_users_statistic_brings_its_kernel_functions(name, tmp_path):
-    check_users_statistics(tmp_path, name)
-
-
-@in_interpreter
 def test_only_a_statistic_without_kernel_functions_runs_in_tiles():
-    records = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logging.getLogger("dipole").addHandler(handler)
-    for _ in range(2):
-        compare("symmetric", [Cauchy(), LogSumExp(2.0), Extreme()])
-    (line,) = records
-    assert "tiles compute Cauchy: it has no kernel functions" in line
+    with TestCase().assertLogs("dipole", "WARNING") as seen:
+        for _ in range(2):
+            compare("symmetric", [Cauchy(), LogSumExp(2.0), Extreme()])
+    (record,) = seen.records
+    assert "tiles compute Cauchy: it has no kernel functions" in record.getMessage()
 
 
 def test_statistics_without_kernel_functions_run_in_tiles():
     assert engine.outlook([Sum(), Cauchy()]).endswith("tiles everywhere for Cauchy: it has no kernel functions")
     assert engine.outlook([Cauchy()]).startswith("tiles everywhere: Cauchy")
-
-    class Doubled(Sum):
-        def parts(self, s, e):
-            return 2 * s
-
+    doubled = type("Doubled", (Sum,), {"parts": lambda self, s, e: 2 * s})
     assert Sum.kernel is not None
-    assert "no kernel functions" in engine.unsupported_reason(Doubled())
-
-
-def check_against_loops(text):
-    """The check "kernels" of `dipole check`: the worst error on every layout of pairs."""
-    from dipole.core.conformance.kit import check_objective
-
-    row = check_objective(text, only=["kernels"]).rows[0]
-    assert row.outcome == ("-" if text in NO_STATISTICS else "ok"), row.detail
+    assert "no kernel functions" in engine.unsupported_reason(doubled())
 
 
 SUM = "infonce(temperature=0.01) + 0.1*dp + dcl(similarity=dot)"
-
-
 NO_STATISTICS = {"swav", "cllr", "regression", "vicreg", "barlow_twins", "siglip"}  # siglip's numbers are learned
 QUICK = {"triplet", *NO_STATISTICS}  # infonce is part of the sum
+CHECKED = [
+    *(pytest.param(name, "cpu", marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()),
+    (SUM, "cpu"),
+    *(pytest.param(name, "cuda", marks=ON_GPU) for name in (*all_subjects(), SUM)),
+]
 
 
 @in_interpreter
-@pytest.mark.parametrize(
-    "text", [*(pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in all_subjects()), SUM]
-)
-def test_objectives_by_kernels_equal_their_loops_on_every_layout(text):
-    check_against_loops(text)
-
-
-@in_interpreter
-@pytest.mark.parametrize("shape", [(11,), (33,), (11, 2), (33, 2)], ids=str)
-def test_weights_of_rows_and_of_pairs(shape):
-    import dipole
-    from tests.core.test_weights import by_loops, some_weights
-
-    views, weights = [rows(11, 13, seed).requires_grad_() for seed in range(3)], some_weights(*shape)
-    before = engine.served()
-    found = dipole.objective("infonce(temperature=0.1)")(Pairs.from_views(views, weights=weights)).loss
-    assert engine.served() > before
-    wanted = by_loops(Pairs.from_views([view.double() for view in views], weights=weights), 0.1, joint=False)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
-    slopes, exact = (torch.autograd.grad(each, views) for each in (found, wanted))
-    torch.testing.assert_close(slopes, exact, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize(("text", "device"), CHECKED)
+def test_objectives_by_kernels_equal_their_loops_on_every_layout(text, device):
+    """The check "kernels" of `dipole check`: the worst error on every layout of pairs."""
+    with engine.using("triton"):
+        row = check_objective(text, only=["kernels"]).rows[0]
+    assert row.outcome == ("-" if text in NO_STATISTICS else "ok"), row.detail
 
 
 @in_interpreter
 def test_rows_without_negatives():
-    x = unit(4, 3, 0).requires_grad_()
-    everything, none = torch.arange(4).repeat(4, 1), torch.zeros(4, dtype=torch.long)
-    wanted = [LogSumExp(2.0), LogSumExp(200.0), SoftmaxMean(2.0), Sum(), Extreme()]
-    found = row_statistics(x, x, everything, wanted, counts=none, bound=1.0, symmetric=True)
-    assert (found[wanted[0]] == -torch.inf).all()
-    assert (found[wanted[1]] == -torch.inf).all()
-    assert (found[wanted[4]] == -1).all()
-    (found[wanted[2]].sum() + found[wanted[3]].sum()).backward()
-    assert (x.grad == 0).all()
-    # No candidate is a negative of any anchor, and no column is left.
-    gone = row_statistics(x, x, everything[:, :0], [Sum(), Extreme()], counts=none, bound=1.0, first=4)
-    assert (gone[Sum()] == 0).all()
-    assert (gone[Extreme()] == -1).all()
+    check_rows_without_negatives(unit(4, 3, 0))
     assert not engine.failures()
 
 
 @in_interpreter
-def test_second_derivatives_are_refused():
-    import dipole
-
+def test_second_derivatives_are_refused_and_learned_temperatures_fall_back_to_tiles():
     x, y = (rows(7, 5, seed).requires_grad_() for seed in (1, 2))
     before = engine.served()
     value = dipole.objective("infonce + 0.1*dp")(x, y).loss
-    assert engine.served() > before
+    served = engine.served()
+    assert served > before
     with pytest.raises(engine.EngineError, match=r"second derivatives.*DIPOLE_ENGINE=dense"):
         torch.autograd.grad(value, [x, y], create_graph=True)
-
-
-@in_interpreter
-def test_learned_temperatures_fall_back_to_tiles():
-    import dipole
-
-    a, b = rows(9, 4, 0), rows(9, 4, 1)
-    term, before = dipole.objective("infonce(temperature=learned)"), engine.served()
-    loss = term(a, b).loss
-    assert engine.served() == before
+    term = dipole.objective("infonce(temperature=learned)")
+    loss = term(x, y).loss
+    assert engine.served() == served
     with engine.using("dense"):
-        torch.testing.assert_close(loss, term(a, b).loss)
+        torch.testing.assert_close(loss, term(x, y).loss)
     assert "learned" in engine.outlook(term.terms[0].statistics().values())
 
 
@@ -371,8 +294,6 @@ def test_learned_temperatures_fall_back_to_tiles():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [24, 40])
 def test_half_precision_embeddings_are_multiplied_before_normalisation(dtype, width):
-    import dipole
-
     leaves = [rows(7, width, seed, dtype).requires_grad_() for seed in (0, 1)]
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     objective = dipole.objective("infonce(temperature=0.02) + 0.1*dp")
@@ -415,7 +336,11 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
 
 
 @in_interpreter
-def test_the_self_check_passes_on_another_default_device():
+def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_their_candidates():
+    from dipole.core.objectives.kernels.fused import Matrix, Rows
+
+    x, y, excluded, *_ = matrices("queue")
+    assert Matrix(Rows(x), Rows(y), excluded.int(), False, (), (), ())._splits()[0] == 3
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()
     with torch.device("meta"):  # as torch.set_default_device
@@ -426,29 +351,34 @@ def test_the_self_check_passes_on_another_default_device():
 # Compiled -------------------------------------------------------------------------------------------------------------
 
 
-def machine_code(statistics, half, width, symmetric, listed, architecture):
-    """Compile the forward and the backward kernel. Return resources, shared memory and PTX of each."""
+def compiled_for(architecture, x, lengths, listed, symmetric, statistics, running, extremes=(), backward=False):
+    """Compile the forward and perhaps the backward kernel of rows against themselves."""
     from dipole.core.objectives.kernels.fused import Matrix, Rows
+    from dipole.core.objectives.statistics import part_count
 
-    x = torch.zeros(64, width, dtype=torch.bfloat16 if half else torch.float32)
-    side = Rows(x, torch.zeros(64) if half else None)
-    summed = tuple(each for each in statistics if isinstance(each, Statistic))
-    running = tuple(abs(each.scale or 0) > 60 for each in summed)
-    extremes = tuple(each for each in statistics if isinstance(each, Extreme))
-    matrix = Matrix(side, side, torch.zeros(64, listed, dtype=torch.int32), symmetric, summed, running, extremes)
+    side, lists = Rows(x, lengths), torch.zeros(len(x), listed, dtype=torch.int32)
+    matrix = Matrix(side, side, lists, symmetric, statistics, running, extremes)
     with compiling_for(architecture) as built:
         matrix.sums()
-        if summed:
-            upstream = torch.zeros(sum(map(part_count, summed)), 64)
-            matrix.gradients(x.float(), x.float(), upstream, torch.zeros(len(summed), 64), False)
+        if backward:
+            upstream, counts = torch.zeros(sum(map(part_count, statistics)), 64), torch.zeros(len(statistics), 64)
+            matrix.gradients(x.float(), x.float(), upstream, counts, False)
+    return built
+
+
+def machine_code(statistics, half, width, symmetric, listed, architecture):
+    """Compile the forward and the backward kernel. Return resources, shared memory and PTX of each."""
+    x = torch.zeros(64, width, dtype=torch.bfloat16 if half else torch.float32)
+    summed = tuple(each for each in statistics if isinstance(each, Statistic))
+    extremes = tuple(each for each in statistics if isinstance(each, Extreme))
+    running = tuple(abs(each.scale or 0) > 60 for each in summed)
+    given = architecture, x, torch.zeros(64) if half else None, listed, symmetric, summed, running, extremes
+    built = compiled_for(*given, backward=bool(summed))
     return [(resources(each.asm["cubin"]), each.metadata.shared, each.asm["ptx"]) for each in built]
 
 
 TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 SHARED = {80: 163, 86: 99, 90: 227, 100: 227}  # KiB of shared memory of a program
-
-
-SEVERAL = EVERYTHING[:5]
 CASES = [
     *((statistics, 2, half, width) for statistics in (SEVERAL, EVERYTHING) for half in (0, 1) for width in (128, 768)),
     *(([LogSumExp(100.0)], listed, half, 13) for listed in (0, 2, 20) for half in (0, 1)),
@@ -476,13 +406,8 @@ def test_kernels_compile_without_spilling(compiled, statistics, listed, half, wi
 
 def hash_of_forward(statistics, anchors=64):
     """Compile the forward kernel in float32 for sm_90 and return its hash."""
-    from dipole.core.objectives.kernels.fused import Matrix, Rows
-
-    side = Rows(torch.zeros(anchors, 16))
-    lists, running = torch.zeros(anchors, 1, dtype=torch.int32), (False,) * len(statistics)
-    with compiling_for(90) as built:
-        Matrix(side, side, lists, False, statistics, running, ()).sums()
-    return built[0].hash
+    x, running = torch.zeros(anchors, 16), (False,) * len(statistics)
+    return compiled_for(90, x, None, 1, False, statistics, running)[0].hash
 
 
 def hash_of_functions(path, text):
@@ -508,62 +433,24 @@ def test_other_temperatures_and_batch_sizes_reuse_a_kernel(compiled):
     assert len(found) == 1
 
 
-# On a GPU -------------------------------------------------------------------------------------------------------------
-
-
-def on_gpu(test):
-    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")(test))
-
-
-@on_gpu
-@pytest.mark.parametrize("statistics", [[Sum()], [LogSumExp(100.0), Extreme()], EVERYTHING[:5], EVERYTHING], ids=len)
-@pytest.mark.parametrize("name", MATRICES)
-def test_a_gpu_computes_what_tiles_do_in_float64(name, statistics):
-    compare(name, statistics, "cuda")
-
-
-@on_gpu
-@pytest.mark.parametrize("name", ["symmetric", "queue"])
-def test_a_gpu_gives_the_same_bits_again(name):
-    check_same_bits(name, "cuda")
-
-
-@on_gpu
-@pytest.mark.parametrize("name", ["symmetric", "wide"])
-def test_a_users_statistic_runs_on_a_gpu(name, tmp_path):
-    check_users_statistics(tmp_path, name, "cuda")
-
-
-@on_gpu
-@pytest.mark.parametrize("text", [*all_subjects(), SUM])
-def test_objectives_on_a_gpu_equal_their_loops_on_every_layout(text):
-    with engine.using("triton"):
-        check_against_loops(text)
-
-
-def thousands_of_rows(layout, width, dtype):
-    sizes = {"views": (3001, 3001), "queue": (1025, 1025, 20011)}[layout]
-    source = torch.Generator("cuda").manual_seed(1)
-    return [torch.randn(size, width, generator=source, device="cuda").to(dtype) for size in sizes]
+# On a GPU, or without -------------------------------------------------------------------------------------------------
 
 
 def loss_and_gradients(objective, layout, leaves):
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    pairs = Pairs.from_views(leaves) if layout == "views" else Pairs.cross(*leaves)
-    loss = objective(pairs).loss
+    loss = objective(Pairs.from_views(leaves) if layout == "views" else Pairs.cross(*leaves)).loss
     return loss.detach(), *torch.autograd.grad(loss, leaves)
 
 
-@on_gpu
+@pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("text", ["infonce(temperature=0.02) + 0.1*dp", "hcl", "cacr", "align_uniform"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [128, 768])
-@pytest.mark.parametrize("layout", ["views", "queue"])
-def test_thousands_of_rows_on_a_gpu(layout, width, dtype, text):
-    import dipole
-
-    objective, leaves = dipole.objective(text).cuda(), thousands_of_rows(layout, width, dtype)
-    before = engine.served()
+@pytest.mark.parametrize(("layout", "sizes"), [("views", (3001, 3001)), ("queue", (1025, 1025, 20011))])
+def test_thousands_of_rows_on_a_gpu(layout, sizes, width, dtype, text, device):
+    source = torch.Generator(device).manual_seed(1)
+    leaves = [torch.randn(size, width, generator=source, device=device).to(dtype) for size in sizes]
+    objective, before = dipole.objective(text).to(device), engine.served()
     first, again = (loss_and_gradients(objective, layout, leaves) for _ in range(2))
     assert engine.served() > before, engine.failures()
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
@@ -585,51 +472,3 @@ def test_check_runs_with_kernels(monkeypatch):
     (row,) = report["checks"]
     assert row["outcome"] == "ok"
     assert "sweeps" in row["detail"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_kernels_without_a_gpu_are_refused_in_one_message(monkeypatch):
-    monkeypatch.setenv("DIPOLE_ENGINE", "triton")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    x, own = unit(4, 3, 0), torch.arange(4).unsqueeze(1)
-    with pytest.raises(engine.EngineError, match=r"no GPU.*DIPOLE_ENGINE=eager"):
-        row_statistics(x, x, own, [Sum()], counts=torch.full((4,), 3), symmetric=True)
-
-
-def test_unknown_engines_are_refused(monkeypatch):
-    for name in ("eager", "tiles", "EAGER"):
-        monkeypatch.setenv("DIPOLE_ENGINE", name)
-        assert engine.requested() == "eager"
-    monkeypatch.setenv("DIPOLE_ENGINE", "tritn")
-    with pytest.raises(engine.EngineError, match="'tritn' names no engine; there are dense, eager, triton"):
-        engine.requested()
-    monkeypatch.delenv("DIPOLE_ENGINE")
-    with pytest.raises(engine.EngineError, match="'tritn' names no engine"), engine.using("tritn"):
-        raise AssertionError("nothing runs under an engine that there is not")
-    assert engine.requested() is None
-    with engine.using("eager"):
-        assert engine.requested() == "eager"
-    assert engine.requested() is None
-    assert "processor" in engine.reason_against(torch.device("cpu"))
-    assert engine.reason_against(torch.device("meta"))
-
-
-def test_rounding_to_tf32_follows_every_switch_of_pytorch():
-    from dipole.core.objectives.kernels.fused import tf32_allowed
-
-    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
-    switches = {
-        "matmul_precision": torch.set_float32_matmul_precision,
-        "allow_tf32": lambda value: setattr(matmul, "allow_tf32", value),
-        "fp32_precision": lambda value: setattr(matmul, "fp32_precision", value),
-    }
-    try:
-        for switch, value, allowed in (
-            ("matmul_precision", "high", True), ("matmul_precision", "highest", False), ("allow_tf32", True, True),
-            ("allow_tf32", False, False), ("fp32_precision", "tf32", True), ("fp32_precision", "ieee", False),
-            ("matmul_precision", "high", True), ("fp32_precision", "ieee", False),
-        ):  # fmt: skip
-            switches[switch](value)
-            assert tf32_allowed() == allowed
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -6,47 +6,39 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from blobs_domain import BlobsAdapter
-from runs import assert_same_bits, at_batch, done, lines, quiet, refused, wait_for, weights
+from runs import assert_same_bits, at_batch, done, lines, only_record, quiet, refused, wait_for, weights
 from torch import nn
 
-from dipole.core.record import read_record
+from dipole.benchmarks.run import worker
 from dipole.core.train.checkpoint import same, unsupported_reason
 from dipole.core.train.launch import launch, pick_device
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.recipe import load
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.signals import HANDLED
+from dipole.core.utils import process
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.launched import first_node, launched
 from dipole.core.utils.process import describe_self, is_gone
-from tests.systems import posix
+from tests.systems import POSIX, posix
 
 SCRIPT = Path(__file__).with_name("blobs_domain.py")
 SLOWLY = {"OMP_NUM_THREADS": "1", "BLOBS_SECONDS": "0.05"}
-SETTINGS = ("blobs.dropout=0", "train.steps=60", "train.log_every=1", "train.evaluate_every=20")
-
-
-@pytest.mark.parametrize(
-    ("listed", "first"),
-    [
-        ("node07", "node07"),
-        ("gpu[03-07,12],cpu1", "gpu03"),
-        ("a,b[1-2]", "a"),
-        ("rack[2-3]node[10,11].site", "rack2node10.site"),
-        ("n[5]", "n5"),
-    ],
-)
-def test_the_first_node_of_a_list(listed, first):
-    assert first_node(listed) == first
+SETTINGS = ("blobs.dropout=0", "train.steps=60", "train.log_every=1", "train.evaluate_every=20", "train.clip=1")
+SETTINGS += ("objective=infonce(temperature=0.2)+0.3*dp+0.1*cllr",)
 
 
 def test_a_process_alone_and_one_of_torchrun():
+    listed = ("node07", "gpu[03-07,12],cpu1", "a,b[1-2]", "rack[2-3]node[10,11].site", "n[5]")
+    assert [first_node(each) for each in listed] == ["node07", "gpu03", "a", "rack2node10.site", "n5"]
     assert launched({}).size == 1
     assert launched({"WORLD_SIZE": "8"}).size == 1  # left over: nobody says which one this is
     torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"}
@@ -84,50 +76,46 @@ def test_a_process_that_is_gone_is_known():
     assert not is_gone(json.dumps(mine))
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
-    assert is_gone(json.dumps(mine | {"pid": child.pid}))
-    assert is_gone(json.dumps(mine | {"began": "1"}))  # its number was given to another process
-    assert is_gone(json.dumps(mine | {"boot": "an earlier one"}))
-    assert not is_gone(json.dumps(mine | {"host": "elsewhere", "pid": child.pid}))
-    assert not is_gone(json.dumps(mine | {"namespace": "pid:[1]", "pid": child.pid}))
-    for text in ("", "4711", "[]", '{"pid": "x"}', "null"):
-        assert not is_gone(text)
+    # A number may have been given to another process.
+    for gone in ({"pid": child.pid}, {"began": "1"}, {"boot": "an earlier one"}):
+        assert is_gone(json.dumps(mine | gone))
+    for other in ({"host": "elsewhere"}, {"namespace": "pid:[1]"}):
+        assert not is_gone(json.dumps(mine | {"pid": child.pid} | other))
+    assert not any(map(is_gone, ("", "4711", "[]", '{"pid": "x"}', "null")))
 
 
 @pytest.mark.parametrize(
-    ("variables", "settings", "said"),
+    ("variables", "setting", "said"),
     [
-        ({"ACCELERATE_USE_FSDP": "true"}, (), "FSDP .*train.microbatch"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, (), "DeepSpeed"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, (), "Megatron"),
-        ({"PJRT_DEVICE": "TPU"}, (), "TPU"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, (), "--set train.precision=bf16-mixed"),
-        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, ("train.precision=bf16-mixed",), "--set train.precision=16-mixed"),
-        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, (), "train.compile=true"),
-        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, (), "train.microbatch=ROWS"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, ("device=cuda:0",), "cuda:0"),
+        ("ACCELERATE_USE_FSDP=true", "seed=0", "FSDP .*train.microbatch"),
+        ("ACCELERATE_USE_DEEPSPEED=true", "seed=0", "DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM=true", "seed=0", "Megatron"),
+        ("PJRT_DEVICE=TPU", "seed=0", "TPU"),
+        ("ACCELERATE_MIXED_PRECISION=bf16", "seed=0", "--set train.precision=bf16-mixed"),
+        ("ACCELERATE_MIXED_PRECISION=fp16", "train.precision=bf16-mixed", "--set train.precision=16-mixed"),
+        ("ACCELERATE_DYNAMO_BACKEND=INDUCTOR", "seed=0", "train.compile=true"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4", "seed=0", "train.microbatch=ROWS"),
+        ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h", "device=cuda:0", "cuda:0"),
     ],
 )
-def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(blobs, monkeypatch, variables, settings, said):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(blobs, monkeypatch, variables, setting, said):
+    for each in variables.split():
+        monkeypatch.setenv(*each.split("="))
     with pytest.raises(ConfigError, match=said):
-        launch(load(blobs, settings).config)
+        launch(load(blobs, [setting]).config)
 
 
-def test_accelerates_own_words_for_what_the_recipe_says(blobs, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+def test_accelerates_own_words_for_what_the_recipe_says_and_devices_that_are_none(blobs, monkeypatch):
+    for name, value in {"MIXED_PRECISION": "bf16", "USE_CPU": "True", "DYNAMO_BACKEND": "NO"}.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
     processes = launch(load(blobs, ["train.precision=bf16-mixed"]).config)
     assert (processes.device.type, processes.size) == ("cpu", 1)
     with pytest.raises(ConfigError, match="accelerate launch --cpu"):
         pick_device("cuda")
-
-
-@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1", "CPU", ""])
-def test_a_device_that_is_none_is_told_from_those_that_are(name):
-    with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
-        pick_device(name)
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    for name in ("tpu", "meta", "cuda:-1", "CPU", ""):
+        with pytest.raises(ConfigError, match=f"device: '{name}' is none. Allowed: auto, cpu, cuda, cuda:1, mps"):
+            pick_device(name)
 
 
 @pytest.mark.parametrize("which", [each for each in HANDLED if each != signal.SIGINT])
@@ -148,57 +136,35 @@ def test_a_signal_in_an_evaluation_puts_it_off(blobs, tmp_path, monkeypatch, whi
     monkeypatch.setattr(BlobsAdapter, "evaluate", interrupted)
     with pytest.raises(RunInterruptedError, match=f"after step {5 * times} of 10; the checkpoint") as caught:
         quiet(blobs, *overrides, runs=tmp_path / "parts")
-    assert caught.value.exit_code == 75
-    (path,) = (tmp_path / "parts").glob("*/record.json")
-    assert read_record(path).status == "interrupted"
+    assert (caught.value.exit_code, only_record(tmp_path / "parts").status) == (75, "interrupted")
     parts = quiet(blobs, *overrides, runs=tmp_path / "parts")
     monkeypatch.setattr(BlobsAdapter, "evaluate", evaluate)
     assert (parts.results, parts.diagnostics, parts.histogram) == (whole.results, whole.diagnostics, whole.histogram)
     assert_same_bits(tmp_path / "whole", tmp_path / "parts")
 
 
-@posix
-def test_launchers_pass_on_what_came_already(blobs, tmp_path, monkeypatch):
-    at_batch(monkeypatch, {3: lambda: list(map(signal.raise_signal, (signal.SIGUSR1, signal.SIGTERM)))})
-    with pytest.raises(RunInterruptedError, match="after step 3 of 10; the checkpoint is saved"):
-        quiet(blobs, runs=tmp_path)
-
-
 def test_what_keeps_another_number_of_ranks_from_going_on():
     plain, normed = nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))
-    alike = {"drew": False, "adapter": {"seen": torch.ones(2), "epoch": 1}}
+    alike, other = {"drew": False, "adapter": {"seen": torch.ones(2)}}, {"adapter": {"seen": torch.zeros(2)}}
     assert unsupported_reason([alike, alike], plain, False) == ""
     assert "dropout" in unsupported_reason([alike, alike | {"drew": True}], plain, False)
-    assert "of its own" in unsupported_reason(
-        [alike, alike | {"adapter": {"seen": torch.zeros(2), "epoch": 1}}], plain, False
-    )
+    assert "of its own" in unsupported_reason([alike, alike | other], plain, False)
     assert "batch norm" in unsupported_reason([alike], normed, False)
     assert unsupported_reason([alike], normed, True) == unsupported_reason([alike], normed.eval(), False) == ""
     assert same([{"a": torch.ones(1)}], [{"a": torch.ones(1)}])
     assert not same([torch.ones(1)], [1.0])
 
 
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def srun(folder: Path, *arguments: object, **more: str) -> list[subprocess.Popen[str]]:
     """Two tasks, started as a step of SLURM starts them."""
     step = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1"}
-    step |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]", "MASTER_PORT": str(port())}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), *map(str, arguments)],
-            cwd=folder,
-            env={**os.environ, **step, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n), **SLOWLY, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for n in range(2)
-    ]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        step |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]", "MASTER_PORT": str(free.getsockname()[1])}
+    command, pipe, tasks = [sys.executable, str(SCRIPT), *map(str, arguments)], subprocess.PIPE, []
+    for n in ("0", "1"):
+        environment = {**os.environ, **step, "SLURM_PROCID": n, "SLURM_LOCALID": n, **SLOWLY, **more}
+        tasks.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True))
+    return tasks
 
 
 @pytest.mark.parametrize(
@@ -215,28 +181,32 @@ def test_an_error_of_both_ranks_is_told_once(blobs, tmp_path, setting, said):
     assert told.count(said) == told.count("error:") == 1
 
 
-def lines_in(runs: Path) -> int:
-    return sum(len(read_metrics(path)) for path in runs.glob("*/metrics.jsonl"))
-
-
 @posix
 def test_a_signal_to_one_rank_ends_both_at_one_step_and_one_process_goes_on(blobs, tmp_path):
     ranks = srun(tmp_path, "train", blobs, "--runs", "parts", "--set", *SETTINGS)
-    wait_for(lambda: lines_in(tmp_path / "parts") > 5, *ranks)
+    wait_for(lambda: sum(len(read_metrics(path)) for path in tmp_path.glob("parts/*/metrics.jsonl")) > 5, *ranks)
     ranks[1].send_signal(signal.SIGUSR1)
     said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [75, 75], said
     assert said.count("the checkpoint is saved. Repeat the command to continue.") == 1
     assert "Traceback" not in said
-    (path,) = (tmp_path / "parts").glob("*/record.json")
-    record = read_record(path)
-    assert (record.status, record.hardware.world_size) == ("interrupted", 2)
+    record = only_record(tmp_path / "parts")
+    assert (record.status, record.hardware.world_size, record.negatives_per_anchor) == ("interrupted", 2, 30)
     assert 5 < record.steps < 60
     assert quiet(blobs, *SETTINGS, runs=tmp_path / "parts").hardware.world_size == 1
     quiet(blobs, *SETTINGS, runs=tmp_path / "whole")
-    steps = [[line["step"] for line in lines(tmp_path / runs)] for runs in ("whole", "parts")]
-    assert steps[0] == steps[1]
+    names = "step", "train/loss", "grad/dp", "grad/cllr"
+    for line, other in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
+        one, two = ({name: each[name] for name in names if name in each} for each in (line, other))
+        assert one == pytest.approx(two, rel=1e-3)
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-3, atol=1e-5)
+
+
+@posix
+def test_launchers_pass_on_what_came_already(blobs, tmp_path, monkeypatch):
+    at_batch(monkeypatch, {3: lambda: list(map(signal.raise_signal, (signal.SIGUSR1, signal.SIGTERM)))})
+    with pytest.raises(RunInterruptedError, match="after step 3 of 10; the checkpoint is saved"):
+        quiet(blobs, runs=tmp_path)
 
 
 def test_a_signal_before_the_first_step_ends_at_once(blobs, monkeypatch, capsys):
@@ -257,6 +227,36 @@ def test_a_signal_before_the_first_step_ends_at_once(blobs, monkeypatch, capsys)
             patch.setattr(BlobsAdapter, name, function)
             assert said in refused(capsys, "train", blobs, "--quiet", code=75)
         assert signal.getsignal(signal.SIGTERM) is before
-    (path,) = Path("runs").glob("*/record.json")
-    assert read_record(path).status == "interrupted"
+    assert only_record(Path("runs")).status == "interrupted"
     done(capsys, "train", blobs, "--quiet")
+
+
+def test_a_number_that_another_process_has_now_is_told_without_proc(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "PROCESSES", tmp_path)
+    own = json.loads(process.describe_self())
+    assert float(own["began"]) == pytest.approx(psutil.Process().create_time(), abs=0.1)
+    assert not process.is_gone(json.dumps(own))
+    assert not process.is_gone(json.dumps(own | {"began": f"{float(own['began']) + 5:.2f}"}))  # the clock was set
+    assert process.is_gone(json.dumps(own | {"began": f"{float(own['began']) - 3600:.2f}"}))
+    assert not process.is_gone(json.dumps(own | {"began": ""}))  # the system did not tell: it may be
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        told = json.dumps(own | {"pid": other.pid, "began": f"{psutil.Process(other.pid).create_time():.2f}"})
+        assert not process.is_gone(told)
+        other.stdin.close()
+        if POSIX:
+            while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            assert process.is_gone(told)  # its exit code is still unread
+    assert process.is_gone(told)
+
+
+@posix  # what Windows does, acted out elsewhere
+def test_a_worker_follows_its_runner_where_parents_do_not_change(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as runner:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.os, "name", "nt")
+            lives, gone = worker._life_of(runner.pid), worker._life_of(2**22 + 1)
+        assert lives()
+        assert not gone()
+        runner.communicate(b"\n")
+    assert not lives()

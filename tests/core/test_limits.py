@@ -1,17 +1,28 @@
-"""Limits between objectives: where one becomes another, they agree in value and gradient."""
+"""Beyond the reference loops: limits between objectives, learned temperatures, and the solvers of CLLR."""
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
+from loops import draw
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from torch.nn.functional import normalize
 
 import dipole
+from dipole import OptionError, Pairs
 from dipole.core.conformance.reference import Case, uaur
-from dipole.core.evaluation.diagnostics import alignment, uniformity
 from dipole.core.objectives import similarity, tiles
-from dipole.core.objectives.pairs import Pairs
+from dipole.core.objectives.encoded_batch import EncodedBatch
+from dipole.core.objectives.registry import registry
+from dipole.core.objectives.regularizers.cllr import reconstruction, shrink_columns, shrink_spectrum, survives_above
+from dipole.core.objectives.spec import parse
+from dipole.core.objectives.spectrum import converged, distance_from_identity, effective_rank
+from dipole.core.train.config import TrainConfig
+from dipole.core.train.evaluation import diagnose_objective
+from dipole.core.train.identity import written_out
+from dipole.core.train.optimizer import build_optimizer
 
 SIZES = [(2, 2, 2, 0), (5, 3, 4, 1), (6, 2, 5, 2)]  # instances, views, width, seed
 
@@ -80,11 +91,10 @@ def test_limits_on_views_and_keys(sizes):
         agree(f"0.0*infonce + 1.0*dp(reduction={reduction})", "0.0*infonce + 1.0*dp", leaves, pairs, factor=factor)
 
 
-@pytest.mark.parametrize("tile", [512, 5])
-def test_sharp_cacr_tends_to_the_hardest_triplet(tile, monkeypatch):
+@pytest.mark.parametrize(("tile", "largest"), [(512, similarity.LARGEST), (5, 0)])
+def test_sharp_cacr_tends_to_the_hardest_triplet(tile, largest, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", tile)
-    if tile == 5:
-        monkeypatch.setattr(similarity, "LARGEST", 0)
+    monkeypatch.setattr(similarity, "LARGEST", largest)
     leaves = embeddings(6, 3, 8, 1)
     pairs = Pairs.from_views(leaves)
     hardest, expected = evaluate("triplet(margin=4.0, mode=hardest)", leaves, pairs)
@@ -96,96 +106,6 @@ def test_sharp_cacr_tends_to_the_hardest_triplet(tile, monkeypatch):
     assert distances[0] > 0.1
     assert distances[-1] < 1e-9
     torch.testing.assert_close(gradients, expected, atol=1e-8, rtol=0)
-
-
-@pytest.mark.parametrize("loss", ["logistic", "hinge"])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_single_point_blocks_are_l_un(sizes, loss):
-    """L_un (Arora Eqs. 4-6) over all other blocks: l of f(x)^T ( f(x+) - f(x_m^-) )."""
-    n, _, dim, seed = sizes
-    (x,) = embeddings(n * 3, 1, dim, seed)
-    blocks = x.view(n, 3, dim)
-    total = 0.0 * x.sum()  # where every hinge is inactive the gradient is 0, not missing
-    for i in range(n):
-        v = torch.stack([blocks[i, 0] @ (blocks[i, 1] - blocks[m, 1]) for m in range(n) if m != i])
-        of = torch.log2(1 + (-v).exp().sum()) if loss == "logistic" else (1 - v.min()).clamp_min(0)
-        total = total + of / n
-    found = evaluate(f"blocks(b=1, loss={loss})", [x], Pairs.from_blocks(blocks))
-    torch.testing.assert_close(found, (total.detach(), list(torch.autograd.grad(total, [x]))))
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_several_positives_are_averaged_and_the_first_are_chosen(sizes):
-    leaves = embeddings(*sizes)
-    pairs = Pairs.from_views(leaves)
-    count = pairs.positives.shape[1]
-
-    def alone(k):
-        others = torch.cat([pairs.positives[:, :k], pairs.positives[:, k + 1 :]], 1)
-        ignored = torch.cat([pairs.ignored, others], 1)
-        return Pairs(pairs.anchors, pairs.candidates, pairs.positives[:, k : k + 1], ignored)
-
-    total = sum(dipole.objective("infonce")(alone(k)).loss / count for k in range(count))
-    found = evaluate("infonce", leaves, pairs)
-    torch.testing.assert_close(found, (total.detach(), list(torch.autograd.grad(total, leaves))))
-    torch.testing.assert_close(evaluate("cacr(k=1)", leaves, pairs), evaluate("cacr", leaves, alone(0)))
-    joint, _ = evaluate("infonce(joint=true)", leaves, pairs)
-    assert (abs(joint - found[0]) > 0.05) == (count > 1)
-
-
-def test_objectives_with_options_are_others_on_their_layouts():
-    f, g = leaves = embeddings(6, 2, 4, 0)
-    window = Pairs.from_window(f, g, torch.tensor([0, 0, 0, 1, 1, 1]))
-    agree("quickthoughts", "infonce(similarity=dot, temperature=1.0, joint=true)", leaves, window)
-    pairs = Pairs.from_views(leaves)
-    value, _ = evaluate("vicreg(variance=0, covariance=0)", leaves, pairs)
-    torch.testing.assert_close(value, 25 / 4 * (f - g).detach().square().sum(1).mean())
-    rbf, _ = evaluate("cacr(cost=rbf, rbf_t=3.0, negative_weights=uniform)", leaves, pairs)
-    uniform, _ = evaluate("align_uniform(t=3.0, align_weight=0, uniform_over=pairs)", leaves, pairs)
-    distance = 2 - 2 * cosine_similarity(f, g).detach()
-    torch.testing.assert_close(rbf, uniform - (-3 * distance).exp().mean(), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("layout", ["views", "cross"])
-def test_dp_is_the_mean_over_pairs_of_instances(layout):
-    """A float64 loop: with two instances per batch and with ten, the default does not grow with their number."""
-    for batch in (2, 10):
-        one, other = (leaf.detach() for leaf in embeddings(batch, 2, 4, batch))
-        pairs, rows, others = Pairs.cross(one, other), list(enumerate(one)), list(enumerate(other))
-        if layout == "views":
-            pairs, rows = Pairs.from_views([one, other]), rows + others
-            others = rows
-        distances = [(1 - float(cosine_similarity(x, y, 0))) / 2 for i, x in rows for j, y in others if i != j]
-        penalties = [abs(min((distance - 0.1) * (distance - 0.5), 0)) for distance in distances]
-        assert sum(penalties) > 0
-        found = dipole.objective("dp")(pairs).terms["dp"].value
-        assert float(found) == pytest.approx(math.fsum(penalties) / len(penalties), rel=1e-12)
-
-
-def in_pairs(f, g):
-    """Documents of two sentences each: a sentence has one neighbour."""
-    return Pairs.from_window(f, g, torch.arange(len(f)) // 2)
-
-
-@pytest.mark.parametrize("layout", [in_pairs, Pairs.cross])
-def test_two_encoders_do_not_end_at_two_opposite_points(layout):
-    """Uniformity is taken within each encoder: all f at one point and all g opposite is not what align_uniform wants.
-
-    Repelling across the two alone, log e^{-2 * 4} + 4 = -4 there is below what any aligned embedding reaches.
-    """
-    f, g = (z.detach().requires_grad_() for z in embeddings(8, 2, 3, 0))
-    point = torch.tensor([[1.0, 0.0, 0.0]], dtype=f.dtype).expand(8, 3)
-    term = dipole.objective("align_uniform")
-    assert float(term(layout(point, -point)).loss) == pytest.approx(4.0)  # alignment 4, uniformity 0
-    optimizer = torch.optim.Adam([f, g], 0.1)
-    for _ in range(150):
-        optimizer.zero_grad()
-        term(layout(f, g)).loss.backward()
-        optimizer.step()
-    pairs = layout(f.detach(), g.detach())
-    assert float(term(pairs).loss) < -1.5
-    assert alignment(pairs) < 0.1
-    assert uniformity(pairs) < -1.5
 
 
 def test_uniformity_leaves_ignored_rows_of_a_view_out():
@@ -200,41 +120,264 @@ def test_uniformity_leaves_ignored_rows_of_a_view_out():
     torch.testing.assert_close(found, expected)
 
 
-def test_siglip_is_binary_and_infonce_is_not():
-    leaves = embeddings(2, 2, 4, 0)
-    pairs = Pairs.cross(*leaves)
-    z = (normalize(leaves[0], dim=1) @ normalize(leaves[1], dim=1).T / 0.5).detach()
-    own, other = z.diagonal(), z.flip(1).diagonal()
-    binary = ((1 + (-own).exp()).log() + (1 + other.exp()).log()).mean()
-    torch.testing.assert_close(evaluate("siglip(temperature=0.5, bias=0)", leaves, pairs)[0], binary)
-    torch.testing.assert_close(evaluate("infonce", leaves, pairs)[0], (1 + (other - own).exp()).log().mean())
+TEMPERED = [
+    entry.name
+    for entry in registry.entries("objective")
+    if any(option.name == "temperature" and "learned" in option.choices for option in entry.options)
+]
 
 
-def test_swav_is_cross_entropy_to_its_codes():
-    leaves = embeddings(8, 2, 4, 0)
-    term = dipole.objective(
-        "swav(prototypes=5, temperature=0.3, epsilon=0.1, iterations=200, codes=all)", dim=4
-    ).double()
-    (prototypes,) = (parameter.detach() for parameter in term.parameters())
-    scores = normalize(torch.cat(leaves), dim=1).detach() @ normalize(prototypes, dim=1).T  # (16, 5)
-    codes = (scores / 0.1).exp()
-    for _ in range(200):  # every prototype as often as another, every row once
-        codes = codes / codes.sum(0)
-        codes = codes / codes.sum(1, keepdim=True)
-    expected = cross_entropy(scores / 0.3, codes.roll(8, 0))  # codes of the other view
-    torch.testing.assert_close(term(Pairs.from_views(leaves)).loss.detach(), expected, atol=1e-8, rtol=0)
+def test_saved_copied_and_shown_under_stable_names():
+    assert {"infonce", "dcl", "hcl", "co2", "tuple", "quickthoughts", "supcon", "siglip"} <= set(TEMPERED)
+    assert "swav" not in TEMPERED
+    objective = dipole.objective("infonce(temperature=learned, init=0.2) + 0.1*dp")
+    assert objective.terms[0].summary() == {"temperature": pytest.approx(0.2)}
+    with torch.no_grad():
+        objective.terms[0].logit_scale.fill_(1.5)
+    fresh = dipole.objective(str(objective))
+    fresh.load_state_dict(objective.state_dict())
+    for same in (fresh, copy.deepcopy(objective)):
+        assert same.terms[0].summary()["temperature"] == pytest.approx(math.exp(-1.5))
+    assert dipole.objective("infonce").state_dict() == {}
+    assert dipole.objective("infonce(temperature=0.2)").terms[0].summary() == {}
+    learned = dipole.objective("siglip").terms[0].summary()
+    assert learned == {"temperature": pytest.approx(0.1), "bias": pytest.approx(-10)}
+    for given in ({"temperature": 0.2}, {"temperature": "learned", "init": 0.2}):
+        text = f"infonce({', '.join(f'{name}={value}' for name, value in given.items())})"
+        built = dipole.objective(text)
+        assert written_out(built)[0][2] == given | {"similarity": "cosine", "joint": False}
+        assert str(built) == text
+        assert parse(text)[0].options == tuple(given.items())
 
 
-def test_barlow_twins_does_not_see_scale_and_place_of_a_column():
-    leaves = embeddings(9, 2, 4, 0)
-    moved = [3 * leaves[0].detach() + torch.arange(4.0), leaves[1].detach() * torch.tensor([1.0, 2.0, 5.0, 0.5])]
-    moved = [z.double().requires_grad_() for z in moved]
-    of, again = (
-        {name: evaluate(name, z, Pairs.from_views(z))[0] for name in ("barlow_twins", "vicreg")}
-        for z in (leaves, moved)
+def test_the_scale_starts_at_init_and_stops_at_100():
+    """As CLIP's logit scale."""
+    objective = dipole.objective("infonce(temperature=learned, init=0.07)")
+    optimizer = torch.optim.Adam(objective.parameters(), lr=0.2)
+    x, seen = draw(12, 6).detach().float(), []
+    for _ in range(40):  # both sides are equal: the scale can only grow
+        seen.append(objective.terms[0].summary()["temperature"])
+        optimizer.zero_grad()
+        objective(Pairs.both(x, x)).loss.backward()
+        optimizer.step()
+        objective.after_step(0.2)
+    assert seen[0] == pytest.approx(0.07)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] == pytest.approx(0.01)
+
+
+def test_a_learned_temperature_cannot_be_set_and_weight_decay_leaves_it_alone():
+    with pytest.raises(OptionError, match="learned and cannot be set"):
+        dipole.objective("infonce(temperature=learned)").terms[0].temperature = 0.2
+    objective = dipole.objective("siglip + cllr(dim=4)", dim=4)
+    config = TrainConfig(steps=1, optimizer="adamw", learning_rate=0.1, weight_decay=0.3)
+    groups = build_optimizer(config, objective.parameters()).param_groups
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    of = {name: decays[id(parameter)] for name, parameter in objective.named_parameters()}
+    assert of == {"terms.0.logit_scale": 0, "terms.0.bias": 0, "terms.1.L": 0.3}
+
+
+def test_supcon_of_views_is_that_of_labels_and_without_labels_simclr():
+    f, labels = normalize(draw(2, 6, 4), dim=2), torch.tensor([0, -1, 0, -1, 1, 0])
+    for variant in ("out", "in"):
+        objective = dipole.objective(f"supcon(variant={variant})")
+        of_views = Pairs.from_views(list(f), labels)
+        torch.testing.assert_close(objective(of_views).loss, objective(Pairs.from_labels(list(f), labels)).loss)
+        torch.testing.assert_close(objective(*f).loss, dipole.objective("infonce(temperature=0.1)")(*f).loss)
+
+
+@pytest.mark.parametrize("threshold", [0.1, 1.0, 2.5])
+@pytest.mark.parametrize(
+    ("shrink", "norm"),
+    [(shrink_columns, lambda L: L.norm(dim=0).sum()), (shrink_spectrum, lambda L: torch.linalg.matrix_norm(L, "nuc"))],
+)
+def test_shrinking_is_the_proximal_map(shrink, norm, threshold):
+    """prox(L) minimises 0.5 |X - L|^2 + t norm(X): no random step from it goes lower."""
+    L = draw(6, 6).detach()
+    best = shrink(L, threshold)
+
+    def energy(X):
+        return 0.5 * (X - L).square().sum() + threshold * norm(X)
+
+    steps = [scale * draw(6, 6, seed=seed) for seed, scale in enumerate(50 * (1e-3, 1e-1, 1.0))]
+    assert min(energy(best + step) for step in steps) >= energy(best) - 1e-12
+    assert energy(L) >= energy(best)
+
+
+def with_projection(options, L):
+    term = dipole.objective(f"infonce+cllr(dim={len(L)}, {options})").terms[1]
+    with torch.no_grad():
+        term.L.copy_(L)
+    return term
+
+
+def test_prune():
+    columns = with_projection("norm=l21", torch.diag(torch.tensor([1.0, 0.0, 2.0, 1e-7])))
+    assert columns.prune().shape == (4, 2)
+    assert columns.summary().items() >= {"rank": 2.0, "columns": 2.0}.items()
+    first, second = torch.randn(2, 4)
+    pruned = with_projection("norm=nuclear", torch.stack([first, 2 * first, second, first - second], 1)).prune()
+    assert pruned.shape == (4, 4)
+    assert (int((pruned.norm(dim=0) > 0).sum()), torch.linalg.matrix_rank(pruned)) == (2, 2)
+
+
+def test_features_are_projected():
+    objective = dipole.objective("infonce+cllr(dim=3)")
+    with torch.no_grad():
+        objective.terms[1].L.copy_(torch.arange(9.0).view(3, 3))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(objective.transform(x), x @ torch.arange(9.0).view(3, 3).T)
+    assert dipole.objective("infonce").transform(x) is x
+    x, L = draw(12, 5, seed=2), draw(5, 5, seed=3).float()
+    term, L = with_projection("features=unit, alpha=0", L).double(), L.double()
+    assert term(x, x).item() == pytest.approx(float(reconstruction(L, x / x.norm(dim=1, keepdim=True)).mean()))
+    assert term(1000 * x, 1000 * x).item() == pytest.approx(term(x, x).item())
+    torch.testing.assert_close(term.transform(x), x @ L.T)  # what is used downstream stays linear in Phi
+
+
+def test_parameters_without_dim_are_created_at_the_first_call_and_then_trained():
+    objective = dipole.objective("infonce(similarity=bilinear)+cllr")
+    optimizer = torch.optim.Adam(objective.parameters(), lr=0.1)
+    z = torch.randn(8, 5)
+    before = float(objective(z, z + 0.1).loss.detach())
+    for _ in range(10):
+        optimizer.zero_grad()
+        objective(z, z + 0.1).loss.backward()
+        optimizer.step()
+    assert float(objective(z, z + 0.1).loss.detach()) < before
+    fresh = dipole.objective("infonce(similarity=bilinear)+cllr")
+    assert fresh.state_dict() == {}
+    fresh.load_state_dict(objective.state_dict())
+    assert torch.equal(fresh(z, z).loss, objective(z, z).loss)
+
+
+@pytest.mark.parametrize("norm", ["l21", "nuclear"])
+def test_what_is_small_is_nothing_however_small_the_rest(norm):
+    """L that shrinks as a whole loses its rank; what counts as zero is a length, not a share of the longest column."""
+    small, mixed = 9e-4 * torch.eye(6), torch.diag(torch.tensor([100.0, 0.5, 0.03, 0.009]))
+    for L, options, rank in (
+        (small, "", 0),
+        (small, ", tolerance=1e-5", 6),
+        (mixed, "", 3),
+        (mixed, ", tolerance=0.1", 2),
+    ):
+        found = with_projection(f"norm={norm}{options}", L).summary()
+        assert found["rank"] == found["columns"] == rank
+        assert (found["effective_rank"] == 0) == (rank == 0)
+    assert int((with_projection(f"norm={norm}", mixed).prune(0.1).norm(dim=0) > 0).sum()) == 2
+
+
+def test_effective_rank_and_distance_from_identity():
+    x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    values = np.linalg.svd(x.numpy().astype(np.float64), compute_uv=False)
+    share = values / values.sum()
+    assert effective_rank(x) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-6)
+    assert effective_rank(7 * x) == pytest.approx(effective_rank(x), rel=1e-6)
+    assert effective_rank(torch.eye(5)) == pytest.approx(5)
+    assert effective_rank(x[:, :1] @ x[:1]) == pytest.approx(1, abs=1e-3)
+    assert effective_rank(torch.zeros(3, 4)) == 0
+    assert effective_rank(torch.diag(torch.tensor([1.0, 1.0, 1e-3])), tolerance=0.01) == pytest.approx(2)
+    assert np.isnan(effective_rank(torch.full((2, 2), float("inf"))))
+    assert distance_from_identity(-0.3 * torch.eye(5)) == pytest.approx(0, abs=1e-7)
+    assert distance_from_identity(torch.eye(2).flip(0)) == pytest.approx(1)
+    assert distance_from_identity(torch.diag(torch.tensor([1.0, 3.0]))) == pytest.approx((2 / 10) ** 0.5)
+
+
+def test_numbers_of_the_projection_are_logged_beside_those_of_the_features():
+    x = (draw(40, 3) @ draw(3, 6, seed=1)).detach().float()
+    objective = dipole.objective("infonce + 0.1*cllr(dim=6, norm=nuclear)")
+    with torch.no_grad():
+        objective.terms[1].L.copy_(torch.diag(torch.tensor([0.9, 0.8, 0.0, 0.0, 0.0, 0.0])))
+    found = diagnose_objective(objective, x)
+    L, rows = objective.terms[1].L.detach().double().numpy(), x.double().numpy()
+    lost = sum(np.square(L.T @ L @ row - row).sum() for row in rows)
+    assert found["cllr.error"] == pytest.approx(lost / np.square(rows).sum(), rel=1e-5)
+    assert found["cllr.energy"] == pytest.approx(np.mean([row @ row for row in rows]), rel=1e-5)
+    assert found["cllr.data_rank"] == np.linalg.matrix_rank(rows @ L.T) == 2
+    assert found["cllr.data_effective_rank"] == pytest.approx(effective_rank(x @ objective.terms[1].L.T), rel=1e-4)
+    assert found["cllr.norm"] == pytest.approx(1.7)
+    assert found["cllr.frobenius"] == pytest.approx((0.81 + 0.64) ** 0.5)
+    assert found["cllr.spectral"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("norm", ["nuclear", "l21"])
+def test_a_direction_is_kept_by_its_energy_against_alpha(norm):
+    """Descent from the identity: energies above 3 sqrt(3)/8 alpha keep their direction, those below lose it."""
+    alpha = 2.0
+    energy = survives_above(alpha) * torch.tensor([0.1, 0.9, 1.1, 4.0]).double()
+    x = torch.diag((4 * energy).sqrt())  # four rows; their mean outer product is diag(energy)
+    if norm == "nuclear":
+        x = x @ torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double())[0]
+    term = with_projection(f"norm={norm}, alpha={alpha}, solver=proximal", torch.eye(4)).double()
+    rate = 0.02
+    for _ in range(800):
+        (gradient,) = torch.autograd.grad(reconstruction(term.L, x).mean(), [term.L])
+        with torch.no_grad():
+            term.L -= rate * gradient
+        term.after_step(rate, 1.0)
+    values = torch.linalg.svdvals(term.L.detach())
+    assert term.summary()["rank"] == 2
+    assert float(values[1]) > 3**-0.5
+    assert float(values[2]) < 1e-12
+    # The kept value solves 4 s l (1 - l^2) = alpha.
+    torch.testing.assert_close(
+        4 * energy[[3, 2]] * values[:2] * (1 - values[:2] ** 2), torch.full((2,), alpha).double()
     )
-    torch.testing.assert_close(again["barlow_twins"], of["barlow_twins"], atol=1e-3, rtol=0)
-    assert abs(again["vicreg"] - of["vicreg"]) > 1
-    own, _ = evaluate("barlow_twins(redundancy=0)", leaves, Pairs.from_views(leaves))
-    z, other = ((x - x.mean(0)) / x.std(0, correction=0) for x in map(torch.detach, leaves))
-    torch.testing.assert_close(own, (1 - (z * other).mean(0)).square().sum(), atol=1e-3, rtol=0)
+    if norm == "nuclear":
+        assert term.summary()["rank"] <= term.measure(x)["energy"] / survives_above(alpha)
+
+
+def test_singular_values_that_do_not_converge_in_single_precision_are_those_of_double():
+    """LAPACK gives up on some matrices of a projection that loses nearly all its directions."""
+
+    def gives_up(matrix):
+        if matrix.dtype != torch.float64:
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return torch.linalg.svdvals(matrix)
+
+    L = draw(9, 9, seed=3).detach().float().requires_grad_()
+    size = converged(gives_up, L).sum()
+    size.backward()
+    U, S, V = np.linalg.svd(L.detach().double().numpy())
+    assert (size.item(), L.grad.dtype) == (pytest.approx(S.sum(), rel=1e-12), torch.float32)
+    np.testing.assert_allclose(L.grad.numpy(), U @ V, atol=1e-6)
+    for hopeless in (L.double(), torch.full((3, 3), float("nan"))):
+        with pytest.raises(torch.linalg.LinAlgError):
+            converged(lambda matrix: gives_up(matrix.float()), hopeless)
+
+
+def released(rank, width, seed=0):
+    torch.manual_seed(seed)
+    return dipole.objective(f"infonce + cllr(variant=released, rank={rank})", dim=width).double()
+
+
+def test_the_released_form_starts_from_a_normal_draw_and_projects_nothing():
+    L = released(400, 300).terms[1].L.detach()
+    assert L.shape == (400, 300)
+    assert (float(L.mean()), float(L.std())) == (pytest.approx(0, abs=0.01), pytest.approx(1, abs=0.01))
+    assert dipole.objective("infonce + cllr(variant=released)", dim=2048).terms[1].L.shape == (512, 2048)
+    x = torch.randn(5, 300)
+    assert released(4, 300).transform(x) is x
+    term = released(2, 6).terms[1]
+    assert (term.summary()["rank"], term.remarks()) == (2, [])
+    assert term.measure(torch.randn(3, 6)) == {}
+    # Runs of the printed form keep their names.
+    texts = ("infonce + cllr", "infonce + cllr(variant=printed)", "infonce + cllr(variant=released)")
+    default, printed, other = (written_out(dipole.objective(text)) for text in texts)
+    assert "variant" not in default[1][2]
+    assert other != printed
+
+
+def test_the_released_form_acts_on_the_features_before_a_head():
+    z, h = draw(2, 4, 3), draw(2, 4, 8, seed=1)
+    rows = {"z0": z[0], "z1": z[1], "h0": h[0], "h1": h[1]}
+    objective = dipole.objective("infonce + cllr(variant=released, rank=2)").build(3, 8).double()
+
+    def relate(rows):
+        return dipole.Pairs.from_views([rows["z0"], rows["z1"]])
+
+    found = objective(EncodedBatch(rows, relate, features=("h0", "h1"))).terms
+    assert float(found["cllr"]) == pytest.approx(float(objective.terms[1](dipole.Pairs.from_views(list(h)))), abs=1e-12)
+    assert float(found["infonce"]) == pytest.approx(float(dipole.objective("infonce")(*z).loss))
+    with pytest.raises(dipole.PairsError, match="names 'h2'"):
+        objective(EncodedBatch(rows, relate, features=("h2",)))

@@ -1,25 +1,26 @@
-"""Optimizers, learning rates, and [train.schedule]: weights and options of terms that change with the step."""
+"""What changes or is watched along a run: optimizers, rates, [train.schedule], gradients of terms, collapse."""
 
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runs import quiet
+from blobs_domain import BlobsAdapter
+from runs import lines, quiet, weights
 from torch import Tensor, nn
 
-from dipole.core.objectives.objective import Composite, Objective, objective
+from dipole import Composite, ConfigError, DipoleError, Objective, objective
 from dipole.core.objectives.registry import register, registry
 from dipole.core.train import schedule
 from dipole.core.train.config import TrainConfig
+from dipole.core.train.health import Health, gradient_lengths
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
 from dipole.core.train.recipe import load
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
-from dipole.core.utils.errors import ConfigError
+from dipole.core.utils.seeding import Seeds
 
 TEMPERATURE = "train.schedule.infonce.temperature=exponential(1, 0.1, start=2, end=8)"
 BOTH = ("objective=infonce+dp", TEMPERATURE, 'train.schedule."dp.weight"=[[0, 0], [4, 0.2], [8, 0.1]]')
@@ -54,8 +55,7 @@ def test_values_at_0_5_10_and_20_of_20(text, expected):
 @pytest.mark.parametrize("entry", [each for each in registry.entries() if each.kind != "diagnostic"], ids=str)
 def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
     """Of every option of every entry: the value is in force at the next call, or the option is refused."""
-    generator = torch.Generator().manual_seed(3)
-    one, two = (torch.randn(12, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    one, two = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     for option in entry.options:
         if float not in option.kinds or option.name.endswith("init"):  # of what is learned
             continue
@@ -75,12 +75,12 @@ def test_a_scheduled_option_gives_what_an_objective_built_with_it_gives(entry):
         torch.manual_seed(0)
         built = objective(f"{entry.name}({option.name}={value!r})", dim=8).double()
         try:
-            expected = built(one, two)
-        except Exception as error:  # a layout that it does not take: the same answer
+            expected = built(one, two).loss
+        except DipoleError as error:  # a layout that it does not take: the same answer
             with pytest.raises(type(error)):
                 moved(one, two)
-            continue
-        assert torch.equal(moved(one, two).loss, expected.loss), option.name
+        else:
+            assert torch.equal(moved(one, two).loss, expected), option.name
 
 
 def test_each_step_is_made_with_its_value(blobs, tmp_path):
@@ -112,12 +112,11 @@ def test_a_constant_schedule_trains_as_the_option_does_under_another_name(blobs,
 
 def test_one_run_has_one_spelling(blobs):
     spellings = [
-        [TEMPERATURE],
-        ['train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}'],
-        ["train.schedule={infonce={temperature='exponential(1, 0.1, start=2, end=8)'}, learning_rate='constant'}"],
+        TEMPERATURE,
+        'train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}',
+        "train.schedule={infonce={temperature='exponential(1, 0.1, start=2, end=8)'}, learning_rate='constant'}",
     ]
-    configs = [load(blobs, each).config for each in spellings]
-    assert len({config.hash for config in configs}) == 1
+    assert len({load(blobs, [each]).config.hash for each in spellings}) == 1
     as_table, as_value = (load(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine"))
     assert as_table.config == as_value.config
     both = load(blobs, ["train.schedule=cosine", TEMPERATURE]).config
@@ -126,26 +125,9 @@ def test_one_run_has_one_spelling(blobs):
     assert '"infonce.temperature" = "exponential(1.0, 0.1, start=2, end=8)"' in both.to_toml()
 
 
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ("dp.weight=linear(0, 1)", "no term 'dp'"),
-        ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
-        ("infonce.similarity=linear(1, 2)", "nothing 'similarity' to schedule"),
-        ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
-        ("infonce.temperature=linear(1, nan)", "is no schedule"),
-        ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
-        ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
-        ("infonce.temperature=[]", "is no schedule"),
-        ("infonce.temperature=0.5", "is no schedule"),
-        ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
-        ("infonce.temperature=exponential(1, 0)", "above 0"),
-        ("infonce.weight=linear(1, -1)", "must be >= 0"),
-        ("learning_rate=cosin", "Did you mean 'cosine'"),
-        ("ahead.temperature=linear(1, 0.5)", "ahead computes scale from it when it is built"),
-    ],
-)
-def test_what_cannot_be_scheduled_is_said_before_training(blobs, entry, said):
+@pytest.fixture
+def ahead():
+    """An objective that keeps a number made of an option."""
     with registry.temporary():
 
         @register("ahead", formula="s", source="a test")
@@ -159,9 +141,30 @@ def test_what_cannot_be_scheduled_is_said_before_training(blobs, entry, said):
             def loss(self, positive: Tensor, rows: Any) -> Tensor:
                 return -self.scale * positive.mean(1)
 
-        chosen = "ahead" if entry.startswith("ahead") else "infonce"
-        with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
-            load(blobs, [f"objective={chosen}", f"train.schedule.{entry}"])
+        yield
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("dp.weight=linear(0, 1)", "no term 'dp'"),
+        ("infonce.temperatur=linear(1, 2)", "Did you mean 'temperature'"),
+        ("infonce.similarity=linear(1, 2)", "nothing 'similarity' to schedule"),
+        ("infonce.temperature=linear(0, 1)", "must be a number > 0"),
+        *((f"infonce.temperature={wrong}", "is no schedule") for wrong in ("linear(1, nan)", "[]", "0.5")),
+        ("infonce.temperature=linear(1, 2, start=1, start=2)", "is no schedule"),
+        ("infonce.temperature=[[0, 1], [0, 2]]", "must rise"),
+        ("infonce.temperature=linear(1, 2, start=5, end=4)", "0 <= start < end"),
+        ("infonce.temperature=exponential(1, 0)", "above 0"),
+        ("infonce.weight=linear(1, -1)", "must be >= 0"),
+        ("learning_rate=cosin", "Did you mean 'cosine'"),
+        ("ahead.temperature=linear(1, 0.5)", "ahead computes scale from it when it is built"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_said_before_training(blobs, ahead, entry, said):
+    chosen = "ahead" if entry.startswith("ahead") else "infonce"
+    with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
+        load(blobs, [f"objective={chosen}", f"train.schedule.{entry}"])
     assert said in str(caught.value)
 
 
@@ -173,23 +176,16 @@ def rates(total: int, spe: int = 1, **settings: object) -> list[float]:
 
 def test_schedules_are_their_formulas():
     assert rates(6, warmup=4.0) == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
-    found = rates(8, schedule="cosine", warmup=2.0)
-    assert (found[2], found[5]) == (pytest.approx(2.0), pytest.approx(1.0))
-    assert found[7] == pytest.approx(1 + torch.tensor(5 / 6 * torch.pi).cos().item())
-    assert all(a > b for a, b in pairwise(found[2:]))
+    found = rates(8, schedule="cosine", warmup=2.0)[2:]
+    assert found == pytest.approx([1 + math.cos(step / 6 * math.pi) for step in range(6)])
     found = rates(12, spe=3, epochs=4, schedule="step", milestones=(1.0, 3.0), decay=0.5)
     assert found == pytest.approx([2.0] * 3 + [1.0] * 6 + [0.5] * 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "more"),
-    [
-        ("adam", torch.optim.Adam, {"betas": (0.8, 0.9)}), ("adamw", torch.optim.AdamW, {"betas": (0.8, 0.9)}),
-        ("sgd", torch.optim.SGD, {"momentum": 0.7}),
-    ],
-)  # fmt: skip
-def test_built_optimizers_are_pytorchs(name, kind, more):
-    config = TrainConfig(steps=1, optimizer=name, learning_rate=0.1, weight_decay=0.01, **more)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_built_optimizers_are_pytorchs(kind):
+    more = {"momentum": 0.7} if kind is torch.optim.SGD else {"betas": (0.8, 0.9)}
+    config = TrainConfig(steps=1, optimizer=kind.__name__.lower(), learning_rate=0.1, weight_decay=0.01, **more)
     found, expected = nn.Parameter(torch.arange(4.0)), nn.Parameter(torch.arange(4.0))
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
     optimizer = build_optimizer(config, [found, frozen])
@@ -219,13 +215,146 @@ def test_lars_against_the_formula():
         w, b = w - v, b - u
         assert torch.allclose(matrix.double(), torch.tensor(w), atol=1e-5), step
         assert torch.allclose(bias.double(), torch.tensor(b), atol=1e-5), step
-
-
-def test_zero_weights_and_nothing_to_train():
     weight = nn.Parameter(torch.zeros(2, 2))
     weight.grad = torch.ones(2, 2)
     LARS([weight], lr=0.5).step()
     assert torch.equal(weight, torch.full((2, 2), -0.5))
-    frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="nothing to train"):
-        build_optimizer(TrainConfig(steps=1), frozen.parameters())
+        build_optimizer(TrainConfig(steps=1), nn.Linear(2, 2).requires_grad_(False).parameters())
+
+
+SUM = "dp(reduction=anchor_sum)"
+
+
+def ratios(runs: Path, name: str = "grad/dp") -> dict[int, float | None]:
+    return {line["step"]: line[name] for line in lines(runs) if name in line}
+
+
+def length(loss: Tensor, parameters: list[Tensor]) -> float:
+    grads = torch.autograd.grad(loss, parameters, retain_graph=True)
+    return math.sqrt(sum(float(g.square().sum()) for g in grads))
+
+
+def test_the_ratios_are_those_of_the_formulas(blobs, tmp_path):
+    text = f"infonce(temperature=0.3) + 0.7*{SUM}"
+    overrides, terms = ("blobs.dropout=0", "train.evaluate_every=2", "train.steps=5"), objective(text)
+    overrides += (f"objective={text}",)
+    record = quiet(blobs, *overrides, runs=tmp_path / "runs")
+    settings, seeds, cpu = load(blobs, overrides).config.settings, Seeds(0), torch.device("cpu")
+    torch.manual_seed(seeds.model)
+    adapter = BlobsAdapter(settings, seed=seeds, device=cpu, workdir=tmp_path, batch_size=16)
+    parameters = list(adapter.module.double().parameters())
+    optimizer = torch.optim.Adam(parameters, lr=0.01)
+    expected = {}
+    for step in range(5):
+        views = list(adapter.batches(step // 4))[step % 4][0].double()
+        infonce, dp = terms(*adapter.module(views.flatten(0, 1)).chunk(2)).weighted.values()
+        expected[step + 1] = length(dp, parameters) / length(infonce, parameters)
+        optimizer.zero_grad()
+        (infonce + dp).backward()
+        optimizer.step()
+    found = ratios(tmp_path / "runs")
+    assert list(found) == [1, 2, 4, 5]
+    assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-3)
+    assert record.diagnostics["grad/dp"] == pytest.approx(expected[5], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (f"objective=infonce(temperature=learned, init=0.07) + {SUM}", "blobs.queue=24"),
+        ("objective=infonce + 0.1*cllr(dim=8, solver=proximal) + swav", "train.microbatch=5"),
+        (f"objective=infonce + {SUM}", "train.activation_checkpointing=true", "train.precision=16-mixed"),
+        (f"objective=infonce + {SUM}", "train.schedule.dp.weight=linear(0, 1)", "train.clip=0.1"),
+    ],
+)
+def test_measuring_changes_no_bit_of_training(blobs, tmp_path, monkeypatch, overrides):
+    overrides = (*overrides, "train.evaluate_every=2")
+    quiet(blobs, *overrides, runs=tmp_path / "with")
+    assert any(name.startswith("grad/") for line in lines(tmp_path / "with") for name in line)
+    monkeypatch.setattr(Health, "see_step", lambda *_: None)
+    quiet(blobs, *overrides, runs=tmp_path / "without")
+    torch.testing.assert_close(weights(tmp_path / "with"), weights(tmp_path / "without"), rtol=0, atol=0)
+    of_training = []
+    for runs in (tmp_path / "with", tmp_path / "without"):
+        kept = [{name: value for name, value in line.items() if "grad/" not in name} for line in lines(runs)]
+        of_training.append([line for line in kept if len(line) > 2])
+    assert of_training[0] == of_training[1]
+
+
+def test_a_regularizer_that_dominates_is_named_once(blobs, tmp_path, capsys):
+    record = quiet(blobs, f"objective=infonce + 8*{SUM}", "train.evaluate_every=2", runs=tmp_path)
+    largest = max(value for value in ratios(tmp_path).values() if value is not None)
+    assert largest > 6
+    (note,) = [note for note in record.notes if "dominates" in note]
+    assert note == (
+        f"the term 'dp' dominates: its gradient was {largest:.3g} times as long as that of infonce. A weight of 4 "
+        "instead of 8 would halve that"
+    )
+    assert capsys.readouterr().err.count(f"warning: {note}.") == 1
+    assert quiet(blobs, f"objective=infonce + 4*{SUM}", runs=tmp_path / "halved").status == "done"
+    first, half = (next(iter(ratios(runs).values())) for runs in (tmp_path, tmp_path / "halved"))
+    assert half == pytest.approx(first / 2, rel=1e-5)
+    # A scheduled weight is the one of the step.
+    curve = ("train.schedule.dp.weight=linear(0, 10)", "train.evaluate_every=5", f"objective=infonce + {SUM}")
+    (note,) = [note for note in quiet(blobs, *curve, runs=tmp_path / "curve").notes if "dominates" in note]
+    assert ratios(tmp_path / "curve")[1] == 0
+    assert any(f"{weight / 2:.4g} instead of {weight:.4g}" in note for weight in (40 / 9, 5, 4, 9, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "logged"),
+    [
+        ("infonce", set()),
+        ("infonce + 0.1*dp(reduction=mean)", {"dp"}),
+        ("infonce + 5*dp(reduction=mean)", {"dp"}),
+        ("infonce + 0.1*cllr", {"cllr"}),
+        (f"5*{SUM}", set()),  # no base to compare with
+        (f"infonce + triplet + 0.01*{SUM}", {"infonce", "triplet", "dp"}),
+        (f"infonce + 0.01*{SUM} + 0.01*{SUM}", {"dp.0", "dp.1"}),
+    ],
+)
+def test_what_is_compared(blobs, tmp_path, text, logged):
+    record = quiet(blobs, f"objective={text}", runs=tmp_path)
+    found = {name for line in lines(tmp_path) for name in line}
+    assert {name.removeprefix("grad/") for name in found if name.startswith("grad/")} == logged
+    assert not any("dominates" in note for note in record.notes)
+
+
+def test_a_base_without_gradient_dominates_nothing_and_an_objective_alone_is_compared(blobs, tmp_path, monkeypatch):
+    overrides = (f"objective=triplet(margin=0) + {SUM}", "blobs.noise=0", "blobs.dropout=0")  # positives coincide
+    record = quiet(blobs, *overrides, runs=tmp_path / "coinciding")
+    assert None in ratios(tmp_path / "coinciding").values()
+    assert not any("dominates" in note for note in record.notes)
+    plain = BlobsAdapter.__init__
+
+    def frozen(adapter: BlobsAdapter, *args: Any, **kwargs: Any) -> None:
+        plain(adapter, *args, **kwargs)
+        adapter.module.requires_grad_(False)
+
+    monkeypatch.setattr(BlobsAdapter, "__init__", frozen)
+    quiet(blobs, f"objective=infonce(similarity=bilinear) + {SUM}", runs=tmp_path / "frozen")
+    assert set(ratios(tmp_path / "frozen").values()) == {0}  # W is not seen by polarization
+
+
+@pytest.mark.parametrize(("text", "collapses"), [("infonce", False), ("tuple", False), ("regression", True)])
+def test_embeddings_that_collapse_are_named_once(blobs, tmp_path, capsys, text, collapses):
+    overrides = ("train.steps=200", "train.evaluate_every=50", "blobs.dropout=0")
+    record = quiet(blobs, f"objective={text}", *overrides, runs=tmp_path)
+    notes = [note for note in record.notes if note.startswith("the embeddings have collapsed: mean distance ")]
+    assert len(notes) == len(record.notes) == collapses
+    assert capsys.readouterr().err.count("have collapsed") == collapses
+
+
+def test_lengths_and_weighted_terms():
+    a, b = (torch.nn.Parameter(torch.tensor([3.0, 4.0])) for _ in range(2))
+    weighted = {"one": (a * a).sum() / 2, "two": 2 * (b * b).sum(), "none": torch.zeros(())}
+    for names, expected in ((["one"], 5), (["one", "two"], math.hypot(5, 20))):
+        base, lengths = gradient_lengths(weighted, names, [a, b])
+        assert base == pytest.approx(expected)
+        assert lengths == {"one": 5, "two": 20, "none": 0}
+    z = torch.randn(2, 6, 4, requires_grad=True)
+    outcome = objective(f"infonce + 0.3*{SUM}")(z[0], z[1])
+    assert list(outcome.weighted) == ["infonce", "dp"]
+    torch.testing.assert_close(sum(outcome.weighted.values()), outcome.loss)
+    assert outcome.weighted["dp"].requires_grad

@@ -51,14 +51,6 @@ def test_a_changed_default_raises_the_version_of_its_table(name):
     now = defaults_of(tables()[name])
     assert not changed(written, now, name), "raise defaults_version of the table, then run this file"
     assert written.keys() >= now.keys(), "a new setting: run this file to write its default down"
-
-
-def test_what_is_noticed():
-    one = {"a": 1, "b": {"c": 2, "defaults_version": 1}, "defaults_version": 1}
-    assert changed(one, one | {"new": 3}, "t") == []
-    assert changed(one, one | {"a": 2}, "t") == ["t.a: 1 -> 2"]
-    assert changed(one, one | {"a": 2, "defaults_version": 2}, "t") == []
-    assert changed(one, one | {"b": {"c": 3, "defaults_version": 1}}, "t") == ["t.b.c: 2 -> 3"]
     assert RunConfig.defaults_version == 1
 
 

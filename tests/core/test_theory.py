@@ -4,7 +4,9 @@ import argparse
 import itertools
 import json
 import math
+import pkgutil
 import shlex
+from collections import Counter
 from dataclasses import asdict
 
 import numpy as np
@@ -12,10 +14,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
+from runs import refused
+from scipy.optimize import linprog
 from torch import nn
 
-from dipole.core.cli import main
 from dipole.core.cli.commands.theory import configure
 from dipole.core.evaluation.diagnostics import similarity_error
 from dipole.core.evaluation.theory import arora, cllr, expectation, lmcl, pictures
@@ -24,12 +26,12 @@ from dipole.core.evaluation.theory.expectation import expected, margin_loss
 from dipole.core.evaluation.theory.latent import Latent, collision, full_collision, some_collision
 from dipole.core.evaluation.theory.report import choose, measure
 from dipole.core.evaluation.theory.theorems import THEOREMS
-from dipole.core.evaluation.theory.trained import trained_loss
+from dipole.core.evaluation.theory.trained import _draw_tasks, trained_loss
 from dipole.core.objectives.registry import registry
 from dipole.core.train.theory import read_labels
 from dipole.core.utils.errors import DataError, OptionError
 
-LOSSES = ("hinge", "logistic")
+LOSSES, KINDS = ("hinge", "logistic"), {"different": False, "same": True}
 LABELS, X = torch.tensor([0, 1, 2, 0, 1, 0, 2]), torch.eye(7)
 
 
@@ -63,61 +65,50 @@ def tuples(points: Latent, k: int):
 def test_the_unsupervised_loss_is_that_of_every_tuple(loss, k):
     points = small()
     s = points.scores.tolist()
-    total, chances = dict.fromkeys(("whole", "different", "same"), 0.0), dict.fromkeys(("different", "same"), 0.0)
+    total, chances = Counter(), Counter()
     for chance, c, x, p, negatives in tuples(points, k):
-        gaps = {"different": [], "same": []}
-        for cn, q in negatives:
-            gaps["same" if cn == c else "different"].append(s[x][p] - s[x][q])
+        gaps = {kind: [s[x][p] - s[x][q] for cn, q in negatives if (cn == c) == same] for kind, same in KINDS.items()}
         total["whole"] += chance * l_of(loss, gaps["different"] + gaps["same"])
-        for kind, v in gaps.items():
-            if v:
-                total[kind] += chance * l_of(loss, v)
-                chances[kind] += chance
+        for kind in [kind for kind, v in gaps.items() if v]:
+            total[kind] += chance * l_of(loss, gaps[kind])
+            chances[kind] += chance
     found = arora.unsupervised_loss(points, loss, k)
     assert found.whole == pytest.approx(total["whole"], abs=1e-11)
     assert found.different == pytest.approx(total["different"] / chances["different"], abs=1e-11)
     assert found.same == pytest.approx(total["same"] / chances["same"], abs=1e-11)
     assert some_collision(points.prior, k) == pytest.approx(chances["same"], abs=1e-12)
     assert full_collision(points.prior, k) == pytest.approx(1 - chances["different"], abs=1e-12)
+    assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
+    if k == 1:
+        tau = collision(points.prior)
+        assert arora.block_loss(points, loss, b=1).whole == pytest.approx(found.whole)
+        assert found.whole == pytest.approx(tau * found.same + (1 - tau) * found.different)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("k", "tasks"), [(1, "collision"), (3, "collision"), (1, "distinct"), (2, "distinct")])
 def test_the_mean_classifier_is_that_of_every_task(loss, k, tasks):
-    points = small()
-    rho, f = points.prior.tolist(), points.features
-    total = weight = 0.0
-    for classes in itertools.product(range(3), repeat=k + 1):
-        first, others = classes[0], sorted(set(classes[1:]))
-        if first in others or (tasks == "distinct" and len(others) < k):
+    points, losses, chances = small(), [], []
+    mu = [points.features[span].mean(0) for span in points.spans]
+    for first, *others in itertools.product(range(3), repeat=k + 1):
+        if first in others or (tasks == "distinct" and len(set(others)) < k):
             continue
-        chance = math.prod(rho[c] for c in classes)
-        rows = f[points.spans[first]]
-        mu = [f[span].mean(0) for span in points.spans]
-        losses = [l_of(loss, [float(x @ (mu[first] - mu[c])) for c in others]) for x in rows]
-        total, weight = total + chance * sum(losses) / len(losses), weight + chance
-    assert arora.mean_classifier_loss(points, loss, k, tasks) == pytest.approx(total / weight, abs=1e-11)
+        rows = points.features[points.spans[first]]
+        losses.append(np.mean([l_of(loss, [float(x @ (mu[first] - mu[c])) for c in set(others)]) for x in rows]))
+        chances.append(float(points.prior[[first, *others]].prod()))
+    expected = np.average(losses, weights=chances)
+    assert arora.mean_classifier_loss(points, loss, k, tasks) == pytest.approx(expected, abs=1e-11)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_blocks_of_two_are_those_of_every_tuple_on_average(loss):
     points = Latent.of(torch.tensor([[1.0, 0.5], [-0.5, 1.0], [0.2, -1.0], [-1.0, 0.1]]), torch.tensor([0, 0, 1, 1]))
     s, total = points.scores.tolist(), 0.0
-    for c, d in itertools.product(range(2), range(2)):
-        own, other = ([0, 1], [2, 3])[c], ([0, 1], [2, 3])[d]
+    for own, other in itertools.product(([0, 1], [2, 3]), repeat=2):
         for x, p, q, m, n in itertools.product(own, own, own, other, other):
             total += 0.25 / 32 * l_of(loss, [(s[x][p] + s[x][q] - s[x][m] - s[x][n]) / 2])
     found = arora.block_loss(points, loss, b=2, draws=400)
     assert found.whole == pytest.approx(total, abs=max(4 * found.error, 1e-3))
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_unsupervised_loss_is_decomposed_and_is_a_block_of_one(loss):
-    points = small()
-    found, tau = arora.unsupervised_loss(points, loss), collision(points.prior)
-    assert arora.block_loss(points, loss, b=1).whole == pytest.approx(found.whole)
-    assert found.whole == pytest.approx(tau * found.same + (1 - tau) * found.different)
-    assert found.same >= 1 - 1e-12  # by Jensen, Sec. 4.2
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -144,14 +135,11 @@ def assert_hold(points: Latent, loss: str, k: int = 3, b: int = 3) -> None:
     blocks = arora.block_loss(points, loss, b, draws=2)
     middle, right = (arora.lemma_4_3(loss, 1, each.whole, points.prior) for each in (blocks, un))
     sides = [
-        ("4.3", mean, (un.whole - tau) / (1 - tau)),
-        ("4.4", un.same, arora.lemma_4_4(loss, s)),
-        ("4.5", mean, arora.theorem_6_1(loss, 1, un.different, s, points.prior)),
-        ("6.2, left", mean, middle),
-        ("6.2, right", middle, right),
-        ("4.3 of k", of_k, arora.lemma_4_3(loss, k, many.whole, points.prior)),
+        ("4.3", mean, (un.whole - tau) / (1 - tau)), ("4.4", un.same, arora.lemma_4_4(loss, s)),
+        ("4.5", mean, arora.theorem_6_1(loss, 1, un.different, s, points.prior)), ("6.2, left", mean, middle),
+        ("6.2, right", middle, right), ("4.3 of k", of_k, arora.lemma_4_3(loss, k, many.whole, points.prior)),
         ("6.1", of_k, arora.theorem_6_1(loss, k, many.different, s, points.prior)),
-    ]
+    ]  # fmt: skip
     if loss == "hinge":
         bound = arora.lemma_5_1(points, arora.margin(arora.radius(points), arora.spread(points)))
         sides.append(("5.1", un.different, bound))
@@ -159,19 +147,14 @@ def assert_hold(points: Latent, loss: str, k: int = 3, b: int = 3) -> None:
         assert smaller <= larger + 1e-9 * max(1.0, abs(larger)), (name, loss, smaller, larger)
 
 
+SIZES = st.tuples(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(0, 10_000))
+COUNTS = st.lists(st.integers(1, 6), min_size=2, max_size=6)
+
+
 @settings(max_examples=60)
-@given(
-    counts=st.lists(st.integers(1, 6), min_size=2, max_size=6),
-    width=st.integers(1, 8),
-    scale=st.floats(0.01, 6),
-    k=st.integers(1, 6),
-    b=st.integers(1, 6),
-    pull=st.floats(0, 3),
-    uniform=st.booleans(),
-    seed=st.integers(0, 10_000),
-    loss=st.sampled_from(LOSSES),
-)
-def test_every_inequality_holds_on_any_features(counts, width, scale, k, b, pull, uniform, seed, loss):
+@given(COUNTS, SIZES, st.floats(0.01, 6), st.floats(0, 3), st.booleans(), st.sampled_from(LOSSES))
+def test_every_inequality_holds_on_any_features(counts, sizes, scale, pull, uniform, loss):
+    width, k, b, seed = sizes
     generator = torch.Generator().manual_seed(seed)
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     centres = pull * torch.randn(len(counts), width, generator=generator)
@@ -180,20 +163,6 @@ def test_every_inequality_holds_on_any_features(counts, width, scale, k, b, pull
     # Wider scores are refused for this loss; below three quarters of its limit none is.
     assume(loss == "hinge" or float(points.scores.max() - points.scores.min()) < 900)
     assert_hold(points, loss, k, b)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("unit", [False, True])
-def test_the_inequalities_hold_on_digits_and_random_networks(loss, unit):
-    images, labels = load_digits(return_X_y=True)
-    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:300]
-    x, y = torch.from_numpy(images)[chosen].float() / 16, torch.from_numpy(labels)[chosen]
-    keep = (y > 2) | (torch.arange(len(y)) % 5 == 0)  # classes of unequal shares
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 12)).eval()
-    for features in (x, network(x).detach() * 3):
-        features = nn.functional.normalize(features, dim=1) if unit else features
-        assert_hold(Latent.of(features[keep], y[keep]), loss, k=4, b=5)
 
 
 def test_sides_tell_wrong_sides_apart():
@@ -221,8 +190,6 @@ def test_trained_classifier_between_the_infimum_and_the_mean():
 
 
 def test_the_hinge_optimum_is_that_of_a_linear_program():
-    from scipy.optimize import linprog
-
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(24, 2, generator=generator).double(), torch.arange(24) % 2
     points = Latent.of(x, y)
@@ -234,29 +201,12 @@ def test_the_hinge_optimum_is_that_of_a_linear_program():
 
 
 def test_drawn_tasks_come_as_often_as_their_classes_share():
-    from dipole.core.evaluation.theory.trained import _draw_tasks
-
     prior = torch.tensor([0.5, 0.3, 0.1, 0.1])
     drawn = _draw_tasks(prior, 1, 4000, seed=0)
     chances = {pair: float(prior[list(pair)].prod()) for pair in itertools.combinations(range(4), 2)}
     total = sum(chances.values())
     for pair, chance in chances.items():
         assert drawn.count(pair) / 4000 == pytest.approx(chance / total, abs=0.03)
-
-
-def test_polynomials_against_subsets_and_draws():
-    p = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    for k in (1, 2, 3):
-        wanted = sum(math.prod(s) for s in itertools.combinations(p.tolist(), k))
-        assert float(expectation.elementary(p, k)) == pytest.approx(wanted)
-        prefixes = expectation.elementary_prefixes(p.unsqueeze(0), k)[0].tolist()
-        assert prefixes == pytest.approx([float(expectation.elementary(p[:n], k)) for n in range(1, 5)])
-        g = torch.rand(1, 4, 2, dtype=torch.float64)
-        drawn = sum(
-            math.prod(float(p[c]) for c in each) * g[0, sorted(set(each))].prod(0)
-            for each in itertools.product(range(4), repeat=k)
-        )
-        assert torch.allclose(expectation.over_draws(p, g, k)[0], drawn)
 
 
 @pytest.mark.parametrize("k", [30, 200])
@@ -268,18 +218,13 @@ def test_many_negatives_of_few_classes(k):
         assert_hold(small(), loss, k=k)
 
 
-def test_deviation_is_the_formula():
-    points = small()
-    parts = []
+def test_deviation_constants_and_orders():
+    points, parts = small(), []
     for span in points.spans:
         x = points.features[span]
         covariance = torch.cov(x.T, correction=0)
         parts.append(math.sqrt(float(torch.linalg.eigvalsh(covariance)[-1])) * float(x.norm(dim=1).mean()))
-    nu = points.prior.square() / points.prior.square().sum()
-    assert arora.deviation(points) == pytest.approx(sum(w * v for w, v in zip(nu.tolist(), parts, strict=True)))
-
-
-def test_constants_and_orders():
+    assert arora.deviation(points) == pytest.approx(np.average(parts, weights=points.prior.square()))
     assert arora.collision_constant("hinge") == pytest.approx(0.7071, abs=1e-4)
     assert arora.collision_constant("logistic") == pytest.approx(0.7071 / math.log(2), abs=1e-4)
     first, later = (arora.generalization(2.0, 0.0, m, 0.95) for m in (100, 400))
@@ -295,8 +240,7 @@ def test_constants_and_orders():
 def test_figure_1_the_unsupervised_loss_picks_the_wrong_map():
     for make, mean_is_bad in ((pictures.mean_is_bad, True), (pictures.high_variance, False)):
         f1, f0 = make(3.0), make(3.0).scaled(0.0)
-        assert arora.unsupervised_loss(f0).whole == 1
-        assert arora.unsupervised_loss(f1).whole > 2
+        assert arora.unsupervised_loss(f0).whole == 1 < arora.unsupervised_loss(f1).whole - 1
         assert trained_loss(f1).loss < 1e-6 < trained_loss(f0).loss
         assert (arora.mean_classifier_loss(f1) > 1) == mean_is_bad
         assert (arora.deviation(f1) == 0) == mean_is_bad
@@ -325,14 +269,12 @@ def test_lmcl_parts_against_loops():
 
 
 def test_stationarity_from_lines():
+    names = "step", "train/loss", "train/grad_norm", "train/grad_norm_squared"
     lines = [
-        {"step": 1, "train/loss": 3.0, "train/grad_norm": 2.0, "train/grad_norm_squared": 5.0},
-        {"step": 1, "eval/x": 1.0},
-        {"step": 4, "train/loss": 1.0, "train/grad_norm": 1.0, "train/grad_norm_squared": 1.5},
-        {"step": 9, "train/loss": 2.0, "train/grad_norm": 2.0, "train/grad_norm_squared": 4.5},
+        dict(zip(names, each, strict=True)) for each in ((1, 3.0, 2.0, 5.0), (4, 1.0, 1.0, 1.5), (9, 2.0, 2.0, 4.5))
     ]
+    lines.insert(1, {"step": 1, "eval/x": 1.0})
     way = cllr.stationarity(lines, smoothness=2.0)
-    assert way is not None
     assert (way.steps, way.least, way.descent, way.gradient) == ([1, 4, 9], [5.0, 1.5, 1.5], 2.0, math.sqrt(5))
     assert way.bound == pytest.approx([math.sqrt(5) * math.sqrt(8 / t) for t in (1, 4, 9)])
     # With the smallest S that it says, the bound is met everywhere and once exactly.
@@ -347,22 +289,17 @@ def test_report_has_every_theorem_or_says_why_not():
     found = measure(x, y, Choices(k=2, tasks=5), facts=RunFacts(nce=2.0, negatives=10, cllr_weight=0.1, alpha=10))
     keys = {each.key for each in found.inequalities} | found.missing.keys()
     assert {each.key for each in THEOREMS} - keys <= {"figure_1", "lmcl_theorem_1", "cllr_theorem_1"}  # no two sides
-    assert found.value("coverage") > 0
-    assert found.value("var[D/E D]") > 0
+    assert min(found.value("coverage"), found.value("var[D/E D]")) > 0
     assert not found.broken
     json.dumps(found.as_dict(), allow_nan=False)
     without = measure(x, None)
     assert {each.key for each in THEOREMS if "labels" in each.needs} <= without.missing.keys()
     assert {"lmcl_eq_5", "lmcl_theorem_3"} == {each.key for each in without.inequalities}
-    one = measure(x, torch.zeros(60).long())
-    assert "two classes" in one.missing["lemma_4_3"]
+    assert "two classes" in measure(x, torch.zeros(60).long()).missing["lemma_4_3"]
     wide = measure(100 * x, y, Choices(losses=("logistic",), k=2))
     assert "spread" in wide.missing["theorem_6_1 (logistic)"]
     assert any(each.key == "lemma_4_3" for each in wide.inequalities)
-
-
-def test_points_are_chosen_by_class_where_classes_are_many():
-    labels = torch.arange(900) % 300
+    labels = torch.arange(900) % 300  # where classes are many, points are chosen by class
     rows = choose(labels, 900, Choices(points=60))
     assert (len(labels[rows].unique()), len(rows)) == (6, 18)
     assert torch.equal(choose(labels, 900, Choices(points=1000)), torch.arange(900))
@@ -398,28 +335,23 @@ def test_mistakes_are_one_message(make, message):
 
 def test_diagnostics_are_listed_and_agree():
     points = small()
-    labels = torch.repeat_interleave(torch.arange(3), points.counts)
-    values = {
-        "unsupervised_loss": arora.unsupervised_loss(points, "logistic", 2).whole,
-        "mean_classifier_loss": arora.mean_classifier_loss(points, "logistic", 2),
-    }
-    for name, value in values.items():
+    given = points.features, torch.repeat_interleave(torch.arange(3), points.counts)
+    for name, function in (
+        ("unsupervised_loss", lambda *more: arora.unsupervised_loss(*more).whole),
+        ("mean_classifier_loss", arora.mean_classifier_loss),
+    ):
         entry = registry.get(name)
         assert entry.kind == "diagnostic"
-        assert entry.target(points.features, labels, loss="logistic", k=2) == pytest.approx(value)
-    assert registry.get("class_collision").target(labels) == pytest.approx(collision(points.prior))
-    assert registry.get("intraclass_deviation").target(points.features, labels) == arora.deviation(points)
+        assert entry.target(*given, loss="logistic", k=2) == pytest.approx(function(points, "logistic", 2))
+    assert registry.get("class_collision").target(given[1]) == pytest.approx(collision(points.prior))
+    assert registry.get("intraclass_deviation").target(*given) == arora.deviation(points)
 
 
 def test_theorems_name_what_exists():
-    from importlib import import_module
-
     for theorem in THEOREMS:
         assert asdict(theorem)["assumption"] or theorem.always, theorem.name
         for function in theorem.functions:
-            path = f"dipole.core.evaluation.{function}"
-            module, _, name = path.rpartition(".")
-            assert callable(getattr(import_module(module), name)), path
+            assert callable(pkgutil.resolve_name(f"dipole.core.evaluation.{function}")), function
         words = shlex.split(theorem.run)
         assert words[:2] == ["dipole", "theory"]
         parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -434,10 +366,8 @@ def test_theorems_name_what_exists():
     ("name", "content", "wanted"),
     [
         ("names.txt", "New York\nParis\nNew York\n", [0, 1, 0]),
-        ("one_line.txt", "3 1 3", [3, 1, 3]),
-        ("unknown.txt", "-1\n5\n5\n", [-1, 5, 5]),
-        ("hashes.txt", f"{2**64 - 1}\n1\n1\n", [1, 0, 0]),
-        ("float.npy", [1.5, 1.7, math.nan], [0, 1, -1]),
+        *(("one_line.txt", "3 1 3", [3, 1, 3]), ("unknown.txt", "-1\n5\n5\n", [-1, 5, 5])),
+        *(("hashes.txt", f"{2**64 - 1}\n1\n1\n", [1, 0, 0]), ("float.npy", [1.5, 1.7, math.nan], [0, 1, -1])),
         ("unsigned.npy", np.array([2**64 - 1, 1, 1], dtype=np.uint64), [1, 0, 0]),
         ("names.npy", ["a", "b", "a"], [0, 1, 0]),
     ],
@@ -454,16 +384,8 @@ def test_labels_of_any_kind_keep_their_classes_apart(tmp_path, name, content, wa
         read_labels(str(path), None, 3)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        *(
-            (f"--delta={delta}", f"--delta: must be between 0 and 1, got '{delta}'")
-            for delta in ("2", "0", "-1", "nan", "x")
-        ),
-        ("--picture=x.bmp", "a picture ends in .svg, .png, .pdf, got 'x.bmp'"),
-    ],
-)
-def test_options_are_checked_before_the_run_is_looked_up(words, said, capsys):
-    assert main(["theory", "no such run", words]) == 2
-    assert said in capsys.readouterr().err
+def test_options_are_checked_before_the_run_is_looked_up(capsys):
+    wrong = {f"--delta={x}": f"--delta: must be between 0 and 1, got '{x}'" for x in ("2", "0", "-1", "nan", "x")}
+    wrong["--picture=x.bmp"] = "a picture ends in .svg, .png, .pdf, got 'x.bmp'"
+    for words, said in wrong.items():
+        assert said in refused(capsys, "theory", "no such run", words)
