@@ -178,13 +178,10 @@ def outcomes_of_rank(rank, sizes, every):
 
 
 SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
+SLOW = [pytest.param(SIZES[name], id=name, marks=pytest.mark.slow) for name in ("equal", "three")]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(SIZES[name], marks=[pytest.mark.slow] * (name != "unequal")) for name in SIZES],
-    ids=list(SIZES),
-)
+@pytest.fixture(scope="module", params=[pytest.param(SIZES["unequal"], id="unequal"), *SLOW])
 def ranks(request):
     """Results of the second rank; every layout and way in the slow cases."""
     sizes, every = request.param, request.param != SIZES["unequal"]

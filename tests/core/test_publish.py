@@ -30,12 +30,7 @@ from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.core.utils.freezing import fix_unused, freeze, layers
 from dipole.core.utils.progress import Progress, duration
 
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
+Terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
 # A kernel's stderr is no terminal, and shows what follows a carriage return in place of the line.
 Notebook = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
 
