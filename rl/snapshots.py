@@ -82,7 +82,7 @@ def resume(
     objective: Objective | Composite | None = None,
     **given: Any,
 ) -> PixelAgent:
-    """An agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
+    """Return an agent that continues as if it had never stopped: `agent.learn(rest, reset_num_timesteps=False)`.
 
         >>> agent = ContrastiveSAC("CnnPolicy", DotEnv(), preset="small", buffer_size=50, learning_starts=50)
         >>> agent = agent.learn(25, callback=CheckpointCallback(folder, every=20))
@@ -90,11 +90,11 @@ def resume(
 
     Args:
         folder: what `save` wrote.
-        env: environments made like those of the first run: a gymnasium.Env, a VecEnv, or a task's name. Ones without
-            get_state / set_state start a new episode instead (with a warning): that continues the training, but not bit
-            for bit.
+        env: environments made like those of the first run: a gymnasium.Env, a VecEnv, or a task's name. An
+            environment without get_state and set_state starts a new episode, with a warning. Training then continues,
+            but not bit for bit.
         device: where to continue: "auto", "cpu", "cuda", ...
-        cls: the agent's class, where it is one of your own.
+        cls: the agent's class, if you wrote it.
         objective: of an agent whose terms are not registered, as `ContrastiveSAC.load` takes it.
         given: keywords of the agent that no file can hold: a function as augmentation or learning_rate, action_noise,
             replay_buffer_class and its keywords, tensorboard_log.

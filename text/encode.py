@@ -19,11 +19,11 @@ Normalize = Literal["halves", "unit", "none"]
 
 
 class SentenceEncoder:
-    """Tokenizer and model together: sentences to vectors.
+    """Turn sentences into vectors with a tokenizer and a model.
 
     Args:
-        model: f and g.
-        tokens: the tokenizer it was trained with.
+        model: the encoders f and g.
+        tokens: the tokenizer of their training.
         normalize: "halves" scales f(s) and g(s) to unit length each before they are joined (what the Quick-Thought
             evaluation does), "unit" the whole vector, "none" nothing.
         max_length: longer sentences are cut. None: no limit.

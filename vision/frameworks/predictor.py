@@ -238,7 +238,7 @@ class BYOLConfig(PredictorConfig):
 
 @register_framework("byol")
 class BYOL(Following):
-    """Grill et al. 2020: the prediction of a view is compared with the target network's projections of the other views.
+    """Predict from each view what a momentum copy of the network says of the other views (Grill et al. 2020).
 
     With `2*regression` the loss is the paper's, both directions added. By default the projector has batch norm after
     its hidden layer (Sec. 3.3).
@@ -273,7 +273,7 @@ class MoCoV3Config(PredictorConfig):
 
 @register_framework("mocov3")
 class MoCoV3(Following):
-    """Chen, Xie & He 2021, Algorithm 1: a momentum key encoder, a predictor, and no queue.
+    """MoCo with a predictor and without a queue (Chen, Xie & He 2021, Algorithm 1).
 
     The paper's loss is 2 tau (ctr(q1, k2) + ctr(q2, k1)). Here the directions are averaged: for temperature tau,
     `4 tau * infonce(temperature=tau)` is the paper's. By default the projector has three layers and batch norm after
@@ -318,11 +318,12 @@ class NNCLRConfig(PredictorConfig):
 
 @register_framework("nnclr")
 class NNCLR(Predicting):
-    """Dwibedi et al. 2021, Eqs. 3-4: NN(z, Q) of a view against the predictions of the image's other views.
+    """Contrast the nearest neighbour of a view with predictions of the other views (Dwibedi et al. 2021, Eqs. 3-4).
 
-    The anchor is the neighbour, without gradient. Its positives are the predictions of the other views, its negatives
-    those of the other images. The first view's projections, of all ranks, enter Q after the step. Q starts with random
-    unit vectors. By default the projector has three layers and batch norm after each.
+    The neighbour comes from a queue Q and is the anchor, without gradient. Its positives are the predictions of the
+    image's other views, its negatives those of the other images. After the step, Q takes the first view's projections
+    of all ranks. Q starts with random unit vectors. By default the projector has three layers and batch norm after
+    each.
 
         >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
         >>> model = NNCLR(backbone, support=4096)
