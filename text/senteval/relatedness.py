@@ -120,7 +120,7 @@ def cosine(left: np.ndarray, right: np.ndarray) -> float:
         norm = np.linalg.norm(left) * np.linalg.norm(right)
     if not SMALLEST < norm < np.inf:
         left, right = (np.asarray(each, dtype=np.float64) / (np.abs(each).max() or 1) for each in (left, right))
-        norm = np.linalg.norm(left) * np.linalg.norm(right) or 1
+        norm = np.maximum(1, np.linalg.norm(left) * np.linalg.norm(right))  # 1 or more, or 0 of a zero vector
     return float(np.dot(left, right) / norm)
 
 
