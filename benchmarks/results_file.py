@@ -110,6 +110,8 @@ class _Run(Part):
 
 def read_results_file(path: Path) -> StoredSuite:
     """Read a results file. Raise RecordError if it is none, has another version, or a line (named) is damaged."""
+    if path.suffix == ".toml":
+        raise RecordError(f"{path} is a suite or a recipe. Give the folder of its runs, such as `dipole report runs`.")
     head: _Head | None = None
     shared: dict[str, dict[str, Any]] = {}
     runs: list[_Run] = []

@@ -323,3 +323,9 @@ def test_data_that_follow_the_seed_are_no_strangers():
     assert strangers([run(0, "a")], [run(2, "c")]) == {}
     assert list(strangers([run(0, "a"), run(0, "a", "y"), run(0, "c")])) == ["x0c"]
     assert strangers([run(0, "a"), run(0, "a", "y"), run(0, "c", imbalance=20.0)]) == {}
+
+
+def test_a_suite_in_place_of_a_results_file_is_named(tmp_path):
+    (tmp_path / "mine.toml").write_text('name = "mine"')
+    with pytest.raises(RecordError, match=r"mine\.toml is a suite or a recipe. Give the folder of its runs"):
+        results_file.read_results_file(tmp_path / "mine.toml")
