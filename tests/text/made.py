@@ -1,6 +1,7 @@
-"""What the text tests share: adapters, files of rows, and small transformers with random weights."""
+"""What the text tests share: adapters, files of rows, small transformers, and text that tokenizers disagree on."""
 
 import json
+import random
 from pathlib import Path
 
 import torch
@@ -32,3 +33,17 @@ def write_bert(folder, vocab_size=40, **more):
     torch.manual_seed(0)
     BertModel(BertConfig(**{"vocab_size": vocab_size, **TINY_BERT, **more})).save_pretrained(folder)
     return folder
+
+
+ODD_WORDS = (
+    "The the cat can't n't 1,000.5 <unk> <unk>a <UNK> -- ... self-made <unk><unk> . Mr. etc. end. Then? na\u00efve "
+    "e\u0301 x\u00b2 \u65e5\u672c \u1112\u1161 \u03a3\u0391\u03a3 \u0130 \u2019s it\u2019s \u200b \u24b6 u\u0308. "
+    "_a\u203fb \U0001f600 \ufb01"
+)
+
+
+def text_of(seed: int, words: int) -> str:
+    draw = random.Random(seed)
+    odd = ODD_WORDS.split()
+    blanks = [" ", " ", " ", "\n", ". ", "\n\n", "\n \n"]
+    return "".join(draw.choice(odd) + draw.choice(blanks) for _ in range(words))

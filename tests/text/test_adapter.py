@@ -1,25 +1,30 @@
-"""The domain as the trainer sees it: batches, pairs, evaluation, and runs from the command line."""
+"""The domain as the trainer sees it: batches, pairs, evaluation, and steps that read nothing back from the device."""
 
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import dipole
+from dipole import objective
 from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.text.adapter import _is_development
+from dipole.text.adapter import TextAdapter, _is_development
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document
 from dipole.text.document_classification import held_back, labelled_documents
+from dipole.text.encoders.networks import takes_whole_mask
 from dipole.text.model import expanded
-from dipole.text.senteval.tables import published_rows
+from tests.device_reads import META, no_cuda_waits, no_reads
+from tests.runs import refused
 from tests.text.made import text_adapter, write_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -67,6 +72,10 @@ def test_batches_are_consecutive_and_leave_the_ends_of_documents_out(corpus, tmp
     assert [ids for b in found for ids in restored(b.batch)] == [ids.tolist() for ids in adapter.sentences.ids(rows)]
     assert torch.cat([b.document for b in found]).tolist() == [i // 30 for i in rows]
     assert set(adapter.held_rows) == set(range(300)) - set(rows)
+    refused(DataError, "fewer than", make, corpus, tmp_path, limit=30)
+    cached = [make(corpus, tmp_path, order="sequential", cache=str(tmp_path / "cache")) for _ in range(2)]
+    assert cached[0].data_info() == cached[1].data_info() == adapter.data_info()
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,12 +92,11 @@ def test_batches_depend_on_seed_and_epoch_alone_and_ranks_share_them(corpus, tmp
     assert restored(halves[0].batch) + restored(halves[1].batch) == restored(whole.batch)
 
 
-def test_neighbours_and_blocks_stay_inside_documents(corpus, tmp_path):
+def test_neighbours_stay_inside_documents(corpus, tmp_path):
     adapter = make(corpus, tmp_path, order="sequential", window=2, self_logit="drop")
     batch = next(adapter.batches(0))
-    pairs = paired(adapter, batch)
     document = batch.document
-    for i, positives in enumerate(pairs.positives):
+    for i, positives in enumerate(paired(adapter, batch).positives):
         expected = {j for j in range(i - 2, i + 3) if j != i and 0 <= j < 40 and document[j] == document[i]}
         assert {int(p) for p in positives if p >= 0} == expected
     pairs = paired(make(corpus, tmp_path, self_logit="zero"), next(make(corpus, tmp_path).batches(0)))
@@ -100,8 +108,7 @@ def test_quick_thoughts_is_the_loss_of_the_authors_code(corpus, tmp_path):
     adapter = make(corpus, tmp_path, order="sequential", batch_size=20, limit=26, held_out=0.0)
     batch = next(adapter.batches(0))
     f, g = (side.double() for side in adapter.module(batch.batch))
-    scores = f @ g.T
-    scores.fill_diagonal_(0)
+    scores = (f @ g.T).fill_diagonal_(0)
     neighbours = torch.diag(torch.ones(19, dtype=torch.float64), 1)
     targets = neighbours + neighbours.T
     targets /= targets.sum(1, keepdim=True)
@@ -118,12 +125,9 @@ def test_blocks_hold_consecutive_sentences_of_one_document(corpus, tmp_path):
     assert torch.equal(blocks // 30, batch.document.view(-1, 5))
     assert (batch.document.view(-1, 5) == blocks[:, :1] // 30).all()
     assert adapter.module.g is None
-    pairs = paired(adapter, batch)
-    assert pairs.positives.shape == (40, 4)
-    with pytest.raises(ConfigError, match=r"multiple of 7.*nearest: 42"):
-        make(corpus, tmp_path, pairs="blocks", block_size=6)
-    with pytest.raises(DataError, match="no document"):
-        make(corpus, tmp_path, pairs="blocks", block_size=39)
+    assert paired(adapter, batch).positives.shape == (40, 4)
+    refused(ConfigError, r"multiple of 7.*nearest: 42", make, corpus, tmp_path, pairs="blocks", block_size=6)
+    refused(DataError, "no document", make, corpus, tmp_path, pairs="blocks", block_size=39)
 
 
 @pytest.mark.parametrize("blocks", ["consecutive", "random"])
@@ -143,31 +147,9 @@ def test_negative_blocks_collide_as_independent_classes_do(corpus, tmp_path, blo
         spread = float(torch.stack(collided).std()) / len(collided) ** 0.5
         assert abs(share - expected) < 4 * spread
         assert spread < 0.01
-
-
-def test_negative_blocks_are_drawn_anew_and_again_the_same(corpus, tmp_path):
-    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=1)
     draws = [[paired(adapter, batch).known.draw for batch in adapter.batches(epoch)] for epoch in range(2)]
     assert len({*draws[0], *draws[1]}) == 2 * adapter.steps_per_epoch
     assert [paired(adapter, batch).known.draw for batch in adapter.batches(1, 2)] == draws[1][2:]
-
-
-OBJECTIVES = [
-    "infonce", "quickthoughts", "dcl", "hcl", "cacr", "align_uniform", "dcl(similarity=dot, temperature=1) + 0.1*dp",
-    "hcl + 0.1*dp", "dcl + 0.1*cllr(norm=l21)", "quickthoughts + 0.1*cllr(norm=nuclear)",
-    "vicreg", "barlow_twins",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("spec", OBJECTIVES)
-@pytest.mark.parametrize("pairs", [{"window": 2}, {"pairs": "blocks", "block_size": 3}])
-def test_every_objective_runs_on_neighbours_and_blocks(corpus, tmp_path, spec, pairs):
-    adapter = make(corpus, tmp_path, encoder="bow", **pairs)
-    loss = dipole.objective(spec, dim=adapter.embedding_dim)
-    value = loss(adapter.embed(next(adapter.batches(0)))).loss
-    value.backward()
-    assert torch.isfinite(value)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in adapter.module.parameters())
 
 
 def test_gradients_are_clipped_tensor_by_tensor(corpus, tmp_path):
@@ -220,8 +202,7 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     assert plain.width == 16
     assert not np.allclose(encoder.encode("novel"), encoder.encode("word29xyz"))
     vectors.write_text("nothing 1 2\n")
-    with pytest.raises(DataError, match="holds no word of the corpus"):
-        make(corpus, tmp_path, channels="fixed", vectors=str(vectors))
+    refused(DataError, "holds no word of the corpus", make, corpus, tmp_path, channels="fixed", vectors=str(vectors))
 
 
 @pytest.mark.parametrize(
@@ -248,50 +229,7 @@ def test_multichannel_and_expansion(corpus, tmp_path):
     ],
 )
 def test_settings_that_contradict_each_other(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TextSettings(**settings)
-
-
-def test_small_corpora_and_caches(corpus, tmp_path):
-    with pytest.raises(DataError, match="fewer than"):
-        make(corpus, tmp_path, limit=30)
-    folder = str(tmp_path / "cache")
-    first, second = make(corpus, tmp_path, cache=folder), make(corpus, tmp_path, cache=folder)
-    assert first.data_info() == second.data_info() == make(corpus, tmp_path).data_info()
-    assert len(list(Path(folder).iterdir())) == 1
-
-
-@pytest.mark.parametrize("b", [1, 3, 9])
-@pytest.mark.parametrize("loss", ["logistic", "hinge"])
-def test_the_block_loss_of_sentences_is_equation_12(corpus, tmp_path, b, loss):
-    """Each sentence against the mean of its b positives, and one mean of b sentences of every other block."""
-    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=b)
-    batch = next(adapter.batches(0))
-    found = dipole.objective(f"blocks(loss={loss})")(adapter.embed(batch)).loss
-    f = adapter.module(batch.batch)[0].double().detach().view(-1, b + 1, adapter.embedding_dim)
-    assert len(f) * (b + 1) == 40
-    losses = []
-    for n in range(len(f)):
-        for i in range(b + 1):
-            own = f[n, [j for j in range(b + 1) if j != i]].mean(0)
-            v = torch.stack([f[n, i] @ (own - f[m, 1:].mean(0)) for m in range(len(f)) if m != n])
-            hinge = (1 - v).max().clamp_min(0)
-            losses.append(torch.log2(1 + torch.exp(-v).sum()) if loss == "logistic" else hinge)
-    assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
-
-
-@pytest.mark.parametrize("table", ["lmcl-table4", "cllr-table2"])
-def test_every_row_of_the_published_tables_trains(corpus, tmp_path, table):
-    suite = Path(dipole.__file__).parents[1] / "benchmarks/suites" / f"{table}.toml"
-    rows = tomllib.loads(suite.read_text())["rows"]
-    adapter = make(corpus, tmp_path, encoder="bow")
-    batch = next(adapter.batches(0))
-    printed = {name for name, _ in published_rows(table)}
-    assert {row["method"] for row in rows if not row.get("control")} <= printed
-    for row in rows:
-        loss = dipole.objective(row["objective"], dim=adapter.embedding_dim)
-        assert torch.isfinite(loss(adapter.embed(batch)).loss)
-        assert dipole.objective(str(loss), dim=adapter.embedding_dim) is not None
+    refused(ValueError, message, TextSettings, **settings)
 
 
 def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
@@ -314,29 +252,11 @@ def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
 def test_random_blocks_are_any_sentences_of_one_document(corpus, tmp_path):
     adapter = make(corpus, tmp_path, pairs="blocks", blocks="random", block_size=4, block_count=6)
     assert adapter.steps_per_epoch == 10 * 6 * 5 // 40
-    seen = []
     for batch in adapter.batches(0):
         blocks = batch.document.view(-1, 5)
         assert (blocks == blocks[:, :1]).all()
         assert torch.equal(paired(adapter, batch).labels, batch.document)
-        seen += restored(batch.batch)
-    later = [ids for batch in adapter.batches(1) for ids in restored(batch.batch)]
-    assert sorted(map(tuple, seen[:30])) != sorted(map(tuple, later[:30]))
-    held = {tuple(ids.tolist()) for ids in adapter.sentences.ids(adapter.held_rows)}
-    train = {tuple(ids.tolist()) for ids in adapter.sentences.ids(adapter.train_rows)}
-    assert set(map(tuple, seen)) <= train | (held & train)
-
-
-def test_the_losses_of_arora_are_measured_on_held_out_blocks(corpus, tmp_path):
-    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=3, losses=True)
-    found = adapter.evaluate(dipole.objective("blocks(k=2)"))
-    rows = adapter.train_rows, adapter.held_rows
-    parts = [
-        part for r in rows for part in (adapter._probe().sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))
-    ]
-    expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
-    assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
-    assert not [name for name in found if name.startswith("document/mean")]
+        assert set(batch.index.tolist()) <= set(adapter.train_rows)
 
 
 @pytest.mark.parametrize(("settings", "first"), [({"development": 0.1}, 21), ({}, 15)])
@@ -348,17 +268,7 @@ def test_a_validation_part_lies_between_training_and_test(corpus, tmp_path, sett
     assert set(adapter.train_rows % 30) == set(range(first))
 
 
-def test_documents_are_chosen_without_test_numbers():
-    documents = [(Document(str(i), ["a"]), "even" if i % 2 else "odd", i >= 80) for i in range(100)]
-    found = list(held_back(documents, 0.25, np.random.default_rng(0)))
-    assert [document.name for document, _, _ in found] == [str(i) for i in range(80)]
-    assert 10 <= sum(tested for _, _, tested in found) <= 30
-    assert found == list(held_back(documents, 0.25, np.random.default_rng(0)))
-    names = ["next/accuracy", "senteval/MR/accuracy", "senteval/MR/dev", "senteval/MRPC/f1", "senteval/STS14/spearman"]
-    assert [name for name in names if _is_development(name)] == ["next/accuracy", "senteval/MR/dev"]
-
-
-def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
+def test_classifiers_and_losses_of_arora_measure_held_out_sentences(corpus, tmp_path):
     adapter = make(corpus, tmp_path, encoder="bow", classifiers=("trained", "mean", "few"))
     found = adapter.evaluate(None)
     sides = [adapter._probe().sides(rows)[0].double() for rows in (adapter.train_rows, adapter.held_rows)]
@@ -371,6 +281,15 @@ def test_classifiers_tell_all_held_out_sentences(corpus, tmp_path):
         binary += [float(point[owner] > point[other]) for other in range(10) if other != owner]
     assert found["document/mean/avg-2"] == pytest.approx(sum(binary) / len(binary), abs=1e-6)
     assert {f"document/{name}/{task}" for name in ("trained", "few") for task in ("avg-10", "top-5")} <= set(found)
+    adapter = make(corpus, tmp_path, encoder="bow", pairs="blocks", block_size=3, losses=True)
+    found = adapter.evaluate(dipole.objective("blocks(k=2)"))
+    rows = adapter.train_rows, adapter.held_rows
+    parts = [
+        part for r in rows for part in (adapter._probe().sides(r)[0], torch.from_numpy(adapter.sentences.document[r]))
+    ]
+    expected = block_losses(*parts, BlockShape(3, 2), adapter.seed.probe)
+    assert {f"losses/{name}": value for name, value in expected.items()}.items() <= found.items()
+    assert not [name for name in found if name.startswith("document/mean")]
 
 
 @pytest.fixture
@@ -399,15 +318,6 @@ def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labe
     model = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(x[:45]), y[:45])
     assert found == pytest.approx(model.score(scaler.transform(x[45:]), y[45:]), abs=1e-6)
     assert found > 0.6
-
-
-@pytest.mark.parametrize("field", ["senteval", "labelled"])
-def test_what_is_measured_at_the_end_is_missed_before_anything_is_trained(corpus, field, tmp_path):
-    with pytest.raises(DataError, match="absent"):
-        make(corpus, tmp_path, **{field: str(tmp_path / "absent")})
-
-
-def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_path):
     bare = [{key: row[key] for key in ("label", "sentences")} for row in labelled]
     found = list(labelled_documents(write_rows(tmp_path / "bare.jsonl", bare)))
     assert sum(tested for _, label, tested in found if label == "pos") == 6  # every fifth of thirty
@@ -418,10 +328,16 @@ def test_labelled_documents_without_splits_and_wrong_ones(corpus, labelled, tmp_
         ([{"label": 1, "text": "One.", "split": split} for split in ("train", "test")], "one class alone for training"),
     ):
         path = write_rows(tmp_path / "wrong.jsonl", rows)
-        with pytest.raises(DataError, match=message):
-            make(corpus, tmp_path, encoder="bow", labelled=path)
-    with pytest.raises(DataError, match="nothing at nowhere"):
-        list(labelled_documents("nowhere.txt"))
+        refused(DataError, message, make, corpus, tmp_path, encoder="bow", labelled=path)
+    for field in ("senteval", "labelled"):  # before anything is trained
+        refused(DataError, "absent", make, corpus, tmp_path, **{field: str(tmp_path / "absent")})
+    documents = [(Document(str(i), ["a"]), "even" if i % 2 else "odd", i >= 80) for i in range(100)]
+    found = list(held_back(documents, 0.25, np.random.default_rng(0)))
+    assert [document.name for document, _, _ in found] == [str(i) for i in range(80)]
+    assert 10 <= sum(tested for _, _, tested in found) <= 30
+    assert found == list(held_back(documents, 0.25, np.random.default_rng(0)))
+    names = ["next/accuracy", "senteval/MR/accuracy", "senteval/MR/dev", "senteval/MRPC/f1", "senteval/STS14/spearman"]
+    assert [name for name in names if _is_development(name)] == ["next/accuracy", "senteval/MR/dev"]
 
 
 @pytest.mark.parametrize(
@@ -459,8 +375,80 @@ def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, mo
     assert found == pytest.approx(numbers, rel=1e-6)
     assert also == shown
     assert shown[1]
-
-
-def test_features_are_kept_on_the_processor_where_that_is_asked_for(corpus, tmp_path):
     adapter = make(corpus, tmp_path, encoder="bow", probe_device="cpu", device=ELSEWHERE)
     assert adapter.features("test")[0].device.type == "cpu"
+
+
+SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [
+        {"encoder": "bow"},
+        {"encoder": "bow", "sides": 1, "window": 2, "self_logit": "zero", "dropout": 0.1},
+        {"encoder": "bow", "pairs": "blocks", "block_size": 2},
+        {"encoder": "transformer", "layers": 1, "heads": 2},
+        {"encoder": "transformer", "layers": 1, "heads": 2, "pooling": "cls"},
+        {"encoder": "bow", "pairs": "views", "dropout": 0.1},
+        {"encoder": "bow", "pairs": "columns", "dropout": 0.1},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+
+
+def adapter_on(device: torch.device, settings: dict, tmp_path: Path) -> TextAdapter:
+    draw = np.random.default_rng(0)
+    sentences = [[" ".join(draw.choice(list("abcdefg"), size=3 + k % 3)) + " ." for k in range(9)] for _ in range(6)]
+    rows = [{"id": str(n), "sentences": each} for n, each in enumerate(sentences)]
+    if settings.get("pairs") == "columns":
+        rows = [{"query": f"a{k}", "pos": f"b{k}", "neg": [f"c{k}"] * (k % 3)} for k in range(40)]
+    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
+    values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
+    return text_adapter(values, 12, device=device, workdir=tmp_path)
+
+
+@SETTINGS
+def test_an_encoder_reads_nothing_back(settings, tmp_path):
+    adapter = adapter_on(torch.device("cpu"), settings, tmp_path)
+    found = next(iter(adapter.batches(0)))
+    adapter.module.to(META).train()
+    batch = replace(found, batch=found.batch.to(META), document=found.document.to(META), index=found.index.to(META))
+    if found.masks is not None:
+        batch = replace(batch, masks=found.masks.to(META))
+    if found.partners is not None:
+        there = {name: getattr(found.partners, name).to(META) for name in ("batch", "place", "absent")}
+        batch = replace(batch, partners=replace(found.partners, **there))
+    for text in ("quickthoughts", "infonce + dp", "blocks", "tuple" if settings.get("pairs") == "blocks" else "hcl"):
+        with no_reads():
+            objective(text)(adapter.embed(batch)).loss.backward()
+            adapter.before_step()
+
+
+@pytest.mark.parametrize(("name", "more", "is_whole"), [
+    ("BertConfig", {}, True), ("RobertaConfig", {}, True), ("DistilBertConfig", {"dim": 16, "n_heads": 2}, True),
+    ("BertConfig", {"is_decoder": True}, False), ("GPT2Config", {"n_embd": 16, "n_head": 2}, False),
+    ("LlamaConfig", {}, False), ("ModernBertConfig", {"local_attention": 2, "pad_token_id": 0}, False),
+])  # fmt: skip
+def test_a_mask_of_whole_rows_attends_to_the_same_tokens(name, more, is_whole):
+    """What a GPU is given instead of one row for each sentence. Decoders and sliding windows have their own mask."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.AutoModel.from_config(getattr(transformers, name)(vocab_size=30, **{**sizes, **more})).eval()
+    ids = torch.randint(3, 30, (3, 9))
+    mask = torch.arange(9) < torch.tensor([9, 4, 2])[:, None]
+    whole = model(input_ids=ids, attention_mask=mask[:, None, None, :].expand(-1, 1, 9, -1)).last_hidden_state
+    by_row = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    assert takes_whole_mask(model.config) is is_whole is torch.allclose(whole[mask], by_row[mask], atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@SETTINGS
+def test_a_step_on_a_gpu_waits_for_nothing(settings, tmp_path):
+    device = torch.device("cuda")
+    adapter = adapter_on(device, settings, tmp_path)
+    adapter.module.to(device).train()
+    term = objective("quickthoughts")
+    batches = list(adapter.batches(0))
+    term(adapter.embed(batches[0])).loss.backward()
+    with no_cuda_waits():
+        term(adapter.embed(batches[1])).loss.backward()
+        adapter.before_step()

@@ -1,18 +1,29 @@
-"""Objectives as losses of sentence-transformers: the library's own losses, one process and two, divided and whole."""
+"""Objectives as losses of sentence-transformers: the library's own losses, ranks, and its trainer."""
 
+import shutil
 import warnings
 from functools import partial
 
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from datasets import Dataset
+from sentence_transformers import (
+    CrossEncoder,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer import losses, modules
 from torch.nn.parallel import DistributedDataParallel
+from transformers.trainer import DEFAULT_CALLBACKS
 
 import dipole
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import register, registry
 from dipole.core.train.objective_callback import ObjectiveCallback
-from dipole.core.utils.errors import ConfigError, DipoleError, OptionError, PairsError, SpecError
+from dipole.core.utils.errors import CheckpointError, ConfigError, DipoleError, OptionError, PairsError, SpecError
 from tests.ranks import from_ranks
+from tests.runs import refused
 from tests.text.tiny_sentences import COLUMNS, features, loaded_model, tiny_model
 
 SYMMETRIC = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -63,14 +74,9 @@ def test_cached_is_the_undivided_batch(folder, size):
     for spec in ("infonce(temperature=0.05) + 0.1*dp", "infonce(similarity=bilinear) + 0.1*cllr"):
         found = measured(dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=size))
         check_same(found, measured(dipole.text.ContrastiveLoss(model, spec)))
-
-
-def test_cached_is_the_cached_ranking_loss(folder):
-    model = tiny_model(folder).double()
-    found = measured(dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=2))
-    check_same(found, measured(losses.MultipleNegativesRankingLoss(model, scale=20.0)))
+    found = measured(dipole.text.CachedContrastiveLoss(model, "infonce(temperature=0.05)", mini_batch_size=size))
     # Until 6.1 sentence-transformers rounds the gradient of its cached loss: 6e-7 from that of its plain one.
-    check_same(found, measured(losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)), 1e-5)
+    check_same(found, measured(losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=size)), 1e-5)
 
 
 def test_cached_holds_the_activations_of_a_few_sentences(folder):
@@ -98,15 +104,12 @@ def test_matryoshka_widths(folder, kind):
     check_same(found, wanted)
 
 
-def test_matryoshka_refuses_parameters_of_one_width(folder):
+def test_matryoshka_refuses_parameters_of_one_width_and_adaptive_layers_wrap_them(folder):
     model = tiny_model(folder)
     loss = dipole.text.ContrastiveLoss(model, "infonce + 0.1*cllr")
     with pytest.raises(PairsError, match=r"8 wide.*cllr was built for embeddings of width 16.*MatryoshkaLoss leave"):
         losses.MatryoshkaLoss(model, loss, [16, 8])(features(model), None)
     assert torch.isfinite(losses.MatryoshkaLoss(model, loss, [16])(features(model), None))
-
-
-def test_adaptive_layers_wrap_it(folder):
     model = tiny_model(folder, layers=2).double()
     ours = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.05)")
     both = (ours, losses.MultipleNegativesRankingLoss(model))
@@ -142,10 +145,8 @@ def test_labels_that_were_read_as_floats(folder, kind):
     assert loss(column, classes.double()).item() == loss(column, classes).item()
     assert loss(column, classes == 1).item() == loss(column, (classes == 1).long()).item()
     for scores in (torch.rand(ROWS), classes / 0.0):
-        with pytest.raises(PairsError, match="labels are scores, not classes"):
-            loss(column, scores)
-    with pytest.raises(PairsError, match=r"one class number for each of 6 sentences, got \(6, 1\)"):
-        loss(column, classes[:, None])
+        refused(PairsError, "labels are scores, not classes", loss, column, scores)
+    refused(PairsError, r"one class number for each of 6 sentences, got \(6, 1\)", loss, column, classes[:, None])
 
 
 NO_NEGATIVE, NO_POSITIVE = torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)
@@ -175,7 +176,7 @@ def supervised_contrast(z, labels, temperature):
     return torch.stack(values).mean()
 
 
-def test_one_column_and_classes(folder):
+def test_classes_beside_one_column_and_several(folder):
     model = tiny_model(folder).double()
     labels = torch.tensor([0, 0, 1, 1, 1, 2])
     loss = dipole.text.ContrastiveLoss(model, "infonce(temperature=0.1)")
@@ -187,6 +188,11 @@ def test_one_column_and_classes(folder):
     wanted = torch.stack([-logs[i][same[i]].mean() for i in range(ROWS) if same[i].any()]).mean()
     loss = dipole.text.ContrastiveLoss(model, "supcon(temperature=0.1)")
     assert loss(column, labels).item() == pytest.approx(wanted.item(), abs=1e-9)
+    model = tiny_model(folder)
+    loss = dipole.text.ContrastiveLoss(model, "tuple")
+    for given, words in ((None, "give the data set a column 'label'"), (torch.rand(ROWS), "Scores are no classes")):
+        refused(PairsError, f"tuple needs labels: .*{words}", loss, features(model, 2), given)
+    assert torch.isfinite(loss(features(model, 2), torch.tensor([0, 0, 1, 1, 2, 2])))
 
 
 def test_a_learned_temperature_gets_its_gradient(folder):
@@ -199,16 +205,6 @@ def test_a_learned_temperature_gets_its_gradient(folder):
     assert float(learned[extra].abs()) > 1e-3
     check_same(measured(dipole.text.CachedContrastiveLoss(model, spec, mini_batch_size=4)), (value, learned))
     assert torch.isfinite(losses.MatryoshkaLoss(model, ours, [16, 8])(features(model), None))  # a number has no width
-
-
-def test_classes_beside_columns_reach_the_terms(folder):
-    model = tiny_model(folder)
-    loss = dipole.text.ContrastiveLoss(model, "tuple")
-    with pytest.raises(PairsError, match="tuple needs labels: give the data set a column 'label'"):
-        loss(features(model, 2), None)
-    with pytest.raises(PairsError, match="needs labels"):
-        loss(features(model, 2), torch.rand(ROWS))  # scores are no classes
-    assert torch.isfinite(loss(features(model, 2), torch.tensor([0, 0, 1, 1, 2, 2])))
 
 
 @pytest.mark.parametrize(
@@ -234,11 +230,9 @@ def test_one_message_for_each_mistake(folder, make, error, message):
 
 
 def test_models_that_cannot_be_wrapped_are_refused(folder):
-    tiny_model(folder)
-    model = CrossEncoder(str(folder), num_labels=1, device="cpu")
-    with pytest.raises(ConfigError, match="got CrossEncoder"):
-        dipole.text.ContrastiveLoss(model, "infonce")
     tokenizer = tiny_model(folder).tokenizer.backend_tokenizer
+    with pytest.raises(ConfigError, match="got CrossEncoder"):
+        dipole.text.ContrastiveLoss(CrossEncoder(str(folder), num_labels=1, device="cpu"), "infonce")
     model = SentenceTransformer(modules=[modules.StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     assert torch.isfinite(dipole.text.ContrastiveLoss(model, "infonce")(features(model), None))
     with pytest.raises(PairsError, match="Use ContrastiveLoss for StaticEmbedding"):
@@ -252,6 +246,7 @@ def test_what_model_cards_ask_for(folder):
     assert (config["objective"], config["mini_batch_size"]) == ("infonce(temperature=0.05) + 0.1*dp", 8)
     assert all(source in loss.citation for source in ("NT-Xent of Chen et al. 2020", "gao2021scaling"))
     assert dipole.text.CachedContrastiveLoss(model, **config).get_config_dict() == config
+    assert DEFAULT_CALLBACKS.count(ObjectiveCallback) == 1
 
 
 GATHERED = {
@@ -302,8 +297,156 @@ def test_two_ranks_are_one_process(folder):
             torch.testing.assert_close(second[case][1][name], grad, rtol=1e-8, atol=1e-8)
 
 
-def test_the_callback_is_loaded_with_the_loss():
-    from transformers.trainer import DEFAULT_CALLBACKS
+PROXIMAL = "infonce(temperature=0.05) + 1.0*cllr(solver=proximal, alpha=60)"
+BILINEAR = "infonce(similarity=bilinear, temperature=1)"
 
-    assert dipole.text.ContrastiveLoss
-    assert DEFAULT_CALLBACKS.count(ObjectiveCallback) == 1
+
+def trainer_of(model, loss, out, steps=6, **arguments):
+    given = {"learning_rate": 1e-2, "save_steps": 3, "per_device_train_batch_size": 8} | arguments
+    args = SentenceTransformerTrainingArguments(
+        output_dir=str(out), max_steps=steps, report_to=[], disable_tqdm=True, use_cpu=True, **given
+    )
+    data = Dataset.from_dict({name: texts * 4 for name, texts in COLUMNS.items()})
+    data = dict.fromkeys(loss, data) if isinstance(loss, dict) else data
+    return SentenceTransformerTrainer(model=model, args=args, train_dataset=data, eval_dataset=data, loss=loss)
+
+
+def made(folder, spec, out, **arguments):
+    model = tiny_model(folder, dropout=0.1)
+    loss = dipole.text.ContrastiveLoss(model, spec)
+    return trainer_of(model, loss, out, **arguments), loss
+
+
+def difference(first, second):
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("spec", [PROXIMAL, BILINEAR, "infonce(temperature=learned, init=0.07) + 0.1*dp"])
+def test_resumed_is_uninterrupted(folder, tmp_path, spec):
+    trainer, whole = made(folder, spec, tmp_path / "a")
+    start = {name: value.clone() for name, value in whole.objective.state_dict().items()}
+    trainer.train()
+    assert all(bool((value != start[name]).any()) for name, value in whole.objective.state_dict().items())
+    other, again = made(folder, spec, tmp_path / "b")  # another output folder
+    other.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert difference(whole, again) == 0
+
+
+def test_gradients_of_the_objective_are_those_of_one_step(folder, tmp_path):
+    """A trainer that clears the model's gradients alone would add up those of W from step to step."""
+    trainer, whole = made(folder, BILINEAR, tmp_path / "a")
+    trainer.train()
+    other, alone = made(folder, BILINEAR, tmp_path / "b")
+    for callback in list(other.callback_handler.callbacks):
+        if "ZeroGrad" in type(callback).__name__:  # sentence-transformers has one since 6.2
+            other.remove_callback(callback)
+    other.train()
+    assert difference(whole, alone) == 0
+    assert alone.objective.terms[0].W.grad is None
+
+
+def test_a_moved_checkpoint(folder, tmp_path):
+    trainer, whole = made(folder, BILINEAR, tmp_path / "a")
+    trainer.train()
+    moved = shutil.move(tmp_path / "a" / "checkpoint-3", tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"terms.0.W.*the checkpoint was moved.*load_objective"):
+        made(folder, BILINEAR, tmp_path / "b")[0].train(resume_from_checkpoint=str(moved))
+    other, again = made(folder, BILINEAR, tmp_path / "b")
+    again.load_objective(moved)
+    other.train(resume_from_checkpoint=str(moved))
+    assert difference(whole, again) == 0
+    with pytest.raises(CheckpointError, match=r"holds 0.terms.0.W \(16, 16\); the objective has 0.terms.1.L"):
+        dipole.text.ContrastiveLoss(tiny_model(folder), "infonce + cllr").load_objective(moved)
+
+
+def test_a_checkpoint_of_another_loss_or_objective(folder, tmp_path):
+    """Without parameters it resumes; an objective with some does not start from new ones in silence."""
+    model = tiny_model(folder)
+    trainer_of(model, losses.MultipleNegativesRankingLoss(model), tmp_path, steps=3, save_only_model=True).train()
+    first = str(tmp_path / "checkpoint-3")
+    assert not (tmp_path / "checkpoint-3" / "objective.safetensors").exists()
+    made(folder, "infonce", tmp_path)[0].train(resume_from_checkpoint=first)
+    with pytest.raises(CheckpointError, match="written without the parameters of the objective"):
+        made(folder, BILINEAR, tmp_path)[0].train(resume_from_checkpoint=first)
+    written = str(tmp_path / "checkpoint-6")
+    with pytest.raises(CheckpointError, match=r"trained with infonce, and this loss is triplet \+ 0.1\*dp"):
+        made(folder, "triplet + 0.1*dp", tmp_path)[0].train(resume_from_checkpoint=written)
+    # The same terms with other numbers.
+    made(folder, "infonce(temperature=0.2)", tmp_path)[0].train(resume_from_checkpoint=written)
+
+
+def test_proximal_steps_and_the_projection(folder, tmp_path):
+    """Columns of L become zero exactly, which no gradient does; L is a Dense module of what is saved."""
+    trainer, loss = made(folder, PROXIMAL, tmp_path / "a")
+    trainer.train()
+    L = loss.objective.terms[1].L.detach()
+    # A column of length 1 loses lr alpha = 0.6 in the first step, and less in each of the others.
+    assert bool((L.norm(dim=0) == 0).any())
+    _, untouched = made(folder, "infonce(temperature=0.05) + cllr(solver=subgradient, alpha=60)", tmp_path / "b")
+    assert not bool((untouched.objective.terms[1].L.norm(dim=0) == 0).any())
+    with torch.no_grad():
+        L.copy_(torch.randn(16, 16))
+    plain = dipole.text.ContrastiveLoss(loss.model, "infonce")
+    assert plain.projected_model() is loss.model  # nothing to project
+    model = loss.projected_model()
+    assert isinstance(model[-1], modules.Dense)
+    model.save_pretrained(str(tmp_path / "final"))
+    again = SentenceTransformer(str(tmp_path / "final"), device="cpu")
+    texts = COLUMNS["anchor"]
+    wanted = loss.model.encode(texts, convert_to_tensor=True) @ L.T
+    torch.testing.assert_close(again.encode(texts, convert_to_tensor=True), wanted)
+
+
+def test_the_best_checkpoint_brings_its_parameters(folder, tmp_path):
+    trainer, loss = made(
+        folder, BILINEAR, tmp_path, eval_strategy="steps", eval_steps=1, save_steps=1, load_best_model_at_end=True,
+        metric_for_best_model="eval_loss", greater_is_better=True, learning_rate=3e-2,
+    )  # fmt: skip
+    trainer.train()
+    best = trainer.state.best_model_checkpoint
+    assert best.endswith("checkpoint-1")  # the loss falls, and the greatest was asked for
+    other = dipole.text.ContrastiveLoss(tiny_model(folder), BILINEAR)
+    other.load_objective(best)
+    assert torch.equal(loss.objective.terms[0].W, other.objective.terms[0].W)
+
+
+def test_after_step_gets_the_rate_and_the_place_of_its_step_and_runs_once(folder, tmp_path):
+    rates = []
+    with registry.temporary():
+
+        @register("counts_steps", kind="regularizer")
+        class Counts(Objective):
+            """Notes its steps."""
+
+            def loss(self, positive, rows):
+                return rows.x.square().sum(1)
+
+            def after_step(self, learning_rate, weight, step, total):
+                rates.append((learning_rate, weight, step, total))
+
+        trainer, _ = made(folder, "infonce + 0.5*counts_steps", tmp_path, steps=4, save_steps=100)
+        trainer.train()
+    assert rates == [(pytest.approx(1e-2 * left / 4), 0.5, 5 - left, 4) for left in (4, 3, 2, 1)]
+
+
+def test_a_loss_of_no_trainer_is_told_and_left_alone(folder, tmp_path):
+    model = tiny_model(folder)
+    earlier = dipole.text.ContrastiveLoss(model, PROXIMAL)
+    with pytest.warns(UserWarning, match="no trainer looks after the objective"):
+        earlier(features(model), None)
+    trainer_of(model, dipole.text.ContrastiveLoss(model, PROXIMAL), tmp_path, steps=2).train()
+    assert torch.equal(earlier.objective.terms[1].L, torch.eye(16))
+
+
+def test_losses_of_several_data_sets(folder, tmp_path):
+    def both(out):
+        model = tiny_model(folder)
+        loss = {name: dipole.text.ContrastiveLoss(model, spec) for name, spec in (("one", BILINEAR), ("two", PROXIMAL))}
+        return trainer_of(model, loss, out, steps=4, save_steps=2), loss
+
+    trainer, whole = both(tmp_path / "a")
+    trainer.train()
+    other, again = both(tmp_path / "b")
+    other.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert all(difference(whole[name], again[name]) == 0 for name in whole)

@@ -23,8 +23,8 @@ from dipole.text.vocabulary import (
     word_cutter,
     words_vocabulary,
 )
-from tests.text.made import TINY_BERT
-from tests.text.odd_text import text_of
+from tests.runs import refused
+from tests.text.made import TINY_BERT, text_of
 
 
 def sentences(n=23, seed=0):
@@ -49,17 +49,13 @@ def one_by_one(module, ids):
 
 @pytest.mark.parametrize("direction", ["uni", "bi", "combine"])
 @pytest.mark.parametrize("chunks", [1, 4, 50])
-def test_gru_ignores_padding_and_chunks(direction, chunks):
+def test_words_are_encoded_without_a_trace_of_padding_and_chunks(direction, chunks):
     module, ids = gru(direction), sentences()
-    model = encoders.SentenceModel(module, None)
-    found, _ = model(make_batch(ids, chunks))
+    found, _ = encoders.SentenceModel(module, None)(make_batch(ids, chunks))
     assert found.shape == (23, 12 if direction == "combine" else 6)
     assert torch.allclose(found, one_by_one(module, ids), atol=1e-6)
-
-
-def test_bag_of_words_sums():
-    bag, ids = encoders.BagOfWords(trained_table(40, 5)), sentences()
-    found, _ = encoders.SentenceModel(bag, None)(make_batch(ids, 3))
+    bag = encoders.BagOfWords(trained_table(40, 5))
+    found, _ = encoders.SentenceModel(bag, None)(make_batch(ids, chunks))
     expected = torch.stack([bag.table(torch.tensor(sentence)).sum(0) for sentence in ids])
     assert torch.allclose(found, expected, atol=1e-6)
 
@@ -112,17 +108,6 @@ def test_dropout_is_one_mask_for_both_sides():
     assert int((full == 0).all(0).sum()) == 0
 
 
-@pytest.mark.parametrize("build", [lambda: gru("combine"), lambda: encoders.BagOfWords(trained_table(40, 5)),
-                                   lambda: small_transformer(40, 8, 1, 2, "mean"),
-                                   lambda: encoders.Channels([gru("bi"), gru("uni")])])  # fmt: skip
-def test_architecture_builds_the_same_shape(build):
-    model = encoders.SentenceModel(build(), build()).eval()
-    again = encoders.from_architecture(encoders.architecture(model)).eval()
-    again.load_state_dict(model.state_dict())
-    batch = make_batch(sentences())
-    assert torch.equal(model.represent(batch), again.represent(batch))
-
-
 def test_token_groups_cover_everything_within_the_budget():
     lengths = [len(s) for s in sentences(200)]
     groups = list(by_tokens(lengths, 40))
@@ -143,7 +128,7 @@ def encoder():
 TEXTS = ["a dog runs .", "", "cat", "a dog runs .", "unknown words", "a cat runs and runs and runs ."]
 
 
-def test_encode_keeps_the_order_and_unit_halves(encoder):
+def test_encode_keeps_the_order_and_unit_halves_also_of_combined_encoders(encoder):
     found = encoder.encode(TEXTS)
     assert found.shape == (6, 12)
     assert found.dtype == np.float32
@@ -156,6 +141,11 @@ def test_encode_keeps_the_order_and_unit_halves(encoder):
     assert tensor.numpy() == pytest.approx(found, abs=1e-6)
     assert encoder.encode([]).shape == (0, 12)
     assert encoder.encode(["", " "]).shape == (2, 12)
+    both = Combined([encoder, encoder])
+    assert both.encode(TEXTS) == pytest.approx(np.concatenate([encoder.encode(TEXTS)] * 2, 1))
+    assert both.encode("cat", output="torch").shape == (24,)
+    refused(ValueError, "hidden_size 5 cannot be halved", TextSettings, hidden_size=5)
+    assert TextSettings(hidden_size=5, direction="uni").hidden_size == 5
 
 
 def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
@@ -167,28 +157,16 @@ def test_encode_normalises_transforms_and_shows_progress(encoder, capsys):
     encoder.transform = lambda side: side @ matrix
     sides = torch.tensor(raw).view(-1, 2, 6) @ matrix
     assert encoder.encode(TEXTS, normalize="none") == pytest.approx(sides.reshape(-1, 12).numpy(), abs=1e-5)
-    with pytest.raises(DataError, match="must be strings, got int"):
-        encoder.encode(["a", 3])
-    with pytest.raises(OptionError, match="numpy"):
-        encoder.encode(["a"], output="list")
+    refused(DataError, "must be strings, got int", encoder.encode, ["a", 3])
+    refused(OptionError, "numpy", encoder.encode, ["a"], output="list")
     encoder.model.train()
     encoder.encode(["a"], progress=True)
     assert encoder.model.training
 
 
-def test_combined_encoders_need_an_even_width(encoder):
-    both = Combined([encoder, encoder])
-    assert both.encode(TEXTS) == pytest.approx(np.concatenate([encoder.encode(TEXTS)] * 2, 1))
-    assert both.encode("cat", output="torch").shape == (24,)
-    with pytest.raises(ValueError, match="hidden_size 5 cannot be halved"):
-        TextSettings(hidden_size=5)
-    assert TextSettings(hidden_size=5, direction="uni").hidden_size == 5
-
-
 def test_transformers_that_cannot_be_loaded(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        build_transformer(str(tmp_path / "config.json"), "mean", 10)
+    refused(ConfigError, "cannot be loaded", build_transformer, str(tmp_path / "config.json"), "mean", 10)
     config = {"model_type": "bert", "vocab_size": 12, **TINY_BERT}
     (tmp_path / "config.json").write_text(json.dumps(config))
     module = build_transformer(str(tmp_path / "config.json"), "cls", 20)
@@ -196,14 +174,10 @@ def test_transformers_that_cannot_be_loaded(tmp_path):
     module.model.save_pretrained(tmp_path / "checkpoint")
     again = build_transformer(str(tmp_path / "checkpoint"), "cls", 20)
     assert torch.equal(again.model.embeddings.word_embeddings.weight, module.model.embeddings.word_embeddings.weight)
-    with pytest.raises(ConfigError, match="knows 20 tokens"):
-        build_transformer(str(tmp_path / "checkpoint"), "cls", 21)
+    refused(ConfigError, "knows 20 tokens", build_transformer, str(tmp_path / "checkpoint"), "cls", 21)
 
 
-CUT = "I can't -- he's 1,000.5 self-made...", ["I", "ca", "n't", "--", "he", "'s", "1,000.5", "self-made", "..."]
-
-
-def test_vocabulary_by_frequency():
+def test_vocabulary_by_frequency_of_treebank_words_is_saved_and_loaded(tmp_path):
     tokens = build_vocabulary(["b b b a a c", "c b A"], size=2)
     assert len(tokens) == 3
     assert tokens.encode(["b a c zz"])[0][0] == tokens.index["b"] != 0
@@ -211,11 +185,16 @@ def test_vocabulary_by_frequency():
     assert len(build_vocabulary(["A a"], lower=True)) == 2
     assert build_vocabulary(["A a"]).encode(["A"]) != build_vocabulary(["A a"]).encode(["a"])
     assert words_vocabulary(["a", "."]).encode(["", "  ", "a"]) == [[2], [2], [1]]
-
-
-@pytest.mark.parametrize(("text", "words"), [CUT, ("ca n't `` it 's ''", ["ca", "n't", "``", "it", "'s", "''"])])
-def test_treebank_words(text, words):
-    assert word_cutter()(text) == words
+    cut = word_cutter()("I can't -- he's 1,000.5 self-made...")
+    assert cut == ["I", "ca", "n't", "--", "he", "'s", "1,000.5", "self-made", "..."]
+    assert word_cutter()("ca n't `` it 's ''") == ["ca", "n't", "``", "it", "'s", "''"]
+    tokens = build_vocabulary(["some words of text ."])
+    tokens.save(tmp_path / "tokenizer.json")
+    again = load_tokens(tmp_path)
+    assert again.encode(["words , text", ""]) == tokens.encode(["words , text", ""])
+    assert again.fingerprint == tokens.fingerprint
+    (tmp_path / "bad.json").write_text("{}")
+    refused(DataError, "no tokenizer at", load_tokens, tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -229,17 +208,6 @@ def test_words_are_numbered_as_the_tokenizer_cuts_them(lower):
     assert [ids[start:end] for start, end in pairwise([0, *ends])] == tokens.encode(sentences)
 
 
-def test_saved_and_loaded(tmp_path):
-    tokens = build_vocabulary(["some words of text ."])
-    tokens.save(tmp_path / "tokenizer.json")
-    again = load_tokens(tmp_path)
-    assert again.encode(["words , text", ""]) == tokens.encode(["words , text", ""])
-    assert again.fingerprint == tokens.fingerprint
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(DataError, match="no tokenizer at"):
-        load_tokens(tmp_path / "bad.json")
-
-
 def test_word_vectors(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("the 1 2 3\n. . . 4 5 6\nodd 7 8 9\n", "utf-8")
@@ -248,21 +216,10 @@ def test_word_vectors(tmp_path):
     assert vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     path.write_text("2 3\nthe 1 2 3\nodd 7 8 9\n")
     assert read_vectors(path, {"odd"})[0] == ["odd"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("the 1 2 3\nodd 7 8\n", "line 2: 2 numbers"),
-        ("the 1 2 3\nodd 7 x 9\n", "line 2: the vector of 'odd'"),
-        (None, "cannot be read"),
-    ],
-)
-def test_rejects_damaged_word_vectors(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "glove.txt").write_text(content)
-    with pytest.raises(DataError, match=message):
-        read_vectors(tmp_path / "glove.txt")
+    for line, message in (("odd 7 8", "line 2: 2 numbers"), ("odd 7 x 9", "line 2: the vector of 'odd'")):
+        path.write_text(f"the 1 2 3\n{line}\n")
+        refused(DataError, message, read_vectors, path)
+    refused(DataError, "cannot be read", read_vectors, tmp_path / "absent.txt")
 
 
 def test_expansion_is_the_linear_map_of_the_shared_words():
@@ -276,5 +233,4 @@ def test_expansion_is_the_linear_map_of_the_shared_words():
     added, rows = expand(index, table, names, vectors)
     assert added == [f"w{i}" for i in range(20, 28)] + ["w0new"]
     assert rows == pytest.approx(vectors[[*range(20, 28), 29]] @ matrix + shift, abs=1e-4)
-    with pytest.raises(DataError, match="no word of the vector file"):
-        expand({"<unk>": 0, "other": 1}, table[:2], names, vectors)
+    refused(DataError, "no word of the vector file", expand, {"<unk>": 0, "other": 1}, table[:2], names, vectors)

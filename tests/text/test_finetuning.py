@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from itertools import product
 
 import numpy as np
@@ -27,16 +26,13 @@ from transformers import (
 )
 
 from dipole.core.cli import main
-from dipole.core.train.config import TrainConfig
 from dipole.core.train.finetuning import LoraTable
-from dipole.core.train.optimizer import build_optimizer
 from dipole.core.train.recipe import load, resolve
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, OptionError
-from dipole.text import encoders, senteval
 from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.encode import SentenceEncoder
@@ -47,13 +43,11 @@ from dipole.text.exported import open_folder
 from dipole.text.model import build_model, build_transformer, limit_of
 from dipole.text.senteval.encoders import as_encode
 from dipole.text.vocabulary import load_tokens, words_vocabulary
+from tests.runs import Record, commanded, interrupted, refused, run_of
 from tests.text import test_using as using
 from tests.text.made import write_bert, write_rows
 from tests.text.test_using import CPU, SENTENCES, trained, vectors
-from tests.text.tiny_sentences import Record
 
-WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
-TEXTS = ["the film was good .", "", "very very bad", "great"]
 IDS = [np.array(ids) for ids in ([1, 2, 3], [4, 5], [6, 7, 8, 1])]
 
 
@@ -67,7 +61,7 @@ def built(folder, **settings):
     return build_transformer(str(folder), "mean", 10, **settings)
 
 
-def test_the_states_are_those_of_transformers(checkpoint):
+def test_the_states_are_those_of_transformers_also_with_new_adapters(checkpoint):
     part = built(checkpoint).eval()
     batch = make_batch(IDS[:1], 1)
     expected = AutoModel.from_pretrained(checkpoint).eval()(input_ids=torch.tensor([[1, 2, 3]])).last_hidden_state
@@ -76,58 +70,36 @@ def test_the_states_are_those_of_transformers(checkpoint):
     assert "with the weights" in part.remarks[0]
     assert built(checkpoint, weights="random").described["weights"] == "random"
     assert built(checkpoint / "config.json").described["weights"] == "random"
-
-
-@pytest.mark.parametrize("how", [1, 2, "backbone"])
-def test_frozen_layers_stay_as_they_are(checkpoint, how):
-    part = built(checkpoint, freeze=how).train()
-    before = {name: each.clone() for name, each in part.state_dict().items()}
-    learning = [each for each in part.parameters() if each.requires_grad]
-    if how != "backbone":
-        optimizer = build_optimizer(TrainConfig(steps=1, weight_decay=0.1, optimizer="adamw"), part.parameters())
-        part(make_batch(IDS, 1).chunks[0]).square().sum().backward()
-        assert all(each.grad is not None for each in learning)
-        optimizer.step()
-    changed = {name for name, each in part.state_dict().items() if not torch.equal(each, before[name])}
-    expected = {"1": {1, 2}, "2": {2}, "backbone": set()}[str(how)]
-    assert {int(name.split(".")[3]) for name in changed} == expected
-    # Dropout is off in what is frozen.
-    assert part.model.embeddings.dropout.training is False
-    assert part.model.encoder.layer[2].output.dropout.training is (how != "backbone")
-
-
-def test_adapters_are_merged_where_they_are_exported(checkpoint, tmp_path):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    export = pytest.importorskip("dipole.text.export.sentence_transformers").export_sentence_transformer
     part = built(checkpoint, lora=LoraTable(rank=2, targets=("query", "value")))
     assert len([each for each in part.parameters() if each.requires_grad]) == 3 * 2 * 2
     batch = make_batch(IDS, 1)
     plain = built(checkpoint).eval()(batch.chunks[0])
     assert torch.allclose(part.eval()(batch.chunks[0]), plain, atol=1e-6)
-    for name, parameter in part.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    assert not torch.allclose(part(batch.chunks[0]), plain, atol=1e-3)
-    encoder = SentenceEncoder(encoders.SentenceModel(part, None), words_vocabulary(WORDS), "unit")
-    before = encoder.encode(TEXTS)
-    export(encoder, tmp_path / "out")
-    again = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu", trust_remote_code=True)
-    assert again.encode(TEXTS) == pytest.approx(before, abs=1e-5)
-    assert encoder.encode(TEXTS) == pytest.approx(before)
-    assert not [name for name, _ in again.named_parameters() if "lora" in name]
+
+
+@pytest.mark.parametrize(("how", "expected"), [(1, {"1", "2"}), (2, {"2"}), ("backbone", set())])
+def test_frozen_layers_learn_nothing_and_drop_nothing(checkpoint, how, expected):
+    part = built(checkpoint, freeze=how).train()
+    assert {name.split(".")[3] for name, each in part.named_parameters() if each.requires_grad} == expected
+    assert part.model.embeddings.dropout.training is False
+    assert part.model.encoder.layer[2].output.dropout.training is (how != "backbone")
 
 
 def test_what_is_wrong_is_said_once(checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match=r"text\.freeze: 4 layers cannot be frozen, BertModel has 3"):
-        built(checkpoint, freeze=4)
+    refused(ConfigError, r"text\.freeze: 4 layers cannot be frozen, BertModel has 3", built, checkpoint, freeze=4)
     with pytest.raises(ConfigError, match=r"text\.lora\.targets: .*'nothing'.*query"):
         built(checkpoint, lora=LoraTable(targets=("nothing",)))
     ViTConfig().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="it is a vit model, which reads images; give one that reads text"):
-        built(tmp_path)
+    refused(ConfigError, "it is a vit model, which reads images; give one that reads text", built, tmp_path)
     for settings in ({"freeze": 1}, {"lora": {}}, {"weights": "random"}):
         with pytest.raises(ValidationError, match="no effect without transformer"):
             TextSettings.model_validate_json(json.dumps({"encoder": "transformer", **settings}))
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8, "feed_forward_size": 32}
+    sizes |= {"num_hashes": 1, "num_buckets": 4, "vocab_size": 300, "is_decoder": False}
+    # Reformer hashes states at random, in sentences longer than its chunk of 64.
+    config = ReformerConfig(attn_layers=["lsh"], axial_pos_embds=False, **sizes)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    refused(ConfigError, "ReformerModel is random in evaluation mode", build_transformer, str(tmp_path), "mean", 300)
 
 
 def test_a_folder_counts_by_its_content(checkpoint, tmp_path):
@@ -184,8 +156,7 @@ def test_adapters_are_merged_in_every_format(tmp_path, pooling, formats):
     run = trained(tmp_path / "there", **BERT | {"pooling": pooling})
     recipe = tmp_path / "there" / "recipe.toml"
     recipe.write_text(recipe.read_text() + "lora = {rank = 2}\n")
-    assert main(["train", str(recipe), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
-    (adapted,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    adapted = commanded(recipe, tmp_path / "runs")
     assert not np.allclose(vectors(adapted), vectors(run), atol=1e-4)
     assert_every_format_gives(tmp_path, adapted, SENTENCES, vectors(adapted), formats)
 
@@ -216,36 +187,22 @@ def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys
     head = " ".join(long(0).split()[:128])
     assert np.array_equal(*encoder.encode([long(0), head]))
     assert_every_format_gives(tmp_path, run, [long(0), head], encoder.encode([long(0), head]))
-    probed = tmp_path / "downstream" / "CR"
-    probed.mkdir(parents=True)
-    for number, name in enumerate(("custrev.pos", "custrev.neg")):
-        (probed / name).write_text("".join(long(20 * number + i) + "\n" for i in range(20)))
-    result = senteval.evaluate(encoder.encode, ["CR"], tmp_path, kfold=2, halves=1, check=False, progress=False)
-    assert 0 <= result["CR"]["acc"] <= 100
     module = torch.nn.ModuleList([adapter.module])
     assert limit_of(module) == 128
     module[0].f.model.embeddings.position_embeddings = torch.nn.Embedding(6, 8)
     assert limit_of(module) == 6
 
 
-def test_a_run_does_not_go_on_with_another_corpus(tmp_path, monkeypatch):
+def test_a_run_does_not_go_on_with_another_corpus(tmp_path):
     run = trained(tmp_path / "there")
     recipe, corpus = tmp_path / "there" / "recipe.toml", tmp_path / "there" / "corpus.jsonl"
-    before, step = corpus.read_text(), TextAdapter.before_step
-
-    def interrupted(self):
-        step(self)
-        signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TextAdapter, "before_step", interrupted)
-        with pytest.raises(RunInterruptedError):
-            train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    before = corpus.read_text()
+    with interrupted(TextAdapter, "before_step", 1), pytest.raises(RunInterruptedError):
+        run_of(recipe, tmp_path / "runs")
     corpus.write_text(before.replace("word3 ", "word4 "))
-    with pytest.raises(CheckpointError, match=r"have changed since its checkpoint.*--resume never"):
-        train(load(recipe, []).config, tmp_path / "runs", quiet=True)
+    refused(CheckpointError, r"have changed since its checkpoint.*--resume never", run_of, recipe, tmp_path / "runs")
     corpus.write_text(before)
-    assert train(load(recipe, []).config, tmp_path / "runs", quiet=True).results == RunFolder(run).read_record().results
+    assert run_of(recipe, tmp_path / "runs").results == RunFolder(run).read_record().results
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -283,31 +240,26 @@ GPT2, QWEN3 = ("gpt2", "lasttoken", None), ("qwen3", "mean", "<|hole|>")
 SIMPLE = "sentence-transformers", "transformers"
 
 
-def assert_exported(encoder, to, folder):
-    folder.mkdir()
-    export_as(to, encoder, folder, Record())
-    opened = open_folder(folder, CPU, None)
+@pytest.mark.parametrize(
+    ("decoder", "to"),
+    [*product((GPT2, QWEN3), SIMPLE), *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3)),
+     (("llama", "mean", None), "onnx")],
+)  # fmt: skip
+def test_decoders_are_exported(tmp_path, decoder, to):
+    """With the saved padding token, or the end of text where there is none. Onnx has every pooling of Llama."""
+    name, pooling, pad = decoder
+    encoder = model_of(tmp_path / "model", name, pooling, pad)
+    if name == "llama":
+        encoder.model.f = Pooled(encoder.model.f, POOLING, []).eval()
+        encoder.model.output_width = encoder.model.width = encoder.model.f.width
+    (tmp_path / "out").mkdir()
+    export_as(to, encoder, tmp_path / "out", Record())
+    opened = open_folder(tmp_path / "out", CPU, None)
     for count in (1, 2, len(DECODERS_TEXTS)):
         texts = DECODERS_TEXTS[:count]
         assert opened.vectors(texts).numpy() == pytest.approx(encoder.encode(texts), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("decoder", "to"),
-    [*product((GPT2, QWEN3), SIMPLE), *(pytest.param(each, "onnx", marks=pytest.mark.slow) for each in (GPT2, QWEN3))],
-)
-def test_decoders_are_exported(tmp_path, decoder, to):
-    """With the saved padding token, or the end of text where there is none."""
-    name, pooling, pad = decoder
-    assert_exported(model_of(tmp_path / "model", name, pooling, pad), to, tmp_path / "out")
-    assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token == (pad or "<|end|>")
-
-
-def test_onnx_has_every_pooling_and_any_number_of_sentences(tmp_path):
-    encoder = model_of(tmp_path / "model", "llama", "mean")
-    encoder.model.f = Pooled(encoder.model.f, POOLING, []).eval()
-    encoder.model.output_width = encoder.model.width = encoder.model.f.width
-    assert_exported(encoder, "onnx", tmp_path / "out")
+    if to != "onnx":
+        assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token == (pad or "<|end|>")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -317,12 +269,10 @@ def test_the_first_token_of_a_decoder_is_no_vector_of_a_sentence(tmp_path, name)
         encode = as_encode(AutoModel.from_pretrained(tmp_path), 2, pooling="cls")
         assert np.isfinite(encode(["rain " * 100, "the cat", ""])).all()  # longer than its positions
         return
-    with pytest.raises(ConfigError, match=r"causal model .*text.pooling = 'lasttoken'"):
-        model_of(tmp_path, name, "cls")
+    refused(ConfigError, r"causal model .*text.pooling = 'lasttoken'", model_of, tmp_path, name, "cls")
     with pytest.raises(OptionError, match=r"causal model .*pooling='mean'"):
         as_encode(AutoModel.from_pretrained(tmp_path), pooling="cls")
-    with pytest.raises(OptionError, match="AutoTokenizer"):
-        as_encode(AutoModel.from_pretrained(tmp_path), tokenizer=str(tmp_path))
+    refused(OptionError, "AutoTokenizer", as_encode, AutoModel.from_pretrained(tmp_path), tokenizer=str(tmp_path))
 
 
 def odd_model(folder, name, **more):
@@ -360,15 +310,4 @@ def test_padding_that_is_read_is_said(tmp_path, checkpoint):
 
 def test_characters_are_no_tokens(tmp_path):
     AutoModel.from_config(transformers.CanineConfig(**SMALL)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="canine model reads characters"):
-        build_transformer(str(tmp_path), "mean", 300)
-
-
-def test_a_model_that_is_random_in_evaluation_is_refused(tmp_path):
-    """Reformer hashes states at random, in sentences longer than its chunk of 64."""
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 8, "feed_forward_size": 32}
-    sizes |= {"num_hashes": 1, "num_buckets": 4, "vocab_size": 300, "is_decoder": False}
-    config = ReformerConfig(attn_layers=["lsh"], axial_pos_embds=False, **sizes)
-    AutoModel.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="ReformerModel is random in evaluation mode"):
-        build_transformer(str(tmp_path), "mean", 300)
+    refused(ConfigError, "canine model reads characters", build_transformer, str(tmp_path), "mean", 300)

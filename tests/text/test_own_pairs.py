@@ -1,12 +1,9 @@
 """Pairs of one's own: a sentence twice (SimCSE), and the columns of a table."""
 
-import csv
-import gzip
 import json
-import signal
-from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -16,7 +13,7 @@ import dipole
 from dipole.core.cli import main
 from dipole.core.train.build import construct
 from dipole.core.train.recipe import load
-from dipole.core.train.run import RunInterruptedError, train
+from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
@@ -24,7 +21,7 @@ from dipole.text.adapter import TextAdapter
 from dipole.text.config import TextSettings
 from dipole.text.evaluation import find_positives, nearest_sentences, next_sentence
 from dipole.text.pair_table import read_pairs
-from dipole.text.pairs.columns import without_duplicates
+from tests.runs import assert_same_weights, interrupted, logged, refused, run_of
 from tests.text.made import text_adapter, write_bert, write_rows
 
 TAU = 0.05
@@ -64,19 +61,16 @@ def test_views_are_simcse(tmp_path, encoder):
     assert torch.allclose(embedded.rows["first"], embedded.rows["second"], atol=1e-6)
 
 
-def test_masks_are_of_each_row_rescaled_and_drawn_anew(tmp_path):
-    adapter = make(tmp_path, **VIEWS, word_size=500, batch_size=16)
-    first, second = list(adapter.batches(0))[:2]
+def test_masks_of_views_are_drawn_anew_and_every_sentence_is_taken_once(tmp_path):
+    settings = VIEWS | {"word_size": 500, "batch_size": 16}
+    first, second = list(make(tmp_path, **settings).batches(0))[:2]
     assert set(first.masks.unique().tolist()) == {0.0, 1.25}
     assert len({tuple(mask) for mask in first.masks.flatten(0, 1).tolist()}) == 32
     assert first.masks.mean().item() == pytest.approx(1, abs=0.02)
     assert not torch.equal(first.masks, second.masks)
-    again = next(make(tmp_path, **VIEWS, word_size=500, batch_size=16).batches(0, 1))
+    again = next(make(tmp_path, **settings).batches(0, 1))
     assert torch.equal(again.masks, second.masks)
     assert torch.equal(again.index, second.index)
-
-
-def test_views_take_every_sentence_once_in_an_epoch(tmp_path):
     adapter = make(tmp_path, **VIEWS)
     seen = [torch.cat([batch.index for batch in adapter.batches(epoch)]).tolist() for epoch in range(2)]
     assert len(set(seen[0])) == len(seen[0]) == 8 * adapter.steps_per_epoch
@@ -88,8 +82,7 @@ def test_views_take_every_sentence_once_in_an_epoch(tmp_path):
 def test_views_without_dropout_are_refused_with_the_cure(tmp_path):
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     own = {"encoder": "transformer", "transformer": str(write_bert(tmp_path / "none", 2000, **none) / "config.json")}
-    with pytest.raises(ConfigError, match=r"has no dropout.*Set text\.dropout"):
-        make(tmp_path, pairs="views", **own)
+    refused(ConfigError, r"has no dropout.*Set text\.dropout", make, tmp_path, pairs="views", **own)
     cured = make(tmp_path, **VIEWS, **own)
     assert {m.p for m in cured.module.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
     usual = str(write_bert(tmp_path / "own", 2000) / "config.json")
@@ -116,14 +109,11 @@ def test_columns_are_the_softmax_over_positives_and_hard_negatives(table, tmp_pa
     loss = dipole.objective(f"infonce(temperature={TAU})")(adapter.embed(batch)).loss
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert (adapter.module.g is None) == (sides == 1)
-
-
-def test_a_table_without_negatives(tmp_path):
     corpus = write_rows(tmp_path / "t.jsonl", [{"sentence1": f"a{i} b", "sentence2": f"c{i} d"} for i in range(30)])
-    adapter = make(tmp_path, pairs="columns", corpus=corpus, dropout=0.1, held_out=0.2)
+    adapter = make(tmp_path, pairs="columns", corpus=corpus, sides=sides, dropout=0.1, held_out=0.2)
     embedded = adapter.embed(next(adapter.batches(0)))
     pairs = embedded.relate(embedded.rows)
-    assert (len(pairs.anchors), len(pairs.candidates)) == (8, 8)
+    assert (len(pairs.anchors), len(pairs.candidates)) == (8, 8)  # without negatives
     assert torch.isfinite(dipole.objective("infonce")(embedded).loss)
     assert "triplet/accuracy" not in adapter.evaluate(None)
 
@@ -131,13 +121,10 @@ def test_a_table_without_negatives(tmp_path):
 def test_formats_give_the_same_table(tmp_path):
     rows = [{"anchor": f'a "{i}", b', "positive": f"line\nbreak {i}", "negative": f"n{i}"} for i in range(5)]
     write_rows(tmp_path / "a.jsonl", rows)
-    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
-        file.write("\n".join(map(json.dumps, rows)))
-    for name, mark in (("c.csv", ","), ("d.tsv", "\t")):
-        with open(tmp_path / name, "w", newline="", encoding="utf-8-sig") as file:
-            writer = csv.DictWriter(file, rows[0], delimiter=mark)
-            writer.writeheader()
-            writer.writerows(rows)
+    frame = pandas.DataFrame(rows)
+    frame.to_json(tmp_path / "b.jsonl.gz", orient="records", lines=True)
+    frame.to_csv(tmp_path / "c.csv", index=False, encoding="utf-8-sig")
+    frame.to_csv(tmp_path / "d.tsv", index=False, encoding="utf-8-sig", sep="\t")
     data = Dataset.from_list(rows)
     data.to_parquet(tmp_path / "e.parquet")
     data.save_to_disk(tmp_path / "f")
@@ -147,8 +134,11 @@ def test_formats_give_the_same_table(tmp_path):
     assert tables[0].texts[:3] == ['a "0", b', "line break 0", "n0"]
     assert len({(each.fingerprint, *each.texts, *each.columns) for each in tables}) == 1
     assert len(read_pairs(str(tmp_path / "g"), split="dev")) == 1
-    with pytest.raises(DataError, match="no split 'test'; it has train, dev"):
-        read_pairs(str(tmp_path / "g"), split="test")
+    refused(DataError, "no split 'test'; it has train, dev", read_pairs, str(tmp_path / "g"), split="test")
+    with pytest.raises(DataError, match=r"no column 'anhor'; it has anchor, positive, .*Did you mean 'anchor'"):
+        read_pairs(str(tmp_path / "a.jsonl"), ["anhor", "positive"])
+    refused(DataError, "nothing at", read_pairs, str(tmp_path / "absent.csv"))
+    assert TextSettings().determining() == {}
 
 
 @pytest.mark.parametrize(
@@ -185,64 +175,6 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
     assert (found.incomplete, found.fewer) == (2, 1)
     with pytest.raises(DataError, match="none of 2 rows has both 'a' and 'p'"):
         read_pairs(write_rows(tmp_path / "t.jsonl", [{"a": "x", "p": ""}] * 2), ["a", "p"])
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.csv", "anchor,positive\na,b\n\nc,d,e\n", r"t\.csv, line 4: 3 cells, the header names 2"),
-        ("t.csv", 'anchor,positive\n"a\nb",c\nd\n', r"line 4: 1 cell,"),
-        ("t.csv", 'anchor,positive\na,"b\n', r"t\.csv, line 2: not CSV"),
-        ("t.csv", "anchor,anchor\n", "two columns are called 'anchor'"),
-        ("t.csv", "", "no header"),
-        ("t.csv", "anchor,positive\n", "holds no row"),
-        ("t.jsonl", '{"anchor": "a", "positive": "b"}\n\n{"anchor": \n', r"t\.jsonl, line 3: not JSON"),
-        ("t.jsonl", '["a", "b"]\n', "line 1: expected named columns, got list"),
-        ("t.jsonl", '{"anchor": "a", "positive": 3}\n', "line 1: column 'positive' holds int"),
-        ("t.jsonl", '{"anchor": ["a", "b"], "positive": "c"}\n', "the anchor 'anchor' holds 2 texts"),
-        ("t.jsonl", '{"x": "a", "y": "b"}\n', r"no usual names among the columns x, y.*text\.columns"),
-        ("t.txt", "a\n", "rows are read from"),
-        ("a.jsonl", '{"anchor": "a", "positive": "half \\ud83d"}\n', "line 1: half a surrogate pair"),
-        ("a.csv", "anchor;positive\na;b\n", "line 1: one column, 'anchor;positive'"),
-        ("a.json", '{"anchor": ["a", "b"], "positive": ["c", "d"]}', "holds 2 texts; it must be one. Write one row"),
-        ("a.json", '{"anchor": {"0": "a"}, "positive": {"0": "c"}}', "holds dict, .* Write one row on each line"),
-    ],
-)
-def test_what_is_malformed_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=message):
-        read_pairs(str(tmp_path / name))
-
-
-def test_other_wrong_tables(table, tmp_path):
-    with pytest.raises(DataError, match=r"no column 'qery'; it has query, pos, neg.*Did you mean 'query'"):
-        read_pairs(table, ["qery", "pos"])
-    (tmp_path / "t.csv").write_bytes("anchor,positive\ncaf\u00e9,b\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"not utf-8.*Say text\.encoding"):
-        read_pairs(str(tmp_path / "t.csv"))
-    (tmp_path / "u.tsv").write_bytes("anchor\tpositive\na\tb\n".encode("utf-16"))
-    with pytest.raises(DataError, match=r"begins as UTF-16 does: say text\.encoding = 'utf-16'"):
-        read_pairs(str(tmp_path / "u.tsv"))
-    assert read_pairs(str(tmp_path / "u.tsv"), encoding="utf-16").texts == ["a", "b"]
-    assert read_pairs(str(tmp_path / "t.csv"), encoding="latin-1").texts == ["caf\u00e9", "b"]
-    (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match="not a readable parquet file"):
-        read_pairs(str(tmp_path / "t.parquet"))
-    with pytest.raises(DataError, match="nothing at"):
-        read_pairs(str(tmp_path / "absent.csv"))
-    assert TextSettings().determining() == {}
-
-
-def test_no_text_stands_in_two_rows_of_a_batch():
-    draw = np.random.default_rng(0)
-    texts = [tuple({int(x) for x in draw.zipf(1.3, 3) % 60}) for _ in range(400)]
-    batches = list(without_duplicates([(i, texts[i]) for i in draw.permutation(400).tolist()], 8))
-    used = [row for batch in batches for row in batch]
-    assert len(set(used)) == len(used)
-    assert all(len(batch) == 8 and sum(len(texts[r]) for r in batch) == len({t for r in batch for t in texts[r]})
-               for batch in batches)  # fmt: skip
-    free = list(without_duplicates([(i, (i,)) for i in range(20)], 6))
-    assert free == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
 
 
 def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):
@@ -306,8 +238,7 @@ def test_sentences_without_finite_vectors_have_no_rank(value):
         lambda: next_sentence(f, f, torch.zeros(8)),
         lambda: nearest_sentences([0], f, list("abcdefgh")),
     ):
-        with pytest.raises(DataError, match="1 of 8 sentences are not finite"):
-            measured()
+        refused(DataError, "1 of 8 sentences are not finite", measured)
 
 
 RECIPE = """
@@ -332,63 +263,50 @@ RUNS = {
 
 @pytest.mark.filterwarnings("ignore:.*lack a negative")
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_path, monkeypatch, capsys):
+def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_path, capsys):
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE + RUNS[kind].format(table=table))
-    config = load(recipe).config
-    construct(config)
-    whole = train(config, tmp_path / "whole", quiet=True)
-    embed, count = TextAdapter.embed, iter(range(100))
-
-    def stopping(self, batch):
-        if next(count) == 5:
-            signal.raise_signal(signal.SIGINT)
-        return embed(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TextAdapter, "embed", stopping)
-        with pytest.raises(RunInterruptedError, match="checkpoint is saved"):
-            train(config, tmp_path / "parts", quiet=True)
-    assert train(config, tmp_path / "parts", quiet=True).results == whole.results
-    models = [next((tmp_path / name).glob("*/model/*.safetensors")).read_bytes() for name in ("whole", "parts")]
-    assert models[0] == models[1]
-    run = str(tmp_path / "whole" / whole.hash)
+    construct(load(recipe).config)
+    whole = run_of(recipe, tmp_path / "whole")
+    run, parts = (tmp_path / name / whole.hash for name in ("whole", "parts"))
+    with interrupted(TextAdapter, "embed", 6), pytest.raises(RunInterruptedError, match="checkpoint is saved"):
+        run_of(recipe, tmp_path / "parts")
+    assert run_of(recipe, tmp_path / "parts").results == whole.results
+    assert_same_weights(run, parts)
     capsys.readouterr()
-    assert main(["eval", run, "--json"]) == 0
+    assert main(["eval", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["agrees"] is True
     if kind == "columns":
         assert whole.data["columns"] == ["query", "pos", "neg"]
         assert whole.data["rows_with_fewer_negatives"] == 14
         assert {"positive@1", "triplet/accuracy", "pair_error"} <= whole.results.keys()
-    pytest.importorskip("sentence_transformers")
-    assert main(["export", run, "--to", "sentence-transformers", "--out", str(tmp_path / "st")]) == 0
+    assert main(["export", str(run), "--to", "sentence-transformers", "--out", str(tmp_path / "st")]) == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*lack a negative")
 def test_the_weights_of_the_best_evaluation_are_kept(table, tmp_path):
-    recipe = tmp_path / "tiny.toml"
+    recipe, runs = tmp_path / "tiny.toml", tmp_path / "runs"
     recipe.write_text(RECIPE + RUNS["columns"].format(table=table))
     every = ["train.evaluate_every=2", "train.learning_rate=0.3"]
     by = "-positive_mrr"  # smallest: the first evaluation is beaten by none, or by an earlier one than the last
-    record = train(load(recipe, [*every, f"train.best_by={by}"]).config, tmp_path / "runs", quiet=True)
-    folder = tmp_path / "runs" / record.hash
-    lines = [json.loads(line) for line in Path(folder / "metrics.jsonl").read_text().splitlines()]
-    seen = {line["step"]: line["eval/positive_mrr"] for line in lines if "eval/positive_mrr" in line}
+    record = run_of(recipe, runs, *every, f"train.best_by={by}")
+    folder = runs / record.hash
+    seen = {line["step"]: line["eval/positive_mrr"] for line in logged(folder, "eval/positive_mrr")}
     assert set(seen) == {2, 4, 6, 8}
     best = min(seen, key=lambda step: seen[step])
     assert record.chosen == {"by": by, "step": best, "value": pytest.approx(seen[best], rel=1e-6), "on": "validation"}
     assert (record.curves_on, record.evaluated_on) == ("validation", "test")
     # What chose is of the validation part; what is reported, of the kept weights on the test part, measured once.
-    (last,) = [line for line in lines if "test/positive_mrr" in line]
+    (last,) = logged(folder, "test/positive_mrr")
     assert last["step"] == 8
     assert last["test/positive_mrr"] == pytest.approx(record.results["positive_mrr"], rel=1e-6)
     _, adapter, objective = load_run(RunFolder(folder))
     assert adapter.evaluate(objective)["positive_mrr"] == record.results["positive_mrr"]
     assert best < 8
     assert not (folder / "checkpoints").exists()
-    with pytest.raises(ConfigError, match=r"no result 'positive_mr'.*Did you mean 'positive_mrr'"):
-        train(load(recipe, [*every, "train.best_by=positive_mr"]).config, tmp_path / "runs", quiet=True)
-    with pytest.raises(ConfigError, match="set evaluate_every"):
-        load(recipe, ["train.best_by=positive_mrr"])
-    with pytest.raises(ConfigError, match="would be chosen on the test part"):
-        load(recipe, [*every, "train.curves_on=test", "train.best_by=positive_mrr"])
+    for settings, message in (
+        ([*every, "train.best_by=positive_mr"], r"no result 'positive_mr'.*Did you mean 'positive_mrr'"),
+        (["train.best_by=positive_mrr"], "set evaluate_every"),
+        ([*every, "train.curves_on=test", "train.best_by=positive_mrr"], "would be chosen on the test part"),
+    ):
+        refused(ConfigError, message, run_of, recipe, runs, *settings)

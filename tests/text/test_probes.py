@@ -1,6 +1,7 @@
 """The four protocols against references: scikit-learn to convergence, SentEval's classifier written out."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dipole.text.senteval.protocols import Settings, check_device
 from dipole.text.senteval.tasks import Split, Task
 from dipole.text.senteval.torch_classifier import Classifier, Fit, fit_all
 from tests.elsewhere import ELSEWHERE, elsewhere
+from tests.runs import refused
 
 
 def blobs(n, d, classes, seed=0, spread=2.0):
@@ -34,33 +36,42 @@ def assert_optima(x, y, subsets, grid, columns, share, every=1, **options):
             assert np.mean(found[i, :, p] == model.predict(x - centre)) >= share
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-def test_all_problems_at_once_equal_scikit_learn_one_by_one(classes):
+def several_blobs(classes):
     x, y = blobs(400, 12, classes)
     subsets = np.random.default_rng(1).random((400, 4)) < 0.7
-    assert_optima(x, y, subsets, [4.0, 0.25, 32.0], range(4), 0.9975, tol=1e-9, max_iter=5000)  # unordered on purpose
+    return (x, y, subsets, [4.0, 0.25, 32.0], range(4), 0.9975), {"tol": 1e-9, "max_iter": 5000}  # C is unordered
 
 
-@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
-@pytest.mark.parametrize("rank", [12, 4])
-def test_each_value_of_c_reaches_its_own_optimum(scale, rank):
+def scaled_blobs(scale, rank):
     """Starting from the mean fold and from the value of C before must not show in the result."""
     x, y = blobs(300, 12, 2, seed=3)
     draw = np.random.default_rng(4)
     x = scale * np.concatenate([x[:, :rank], x[:, :rank] @ draw.normal(size=(rank, 12 - rank))], 1)
-    parts = np.arange(300) % 6
-    subsets = parts[:, None] != np.arange(7)  # six folds, and all rows
+    subsets = (np.arange(300) % 6)[:, None] != np.arange(7)  # six folds, and all rows
     grid = [2.0**t for t in range(-3, 7)]
-    exactly = {"tol": 1e-10, "max_iter": 20000, "solver": "newton-cholesky"}
-    assert_optima(x, y, subsets, grid, (0, 6), 0.9966, every=3, **exactly)
+    exactly = {"tol": 1e-10, "max_iter": 20000, "solver": "newton-cholesky", "every": 3}
+    return (x, y, subsets, grid, (0, 6), 0.9966), exactly
 
 
-def test_uninformative_features_of_many_scales_reach_the_optimum():
+def uninformative_features_of_many_scales():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(400, 150)) * np.geomspace(9, 0.15, 150), draw.integers(6, size=400)
     subsets = np.arange(400)[:, None] % 5 != np.arange(6)
     exactly = {"tol": 1e-10, "max_iter": 2000, "solver": "newton-cg"}
-    assert_optima(x, y, subsets, [0.25, 4.0, 64.0], (0, 5), 0.9975, **exactly)
+    return (x, y, subsets, [0.25, 4.0, 64.0], (0, 5), 0.9975), exactly
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((several_blobs, (classes,)) for classes in (2, 4)),
+        *((scaled_blobs, options) for options in product((0.05, 1.0, 30.0), (12, 4))),
+        (uninformative_features_of_many_scales, ()),
+    ],
+)
+def test_all_problems_at_once_equal_scikit_learn_one_by_one(make, options):
+    given, exactly = make(*options)
+    assert_optima(*given, **exactly)
 
 
 @pytest.mark.parametrize("classes", [2, 20])
@@ -76,16 +87,13 @@ def test_a_subset_that_is_given_twice_is_answered_twice(classes):
     assert not np.array_equal(found.labels[..., 0], found.labels[..., 1])
 
 
-def test_hundreds_of_classes_reach_the_optimum_that_scikit_learn_finds():
+def test_hundreds_of_classes_and_collinear_huge_and_constant_features_reach_the_optimum():
     x, y = blobs(700, 10, 310, seed=8)
     found = solve_subsets(x, y, np.ones((700, 1), dtype=bool), [0.25, 4.0], tolerance=1e-4)
     assert found.converged.all()
     for labels, c in zip(found.labels, [0.25, 4.0], strict=True):
         model = LogisticRegression(C=c, tol=1e-5, max_iter=2000).fit(x - x.mean(0), y)
         assert np.mean(labels[:, 0] == model.predict(x - x.mean(0))) >= 0.995
-
-
-def test_the_solver_survives_collinear_huge_and_constant_features():
     x, y = blobs(200, 5, 2)
     x = np.concatenate([x, x, np.ones((200, 1)), 1e4 * x[:, :1], np.zeros((200, 2))], 1)
     found = solve_subsets(x, y, np.ones((200, 1), dtype=bool), [1.0]).labels[0, :, 0]
@@ -216,8 +224,7 @@ def test_holdout_grids_and_scaled_halves():
     assert Settings("senteval-torch").grid("holdout") == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
     x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
     assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
-    with pytest.raises(OptionError, match="cannot be cut"):
-        halves_normalised(np.ones((1, 3)), 2)
+    refused(OptionError, "cannot be cut", halves_normalised, np.ones((1, 3)), 2)
 
 
 @pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn", "senteval-torch", "skip-thoughts"])
@@ -257,5 +264,4 @@ def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
 def test_a_device_that_is_not_here_is_one_message(device):
-    with pytest.raises(OptionError, match="device must be an available one"):
-        check_device(device)
+    refused(OptionError, "device must be an available one", check_device, device)

@@ -136,15 +136,3 @@ def test_microbatches_are_the_undivided_batch(corpus, tmp_path, encoder, microba
     whole = measured(corpus, dropout=dropout, cases=cases, **settings)
     divided = measured(corpus, dropout=dropout, microbatch=microbatch, cases=cases, **settings)
     assert max(off(divided, whole).values()) < 1e-12
-
-
-def test_a_block_stays_on_one_rank(corpus):
-    """Rows are cut between blocks, sentences wherever; nothing is lost or drawn twice."""
-    base = {"corpus": f"{corpus}/books", "encoder": "bow", "word_size": 4, "held_out": 0.0}
-    for settings, unit in (({"pairs": "blocks", "block_size": 1}, 2), ({}, 1)):
-        parts = [
-            next(text_adapter({**base, **settings}, BATCH, rank=rank, world_size=3).batches(0)) for rank in range(3)
-        ]
-        assert [len(part.index) % unit for part in parts] == [0, 0, 0]
-        assert len({len(part.index) for part in parts}) == 2
-        assert sum(len(part.index) for part in parts) == BATCH

@@ -25,9 +25,9 @@ from dipole.text.corpus import Document, Piece, read_documents, read_pieces
 from dipole.text.sentences import Cut, encode_documents, encode_pieces
 from dipole.text.vocabulary import build_vocabulary, word_cutter, words_vocabulary
 from tests.ranks import start_method
+from tests.runs import refused
 from tests.systems import was_killed
-from tests.text.made import text_adapter, write_rows
-from tests.text.odd_text import text_of
+from tests.text.made import text_adapter, text_of, write_rows
 
 FILES = {"tokens.bin", "offsets.bin", "document.bin", "index.json"}
 
@@ -87,6 +87,9 @@ def test_equals_a_plain_loop(books, tmp_path, processes, limit, lower):
     assert sentences.unknown == sum(each.count(0) for each in ids)
     again, mapped = encode_pieces(iter(()), Cut(9, lower), folder=folder)  # complete: nothing is read
     assert (again.fingerprint, mapped.fingerprint) == (tokens.fingerprint, sentences.fingerprint)
+    shutil.rmtree(books)
+    shutil.rmtree(folder)  # both can be removed while they are used
+    assert ids_of(mapped) == ids
 
 
 def test_vocabulary_is_that_of_the_tokenizers_library(books):
@@ -97,25 +100,28 @@ def test_vocabulary_is_that_of_the_tokenizers_library(books):
     assert encoded(books)[0].fingerprint == build_vocabulary(texts, 20).fingerprint
 
 
-def test_pieces_of_one_document_stay_together():
+def test_documents_are_encoded_once_by_a_given_tokenizer(tmp_path):
     pieces = [Piece("a", True, "One. Two."), Piece("a", False, "Three .", True), Piece("b", True, "Four.")]
     _, sentences = encode_pieces(pieces, Cut(9), size=1)
     assert sentences.document.tolist() == [0, 0, 0, 1]
     assert sentences.starts.tolist() == [0, 3, 4]
-
-
-DOCUMENTS = [Document(str(i), [f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3]) for i in range(9)]
-
-
-def test_documents_are_encoded_by_a_given_tokenizer():
     tokens = words_vocabulary([f"w{i}" for i in range(12)])
     found = encode_documents(DOCUMENTS, tokens, max_length=2)
     assert len(found) == sum(len(d.sentences) for d in DOCUMENTS)
     assert ids_of(found)[:3] == [[1, 2], [2, 3], [2]]
     assert found.document.tolist()[:6] == [0, 1, 1, 2, 2, 2]
     assert found.lengths.max() == 2
-    with pytest.raises(DataError, match="no sentence"):
-        encode_documents([], tokens, 10)
+    refused(DataError, "no sentence", encode_documents, [], tokens, 10)
+    tokens = build_vocabulary(["a b", "c"])
+    made = encode_documents([Document("one", ["a b", "c"])], tokens, 5, tmp_path)
+    (tmp_path / ".lock").unlink(missing_ok=True)
+    (tmp_path / ".lock").mkdir()  # as in a folder that cannot be written
+    with pytest.raises(DataError, match="cannot be cached in"):
+        load_or_build(tmp_path / "tokens.bin" / "cache", lambda folder: None, lambda folder: None)
+    assert encode_documents([], tokens, 5, tmp_path).fingerprint == made.fingerprint
+
+
+DOCUMENTS = [Document(str(i), [f"w{i} w{i + 1} .", f"w{i}", "never seen before"][: 1 + i % 3]) for i in range(9)]
 
 
 FILLING = """
@@ -180,15 +186,15 @@ def test_damaged_ids_are_made_again(tmp_path):
             assert found.fingerprint == tokens.fingerprint
 
 
-def test_a_corpus_that_changes_during_reading_is_not_cached(books, tmp_path):
-    with pytest.raises(DataError, match="changed while it was read"):
-        encoded(books, tmp_path / "ids", unchanged=lambda: False)
-    assert {path.name for path in (tmp_path / "ids").iterdir()} <= {".lock"}
-    assert encoded(books, tmp_path / "ids")[1].fingerprint == encoded(books)[1].fingerprint
-
-
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_file_that_disappears_during_reading_is_named(books, tmp_path, cached):
+def test_a_corpus_that_changes_or_disappears_during_reading_is_not_cached(books, tmp_path, cached):
+    folder = tmp_path / "ids" if cached else None
+    if cached:
+        refused(DataError, "changed while it was read", encoded, books, folder, unchanged=lambda: False)
+        assert {path.name for path in folder.iterdir()} <= {".lock"}
+        assert encoded(books, folder)[1].fingerprint == encoded(books)[1].fingerprint
+        shutil.rmtree(folder)
+
     def pieces():
         for number, piece in enumerate(read_pieces(str(books))):
             if number == 1:
@@ -196,15 +202,7 @@ def test_a_file_that_disappears_during_reading_is_named(books, tmp_path, cached)
             yield piece
 
     with pytest.raises(DataError, match=r"the corpus cannot be read: .*2\.txt No such file"):
-        encode_pieces(pieces(), Cut(9), folder=tmp_path / "ids" if cached else None)
-
-
-def test_corpus_and_cache_can_be_removed_while_they_are_used(books, tmp_path):
-    expected = encoded(books)[1]
-    _, mapped = encoded(books, tmp_path / "ids")
-    shutil.rmtree(books)
-    shutil.rmtree(tmp_path / "ids")
-    assert ids_of(mapped) == ids_of(expected)
+        encode_pieces(pieces(), Cut(9), folder=folder)
 
 
 def fill(folder, barrier, number):
@@ -240,16 +238,6 @@ def test_two_processes_read_a_corpus_once(tmp_path):
     assert {path.name for path in folder.iterdir()} == FILES | {".lock"}
 
 
-def test_a_complete_cache_is_read_without_a_lock(tmp_path):
-    tokens = build_vocabulary(["a b", "c"])
-    made = encode_documents([Document("one", ["a b", "c"])], tokens, 5, tmp_path)
-    (tmp_path / ".lock").unlink(missing_ok=True)
-    (tmp_path / ".lock").mkdir()  # as in a folder that cannot be written
-    with pytest.raises(DataError, match="cannot be cached in"):
-        load_or_build(tmp_path / "tokens.bin" / "cache", lambda folder: None, lambda folder: None)
-    assert encode_documents([], tokens, 5, tmp_path).fingerprint == made.fingerprint
-
-
 def test_damaged_json_of_a_cache_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("DIPOLE_CACHE", str(tmp_path))
     content = {"samples": [{"name": "a", "start": 512}], "left_out": []}
@@ -271,10 +259,16 @@ def test_damaged_json_of_a_cache_is_made_again(tmp_path, monkeypatch):
         assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("error", [zipfile.BadZipFile, json.JSONDecodeError, KeyError, EOFError, OSError, Exception])
+@pytest.mark.parametrize(
+    "error",
+    [
+        json.JSONDecodeError("x", "", 0),
+        *(each("x") for each in (zipfile.BadZipFile, KeyError, EOFError, OSError, Exception)),
+    ],
+)
 def test_any_error_of_a_reader_means_no_cache(error):
     def read():
-        raise error("x", "", 0) if error is json.JSONDecodeError else error("x")
+        raise error
 
     assert core_cache.found(read) is None
 
@@ -284,7 +278,7 @@ def make(corpus, tmp_path, batch_size=4, validation=0.0, **settings):
     return text_adapter(settings, batch_size, workdir=tmp_path, validation=validation)
 
 
-def test_folders_are_named_by_content_not_by_path_and_date(books, tmp_path):
+def test_caches_are_named_by_content_not_by_path_and_date(books, tmp_path):
     settings = TextSettings(corpus=str(books), cache=str(tmp_path / "cache"))
     first = corpus_folder(settings, None)
     moved = shutil.copytree(books, tmp_path / "moved")
@@ -297,9 +291,6 @@ def test_folders_are_named_by_content_not_by_path_and_date(books, tmp_path):
     os.utime(book, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (book.stat().st_size, book.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     assert corpus_folder(settings, None) != first
-
-
-def test_a_changed_tokenizer_at_the_same_path_is_another_one(books, tmp_path):
     path = tmp_path / "tokenizer.json"
     found = []
     for words in (["the", "cat"], ["cat", "the"]):
@@ -331,15 +322,9 @@ def test_rejects_a_corpus_without_neighbours(tmp_path):
     make(alone, tmp_path, pairs="views", dropout=0.1, sides=1)
     pairs = write_rows(tmp_path / "pairs.jsonl", [{"sentences": ["One.", "Two."]}] * 20)
     make(pairs, tmp_path, held_out=0.0)
-    with pytest.raises(DataError, match="no two neighbouring sentences"):
-        make(pairs, tmp_path, held_out=0.5)
-    with pytest.raises(ConfigError, match=r"train\.batch_size 1"):
-        make(pairs, tmp_path, batch_size=1, held_out=0.0)
-
-
-def test_rejects_a_share_that_is_too_small(tmp_path):
+    refused(DataError, "no two neighbouring sentences", make, pairs, tmp_path, held_out=0.5)
+    refused(ConfigError, r"train\.batch_size 1", make, pairs, tmp_path, batch_size=1, held_out=0.0)
     corpus = write_rows(tmp_path / "a.jsonl", [{"sentences": ["One.", "Two.", "Three."]}] * 20)
-    with pytest.raises(ConfigError, match=r"validation_share 1e-09 sets no sentence .* aside"):
-        make(corpus, tmp_path, validation=1e-9)
+    refused(ConfigError, r"validation_share 1e-09 sets no sentence .* aside", make, corpus, tmp_path, validation=1e-9)
     with pytest.warns(UserWarning, match="no two neighbouring sentences are held out"):
         make(corpus, tmp_path, held_out=1e-9)

@@ -1,4 +1,4 @@
-"""SentEval's interface and tasks: same parameters and keys, each sentence encoded once, damaged files noticed."""
+"""SentEval's interface and tasks: same parameters and keys, damaged files; and the study of learning from text."""
 
 import io
 import json
@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr
 
+from dipole.benchmarks.studies import learning_text
+from dipole.benchmarks.studies.common import half_width
 from dipole.core.utils.errors import DataError
 from dipole.text import senteval
+from dipole.text.senteval import SIX_TASKS
 from dipole.text.senteval.engine import ASKED
 from dipole.text.senteval.relatedness import relatedness_result, soft_targets
 from dipole.text.senteval.tables import six_task_table
 from dipole.text.senteval.tasks import STS, load_task
+from tests.runs import refused
 
 WORDS = {"good": 1.0, "fine": 0.8, "bad": -1.0, "poor": -0.8}
 
@@ -68,26 +72,6 @@ def test_result_keys_protocol_and_order(tiny, capsys):
     assert () in batcher.seen
 
 
-def test_an_encoder_that_has_changed_under_its_key_is_asked_again(tiny, tmp_path):
-    options = params(tiny, cache=str(tmp_path), cache_key="one")
-    senteval.SE(options, Batcher()).eval("CR")
-    changed = Batcher()
-    changed_vectors = senteval.SE(options, lambda p, batch: 2 * changed(p, batch)).eval("CR")
-    assert dict(changed_vectors) == dict(senteval.SE(params(tiny), lambda p, b: 2 * Batcher()(p, b)).eval("CR"))
-    assert len(changed.seen) > ASKED
-
-
-def test_features_that_were_cut_off_are_made_again(tiny, tmp_path):
-    options = params(tiny, cache=str(tmp_path), cache_key="one")
-    whole = dict(senteval.SE(options, Batcher()).eval("CR"))
-    (kept,) = tmp_path.glob("*.npy")
-    data = kept.read_bytes()
-    for length in (0, 1, 7, 60, 127, 128, 129, len(data) // 2, len(data) - 1):
-        kept.write_bytes(data[:length])
-        assert dict(senteval.SE(options, Batcher()).eval("CR")) == whole
-        assert kept.read_bytes() == data
-
-
 @pytest.mark.parametrize(
     ("given", "protocol"),
     [
@@ -104,23 +88,32 @@ def test_usepytorch_or_protocol_selects(tiny, given, protocol):
     assert 0 <= result["acc"] <= 100
 
 
-def test_a_missing_task_stops_before_anything_is_encoded(tiny):
+def test_a_missing_task_stops_before_anything_is_encoded(tiny, tmp_path):
     batcher = Batcher()
     with pytest.raises(DataError, match=r"rt-polarity\.pos"):
         senteval.SE(params(tiny), batcher).eval(["CR", "MR"])
     assert not batcher.seen
+    refused(DataError, r"custrev.pos.*downstream", load_task, "CR", tmp_path / "absent")
+    refused(DataError, "Did you mean 'MRPC'", load_task, "MRPS", tmp_path)
 
 
 def test_features_are_cached_by_encoder_and_text(tiny, tmp_path):
-    first, second, other = Batcher(), Batcher(), Batcher()
-    options = params(tiny, cache=str(tmp_path / "features"))
-    a = senteval.SE(options | {"cache_key": "one"}, first).eval("CR")
-    b = senteval.SE(options | {"cache_key": "one"}, second).eval("CR")
-    senteval.SE(options | {"cache_key": "two"}, other).eval("CR")
-    assert dict(a) == dict(b)
-    assert first.seen
+    options = params(tiny, cache=str(tmp_path / "features"), cache_key="one")
+    first, second, other, changed = (Batcher() for _ in range(4))
+    whole = dict(senteval.SE(options, first).eval("CR"))
+    assert dict(senteval.SE(options, second).eval("CR")) == whole
     assert len(second.seen) <= ASKED < len(first.seen)  # no more than tells that it is the same encoder
+    (kept,) = (tmp_path / "features").glob("*.npy")
+    data = kept.read_bytes()
+    for length in (0, 1, 7, 60, 127, 128, 129, len(data) // 2, len(data) - 1):
+        kept.write_bytes(data[:length])  # features that were cut off are made again
+        assert dict(senteval.SE(options, Batcher()).eval("CR")) == whole
+        assert kept.read_bytes() == data
+    senteval.SE(options | {"cache_key": "two"}, other).eval("CR")
     assert len(other.seen) == len(first.seen)
+    found = senteval.SE(options, lambda p, batch: 2 * changed(p, batch)).eval("CR")  # another encoder under the key
+    assert dict(found) == dict(senteval.SE(params(tiny), lambda p, b: 2 * Batcher()(p, b)).eval("CR"))
+    assert len(changed.seen) > ASKED
 
 
 def test_the_adapter_gives_genuine_senteval_the_same_vectors(tiny):
@@ -139,19 +132,15 @@ def test_the_adapter_gives_genuine_senteval_the_same_vectors(tiny):
     assert calls[-1] == 1
 
 
-def test_evaluate_takes_any_encoder_of_strings(tiny):
+def test_evaluate_takes_any_encoder_of_strings_and_shows_in_a_notebook_where_it_is(tiny, monkeypatch):
     def encode(sentences):
         return np.array([[sum(WORDS.get(w, 0.0) for w in s.split()), 1.0] for s in sentences])
 
-    found = senteval.evaluate(encode, ["CR"], tiny, kfold=4, check=False, progress=False)
-    assert found["CR"]["acc"] > 80
-    assert "CR" in senteval.describe("CR", found["CR"])
-
-
-def test_evaluate_shows_in_a_notebook_where_it_is(tiny, monkeypatch):
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr(sys, "stderr", stream)
-    senteval.evaluate(lambda sentences: np.ones((len(sentences), 2)), ["CR"], tiny, kfold=4, check=False)
+    found = senteval.evaluate(encode, ["CR"], tiny, kfold=4, check=False)
+    assert found["CR"]["acc"] > 80
+    assert "CR" in senteval.describe("CR", found["CR"])
     encoding, scoring = stream.getvalue().split("\n")[0].split("\r")[1:]
     assert encoding.startswith("encoding ")
     assert scoring.startswith("scoring CR")
@@ -184,9 +173,6 @@ def test_the_six_tasks_stand_beside_the_published_rows():
     assert "exchanged" in lines[-1]
 
 
-SIZES = {"MR": 10662, "CR": 3775, "SUBJ": 10000, "MPQA": 10606}
-
-
 @pytest.fixture
 def copy(shared_data, tmp_path):
     """A writable copy of one task of the real data."""
@@ -198,31 +184,19 @@ def copy(shared_data, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_binary_tasks_have_the_published_sizes(shared_data, name):
-    split = load_task(name, shared_data / "senteval").splits["all"]
-    assert len(split) == SIZES[name]
-    assert split.labels[0] == 1
-    assert split.labels[-1] == 0
-    if name == "CR":
-        assert sum(not sentence for sentence in split.sentences[0]) == 4
-
-
-def test_trec_and_mrpc_sorted_by_length_then_label(shared_data):
-    trec = load_task("TREC", shared_data / "senteval")
+def test_tasks_have_the_published_sizes(shared_data):
+    root = shared_data / "senteval"
+    for name, size in {"MR": 10662, "CR": 3775, "SUBJ": 10000, "MPQA": 10606}.items():
+        split = load_task(name, root).splits["all"]
+        assert (len(split), split.labels[0], split.labels[-1]) == (size, 1, 0)
+    assert sum(not sentence for sentence in load_task("CR", root).splits["all"].sentences[0]) == 4
+    trec = load_task("TREC", root)
     assert [trec.splits["train"].labels.count(c) for c in range(6)] == [86, 1162, 1250, 1223, 835, 896]
-    mrpc = load_task("MRPC", shared_data / "senteval")
+    mrpc = load_task("MRPC", root)
     assert [(len(s), sum(s.labels)) for s in mrpc.splits.values()] == [(4076, 2753), (1725, 1147)]
-    split = load_task("MRPC", shared_data / "senteval").splits["test"].sorted()
+    split = mrpc.splits["test"].sorted()  # by length, then by label
     keys = [(len(a), len(b), y) for a, b, y in zip(*split.sentences, split.labels, strict=True)]
     assert keys == sorted(keys)
-
-
-def test_missing_files_and_unknown_tasks_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"custrev.pos.*downstream"):
-        load_task("CR", tmp_path)
-    with pytest.raises(DataError, match="Did you mean 'MRPC'"):
-        load_task("MRPS", tmp_path)
 
 
 DAMAGES = [
@@ -244,20 +218,15 @@ def test_damage_is_noticed(copy, tmp_path, file, damage, message):
     name = file.partition("/")[0]
     path = copy(name).parent / file
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=message):
-        load_task(name, tmp_path)
+    refused(DataError, message, load_task, name, tmp_path)
     if name == "CR":  # lost lines may be allowed
         assert len(load_task("CR", tmp_path, check=False).splits["all"]) == 20 + 1368
+    if name == "MR":  # one file saved twice
+        shutil.copy(path.with_suffix(".neg"), path)
+        refused(DataError, "same text", load_task, "MR", tmp_path)
 
 
-def test_one_file_saved_twice(copy, tmp_path):
-    folder = copy("MR")
-    shutil.copy(folder / "rt-polarity.pos", folder / "rt-polarity.neg")
-    with pytest.raises(DataError, match="same text"):
-        load_task("MR", tmp_path)
-
-
-def test_sts_leaves_out_pairs_without_a_score(tmp_path):
+def test_files_of_sts_sst_sick_and_probing(tmp_path):
     folder = tmp_path / "downstream/STS/STS13-en-test"
     folder.mkdir(parents=True)
     for dataset in STS["STS13"]:
@@ -267,11 +236,7 @@ def test_sts_leaves_out_pairs_without_a_score(tmp_path):
     assert [len(split) for split in task.splits.values()] == [2, 2, 2]
     assert task.splits["FNWN"].labels == [1.5, 3.0]
     (folder / "STS.gs.FNWN.txt").write_text("1.5\n")
-    with pytest.raises(DataError, match="1 score for 3 pairs"):
-        load_task("STS13", tmp_path)
-
-
-def test_sst_sick_and_probing(tmp_path):
+    refused(DataError, "1 score for 3 pairs", load_task, "STS13", tmp_path)
     for split in ("train", "dev", "test"):
         fine = tmp_path / f"downstream/SST/fine/sentiment-{split}"
         binary = tmp_path / f"downstream/SST/binary/sentiment-{split}"
@@ -280,8 +245,7 @@ def test_sst_sick_and_probing(tmp_path):
             path.write_text(text)
     assert load_task("SST5", tmp_path, check=False).splits["dev"].labels == [4, 0]
     assert load_task("SST2", tmp_path, check=False).splits["dev"].sentences == [[["so", "good"], ["so", "bad"]]]
-    with pytest.raises(DataError, match="published file has 8,544"):
-        load_task("SST5", tmp_path)
+    refused(DataError, "published file has 8,544", load_task, "SST5", tmp_path)
     sick = tmp_path / "downstream/SICK"
     sick.mkdir()
     for file in ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"):
@@ -293,3 +257,37 @@ def test_sst_sick_and_probing(tmp_path):
     probing.parent.mkdir()
     probing.write_text("tr\tPAST\tit was\ntr\tPRES\tit is\nva\tPRES\tit is\nte\tPAST\tit was\n")
     assert load_task("Tense", tmp_path).splits["dev"].labels == [1]
+
+
+RUNS = {
+    f"{name}/{seed}": dict.fromkeys(SIX_TASKS, base + seed) | {"TREC": trec}
+    for name, base, trec in (("untrained", 60.0, 70.0), ("random words", 62.0, 60.0), ("QT", 65.0, 65.0))
+    for seed in range(3)
+}
+
+
+def test_intervals_verdicts_and_random_words():
+    assert half_width([65.0, 66.0, 67.0]) == pytest.approx(4.3027 / 3**0.5, abs=1e-4)
+    assert half_width([65.0]) == 0
+    (line,) = learning_text.verdict(RUNS).splitlines()
+    assert line == "QT: 5 of 6 above untrained, 6 of 6 above random words; both: MR, CR, SUBJ, MPQA, MRPC"
+    assert "| QT (3) | 66.0 +- 2.5 |" in learning_text.table(RUNS)
+    first, again, other = (learning_text.RandomWords(4, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first(["A dog .", ""]), again(["a DOG .", "."]))
+    assert not np.allclose(first(["a"]), other(["a"]))
+    assert first(["a b"])[0] == pytest.approx((first(["a"])[0] + first(["b"])[0]) / 2)
+
+
+@pytest.mark.slow
+def test_quick_thoughts_learns_from_real_text(shared_data, tmp_path):
+    """A third of the study's updates is enough for the tasks that profit most."""
+    runs = tmp_path / "runs"
+    corpus = learning_text.link_corpus(shared_data, "reviews", runs)
+    found = {
+        name: learning_text.run(name, 0, shared_data / "senteval", corpus, runs, steps=200)
+        for name in (*learning_text.BASELINES, "QT", "DCL+CLLR")
+    }
+    for name in ("QT", "DCL+CLLR"):
+        for baseline in learning_text.BASELINES:
+            assert found[name]["MR"] > found[baseline]["MR"] + 1
+            assert found[name]["SUBJ"] > found[baseline]["SUBJ"] + 5

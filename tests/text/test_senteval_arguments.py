@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from dipole.text.senteval.protocols import Settings
 from dipole.text.senteval.scoring import score
 from dipole.text.senteval.tasks import DIGESTS, Split, Task, load_task
 from dipole.text.senteval.torch_classifier import Classifier
+from tests.runs import refused
 from tests.text.test_using import trained
 
 UNDER_A_FILE = str(Path(__file__) / "cache")
@@ -81,14 +83,7 @@ def engine(path, batcher=rows, **more):
     ],
 )
 def test_a_wrong_parameter_is_one_message(tiny, given, message):
-    with pytest.raises(OptionError, match=message):
-        engine(tiny, **given)
-
-
-@pytest.mark.parametrize("tasks", [None, [], set(), 3, [None], b"CR"])
-def test_what_is_no_list_of_tasks(tiny, tasks):
-    with pytest.raises(OptionError, match="tasks must be names"):
-        engine(tiny).eval(tasks)
+    refused(OptionError, message, engine, tiny, **given)
 
 
 def test_repeated_tasks_bytes_and_known_files(shared_data):
@@ -102,17 +97,31 @@ def test_repeated_tasks_bytes_and_known_files(shared_data):
     assert load_task("CR", shared_data / "senteval").changed == ()
 
 
-def test_arguments_that_do_not_fit_are_refused(tiny):
-    with pytest.raises(DataError, match="20 samples, fewer than the 21 folds"):
-        engine(tiny, kfold=21).eval("CR")
-    with pytest.raises(DataError, match="vectors of 3 and 4 numbers"):
-        engine(tiny, lambda p, b: np.ones((len(b), 3 + (len(b[0]) > 4))), batch_size=8).eval("CR")
-    with pytest.raises(OptionError, match=r"classifiers of 1000000000 hidden units of .* takes .* GB"):
-        engine(tiny, usepytorch=True, classifier={"nhid": 10**9}).eval("CR")
-    hidden = np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]])
-    with pytest.raises(DataError, match="some are masked"):
-        as_rows(hidden, 2, "CR")
-    assert as_rows(np.ma.masked_array(np.ones((2, 3))), 2, "CR").shape == (2, 3)
+@pytest.mark.parametrize(
+    ("given", "tasks", "error", "message"),
+    [
+        *(({}, tasks, OptionError, "tasks must be names") for tasks in (None, [], set(), 3, [None], b"CR")),
+        ({"kfold": 21}, "CR", DataError, "20 samples, fewer than the 21 folds"),
+        (
+            {"batcher": lambda p, b: np.ones((len(b), 3 + (len(b[0]) > 4))), "batch_size": 8},
+            "CR", DataError, "vectors of 3 and 4 numbers",
+        ),
+        (
+            {"usepytorch": True, "classifier": {"nhid": 10**9}},
+            "CR", OptionError, r"classifiers of 1000000000 hidden units of .* takes .* GB",
+        ),
+        *(
+            (
+                {"batcher": lambda p, b, value=value: np.full((len(b), 3), value), "protocol": protocol},
+                "CR", DataError, r"reach 1e\+30|NaN or infinity",
+            )
+            for value, protocol in product((1e30, np.nan, np.inf), ("fast", "senteval-sklearn"))
+        ),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_refused(tiny, given, tasks, error, message):
+    with pytest.raises(error, match=message):
+        engine(tiny, **given).eval(tasks)
     assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
 
 
@@ -129,8 +138,9 @@ def test_arguments_that_do_not_fit_are_refused(tiny):
         scipy.sparse.csr_matrix(np.ones((2, 3))),
         scipy.sparse.coo_array(np.ones((2, 3), dtype=np.float32)),
         torch.ones(2, 3).to_sparse(),
+        np.ma.masked_array(np.ones((2, 3))),
     ],
-    ids=["bf16", "half", "grad", "tensors", "lists", "bytes", "bool", "scipy", "scipy array", "sparse"],
+    ids=["bf16", "half", "grad", "tensors", "lists", "bytes", "bool", "scipy", "scipy array", "sparse", "masked"],
 )
 def test_vectors_of_any_kind_become_floats(value):
     found = as_rows(value, 2, "CR")
@@ -150,18 +160,11 @@ def test_vectors_of_any_kind_become_floats(value):
         (np.ones((3, 3)), r"array \(3, 3\) for 2 sentences"),
         (np.ones((2, 0)), r"array \(2, 0\)"),
         (np.ones((2, 3), dtype=complex), "complex128"),
+        (np.ma.masked_array(np.ones((2, 3)), mask=[[0, 0, 1], [0, 0, 0]]), "some are masked"),
     ],
 )
 def test_what_is_no_vectors_is_one_message(value, message):
-    with pytest.raises(DataError, match=message):
-        as_rows(value, 2, "CR")
-
-
-@pytest.mark.parametrize("value", [1e30, np.nan, np.inf])
-@pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn"])
-def test_values_that_cannot_be_multiplied(tiny, value, protocol):
-    with pytest.raises(DataError, match=r"reach 1e\+30|NaN or infinity"):
-        engine(tiny, lambda p, batch: np.full((len(batch), 3), value), protocol=protocol).eval("CR")
+    refused(DataError, message, as_rows, value, 2, "CR")
 
 
 @pytest.mark.parametrize(
@@ -179,19 +182,15 @@ def test_odd_labels(tmp_path, task, file, text, message):
     path = tmp_path / "downstream" / file
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(DataError, match=message):
-        load_task(task, tmp_path, check=False)
+    refused(DataError, message, load_task, task, tmp_path, check=False)
 
 
-def test_a_changed_file_is_said_in_the_result(tiny):
+def test_a_changed_file_is_said_in_the_result_the_record_and_eval(tiny, tmp_path, capsys):
     with pytest.warns(UserWarning, match=r"custrev.pos is not the known file: its sha256 is .* expected 91a20a4f"):
         result = engine(tiny).eval("CR")
     content = (tiny / "downstream/CR/custrev.neg").read_bytes()
     assert len(result.changed) == 2
     assert hashlib.sha256(content).hexdigest() in result.changed[1]
-
-
-def test_a_changed_file_reaches_record_and_eval(tiny, tmp_path, capsys):
     for name, count in (("custrev.pos", 2407), ("custrev.neg", 1368)):
         (tiny / "downstream/CR" / name).write_text("".join(f"word{i % 24} {name}\n" for i in range(count)))
     with pytest.warns(UserWarning, match="is not the known file"):
@@ -254,28 +253,22 @@ def test_what_has_not_converged_is_said(monkeypatch):
 
 @pytest.fixture
 def benchmark(tmp_path):
-    """Writes an STS Benchmark of ten pairs a split; the last score of test is given."""
-
-    def write(last):
-        folder = tmp_path / "downstream/STS/STSBenchmark"
-        folder.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "dev", "test"):
-            scores = [i / 2 for i in range(9)] + [last if split == "test" else 1]
-            lines = [f"main\tx\t2012\t{i}\t{score}\ta{i} b\tb{i} a a\n" for i, score in enumerate(scores)]
-            (folder / f"sts-{split}.csv").write_text("".join(lines))
-        return tmp_path
-
-    return write
-
-
-@pytest.mark.parametrize("task", ["STSBenchmark", "STSBenchmark-cosine"])
-def test_scores_of_similarity_lie_in_their_range(benchmark, task):
-    with pytest.raises(DataError, match=r"sts-test\.csv, line 10: the score 9 is none of 0 to 5"):
-        engine(benchmark(9)).eval(task)
+    """An STS Benchmark of ten pairs a split."""
+    folder = tmp_path / "downstream/STS/STSBenchmark"
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "dev", "test"):
+        lines = [f"main\tx\t2012\t{i}\t{i / 2}\ta{i} b\tb{i} a a\n" for i in range(10)]
+        (folder / f"sts-{split}.csv").write_text("".join(lines))
+    return tmp_path
 
 
 @pytest.mark.parametrize("value", ["x", None, float("nan"), np.ones(2)])
-def test_a_similarity_that_is_no_number_is_one_message(benchmark, value):
-    asked = engine(benchmark(5), similarity=lambda left, right: value)
+def test_scores_and_similarities_lie_in_their_range(benchmark, value):
+    asked = engine(benchmark, similarity=lambda left, right: value)
     with pytest.raises(DataError, match=r"STSBenchmark-cosine: similarity returned .*; it must be a finite number"):
         asked.eval("STSBenchmark-cosine")
+    with (benchmark / "downstream/STS/STSBenchmark/sts-test.csv").open("a") as file:
+        file.write("main\tx\t2012\t10\t9\ta b\tb a a\n")
+    for task in ("STSBenchmark", "STSBenchmark-cosine"):
+        with pytest.raises(DataError, match=r"sts-test\.csv, line 11: the score 9 is none of 0 to 5"):
+            engine(benchmark).eval(task)

@@ -15,6 +15,7 @@ from dipole.text.senteval.relatedness import cosine, sts_result
 from dipole.text.senteval.scoring import numbers_of
 from dipole.text.senteval.tables import sts_table, written_tables
 from dipole.text.senteval.tasks import STS
+from tests.runs import refused
 from tests.text.made import text_adapter
 from tests.text.tiny_sentences import tiny_model
 
@@ -34,36 +35,35 @@ def cosines(pairs):
 
 
 def draw_pairs(draw, count):
+    """Pairs of sentences, their scores, and both as rows of cells."""
     pairs = [tuple(" ".join(draw.choice(WORDS, size=draw.integers(2, 7))) for _ in range(2)) for _ in range(count)]
-    return pairs, np.round(draw.uniform(0, 5, count), 2)
+    gold = np.round(draw.uniform(0, 5, count), 2)
+    return pairs, gold, [(a, b, y) for (a, b), y in zip(pairs, gold, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """SentEval's files: STS12 to STS16 small, STS-B and SICK with as many lines as the published ones."""
     root, draw, truth = tmp_path_factory.mktemp("senteval"), np.random.default_rng(1), {}
+
+    def write(file, line, key, count, head=""):
+        *truth[key], rows = draw_pairs(draw, count)
+        path = root / "downstream" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(head + "".join(line.format(i, *row) + "\n" for i, row in enumerate(rows)))
+
     for year, sets in STS.items():
-        place = root / f"downstream/STS/{year}-en-test"
-        place.mkdir(parents=True)
         for count, name in enumerate(sets, 5):
-            pairs, gold = truth[year, name] = draw_pairs(draw, 3 * count)
-            (place / f"STS.input.{name}.txt").write_text("\n".join("\t".join(pair) for pair in pairs) + "\n")
-            (place / f"STS.gs.{name}.txt").write_text("\n".join(map(str, gold)) + "\n")
-    place = root / "downstream/STS/STSBenchmark"
-    place.mkdir()
+            place = f"STS/{year}-en-test"
+            write(f"{place}/STS.input.{name}.txt", "{1}\t{2}", (year, name), 3 * count)
+            (root / f"downstream/{place}/STS.gs.{name}.txt").write_text(
+                "\n".join(map(str, truth[year, name][1])) + "\n"
+            )
     for split, count in (("train", 5749), ("dev", 1500), ("test", 1379)):
-        pairs, gold = truth["STSB", split] = draw_pairs(draw, count)
-        lines = [f"main\tnews\t2012\t{i}\t{y}\t{a}\t{b}" for i, ((a, b), y) in enumerate(zip(pairs, gold, strict=True))]
-        (place / f"sts-{split}.csv").write_text("\n".join(lines) + "\n")
-    place = root / "downstream/SICK"
-    place.mkdir()
-    for split, file, count in (
-        ("train", "SICK_train", 4500), ("dev", "SICK_trial", 500), ("test", "SICK_test_annotated", 4927)
-    ):  # fmt: skip
-        pairs, gold = truth["SICK", split] = draw_pairs(draw, count)
-        lines = [f"{i}\t{a}\t{b}\t{y}\tNEUTRAL" for i, ((a, b), y) in enumerate(zip(pairs, gold, strict=True))]
-        head = "pair_ID\tsentence_A\tsentence_B\tscore\tjudgment"
-        (place / f"{file}.txt").write_text("\n".join([head, *lines]) + "\n")
+        write(f"STS/STSBenchmark/sts-{split}.csv", "main\tnews\t2012\t{0}\t{3}\t{1}\t{2}", ("STSB", split), count)
+    head = "pair_ID\tsentence_A\tsentence_B\tscore\tjudgment\n"
+    for split, name, count in (("train", "train", 4500), ("dev", "trial", 500), ("test", "test_annotated", 4927)):
+        write(f"SICK/SICK_{name}.txt", "{0}\t{1}\t{2}\t{3}\tNEUTRAL", ("SICK", split), count, head)
     return root, truth
 
 
@@ -76,6 +76,7 @@ def test_cosine_tasks_score_each_split_by_itself(folder):
             for measure, function in (("spearman", spearmanr), ("pearson", pearsonr)):
                 wanted, found = function(cosines(pairs), gold), result[split][measure]
                 assert found[0] == found.correlation == found.statistic == pytest.approx(wanted[0], abs=1e-9)
+
                 assert found[1] == found.pvalue == pytest.approx(wanted[1], abs=1e-9)
             assert result[split]["nsamples"] == len(gold)
         wanted = {f"senteval/{task}/{split}/{name}" for split in ("dev", "test") for name in ("pearson", "spearman")}
@@ -100,7 +101,7 @@ def test_years_are_summed_up_in_three_ways_through_the_engine(folder):
         assert [result[name]["nsamples"] for name in STS[year]] == sizes
 
 
-def test_the_table_has_a_mean_of_seven_test_columns(folder):
+def test_the_table_of_a_run_has_a_mean_of_seven_test_columns(folder, tmp_path):
     tasks = [*STS, "STSBenchmark", "SICKRelatedness-cosine"]
     found = senteval.evaluate(encode, tasks, folder[0], progress=False)
     head, row = (line.split() for line in sts_table({"mine": found}).splitlines())
@@ -111,9 +112,6 @@ def test_the_table_has_a_mean_of_seven_test_columns(folder):
     assert set(written_tables(found)) == {"sts.txt"}
     part = {task: found[task] for task in tasks[:3]}
     assert sts_table({"mine": part}).splitlines()[1].split()[-1] == "-"
-
-
-def test_a_run_names_the_split_of_its_numbers(folder, tmp_path):
     settings = {"pairs": "views", "dropout": 0.1, "encoder": "bow", "word_size": 4, "limit": 100}
     settings |= {"senteval": str(folder[0]), "tasks": ("STSBenchmark-cosine",)}
     adapter = text_adapter(settings, workdir=tmp_path)
@@ -122,12 +120,6 @@ def test_a_run_names_the_split_of_its_numbers(folder, tmp_path):
     assert (tmp_path / "sts.txt").read_text().splitlines()[1].startswith("this run")
     assert not (tmp_path / "senteval.txt").exists()
     assert json.dumps(found)
-
-
-def test_a_missing_split_names_its_place_and_constant_similarities_have_no_correlation(tmp_path):
-    with pytest.raises(DataError, match=r"STSBenchmark-cosine: no file .*sts-train\.csv"):
-        senteval.load_task("STSBenchmark-cosine", tmp_path)
-    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0
 
 
 def batcher(params, batch):
@@ -149,7 +141,7 @@ def test_a_script_of_simcse_reads_and_writes_its_numbers(folder, task):
     assert again["all"]["spearman"]["all"] == result["all"]["spearman"]["all"]
 
 
-def test_the_regression_of_the_first_senteval_has_a_name(folder):
+def test_the_regression_of_the_first_senteval_and_missing_splits_are_named(folder, tmp_path):
     result = senteval.evaluate(encode, ["STSBenchmark"], folder[0], progress=False)["STSBenchmark"]
     for key in ("pearson", "yhat"):
         with pytest.raises(KeyError, match=r"by cosine, as in SimCSE's SentEval.*STSBenchmark-finetune"):
@@ -158,6 +150,9 @@ def test_the_regression_of_the_first_senteval_has_a_name(folder):
         result["tset"]
     assert senteval.load_task("STSBenchmark-finetune", folder[0]).kind == "relatedness"
     assert senteval.load_task("SICKRelatedness-finetune", folder[0]).kind == "relatedness"
+    with pytest.raises(DataError, match=r"STSBenchmark-cosine: no file .*sts-train\.csv"):
+        senteval.load_task("STSBenchmark-cosine", tmp_path)
+    assert sts_result({"a": [0.0, 0.0]}, {"a": [1.0, 2.0]})["a"]["pearson"][0] == 0
 
 
 def broken(value):
@@ -169,44 +164,34 @@ def broken(value):
     return encode_all
 
 
-def by_engine(folder, task, vectors):
-    params = {"task_path": str(folder), "progress": False}
-    senteval.SE(params, lambda params, batch: vectors([" ".join(sentence) for sentence in batch])).eval(task)
-
-
-def by_evaluate(folder, task, vectors):
-    senteval.evaluate(vectors, [task], folder, progress=False)
-
-
-def by_the_first_senteval(folder, task, vectors):
-    prepare, _ = senteval.for_genuine(vectors)
-    prepare(senteval.Params(), senteval.load_task(task, folder).samples())
-
-
 @pytest.mark.parametrize(
-    ("evaluated", "task", "value"),
+    ("how", "task", "value"),
     [
-        (by_engine, "STS12", np.nan),
-        (by_evaluate, "STSBenchmark", np.inf),
-        (by_evaluate, "SICKRelatedness-finetune", np.nan),
-        (by_engine, "SICKEntailment", -np.inf),
-        (by_the_first_senteval, "STS13", np.nan),
+        ("engine", "STS12", np.nan),
+        ("evaluate", "STSBenchmark", np.inf),
+        ("evaluate", "SICKRelatedness-finetune", np.nan),
+        ("engine", "SICKEntailment", -np.inf),
+        ("the first SentEval", "STS13", np.nan),
+        ("cache", "STS12", None),
     ],
 )
-def test_vectors_that_are_not_finite_have_no_score(folder, evaluated, task, value):
-    with pytest.raises(DataError, match=r"of \d+ vectors are not finite \(NaN or infinity\): the encoder has diverged"):
-        evaluated(folder[0], task, broken(value))
-
-
-def test_saved_vectors_that_are_not_finite_have_no_score(folder, tmp_path):
-    params = {"task_path": str(folder[0]), "progress": False, "cache": str(tmp_path), "cache_key": "k"}
-    senteval.SE(params, batcher).eval("STS12")
-    (kept,) = tmp_path.glob("*.npy")
-    rows = np.load(kept)
-    rows[7] = np.nan
-    np.save(kept, rows)
-    with pytest.raises(DataError, match=r"STS12: .* not finite"):
-        senteval.SE(params, batcher).eval("STS12")
+def test_vectors_that_are_not_finite_have_no_score(folder, tmp_path, how, task, value):
+    params, vectors = {"task_path": str(folder[0]), "progress": False}, broken(value or np.nan)
+    if how == "cache":
+        params |= {"cache": str(tmp_path), "cache_key": "k"}
+        senteval.SE(params, batcher).eval(task)
+        (kept,) = tmp_path.glob("*.npy")
+        np.save(kept, np.where(np.arange(len(np.load(kept)))[:, None] == 7, np.nan, np.load(kept)))
+    calls = {
+        "cache": lambda: senteval.SE(params, batcher).eval(task),
+        "engine": lambda: senteval.SE(params, lambda _, batch: vectors([" ".join(each) for each in batch])).eval(task),
+        "evaluate": lambda: senteval.evaluate(vectors, [task], folder[0], progress=False),
+        "the first SentEval": lambda: senteval.for_genuine(vectors)[0](
+            senteval.Params(), senteval.load_task(task, folder[0]).samples()
+        ),
+    }
+    said = r"of \d+ vectors are not finite \(NaN or infinity\): the encoder has diverged"
+    refused(DataError, r"STS12: .* not finite" if how == "cache" else said, calls[how])
 
 
 @pytest.fixture(scope="module")
@@ -259,8 +244,7 @@ def test_poolings_of_a_transformer(models):
     ],
 )
 def test_what_is_no_encoder_is_one_message(folder, encoder, options, message):
-    with pytest.raises(OptionError, match=message):
-        senteval.evaluate(encoder, ["STS13"], folder[0], progress=False, **options)
+    refused(OptionError, message, senteval.evaluate, encoder, ["STS13"], folder[0], progress=False, **options)
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-25, 1, 1e25])

@@ -2,14 +2,19 @@
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import tarfile
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import warnings
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from dipole.core.cli import main
@@ -18,6 +23,7 @@ from dipole.core.utils.errors import DataError
 from dipole.text import prepare
 from dipole.text.corpus import read_documents
 from dipole.text.wiki3029 import build, is_dump, prose
+from tests.runs import refused
 
 WIKI = Path(__file__).parents[2] / "../shared/data/wiki_blocks/wikitext2_articles.jsonl.gz"
 
@@ -105,33 +111,33 @@ def test_a_folder_in_any_order_and_lines(tmp_path):
         built = build(folder, out, articles=3, sentences=15, unit=unit)
         assert built.taken == 3
         assert {r["id"] for r in rows(out)} <= {"one.txt", "deeper/two", "more.jsonl: 3", "more.jsonl: 4"}
+    lines = (f'{n},"{" ".join(sentence(n, i) for i in range(4))}"\n' for n in range(3))
+    (tmp_path / "articles.csv").write_text("n,text\n" + "".join(lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(tmp_path / "articles.csv", out, articles=3, sentences=4).taken == 3
 
 
 def test_what_cannot_be_done_is_said_and_nothing_is_written(tmp_path, capsys):
     source, out = dump(tmp_path / "wiki.xml", [30, 9]), tmp_path / "out.jsonl"
-    with pytest.raises(DataError, match=r"1 of 2 articles have 20 different .* and 3029 are wanted.*--articles"):
-        build(source, out, sentences=20)
-    with pytest.raises(DataError, match="nothing is at"):
-        build(tmp_path / "none", out)
-    with pytest.raises(DataError, match=r"must be named NAME\.jsonl"):
-        build(source, tmp_path / "out.txt")
-    for name in ("cut.xml", "cut.xml.bz2"):
-        with pytest.raises(DataError, match=r"no complete MediaWiki dump.*after 1 article\W"):
-            build(dump(tmp_path / name, [30, 30], cut=-400), out)
     packed = dump(tmp_path / "whole.xml.bz2", [300])
     packed.write_bytes(packed.read_bytes()[:-30])
-    with pytest.raises(DataError, match="cannot be read"):
-        build(packed, out)
     (tmp_path / "other.xml").write_text("<html><body/></html>")
-    with pytest.raises(DataError, match="first element is <html>"):
-        build(tmp_path / "other.xml", out)
-    assert not out.exists()
     (tmp_path / "a.txt").write_text("A sentence of five words.")
-    with pytest.raises(DataError, match="there is no encoding 'klingon'"):
-        build(tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="klingon")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"folder.jsonl is a folder; give the name of a file"):
-        build(tmp_path / "nothing", tmp_path / "folder.jsonl")
+    cut = [dump(tmp_path / name, [30, 30], cut=-400) for name in ("cut.xml", "cut.xml.bz2")]
+    for given, to, options, message in (
+        (source, out, {"sentences": 20}, r"1 of 2 articles have 20 different .* and 3029 are wanted.*--articles"),
+        (tmp_path / "none", out, {}, "nothing is at"),
+        (source, tmp_path / "out.txt", {}, r"must be named NAME\.jsonl"),
+        *((each, out, {}, r"no complete MediaWiki dump.*after 1 article\W") for each in cut),
+        (packed, out, {}, "cannot be read"),
+        (tmp_path / "other.xml", out, {}, "first element is <html>"),
+        (tmp_path / "a.txt", out, {"encoding": "klingon"}, "there is no encoding 'klingon'"),
+        (source, tmp_path / "folder.jsonl", {}, r"folder.jsonl is a folder; give the name of a file"),
+    ):
+        refused(DataError, message, build, given, to, **options)
+    assert not out.exists()
     assert main(["data", "wiki3029", str(source), str(out), "--sentences", "20"]) == 1
     assert "are wanted" in capsys.readouterr().err
 
@@ -175,57 +181,30 @@ def test_senteval(tmp_path, top):
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["downstream"]
 
 
-def test_bookcorpus_from_a_hub_of_this_machine(tmp_path, monkeypatch):
-    import hashlib
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"text": ["one two three .", "four five six ."]}), tmp_path / "0000.parquet")
-    data = (tmp_path / "0000.parquet").read_bytes()
-    sha = hashlib.sha256(data).hexdigest()
-    listed = {
-        "id": "bookcorpus/bookcorpus", "sha": "0" * 40,
-        "siblings": [
-            {"rfilename": "plain_text/train/0000.parquet", "size": len(data), "blobId": "x",
-             "lfs": {"size": len(data), "sha256": sha, "pointerSize": 1}},
-            {"rfilename": "README.md", "size": 1, "blobId": "y"},
-        ],
-    }  # fmt: skip
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = json.dumps(listed).encode() if "/api/" in self.path else data
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    try:
+def test_bookcorpus_from_a_hub_of_this_machine_or_by_hand(tmp_path, monkeypatch):
+    hub = tmp_path / "hub"
+    listing = hub / "api/datasets/bookcorpus/bookcorpus/revision/refs/convert/parquet"
+    listing.parent.mkdir(parents=True)
+    pandas.DataFrame({"text": ["one two three .", "four five six ."]}).to_parquet(hub / "0000.parquet")
+    data, path = (hub / "0000.parquet").read_bytes(), "plain_text/train/0000.parquet"
+    lfs = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 1}
+    files = [{"rfilename": path, "size": len(data), "blobId": "x", "lfs": lfs}]
+    files.append({"rfilename": "README.md", "size": 1, "blobId": "y"})
+    listing.write_text(json.dumps({"id": "bookcorpus/bookcorpus", "sha": "0" * 40, "siblings": files}))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=hub)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         monkeypatch.setattr("huggingface_hub.hf_api.constants.HF_HUB_OFFLINE", False)
         (file,) = prepare.bookcorpus_files()
-        assert (file.size, file.checksum) == (len(data), f"sha256:{sha}")
-        assert file.path == "plain_text/train/0000.parquet"
-        fetched = fetch(type(file)(f"{address}/x", file.size, file.checksum, file.path), tmp_path / "down")
+        assert (file.size, file.checksum, file.path) == (len(data), f"sha256:{lfs['sha256']}", path)
+        fetched = fetch(replace(file, url=f"{address}/0000.parquet"), tmp_path / "down")
         assert fetched.read_bytes() == data
-    finally:
         server.shutdown()
-        server.server_close()
     (tmp_path / "to").mkdir()
     prepare.bookcorpus(tmp_path / "down", tmp_path / "to")
     (made,) = (tmp_path / "to").iterdir()
     sentences = [sentence for document in read_documents(str(made)) for sentence in document.sentences]
     assert sentences == ["one two three .", "four five six ."]
-
-
-def test_without_the_hub_the_folder_by_hand_is_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"give their folder as text\.corpus"):
-        prepare.bookcorpus_files()
+    refused(DataError, r"give their folder as text\.corpus", prepare.bookcorpus_files)

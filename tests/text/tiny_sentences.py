@@ -50,16 +50,3 @@ def loaded_model(folder):
 def features(model, columns=4):
     """What the trainer hands to a loss."""
     return [dict(model.preprocess(texts)) for texts in list(COLUMNS.values())[:columns]]
-
-
-RECORD = {
-    "name": "tiny", "objective": "infonce(temperature=0.2) + 0.1*dp", "seed": 0, "epochs": 1.0, "hash": "0" * 12,
-    "results": {"next@1": 0.5, "lost": None}, "versions": {}, "data": {"name": "hub:somebody/books", "sizes": {}},
-}  # fmt: skip
-
-
-class Record:
-    """A run's record as far as a model card reads it."""
-
-    def __init__(self, **changes):
-        self.__dict__ |= RECORD | changes

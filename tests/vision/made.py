@@ -5,6 +5,7 @@ import json
 import tarfile
 from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
 from PIL import Image
@@ -17,6 +18,7 @@ from dipole.vision.adapter import VisionAdapter
 from dipole.vision.config import VisionConfig
 from dipole.vision.frameworks.base import Batch, Branch, Setup
 from dipole.vision.image_set import ImageSet
+from dipole.vision.sources import Decoding, open_source
 
 CPU = torch.device("cpu")
 SHORT_RUN = [
@@ -117,7 +119,29 @@ def image_folder(root, *places, count=4, suffix=".png"):
 
 def image_table(contents, **columns):
     """A data set of `datasets`: a column `image` of encoded images, and further columns."""
-    import datasets
 
     cells = [{"bytes": content, "path": None} for content in contents]
     return datasets.Dataset.from_dict({"image": cells, **columns}).cast_column("image", datasets.Image())
+
+
+def source_of(kind, folder, contents):
+    """Write encoded images as a folder, shards, a parquet file or a saved data set, and return the source."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{number:03}.png" for number, _ in enumerate(contents)]
+    if kind == "folder":
+        for name, content in zip(names, contents, strict=True):
+            (folder / name).write_bytes(content)
+        return str(folder)
+    if kind == "shards":
+        tar(folder / "a.tar", zip(names, contents, strict=True))
+        return f"wds:{folder}/a.tar"
+    if kind == "parquet":
+        image_table(contents).to_parquet(folder / "x.parquet")
+        return str(folder / "x.parquet")
+    image_table(contents).save_to_disk(folder / "saved")
+    return str(folder / "saved")
+
+
+def opened(source, split="train", **options):
+    """The images of a split of a source, decoded as the options say."""
+    return open_source(str(source), Decoding(**options)).read(split)

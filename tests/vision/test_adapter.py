@@ -11,11 +11,12 @@ from dipole import objective
 from dipole.core.evaluation.probes import state_hash
 from dipole.core.train.model_files import load_weights, save_weights
 from dipole.core.train.recipe import load
-from dipole.core.utils.errors import ConfigError, DataError, OptionError
+from dipole.core.utils.errors import ConfigError, OptionError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.decoding import Encoded
-from tests.vision.made import make_adapter, png, unlabelled_file
+from tests.runs import refused
+from tests.vision.made import make_adapter, png
 
 SMALL = {
     "encoder": {"name": "small-conv", "width": 4, "dim": 8},
@@ -47,10 +48,10 @@ def test_channels_last_is_a_matter_of_memory_alone(tmp_path):
 
 
 def test_batches_depend_on_the_seed_and_are_shared_by_ranks():
-    first, again = adapter(), adapter()
+    first = adapter()
     whole = list(first.batches(2))
     assert len(whole) == first.steps_per_epoch == 4
-    (last,) = again.batches(2, start=3)
+    (last,) = adapter().batches(2, start=3)
     assert all(torch.equal(a, b) for a, b in zip(last.views, whole[3].views, strict=True))
     other = next(iter(first.batches(3)))
     assert not torch.equal(other.views[0], whole[0].views[0])
@@ -62,32 +63,24 @@ def test_batches_depend_on_the_seed_and_are_shared_by_ranks():
     assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
 
 
-def test_views_and_features_have_labels():
-    a = adapter(views=4)
-    embedded = a.embed(next(iter(a.batches(0))))
-    pairs = embedded.relate(embedded.rows)
-    assert pairs.anchors.shape == (4 * 32, a.embedding_dim)
-    assert pairs.positives.shape == (4 * 32, 3)
-    assert pairs.labels.shape == (4 * 32,)
-    a = adapter()
-    for split, images in (("train", a.parts.train), ("test", a.parts.test)):
-        x, y = a.features(split)
-        assert x.shape == (len(images), a.embedding_dim)
-        assert torch.equal(y, images.labels)
-
-
 def test_evaluation_is_repeatable_and_leaves_the_module_alone():
-    a = adapter(probe={**SMALL["probe"], "baselines": True, "probes": ["linear", "few_shot", "kmeans", "knn", "mean"]})
+    """Tasks of Arora et al. among the probes: their classifiers are those of the other probes."""
+    probes = ("linear", "few_shot", "kmeans", "knn", "mean")
+    a = adapter(probe={**SMALL["probe"], "baselines": True, "probes": [*probes, "tasks"]})
     before = state_hash(a.module)
     a.module.train()
     first = a.evaluate(None)
     assert a.module.training
     assert state_hash(a.module) == before
     assert a.evaluate(None) == first
-    probes = ("linear", "few_shot", "kmeans", "knn", "mean")
     assert {f"{of}{probe}/accuracy" for of in ("", "untrained/", "raw/") for probe in probes} <= set(first)
     assert first["linear/accuracy"] == first["untrained/linear/accuracy"]
     assert all(0 <= value <= 1 for value in first.values())
+    assert first["tasks/trained/top-1"] == pytest.approx(first["linear/accuracy"], abs=1e-6)
+    assert first["tasks/mean/top-1"] == pytest.approx(first["mean/accuracy"], abs=1e-6)
+    assert first["tasks/mean/avg-10"] == pytest.approx(first["mean/accuracy"], abs=1e-6)
+    for name in ("trained", "mean", "few"):
+        assert first[f"tasks/{name}/avg-2"] > first[f"tasks/{name}/avg-5"] > first[f"tasks/{name}/top-1"]
 
 
 def test_embedding_features_pass_through_the_objective():
@@ -98,13 +91,12 @@ def test_embedding_features_pass_through_the_objective():
             return torch.zeros_like(x)
 
     assert a.evaluate(Collapse())["linear/accuracy"] < a.evaluate(None)["linear/accuracy"]
+    a = adapter(probe={**CROPS, "epochs": 2, "baselines": True, "crops": {}, "features": "embedding"})
+    found = a.evaluate(objective("infonce + 0.1*cllr", dim=8))
+    assert {"linear/accuracy", "untrained/linear/accuracy", "raw/linear/accuracy"} <= set(found)
 
 
-def test_wrong_sizes_and_settings_are_named():
-    with pytest.raises(ConfigError, match=r"train\.batch_size: 500 is more than the 128 images"):
-        adapter(batch_size=500)
-    with pytest.raises(ConfigError, match=r"train\.batch_size"):
-        load("digits-simclr", ["train.batch_size=1"])
+def test_all_wrong_settings_of_a_recipe_are_in_one_message():
     with pytest.raises(ConfigError) as caught:
         load("digits-simclr", ["vision.encoder.nam=x", "vision.augment.hue=0.9", "vision.probe.solver=newton"])
     for name in ("vision.encoder.nam", "'name'", "vision.augment.hue", "vision.probe.solver", "convex"):
@@ -112,24 +104,27 @@ def test_wrong_sizes_and_settings_are_named():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ("data", r"an image of 1000000 x 1000000 x 3 takes .* GB with a copy"),
-        ("augment", r"a view of a batch of \d+ x 1 x 1000000 x 1000000 takes .* GB with a copy"),
+        ({"batch_size": 500}, r"train\.batch_size: 500 is more than the 128 images"),
+        ({"data": {"only_labelled": True}}, "labelled_per_class"),
+        # Pictures larger than memory are refused before they are read.
+        ({"data": {"limit": 128, "size": 10**6}}, r"an image of 1000000 x 1000000 x 3 takes .* GB with a copy"),
+        ({"augment": {"size": 10**6}}, r"a view of a batch of \d+ x 1 x 1000000 x 1000000 takes .* GB with a copy"),
+        ({"probe": {"crops": {}}}, "crops: no effect with solver 'convex'"),
+        ({"probe": {"learning_rate": 1.0}}, "learning_rate: no effect with solver 'convex'"),
+        (
+            {"probe": {"solver": "sgd", "schedule": "cosine", "decay": 0.1}},
+            "milestones and decay have no effect with schedule",
+        ),
+        ({"probe": {"solver": "sgd", "milestones": [80, 60]}}, "milestones must be increasing epochs"),
+        ({"probe": {"solver": "sgd", "crops": {"scale": [0.5, 0.1]}}}, "crop_scale must be"),
+        ({"probe": {"solver": "sgd", "crops": {"centre": 1.5}}}, "centre"),
     ],
 )
-def test_pictures_larger_than_memory_are_refused_before_they_are_read(settings, said):
-    with pytest.raises(OptionError, match=said):
-        adapter(**{settings: {**SMALL.get(settings, {}), "size": 10**6}})
-
-
-def test_probes_without_labels_are_refused(tmp_path):
-    data = unlabelled_file(tmp_path)
-    with pytest.raises(DataError, match="has a label, as the probes linear, few_shot, knn need"):
-        adapter(data=data, batch_size=16)  # before a step, not after the last one
-    a = adapter(data=data, batch_size=16, probe={"probes": []})
-    assert next(iter(a.batches(0))).labels is None
-    assert a.evaluate(None) == {}
+def test_wrong_settings_are_refused(settings, message):
+    refused((ConfigError, OptionError, ValidationError), message, adapter, **settings)
+    refused(ConfigError, r"train\.batch_size", load, "digits-simclr", ["train.batch_size=1"])
 
 
 def colour_folder(root, splits):
@@ -140,14 +135,19 @@ def colour_folder(root, splits):
     return {"source": str(root), "size": 12}
 
 
-def test_training_from_an_encoded_folder(tmp_path):
-    table, plain = colour_folder(tmp_path, ("",)), {"size": 12, "jitter": 0.0, "grey": 0.0}
+def test_images_that_stay_encoded_give_the_same_batches_and_probes(tmp_path):
+    plain, probe = {"size": 12, "jitter": 0.0, "grey": 0.0}, {**CROPS, "epochs": 2, "crops": {}}
+    table = colour_folder(tmp_path / "a", ("",))
     lazy = adapter(data={**table, "memory": 1e-6}, batch_size=4, augment=plain)
     whole = adapter(data=table, batch_size=4, augment=plain)
     for a, b in zip(lazy.batches(0), whole.batches(0), strict=True):
         assert torch.equal(a.rows, b.rows)
         assert (a.views[1] - b.views[1]).abs().max() <= 1.01 / 255  # a crop of a file has whole levels
     assert lazy.evaluate(None) == whole.evaluate(None)
+    table = colour_folder(tmp_path / "b", ("train", "test"))
+    lazy = adapter(data={**table, "memory": 1e-6}, probe=probe, batch_size=4)
+    assert isinstance(lazy.parts.train.images, Encoded)
+    assert adapter(data=table, probe=probe, batch_size=4).evaluate(None) == lazy.evaluate(None)
 
 
 def test_the_losses_of_arora_are_a_probe_on_test_images():
@@ -169,18 +169,6 @@ def test_labelled_images_can_be_few_and_all_there_is_to_train_on():
         assert parts.test.fingerprint == whole.test.fingerprint
         kept = {image.numpy().tobytes() for image in whole.train.images}
         assert all(image.numpy().tobytes() in kept for image in parts.train.images)
-    with pytest.raises(ValidationError, match="labelled_per_class"):
-        adapter(data={"only_labelled": True})
-
-
-def test_tasks_of_arora_are_a_probe():
-    a = adapter(probe={**SMALL["probe"], "probes": ["tasks", "linear", "mean"]})
-    found = a.evaluate(None)
-    assert found["tasks/trained/top-1"] == pytest.approx(found["linear/accuracy"], abs=1e-6)
-    assert found["tasks/mean/top-1"] == pytest.approx(found["mean/accuracy"], abs=1e-6)
-    assert found["tasks/mean/avg-10"] == pytest.approx(found["mean/accuracy"], abs=1e-6)
-    for name in ("trained", "mean", "few"):
-        assert found[f"tasks/{name}/avg-2"] > found[f"tasks/{name}/avg-5"] > found[f"tasks/{name}/top-1"]
 
 
 CROPS = {"probes": ["linear"], "solver": "sgd", "epochs": 6, "batch_size": 32, "learning_rate": 30.0, "decay": 0.2}
@@ -223,38 +211,6 @@ def test_the_linear_probe_on_random_crops_is_that_of_a_plain_loop(what):
     assert accuracy == pytest.approx(right.float().mean().item(), abs=1.5 / len(test))
     if what == "raw":
         assert accuracy > 0.3  # of ten classes
-
-
-def test_crops_of_images_that_stay_encoded_are_the_same(tmp_path):
-    table = colour_folder(tmp_path, ("train", "test"))
-    probe = {**CROPS, "epochs": 2, "crops": {}}
-    whole = adapter(data=table, probe=probe, batch_size=4)
-    lazy = adapter(data={**table, "memory": 1e-6}, probe=probe, batch_size=4)
-    assert isinstance(lazy.parts.train.images, Encoded)
-    assert whole.evaluate(None) == lazy.evaluate(None)
-
-
-def test_baselines_and_a_projection_are_probed_on_crops_as_well():
-    a = adapter(probe={**CROPS, "baselines": True, "crops": {}, "features": "embedding"})
-    found = a.evaluate(objective("infonce + 0.1*cllr", dim=8))
-    assert {"linear/accuracy", "untrained/linear/accuracy", "raw/linear/accuracy"} <= set(found)
-    assert found["raw/linear/accuracy"] > 0.3
-
-
-@pytest.mark.parametrize(
-    ("settings", "cause"),
-    [
-        ({"crops": {}}, "crops: no effect with solver 'convex'"),
-        ({"learning_rate": 1.0}, "learning_rate: no effect with solver 'convex'"),
-        ({"solver": "sgd", "schedule": "cosine", "decay": 0.1}, "milestones and decay have no effect with schedule"),
-        ({"solver": "sgd", "milestones": [80, 60]}, "milestones must be increasing epochs"),
-        ({"solver": "sgd", "crops": {"scale": [0.5, 0.1]}}, "crop_scale must be"),
-        ({"solver": "sgd", "crops": {"centre": 1.5}}, "centre"),
-    ],
-)
-def test_probe_settings_without_effect_are_refused(settings, cause):
-    with pytest.raises(ValidationError, match=cause):
-        adapter(probe=settings)
 
 
 @pytest.mark.parametrize("method", ["simclr", "moco", "blocks"])

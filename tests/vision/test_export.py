@@ -29,6 +29,7 @@ from dipole.vision.export.transformers import describe
 from dipole.vision.exported import open_folder
 from dipole.vision.frameworks.base import Branch
 from dipole.vision.frameworks.cmc import CMC
+from tests.runs import Record, commanded, refused
 from tests.systems import file_limit, posix
 from tests.vision.made import CPU, colour_file, make_adapter
 from tests.without_dipole import WITHOUT_DIPOLE
@@ -55,12 +56,7 @@ def colour(tmp_path):
     return {"data": {"source": colour_file(tmp_path, 32, 40)["source"], "limit": 16}}
 
 
-def record(**changes):
-    values = {
-        "name": "tiny", "objective": "infonce(temperature=0.2) + 0.1*dp", "seed": 0, "epochs": 1.0, "hash": "0" * 12,
-        "results": {"linear/accuracy": 0.5, "lost": None}, "versions": {},
-    }  # fmt: skip
-    return SimpleNamespace(**(values | changes))
+RECORD = Record(results={"linear/accuracy": 0.5, "lost": None})
 
 
 ALONE = (
@@ -89,7 +85,7 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
             folder = tmp_path / name.removeprefix("hub ")
             adapters[name] = built({"name": f"hub:{folder}", "freeze": "backbone"}, tmp_path, **table)
         (tmp_path / name).mkdir()
-        adapters[name].export("transformers", tmp_path / name, record())
+        adapters[name].export("transformers", tmp_path / name, RECORD)
         assert any((tmp_path / name).glob("*.py")) == (name not in PLAIN)
     assert json.loads((tmp_path / "resnet18" / "config.json").read_text())["model_type"] == "resnet"
     image = next(iter(adapters.values())).parts.test.images[:1]
@@ -111,18 +107,34 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
             torch.testing.assert_close(wanted, first, atol=1e-6, rtol=1e-5)
 
 
-def test_layers_networks_and_pairs_without_a_description_are_refused(tmp_path):
-    class Twice(torch.nn.Module):
-        pass
+def network(channels=3, **settings):
+    return build_encoder(EncoderConfig(**settings), channels, 32)
 
-    with pytest.raises(ConfigError, match=r"layer Twice.*Known layers: Conv2d"):
-        describe(Stages(3, {"all": torch.nn.Sequential(Twice())}, {"all": 3}))
-    for settings in ({"name": "small-conv"}, {"name": "resnet18"}):
-        with pytest.raises(ConfigError, match="timm has no network like"):
-            timm_weights(build_encoder(EncoderConfig(**settings), 3, 32))
-    light, colour = (Branch(build_encoder(EncoderConfig(width=2), channels, 8)) for channels in (1, 2))
-    with pytest.raises(ConfigError, match="two encoders"):
-        CMC(light, None, colour=colour).trained_encoder()
+
+class Twice(torch.nn.Module):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: describe(Stages(3, {"all": torch.nn.Sequential(Twice())}, {"all": 3})),
+            r"layer Twice.*Known layers: Conv2d",
+        ),
+        (lambda: timm_weights(network(name="small-conv")), "timm has no network like"),
+        (lambda: timm_weights(network(name="resnet18")), "timm has no network like"),
+        (
+            lambda: CMC(Branch(network(1, width=2)), None, colour=Branch(network(2, width=2))).trained_encoder(),
+            "two encoders",
+        ),
+        (lambda: detectron2.backbone(network(name="small-conv")), "vision.encoder.name"),
+        (lambda: detectron2.backbone(network(name="resnet18")), "vision.encoder.stem"),
+        (lambda: detectron2.backbone(network(1, name="resnet18", stem="imagenet")), "1 channel"),
+    ],
+)
+def test_what_no_format_can_hold_is_refused(call, message):
+    refused(ConfigError, message, call)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +156,7 @@ def test_onnx_gives_the_same_features(tmp_path, encoder, table):
 def exported(adapter, to, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    adapter.export(to, out, record())
+    adapter.export(to, out, RECORD)
     return out
 
 
@@ -254,7 +266,7 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     encoder.eval()
     config = SimpleNamespace(encoder=SimpleNamespace(name=name), method="simclr")
     method = SimpleNamespace(trained_encoder=lambda: encoder)
-    detectron2.export(SimpleNamespace(config=config, module=method, info={}), tmp_path, record(), None)
+    detectron2.export(SimpleNamespace(config=config, module=method, info={}), tmp_path, RECORD, None)
     stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
     assert stored["matching_heuristics"]
     assert {key: value.shape for key, value in stored["model"].items()} == network_shapes(name, of_detectron2)
@@ -271,28 +283,13 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
         torch.testing.assert_close(found, encoder(images), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("table", "channels", "message"),
-    [
-        ({"name": "small-conv"}, 3, "vision.encoder.name"),
-        ({"name": "resnet18"}, 3, "vision.encoder.stem"),
-        ({"name": "resnet18", "stem": "imagenet"}, 1, "1 channel"),
-    ],
-)
-def test_detectron2_has_no_other_backbones(table, channels, message):
-    with pytest.raises(ConfigError, match=message):
-        detectron2.backbone(build_encoder(EncoderConfig(**table), channels, 32))
-
-
 def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
     """CACR Table 5's supervised row is a ResNet trained on blocks."""
-    data = colour_file(tmp_path, 16, 40)
     settings = ["encoder.name=resnet18", "encoder.stem=imagenet", "probe.probes=['knn']", "probe.baselines=false"]
-    settings += ["probe.projection=pca", *(f"data.{part}={file}" for part, file in data.items())]
+    settings += ["probe.projection=pca", *(f"data.{key}={file}" for key, file in colour_file(tmp_path, 16, 40).items())]
     settings = [f"vision.{each}" for each in settings] + ["objective=cross_entropy(classes=4)"]
     settings += ["train.batch_size=9", "train.epochs=", "train.steps=1"]
-    assert main(["train", "digits-blocks", "--runs", str(tmp_path / "runs"), "--set", *settings]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
+    run = commanded("digits-blocks", tmp_path / "runs", *settings)
     for to, file in (("transformers", "model.safetensors"), ("detectron2", "backbone.pkl"), ("picture", "query.png")):
         assert main(["export", str(run), "--to", to, "--out", str(tmp_path / to)]) == 0
         assert (tmp_path / to / file).stat().st_size > 1000
@@ -302,10 +299,8 @@ def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    runs = tmp_path_factory.mktemp("runs")
     settings = ["train.steps=1", "train.epochs=", "train.batch_size=8", "vision.encoder.width=4"]
-    assert main(["train", "digits-simclr", "--quiet", "--runs", str(runs), "--set", *settings]) == 0
-    return str(next(runs.iterdir()))
+    return str(commanded("digits-simclr", tmp_path_factory.mktemp("runs"), *settings))
 
 
 @posix
@@ -321,28 +316,10 @@ def test_a_full_disk_is_the_reason_and_nothing_is_left(trained, tmp_path, capfd,
     said = capfd.readouterr().err
     assert f"cannot export to {out}: File too large. The file size limit is reached" in said
     assert out.exists() == there
+    assert disk_error(ValueError("os error is not meant")) is disk_error(FileNotFoundError(2, "No such file")) is None
     if (to, limit) == ("transformers", 300):
+        assert main(["export", trained, "--to", "timm", "--out", str(out)]) == 2  # nor of a format that does not fit
+        assert not out.exists()
         assert main(["export", trained, "--to", to, "--out", str(out), "--license", "mit"]) == 0
         assert {"config.json", "model.safetensors", "README.md"} <= {path.name for path in out.iterdir()}
         assert not [path for path in out.iterdir() if path.name.endswith(".tmp")]
-
-
-def test_a_format_that_does_not_fit_leaves_no_folder(trained, tmp_path):
-    assert main(["export", trained, "--to", "timm", "--out", str(tmp_path / "out")]) == 2
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "number"),
-    [
-        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), 28),
-        (OSError(122, "Disk quota exceeded"), 122),
-        (FileNotFoundError(2, "No such file"), None),
-        (ValueError("os error is not meant"), None),
-    ],
-)
-def test_the_disk_is_found_among_the_causes(error, number):
-    outer = RuntimeError("Failed to convert the model")
-    outer.__cause__ = error
-    found = disk_error(outer)
-    assert (found and found.errno) == number

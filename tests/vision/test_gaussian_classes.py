@@ -11,7 +11,6 @@ from dipole.benchmarks.suite import read_suite
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
 from dipole.core.train.recipe import load
-from dipole.core.train.run import train
 from dipole.core.train.run_folder import find_run
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
@@ -28,6 +27,7 @@ from dipole.vision.gaussian_classes import (
     with_noise,
 )
 from dipole.vision.toy import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS, ToyConfig
+from tests.runs import refused, run_of
 
 
 def latents(world, points):
@@ -77,14 +77,6 @@ def test_anchors_and_negatives_are_those_of_the_layout(negatives, anchors, of_ea
     assert pairs.negative_mask().sum(1).tolist() == [of_each] * anchors
 
 
-def test_each_seed_is_another_world_and_imbalance_is_not():
-    one, other, uneven = of(0, points=100), of(1, points=100), of(0, points=100, imbalance=20.0)
-    assert not torch.equal(one.world.mixing, other.world.mixing)
-    assert torch.equal(one.world.mixing, uneven.world.mixing)
-    assert torch.equal(one.world.means, uneven.world.means)
-    assert all(torch.equal(a, b) for a, b in zip(one.points("test"), uneven.points("test"), strict=True))
-
-
 @pytest.mark.parametrize("imbalance", [1.0, 20.0, 1000.0])
 def test_class_sizes_fall_geometrically(imbalance):
     sizes = class_labels(20_000, class_shares(10, imbalance)).bincount().double()
@@ -94,7 +86,20 @@ def test_class_sizes_fall_geometrically(imbalance):
     torch.testing.assert_close(ratios, torch.full_like(ratios, imbalance ** (1 / 9)), atol=0, rtol=0.12)
 
 
-def test_label_noise_and_the_smallest_class_are_exact():
+def test_label_noise_is_exact_and_leaves_worlds_and_test_points_alone():
+    one, other, uneven = of(0, points=100), of(1, points=100), of(0, points=100, imbalance=20.0)
+    assert not torch.equal(one.world.mixing, other.world.mixing)
+    assert torch.equal(one.world.mixing, uneven.world.mixing)
+    assert torch.equal(one.world.means, uneven.world.means)
+    assert all(torch.equal(a, b) for a, b in zip(one.points("test"), uneven.points("test"), strict=True))
+    data = of(points=500, imbalance=50.0, label_noise=0.5, test_points=300)
+    assert torch.equal(data.points("train")[1], data.labels)
+    assert (data.noisy_labels != data.labels).sum() == 250
+    for split in ("test", "validation"):
+        points, labels = data.points(split)
+        assert labels.bincount().tolist() == [30] * 10
+        assert points.shape == (300, 64)
+    assert not torch.equal(data.points("test")[0], data.points("validation")[0])
     labels = class_labels(9000, class_shares(10, 1.0))
     noisy = with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
     wrong = noisy != labels
@@ -107,17 +112,6 @@ def test_label_noise_and_the_smallest_class_are_exact():
     assert class_labels(10, class_shares(10, 1e6)).bincount().tolist() == [1] * 10
 
 
-def test_probes_and_test_points_have_true_and_balanced_labels():
-    data = of(points=500, imbalance=50.0, label_noise=0.5, test_points=300)
-    assert torch.equal(data.points("train")[1], data.labels)
-    assert (data.noisy_labels != data.labels).sum() == 250
-    for split in ("test", "validation"):
-        points, labels = data.points(split)
-        assert labels.bincount().tolist() == [30] * 10
-        assert points.shape == (300, 64)
-    assert not torch.equal(data.points("test")[0], data.points("validation")[0])
-
-
 PLANES = ("noise=0.1", "starts=3", "inits=2", "scale=0.2")
 CLASSES = ("views=3", "negatives=queries", "classes=4", "imbalance=2.0", "label_noise=0.1", "test_points=10")
 
@@ -126,10 +120,8 @@ CLASSES = ("views=3", "negatives=queries", "classes=4", "imbalance=2.0", "label_
     ("recipe", "setting"), [*(("gaussian-classes", each) for each in PLANES), *(("lmcl-toy", each) for each in CLASSES)]
 )
 def test_settings_of_the_other_data_are_refused(recipe, setting):
-    with pytest.raises(ConfigError, match=f"{setting.partition('=')[0]}: no effect"):
-        load(recipe, [f"toy.{setting}"])
-    with pytest.raises(ConfigError, match="9 for 10 classes"):
-        load("gaussian-classes", ["toy.points=9"])
+    refused(ConfigError, f"{setting.partition('=')[0]}: no effect", load, recipe, [f"toy.{setting}"])
+    refused(ConfigError, "9 for 10 classes", load, "gaussian-classes", ["toy.points=9"])
 
 
 def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():
@@ -150,7 +142,7 @@ def test_a_run_with_the_released_cllr_is_the_same_in_microbatches(tmp_path):
     found = []
     for more in ([], ["train.microbatch=16"]):
         settings = ["train.steps=10", "objective=infonce + cllr(variant=released, rank=5)", *more]
-        record = train(load("gaussian-classes", settings).config, tmp_path, quiet=True)
+        record = run_of("gaussian-classes", tmp_path, *settings)
         found.append(load_run(find_run(record.hash, tmp_path))[2].terms[1].L.detach())
     assert found[0].shape == (5, FEATURES)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
@@ -158,8 +150,8 @@ def test_a_run_with_the_released_cllr_is_the_same_in_microbatches(tmp_path):
 
 def test_training_finds_classes_that_the_untrained_network_does_not(tmp_path):
     settings = ["train.steps=80", "toy.test_points=1000"]
-    untrained = train(load("gaussian-classes", [*settings, "objective=none"]).config, tmp_path, quiet=True)
-    trained = train(load("gaussian-classes", settings).config, tmp_path, quiet=True)
+    untrained = run_of("gaussian-classes", tmp_path, *settings, "objective=none")
+    trained = run_of("gaussian-classes", tmp_path, *settings)
     assert trained.data["sizes"] == {"train": 2000, "test": 1000}
     for probe in ("linear", "knn"):
         assert 0.2 < untrained.results[f"{probe}/accuracy"] + 0.03 < trained.results[f"{probe}/accuracy"] < 1
@@ -167,23 +159,10 @@ def test_training_finds_classes_that_the_untrained_network_does_not(tmp_path):
 
 @pytest.mark.parametrize("objective", ["tuple", "supcon", "cross_entropy(classes=10)"])
 def test_losses_with_labels_suffer_from_wrong_ones(tmp_path, objective):
-    found = []
-    for noise in ("0.0", "0.9"):  # at 0.9, labels say nothing about the class
-        settings = [f"objective={objective}", f"toy.label_noise={noise}", "train.steps=60", "toy.points=1000"]
-        record = train(load("gaussian-classes", settings).config, tmp_path, quiet=True)
-        found.append(record.results["linear/accuracy"])
-    assert found[0] > found[1] + 0.05
-
-
-def test_a_plan_names_rows_with_too_few_views(tmp_path, capsys):
-    suite = tmp_path / "few.toml"
-    suite.write_text(
-        'name = "few"\ntitle = "few"\nrows = [{ method = "a", objective = "cacr(k=4)" }]\n'
-        'columns = [{ name = "x", metric = "linear/accuracy" }]\n'
-        '[scale.small]\nrecipe = "gaussian-classes"\nseeds = [0]\n'
-    )
-    assert main(["bench", str(suite), "--plan", "--runs", str(tmp_path / "runs")]) == 1
-    assert "use 5 views" in capsys.readouterr().out
+    settings = [f"objective={objective}", "train.steps=60", "toy.points=1000"]
+    records = [run_of("gaussian-classes", tmp_path, *settings, f"toy.label_noise={noise}") for noise in ("0.0", "0.9")]
+    right, wrong = (record.results["linear/accuracy"] for record in records)
+    assert right > wrong + 0.05  # at 0.9, labels say nothing about the class
 
 
 def test_toy_sets_are_bars_and_half_circles():
@@ -205,27 +184,26 @@ def test_toy_sets_are_bars_and_half_circles():
     assert abs(float(other.mean()) - 1) < 0.02
 
 
-def test_a_run_is_a_matrix_and_euclidean_space_is_the_identity(tmp_path):
+def test_a_run_is_a_matrix_and_its_validation_part_is_other_points(tmp_path):
     settings = ["train.steps=4", "toy.starts=2"]
-    record = train(load("lmcl-toy", [*settings, "objective=none"]).config, tmp_path, quiet=True)
+    record = run_of("lmcl-toy", tmp_path, *settings, "objective=none")
     _, adapter, _ = load_run(find_run(record.hash, tmp_path), "cpu")
     features, labels = adapter.features("test")
     torch.testing.assert_close(features, adapter.points)
     assert torch.equal(labels, adapter.labels)
-    trained = train(load("lmcl-toy", settings).config, tmp_path, quiet=True)
+    trained = run_of("lmcl-toy", tmp_path, *settings)
     assert trained.parameters == 4
     assert 1 / 3 < trained.results["kmeans/accuracy"] <= 1
-    with pytest.raises(ConfigError, match=r"toy\.points"):
-        train(load("lmcl-toy", ["train.batch_size=901"]).config, tmp_path, quiet=True)
-
-
-def table(runs, seeds):
-    """Row -> column -> values by seed, of the suite as `dipole bench` leaves it."""
-    sized = read_suite("lmcl-table1").at("small", (), seeds)
-    found = SuiteResults(sized.manifest(sized.jobs()), read_records(runs).records)
-    cells = {(cell.row.label, cell.column.name): cell for cell in found.cells}
-    assert len(cells) == 6
-    return cells
+    refused(ConfigError, r"toy\.points", run_of, "lmcl-toy", tmp_path, "train.batch_size=901")
+    settings = ["train.steps=4", "toy.starts=2", "train.evaluate_every=2"]
+    tested = run_of("lmcl-toy", tmp_path / "tested", *settings)
+    assert (tested.evaluated_on, tested.curves_on) == ("test", "validation")
+    chosen = run_of("lmcl-toy", tmp_path / "chosen", *settings, "train.evaluate_on=validation")
+    assert chosen.evaluated_on == "validation"
+    assert not list((tmp_path / "chosen").rglob("points.json"))
+    # Nothing is set aside: the same training, of which the run's name speaks.
+    assert tested.data["sizes"] == {"train": 900, "test": 900, "validation": 900}
+    assert 1 / 3 < chosen.results["kmeans/accuracy"] <= 1
 
 
 @pytest.mark.slow
@@ -233,7 +211,10 @@ def test_the_papers_ordering_over_twenty_trials(tmp_path):
     """LMCL Table 1: polarization above the plain loss, the plain loss at or above the plane; on Three-Bars the paired
     t-test shows the first at 0.05, on Nested-Moons twenty trials do not."""
     assert main(["bench", "lmcl-table1", "--runs", str(tmp_path)]) == 0
-    cells = table(tmp_path, 20)
+    sized = read_suite("lmcl-table1").at("small", (), 20)
+    found = SuiteResults(sized.manifest(sized.jobs()), read_records(tmp_path).records)
+    cells = {(cell.row.label, cell.column.name): cell for cell in found.cells}
+    assert len(cells) == 6
     for column in ("Three-Bars", "Nested-Moons"):
         ours = cells["LMCT (Ours)", column]
         assert ours.against_base.n == 20
@@ -241,16 +222,3 @@ def test_the_papers_ordering_over_twenty_trials(tmp_path):
         space = cells["Euclidean Space", column].summary.mean
         assert space <= cells["Conventional CT", column].summary.mean < ours.summary.mean
     assert cells["LMCT (Ours)", "Three-Bars"].against_base.p_t < 0.05
-
-
-def test_the_validation_part_is_other_points_of_the_same_shape(tmp_path):
-    settings = ["train.steps=4", "toy.starts=2", "train.evaluate_every=2"]
-    tested = train(load("lmcl-toy", settings).config, tmp_path / "tested", quiet=True)
-    assert (tested.evaluated_on, tested.curves_on) == ("test", "validation")
-    chosen = load("lmcl-toy", [*settings, "train.evaluate_on=validation"]).config
-    chosen = train(chosen, tmp_path / "chosen", quiet=True)
-    assert chosen.evaluated_on == "validation"
-    assert not list((tmp_path / "chosen").rglob("points.json"))
-    # Nothing is set aside: the same training, of which the run's name speaks.
-    assert tested.data["sizes"] == {"train": 900, "test": 900, "validation": 900}
-    assert 1 / 3 < chosen.results["kmeans/accuracy"] <= 1

@@ -1,17 +1,14 @@
 """Pairs of one's own: classes as positives, tables of images, images and their captions."""
 
-import csv
 import json
 import shutil
-import signal
-from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
 from pydantic import ValidationError
-from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
 
 from dipole import objective
@@ -23,12 +20,11 @@ from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.vision.adapter import VisionAdapter
 from dipole.vision.evaluation import recall, zero_shot
-from dipole.vision.frameworks.base import Batch
 from dipole.vision.pairs.columns import read_pairs, split_rows
 from dipole.vision.sources import Decoding
-from tests.ranks import from_ranks
+from tests.runs import assert_same_weights, commanded, interrupted, refused
 from tests.text.tiny_sentences import tiny_model
-from tests.vision.made import configured, make_adapter
+from tests.vision.made import configured, image_table, make_adapter
 
 SIDE, ROWS = 12, 40
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
@@ -55,10 +51,7 @@ def table(tmp_path_factory):
 
 
 def write(path, rows):
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pandas.DataFrame(rows).to_csv(path, index=False)
 
 
 def settings(folder=None, **table):
@@ -71,11 +64,15 @@ def settings(folder=None, **table):
     return configured({**SMALL, **table})
 
 
-def adapter(config, batch_size=8, rank=0, world_size=1):
-    return make_adapter(config, batch_size, rank=rank, world_size=world_size)
+def adapter(config, batch_size=8):
+    return make_adapter(config, batch_size)
 
 
-def test_the_positives_of_labels_are_all_views_of_the_class():
+def pairs_of(path, *columns, captions=False, **options):
+    return read_pairs(str(path), list(columns or ("image", "positive")), captions, Decoding(**options))
+
+
+def test_the_positives_of_labels_are_all_views_of_the_class_and_groups_fill_the_batch(table):
     made = adapter(settings(pairs="labels", views=3, data={"limit": 64}), 16)
     batch = next(iter(made.batches(0)))
     embedded = made.embed(batch)
@@ -84,18 +81,13 @@ def test_the_positives_of_labels_are_all_views_of_the_class():
     for anchor, row in enumerate(pairs.positives.tolist()):
         same = {other for other in range(48) if labels[other] == labels[anchor] and other != anchor}
         assert {other for other in row if other >= 0} == same
-
-
-def test_groups_of_a_class_fill_the_batch(table):
     made = adapter(settings(pairs="labels", images_per_class=4, data={"limit": 200}), 16)
     for batch in made.batches(0):
         groups = batch.labels.view(4, 4)
         assert (groups == groups[:, :1]).all()
         assert len(batch.rows.view(4, 4)[0].unique()) == 4
-    with pytest.raises(ConfigError, match="multiple of 4"):
-        adapter(settings(pairs="labels", images_per_class=4), 18)
-    with pytest.raises(ConfigError, match="has no labels"):
-        adapter(settings(pairs="labels", data={"source": str(table / "images")}))
+    refused(ConfigError, "multiple of 4", adapter, settings(pairs="labels", images_per_class=4), 18)
+    refused(ConfigError, "has no labels", adapter, settings(pairs="labels", data={"source": str(table / "images")}))
     assert not {"pairs", "columns"} & settings().determining().keys()  # runs from before keep their names
 
 
@@ -116,11 +108,10 @@ def test_groups_of_a_class_fill_the_batch(table):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(wrong, said):
-    with pytest.raises(ValidationError, match=said):
-        settings(**wrong)
+    refused(ValidationError, said, settings, **wrong)
 
 
-def test_views_come_from_the_columns(table):
+def test_views_come_from_the_columns_and_no_image_is_on_both_sides(table, tmp_path):
     still = {"size": SIDE, "crop_scale": [1, 1], "crop_ratio": [1, 1], "flip": 0, "jitter": 0, "grey": 0}
     config = settings(
         pairs="columns", columns=["image", "positive"], augment=still, data={"source": str(table / "pairs.csv")}
@@ -139,12 +130,9 @@ def test_views_come_from_the_columns(table):
         f"retrieval/{way}/{name}" for way in ("first_to_second", "second_to_first")
         for name in ("recall@1", "recall@5", "recall@10", "chance@1")
     }  # fmt: skip
-
-
-def test_no_image_stands_on_both_sides(tmp_path, table):
     rows = [{"image": str(table / f"images/{n % 10}.png"), "caption": f"number {n}"} for n in range(30)]
     write(tmp_path / "pairs.csv", rows)
-    pairs = read_pairs(str(tmp_path / "pairs.csv"), ["image", "caption"], True, Decoding())
+    pairs = pairs_of(tmp_path / "pairs.csv", "image", "caption", captions=True)
     for seed in range(5):
         first, second = split_rows(pairs, 0.6, torch.Generator().manual_seed(seed))
         assert len(first) + len(second) == 30
@@ -152,7 +140,7 @@ def test_no_image_stands_on_both_sides(tmp_path, table):
         assert not set(first.ids[:, 0].tolist()) & set(second.ids[:, 0].tolist())
 
 
-def test_cells(tmp_path, table):
+def test_cells_of_lines_and_of_parquet(tmp_path, table):
     lines = [
         {"image": str(table / "images/0.png"), "caption": ["one ", "  another"]},
         {"image": str(table / "images/1.png"), "caption": None},
@@ -160,43 +148,35 @@ def test_cells(tmp_path, table):
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.warns(UserWarning, match="1 of 3 rows lack"):
-        pairs = read_pairs(str(tmp_path / "pairs.jsonl"), ["image", "caption"], True, Decoding())
+        pairs = pairs_of(tmp_path / "pairs.jsonl", "image", "caption", captions=True)
     assert pairs.captions == ("one", "another", "third")
     assert torch.equal(pairs.images[0], pairs.images[1])
+    contents = [(table / f"images/{n}.png").read_bytes() for n in range(4)]
+    image_table(contents, caption=list("abcd")).to_parquet(str(tmp_path / "pairs.parquet"))
+    pairs = pairs_of(tmp_path / "pairs.parquet", "image", "caption", captions=True)
 
-
-def test_parquet_holds_images_themselves(tmp_path, table):
-    from datasets import Dataset
-
-    cells = [{"bytes": (table / f"images/{n}.png").read_bytes(), "path": None} for n in range(4)]
-    Dataset.from_dict({"image": cells, "caption": list("abcd")}).to_parquet(str(tmp_path / "pairs.parquet"))
-    pairs = read_pairs(str(tmp_path / "pairs.parquet"), ["image", "caption"], True, Decoding())
     stored = torch.from_numpy(np.array(Image.open(table / "images/2.png"))).permute(2, 0, 1)
     assert torch.equal(pairs.images[2], stored)
 
 
 def test_wrong_tables_are_one_message(tmp_path, table):
-    source = tmp_path / "pairs.csv"
+    source = shutil.copy(table / "pairs.csv", tmp_path / "pairs.csv")
     shutil.copytree(table / "images", tmp_path / "images")
-    shutil.copy(table / "pairs.csv", source)
-    with pytest.raises(DataError, match=r"pairs.csv, line 2: no column 'picture'.*Set vision.columns"):
-        read_pairs(str(source), ["picture", "positive"], False, Decoding())
+    refused(DataError, r"pairs.csv, line 2: no column 'picture'.*Set vision.columns", pairs_of, source, "picture", "x")
     (tmp_path / "images/3.png").unlink()
-    with pytest.raises(DataError, match=r"pairs.csv, line 5: .*3.png: no such image file"):
-        read_pairs(str(source), ["image", "positive"], False, Decoding())
+    refused(DataError, r"pairs.csv, line 5: .*3.png: no such image file", pairs_of, source)
     (tmp_path / "images/3.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"pairs.csv, line 5: .*3.png"):
-        read_pairs(str(source), ["image", "positive"], False, Decoding())
+    refused(DataError, r"pairs.csv, line 5: .*3.png", pairs_of, source)
     for memory in (4e9, 1.0):  # decoded at once, and batch by batch
         with pytest.warns(UserWarning, match="skipped 1 of 80"):
-            pairs = read_pairs(str(source), ["image", "positive"], False, Decoding(None, "skip", memory))
+            pairs = pairs_of(source, on_corrupt="skip", memory=memory)
         assert len(pairs) == 39
         assert 6 not in pairs.ids
         assert len(pairs.broken()) == 1
         stored = np.asarray(Image.open(table / "images/4b.png"))
         assert np.array_equal(pairs.others[0][torch.tensor([3])][0].permute(1, 2, 0).numpy(), stored)
-    with pytest.raises(DataError, match=r"If the column holds captions, set vision.caption.encoder"):
-        read_pairs(str(table / "pairs.csv"), ["image", "caption"], False, Decoding())
+    said = r"If the column holds captions, set vision.caption.encoder"
+    refused(DataError, said, pairs_of, table / "pairs.csv", "image", "caption")
 
 
 def test_captions_are_read_as_transformers_reads_them(table):
@@ -232,7 +212,7 @@ def test_captions_in_microbatches_are_the_undivided_batch(table, text):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_recall_by_a_loop():
+def test_recall_by_a_loop_ignores_the_image_itself_and_refuses_infinite_vectors():
     generator = torch.Generator().manual_seed(0)
     ids = torch.tensor([[n // 2, n] for n in range(20)])
     f, b = torch.randn(10, 6, generator=generator), torch.randn(20, 6, generator=generator)
@@ -247,37 +227,31 @@ def test_recall_by_a_loop():
         assert recall(b, a, ids.flip(1))[f"recall@{k}"] == pytest.approx(expected)
     assert recall(a, b, ids)["chance@1"] == pytest.approx(0.1)
     assert zero_shot(torch.eye(3), torch.eye(3), torch.tensor([0, 1, 0])) == pytest.approx(2 / 3)
-
-
-def test_retrieval_ignores_the_image_itself_and_refuses_infinite_vectors():
     z, ids = torch.eye(4), torch.arange(4).repeat(2, 1).T
     z[1, 2] = torch.nan
     for measure, given in ((recall, (torch.eye(4), z, ids)), (zero_shot, (z, torch.eye(4), torch.arange(4)))):
-        with pytest.raises(DataError, match="1 of 4 rows are not finite"):
-            measure(*given)
+        refused(DataError, "1 of 4 rows are not finite", measure, *given)
     z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
     ids = torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
     near = torch.stack([z[0], z[0] + 0.1 * z[1], z[2], z[2] + 0.1 * z[3]])
     assert recall(near[ids[:, 0]], near[ids[:, 1]], ids, same_kind=True)["recall@1"] == 1
 
 
-def trained(folder, runs, *more):
-    flags = [
+def trained(folder, runs):
+    return commanded(
+        "digits-simclr", runs,
         "vision.method=clip", "vision.pairs=columns", "vision.columns=['image','caption']", "vision.views=",
         f"vision.caption.encoder=hub:{folder / 'bert'}", f"vision.data.source={folder / 'pairs.csv'}",
         "vision.encoder.width=4", "vision.encoder.hidden=", "vision.encoder.projector=linear", "vision.encoder.dim=8",
         f"vision.augment.size={SIDE}", "train.batch_size=8", "train.epochs=", "train.steps=6", "train.warmup=0",
-        "train.checkpoint_every=2", "objective=infonce(temperature=learned, init=0.07)", *more,
-    ]  # fmt: skip
-    assert main(["train", "digits-simclr", "--runs", str(runs), "--quiet", "--set", *flags]) == 0
-    (run,) = (path for path in runs.iterdir() if path.is_dir())
-    return RunFolder(run)
+        "train.checkpoint_every=2", "objective=infonce(temperature=learned, init=0.07)",
+    )  # fmt: skip
 
 
 def test_a_run_with_captions_is_used_without_its_table(tmp_path, table):
     there = tmp_path / "there"
     shutil.copytree(table, there)
-    folder = trained(there, tmp_path / "runs")
+    folder = RunFolder(trained(there, tmp_path / "runs"))
     results = folder.read_record().results
     assert 0 <= results["retrieval/image_to_caption/recall@1"] <= 1
     assert "untrained/retrieval/caption_to_image/recall@5" in results
@@ -285,33 +259,21 @@ def test_a_run_with_captions_is_used_without_its_table(tmp_path, table):
     again = made.evaluate(loss_of)
     ours = {name: value for name, value in results.items() if name.startswith("retrieval/")}
     assert {name: again[name] for name in ours} == pytest.approx(ours)
-    tokens = made.module.caption.tokens(["a red square"])
-    before = made.module.eval().caption(*tokens)
+    before = made.module.eval().caption(*made.module.caption.tokens(["a red square"]))
     shutil.rmtree(there)
-    _, made, _ = load_run(folder, "cpu")
-    tokens = made.module.caption.tokens(["a red square"])
-    assert torch.equal(made.module.eval().caption(*tokens), before)
+    caption = load_run(folder, "cpu")[1].module.eval().caption
+    assert torch.equal(caption(*caption.tokens(["a red square"])), before)
     assert main(["export", str(folder.path), "--to", "transformers", "--out", str(tmp_path / "exported")]) == 0
 
 
-def test_resume_with_captions_is_bit_exact(tmp_path, table, monkeypatch):
+def test_resume_with_captions_is_bit_exact(tmp_path, table):
     whole = trained(table, tmp_path / "whole")
-    embed, calls = VisionAdapter.embed, []
-
-    def interrupted(self, batch):
-        calls.append(1)
-        if len(calls) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return embed(self, batch)
-
-    monkeypatch.setattr(VisionAdapter, "embed", interrupted)
-    with pytest.raises(AssertionError):
-        trained(table, tmp_path / "parts")
-    parts = trained(table, tmp_path / "parts")
+    with interrupted(VisionAdapter, "embed", 3) as calls:
+        with pytest.raises(AssertionError):
+            trained(table, tmp_path / "parts")
+        parts = trained(table, tmp_path / "parts")
     assert len(calls) == 6
-    one, other = (load_file(run.model / "module.safetensors") for run in (whole, parts))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same_weights(whole, parts)
 
 
 def test_labelled_images_besides_give_probes_and_zero_shot(tmp_path, table):
@@ -334,40 +296,3 @@ def test_a_plan_reads_no_table(table):
         loss_of = objective("infonce", dim=sketch.width)
         assert sketch.width == 8
         assert loss_of(sketch.related(loss_of, sketch.width, *sketch.arguments)).loss.isfinite()
-
-
-CASES = {
-    "labels": ({"pairs": "labels", "views": 2}, "supcon"),
-    "labels, infonce": ({"pairs": "labels", "views": 3}, "infonce + 0.1*dp"),
-    "clip": ("captions", "infonce"),
-    "siglip": ("captions", "siglip"),
-}
-
-
-def one_step(case, folder, rank=0, world_size=1):
-    table, text = CASES[case]
-    config = settings(Path(folder)) if table == "captions" else settings(**table, data={"limit": 64})
-    encoder = config.encoder.model_copy(update={"name": "linear", "projector_norm": None})
-    made = adapter(config.model_copy(update={"encoder": encoder}), 8, rank, world_size)
-    made.module.double().eval()  # without dropout
-    batch: Batch = next(iter(made.batches(0)))
-    loss_of = objective(text, dim=made.embedding_dim).double()
-    found = loss_of(made.embed(batch._replace(views=[view.double() for view in batch.views])))
-    found.loss.backward()
-    return found.loss.detach(), [p.grad for p in made.module.parameters() if p.requires_grad]
-
-
-def on_a_rank(rank, folder):
-    return {case: one_step(case, folder, rank, 2) for case in CASES}
-
-
-@pytest.mark.slow
-def test_two_ranks_are_one_process(table):
-    ranks = from_ranks(2, on_a_rank, str(table))
-    for case in CASES:
-        loss, gradients = one_step(case, table)
-        for rank in ranks:
-            torch.testing.assert_close(rank[case][0], loss, atol=1e-9, rtol=1e-9)
-        means = [torch.stack(each).mean(0) for each in zip(*(rank[case][1] for rank in ranks), strict=True)]
-        for mean, gradient in zip(means, gradients, strict=True):
-            torch.testing.assert_close(mean, gradient, atol=1e-9, rtol=1e-7)

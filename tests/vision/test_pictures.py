@@ -10,12 +10,11 @@ import torch
 
 from dipole import objective
 from dipole.core.cli import main
-from dipole.core.train.recipe import load
-from dipole.core.train.run import train
 from dipole.core.utils.errors import OptionError
 from dipole.core.utils.extras import install_line
 from dipole.vision import evaluation
 from dipole.vision.pictures import around, flat, neighbourhood
+from tests.runs import commanded, refused, run_of
 
 SMALL = [
     "vision.data.limit=64", "train.batch_size=32", "vision.encoder.width=4", "vision.probe.probes=['knn']",
@@ -24,7 +23,7 @@ SMALL = [
 
 
 def test_weights_equal_the_papers_sums():
-    """CACR Eqs. 3 and 5 written out, query 2 of five images with two positives."""
+    """CACR Eqs. 3 and 5 written out, query 2 of five images with two positives, sharp as the objective is."""
     views = list(torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).double())
     found = neighbourhood(views, 2, t_pos=0.7, t_neg=3.0)
     unit = [[row / row.norm() for row in view] for view in views]
@@ -38,23 +37,9 @@ def test_weights_equal_the_papers_sums():
     torch.testing.assert_close(found.negatives, torch.tensor(push) / sum(push))
     expected = torch.stack([unit[0][2], unit[1][2], unit[2][2], *(unit[1][j] for j in (0, 1, 3, 4))])
     torch.testing.assert_close(found.points, expected.float())
-    with pytest.raises(OptionError, match="0 to 4"):
-        neighbourhood(views, 5)
-
-
-def test_sharpness_is_that_of_the_objective():
+    refused(OptionError, "0 to 4", neighbourhood, views, 5)
     assert objective("0.5*infonce + cacr(t_pos=2, t_neg=0.9)").sharpness() == (2, 0.9)
     assert objective("infonce").sharpness() == (1.0, 2.0)
-
-
-def test_the_query_is_in_the_middle_of_the_map():
-    points = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)) + 5
-    moved, reach = around(points, "tsne")
-    assert reach == 10  # CACR: samples in [-10, 10] on both axes
-    assert moved[0].tolist() == [0, 0]
-    torch.testing.assert_close(torch.cdist(moved, moved), torch.cdist(points, points))
-    _, reach = around(points, "pca")
-    assert reach == pytest.approx(1.05 * float((points - points[0]).abs().max()))
 
 
 def test_a_query_may_have_more_positives_than_it_is_trained_with(tmp_path, monkeypatch):
@@ -62,31 +47,31 @@ def test_a_query_may_have_more_positives_than_it_is_trained_with(tmp_path, monke
     drawn = []
     monkeypatch.setattr(evaluation, "draw_query", lambda views, found, *_, **__: drawn.append((views, found)))
     settings = [*SMALL, "train.epochs=", "train.steps=1", "vision.probe.positives=4", "objective=cacr(k=1, t_neg=3)"]
-    train(load("digits-simclr", settings).config, tmp_path, quiet=True)
+    run_of("digits-simclr", tmp_path, *settings)
     ((views, found),) = drawn
-    assert len(views) == 5
-    assert found.positives.shape == (4,)
-    assert found.negatives.shape == (31,)
-    assert found.t_neg == 3
+    assert (len(views), found.positives.shape, found.negatives.shape, found.t_neg) == (5, (4,), (31,), 3)
 
 
-def test_projections_keep_planes_and_groups():
+def test_projections_keep_planes_and_groups_with_the_query_in_the_middle():
     generator = torch.Generator().manual_seed(0)
     basis, _ = torch.linalg.qr(torch.randn(6, 2, generator=generator))
     points = torch.randn(20, 2, generator=generator) @ basis.T + 3
     torch.testing.assert_close(torch.cdist(*[flat(points, "pca")] * 2), torch.cdist(points, points), atol=1e-4, rtol=0)
-    generator = torch.Generator().manual_seed(0)
     points = torch.randn(60, 5, generator=generator) / 10 + 3 * torch.eye(5)[torch.arange(60) % 3]
     x = flat(points, "tsne")
     nearest = torch.cdist(x, x).fill_diagonal_(math.inf).argmin(1)
     assert torch.equal(nearest % 3, torch.arange(60) % 3)
+    points = torch.randn(9, 2, generator=generator) + 5
+    moved, reach = around(points, "tsne")
+    assert reach == 10  # CACR: samples in [-10, 10] on both axes
+    assert moved[0].tolist() == [0, 0]
+    torch.testing.assert_close(torch.cdist(moved, moved), torch.cdist(points, points))
+    assert around(points, "pca")[1] == pytest.approx(1.05 * float((points - points[0]).abs().max()))
 
 
 def test_pictures_while_training_and_of_a_finished_run(tmp_path, capsys):
     settings = [*SMALL, "train.epochs=2", "train.evaluate_every=1", "vision.probe.projection=pca", "vision.views=5"]
-    settings.append("objective=cacr(k=4)")
-    assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--set", *settings]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
+    run = commanded("digits-simclr", tmp_path / "runs", *settings, "objective=cacr(k=4)")
     assert sorted(path.name for path in (run / "pictures").iterdir()) == ["step-2.png", "step-4.png"]
     assert main(["export", str(run), "--to", "picture", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "query.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -109,11 +94,9 @@ def test_without_matplotlib_a_run_with_pictures_says_so_before_it_trains(tmp_pat
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
     sets = ["train.epochs=1", "train.log_every=1", 'vision.probe.probes=["knn"]', "vision.probe.baselines=false"]
     text = "objective=infonce + 0.1*dp(delta_pos=0.2) + 0.05*cllr(alpha=2)"
-    assert main(["train", "digits-simclr", "--runs", str(folder), "--set", *sets, text]) == 0
-    return next(path for path in folder.iterdir() if (path / "record.json").exists())
+    return commanded("digits-simclr", tmp_path_factory.mktemp("runs"), *sets, text)
 
 
 def theory(run, capsys, *options):
@@ -162,10 +145,8 @@ def test_other_labels_and_features(run, capsys, tmp_path):
         (["--labels", "blocks:none"], 2, "blocks:N"),
         (["--labels", "absent.txt"], 1, "cannot read labels"),
         (["--k", "0"], 2, "k must be an integer >= 1"),
-        (["--delta", "2"], 2, "must be between 0 and 1"),
         (["--delta-pos", "0.7"], 2, "must be below"),
         (["--scale", "0"], 2, "scale must be above 0"),
-        (["--picture", "a.bmp"], 2, "a picture ends in"),
     ],
 )
 def test_mistakes(run, capsys, options, code, message):

@@ -1,4 +1,4 @@
-"""Several ranks: every framework is one process, key by key, loss by loss, gradient by gradient."""
+"""Several ranks: every framework is one process, key by key, loss by loss, gradient by gradient, with batch norm."""
 
 import copy
 import itertools
@@ -6,22 +6,16 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dipole import objective, vision
 from dipole.core.objectives import gather
 from dipole.core.utils.distributed import gather_rows
 from dipole.core.utils.errors import PairsError
+from dipole.core.utils.sync_batch_norm import synchronize
 from tests.ranks import from_ranks
 from tests.vision.made import colour_file, encoded_batch, make_adapter, part_of, random_framework
-
-BATCH = 16
-
-
-def adapter(method, data, rank=0, world_size=1):
-    encoder = {"name": "small-conv", "width": 4, "dim": 8}
-    table = {"method": method, "encoder": encoder, "augment": {"size": 8}, "data": data, "negatives": 40}
-    return make_adapter(table, BATCH, rank=rank, world_size=world_size)
-
+from tests.vision.made import step as one_step
 
 IMAGES, SIDE = 12, 4
 FRAMEWORKS = {
@@ -71,6 +65,7 @@ LIBRARY = {
     "SwAV": {"objective": "swav(prototypes=4)", "queue": 8},
     "BYOL": {"steps": 9},
     "SupCon": {},
+    "CLIP": {"objective": "siglip"},
 }
 """Frameworks built in Python, with their objective."""
 CASES += [(name, None) for name in LIBRARY]
@@ -85,6 +80,15 @@ QUEUE_ALONE = (
     "moco, queue alone", "moco, symmetric", "moco, both", "cmc, bank", "simclr, queries", "simclr, in turn",
     "simclr, 4 in turn",
 )  # fmt: skip
+
+
+NORMED = {name: (name, {}) for name in ("simclr", "moco", "moco, symmetric", "cmc, bank", "swav, small", "blocks")}
+NORMED["recomputed"] = ("simclr", {"activation_checkpointing": True})
+NORMS = {
+    "running mean of all": lambda: nn.BatchNorm1d(5, momentum=None),
+    "no weights": lambda: nn.BatchNorm1d(5, affine=False),
+    "no statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
+}
 
 
 def step(case, own=slice(None), microbatch=None):
@@ -115,14 +119,17 @@ def step(case, own=slice(None), microbatch=None):
 
 
 def library_step(name, own):
-    """The same for a framework built in Python, called with its views."""
+    """The same for a framework built in Python, called with its views. CLIP reads four words for each image."""
     torch.manual_seed(1)
-    backbone, head = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6)), torch.nn.Linear(6, 5)
-    module = getattr(vision, name)(backbone, head=head, **LIBRARY[name]).double()
+    towers, head = [nn.Sequential(nn.Flatten(), nn.Linear(48, 6))], nn.Linear(6, 5)
+    given = [torch.rand(2, IMAGES, 3, SIDE, SIDE, dtype=torch.float64)[:, own].unbind(), torch.arange(IMAGES)[own] % 3]
+    if name == "CLIP":
+        towers.append(nn.Sequential(nn.EmbeddingBag(10, 4), nn.Linear(4, 6)))
+        given = [given[0][:1], torch.arange(4 * IMAGES).view(IMAGES, 4)[own] % 7]
+    module = getattr(vision, name)(*towers, head=head, **LIBRARY[name]).double()
     if name == "BYOL":
-        module.predictor = torch.nn.Linear(5, 5, dtype=torch.float64)  # without batch norm
-    views = torch.rand(2, IMAGES, 3, SIDE, SIDE, dtype=torch.float64)[:, own].unbind()
-    loss = module(views, torch.arange(IMAGES)[own] % 3)
+        module.predictor = nn.Linear(5, 5, dtype=torch.float64)  # without batch norm
+    loss = module(*given)
     loss.backward()
     module.after_step()
     learnt = [each for each in module.parameters() if each.requires_grad]
@@ -132,6 +139,35 @@ def library_step(name, own):
         "gradients": [torch.zeros_like(each) if each.grad is None else each.grad for each in learnt],
         "buffers": [each for name, each in module.state_dict().items() if not name.startswith(("branch", "predictor"))],
     }
+
+
+def normed_step(name, own=slice(None), sync=True, **train):
+    """The same for an encoder with batch norm, and the names of its state."""
+    encoder = {"name": "small-conv", "width": 2, "hidden": 6, "dim": 5}
+    module, batch = random_framework({**FRAMEWORKS[name], "encoder": encoder}, IMAGES, 8)
+    if sync and own != slice(None):
+        assert synchronize(module) == sum(isinstance(each, nn.BatchNorm2d) for each in module.modules()) > 0
+    found = one_step(module, part_of(batch, own), **train)
+    gradients = [gradient for gradient in found["gradients"].values() if gradient is not None]
+    buffers = list(found["buffers"].values())
+    return {"loss": found["loss"], "gradients": gradients, "buffers": buffers, "names": list(module.state_dict())}
+
+
+def norm_alone(make, own=slice(None)):
+    """Output, gradients and buffers of one norm under a loss of all ranks that is no sum of rows."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(IMAGES, 5, dtype=torch.float64, generator=generator) + 100
+    weight = torch.randn(IMAGES, 5, dtype=torch.float64, generator=generator)
+    norm = make().double()
+    if own != slice(None):
+        synchronize(norm)
+        norm = copy.deepcopy(norm)  # what is synchronized is so in a copy
+    for _ in range(2):
+        mine = x[own].clone().requires_grad_()
+        y = norm(mine)
+        (y * weight[own]).pow(3).sum().backward()
+    learnt = [torch.zeros(5) if p.grad is None else p.grad for p in norm.parameters()]
+    return {"y": y.detach(), "x": mine.grad, "learnt": learnt, "buffers": list(norm.buffers())}
 
 
 def own_gradient_alone(rows, sizes):
@@ -149,6 +185,11 @@ def every_case(rank, divisions):
             found[(*case, shares)] = step(case, own)
         for name in FRAMEWORKS:
             found["in microbatches", name, shares] = step((name, "infonce"), own, microbatch=4)
+        for name, (framework, settings) in NORMED.items():
+            found["normed", name, shares] = normed_step(framework, own, **settings)
+        for name, make in NORMS.items():
+            found[name, shares] = norm_alone(make, own)
+    found["apart"] = normed_step("simclr", own, sync=False)
     for wrong, (attribute, value) in {
         "no gradient": ("gather_rows", own_gradient_alone),
         "local pairs": ("world_size", lambda: 1),
@@ -202,15 +243,6 @@ def test_every_framework_on_ranks_is_one_process(many):
     assert carried == (len(CASES) - left_out) * len(divisions)
 
 
-def test_every_framework_in_microbatches_is_the_undivided_batch():
-    """Queues, banks and momentum encoders included."""
-    for case in itertools.product(FRAMEWORKS, ("infonce + 0.1*dp", "barlow_twins")):
-        whole, divided = step(case), step(case, microbatch=5)
-        assert whole.get("error") == divided.get("error")
-        if "error" not in whole:
-            assert all(value < 1e-12 for value in differences(whole, [divided]).values()), case
-
-
 def test_every_framework_in_microbatches_on_ranks_is_one_process(many):
     many, divisions = many
     for name in FRAMEWORKS:
@@ -218,6 +250,11 @@ def test_every_framework_in_microbatches_on_ranks_is_one_process(many):
         for shares in divisions:
             ranks = [rank["in microbatches", name, shares] for rank in many]
             assert all(value < 1e-10 for value in differences(one, ranks).values()), (name, shares)
+    for case in itertools.product(FRAMEWORKS, ("infonce + 0.1*dp", "barlow_twins")):
+        whole, divided = step(case), step(case, microbatch=5)
+        assert whole.get("error") == divided.get("error")
+        if "error" not in whole:
+            assert all(value < 1e-12 for value in differences(whole, [divided]).values()), case
 
 
 @pytest.mark.parametrize(("wrong", "what"), [("no gradient", "gradients"), ("local pairs", "loss")])
@@ -225,56 +262,57 @@ def test_a_wrong_gather_would_be_seen(many, wrong, what):
     assert differences(step(("simclr", "infonce")), [rank[wrong] for rank in many[0]])[what] > 1e-3
 
 
-def queues_and_banks(rank, source):
-    moco = adapter("moco", source, rank, 2)
-    batch = next(iter(moco.batches(0)))
-    before = copy.deepcopy(moco.module.key)
+@pytest.mark.parametrize("name", NORMED)
+def test_batch_norm_over_ranks_is_that_of_one_process(many, name):
+    many, divisions = many
+    one = normed_step(NORMED[name][0])
+    for shares in divisions:
+        ranks = [rank["normed", name, shares] for rank in many]
+        assert all(value < 1e-9 for value in differences(one, ranks).values())
+        assert all(rank["names"] == one["names"] for rank in ranks)  # weights are saved under the names they had
+    assert name != "simclr" or max(differences(one, [rank["apart"] for rank in many]).values()) > 1e-3
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_every_kind_of_norm(many, name):
+    many, divisions = many
+    one = norm_alone(NORMS[name])
+    for shares in divisions:
+        ranks = [rank[name, shares] for rank in many]
+        found = {key: torch.cat([rank[key] for rank in ranks]) for key in ("y", "x")}
+        found["learnt"] = [sum(each) for each in zip(*(rank["learnt"] for rank in ranks), strict=True)]
+        for rank in ranks:
+            torch.testing.assert_close(found | {"buffers": rank["buffers"]}, one, rtol=0, atol=1e-9)
+
+
+def test_synchronized_norms_alone_and_in_evaluation_change_nothing():
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    own = copy.deepcopy(plain)
+    synchronize(own)
+    x = torch.randn(5, 3, 6, 6)
+    assert torch.equal(plain(x), own(x))
+    assert torch.equal(plain.eval()(x), own.eval()(x))
+    assert plain.state_dict().keys() == own.state_dict().keys()
+
+
+def shuffled_keys(rank, source, world_size=2):
+    table = {"method": "moco", "encoder": {"name": "small-conv", "width": 4, "dim": 8}, "augment": {"size": 8}}
+    moco = make_adapter({**table, "data": source, "negatives": 40}, 16, rank=rank, world_size=world_size)
+    batch, key = next(iter(moco.batches(0))), copy.deepcopy(moco.module.key)
     moco.embed(batch)
-    keys = moco.module._fresh.clone()
-    moco.module.key = before.eval()
-    plain = moco.module._embed_keys(batch.views[1], batch.seed)
-    moco.after_step()
-    cmc = adapter("cmc", source, rank, 2)
-    cmc.embed(next(iter(cmc.batches(0))))
-    cmc.after_step()
-    queue, memory = moco.module.queue.rows, cmc.module.memory
-    return {"keys": keys, "plain": plain, "queue": queue, "memory": memory, "rows": batch.rows}
+    return moco.module._fresh.clone(), batch.views[1], batch.seed, key if world_size == 1 else None
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return colour_file(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def ranks(source):
-    return from_ranks(2, queues_and_banks, source)
-
-
-def test_keys_queue_and_memory_bank_are_one_on_all_ranks(ranks, source):
-    """In evaluation mode a key depends on its image alone: shuffling must leave no trace."""
-    single = adapter("moco", source)
-    batch = next(iter(single.batches(0)))
-    with torch.no_grad():
-        expected = single.module.key.eval()(batch.views[1])
-    assert torch.equal(torch.cat([found["rows"] for found in ranks]), batch.rows)
-    torch.testing.assert_close(torch.cat([found["plain"] for found in ranks]), expected)
-    for name in ("queue", "memory"):
-        assert torch.equal(ranks[0][name], ranks[1][name])
-    keys = torch.nn.functional.normalize(torch.cat([found["keys"] for found in ranks]), dim=1)
-    torch.testing.assert_close(ranks[0]["queue"][:BATCH], keys)
-
-
-def test_batch_norm_sees_a_shuffled_half_of_the_batch(ranks, source):
+def test_batch_norm_sees_a_shuffled_half_of_the_batch(tmp_path):
     """In training mode the statistics are those of the images that the permutation of the step sent to one rank."""
-    single = adapter("moco", source)
-    batch = next(iter(single.batches(0)))
-    order = torch.randperm(BATCH, generator=torch.Generator().manual_seed(batch.seed))
-    expected = torch.empty(BATCH, 8)
+    source = colour_file(tmp_path)
+    found = torch.cat([keys for keys, *_ in from_ranks(2, shuffled_keys, source)])
+    _, images, seed, key = shuffled_keys(0, source, 1)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
+    expected = torch.empty(16, 8)
     with torch.no_grad():
         for half in order.chunk(2):
-            expected[half] = copy.deepcopy(single.module.key).train()(batch.views[1][half])
-        unshuffled = copy.deepcopy(single.module.key).train()(batch.views[1][: BATCH // 2])
-    found = torch.cat([each["keys"] for each in ranks])
+            expected[half] = copy.deepcopy(key).train()(images[half])
+        unshuffled = copy.deepcopy(key).train()(images[:8])
     torch.testing.assert_close(found, expected)
-    assert (found[: BATCH // 2] - unshuffled).abs().max() > 1e-3
+    assert (found[:8] - unshuffled).abs().max() > 1e-3

@@ -10,9 +10,6 @@ import torch
 from PIL import Image, PngImagePlugin
 from scipy.stats import ks_2samp
 
-from dipole.core.cli.app import main
-from dipole.core.train.recipe import load as load_recipe
-from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, RecordError
 from dipole.core.utils.seeding import Seeds
@@ -23,7 +20,8 @@ from dipole.vision.decoding import Encoded, decode
 from dipole.vision.inference import read_images
 from dipole.vision.pairs.columns import read_pairs
 from dipole.vision.sources import Decoding, open_source
-from tests.vision.made import image_folder, image_table, make_adapter, png, tar
+from tests.runs import refused, run_of
+from tests.vision.made import image_folder, make_adapter, opened, png, source_of
 
 PLAIN = {"flip": 0.0, "jitter": 0.0, "grey": 0.0}
 
@@ -133,16 +131,18 @@ def saved(tmp_path, name, values):
     return (tmp_path / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["x.png", "x.tif", "x.pgm"])
-def test_sixteen_bits_are_scaled(tmp_path, name):
-    ramp = np.linspace(0, 65535, 64).reshape(8, 8)
-    pixels = decode(saved(tmp_path, name, ramp.astype(np.uint16)), None)
-    np.testing.assert_allclose(pixels[:, :, 0], ramp / 257, atol=1.01)
+RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
 
 
-def test_floating_point_pixels_lie_between_0_and_1(tmp_path):
-    ramp = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
-    np.testing.assert_allclose(decode(saved(tmp_path, "x.tif", ramp), None)[:, :, 1], ramp * 255, atol=0.51)
+@pytest.mark.parametrize(
+    ("name", "values", "wanted", "near"),
+    [
+        *((name, RAMP.astype(np.uint16), RAMP / 257, 1.01) for name in ("x.png", "x.tif", "x.pgm")),
+        ("x.tif", np.float32(RAMP / 65535), RAMP / 257, 0.51),  # floating point pixels lie between 0 and 1
+    ],
+)
+def test_other_depths_are_scaled(tmp_path, name, values, wanted, near):
+    np.testing.assert_allclose(decode(saved(tmp_path, name, values), None)[:, :, 0], wanted, atol=near)
 
 
 @pytest.mark.parametrize(
@@ -155,69 +155,41 @@ def test_floating_point_pixels_lie_between_0_and_1(tmp_path):
 )
 def test_values_without_a_white_are_refused(tmp_path, values, message):
     saved(tmp_path, "x.tif", values)
-    with pytest.raises(DataError, match=message):
-        open_source(str(tmp_path), Decoding()).read("train")
+    refused(DataError, message, opened, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["val", "validation", "valid"])
-def test_val_beside_train_is_the_test_part(tmp_path, name):
-    image_folder(tmp_path, "train/cat", "train/dog")
-    image_folder(tmp_path, f"{name}/cat", f"{name}/dog", count=3)
-    parts = load(DataConfig(source=str(tmp_path)), Seeds(0))
-    assert (len(parts.train), len(parts.test)) == (8, 6)
+def test_val_beside_train_is_the_test_part_unless_there_is_test(tmp_path, name):
+    def sizes(**settings):
+        parts = load(DataConfig(source=str(tmp_path), **settings), Seeds(0))
+        return len(parts.train), len(parts.test)
 
-
-def test_test_is_taken_before_val_and_rejects_other_names(tmp_path):
-    for split, count in (("train", 5), ("val", 3), ("test", 2)):
+    for split, count in (("train", 4), (name, 3)):
         image_folder(tmp_path, f"{split}/cat", f"{split}/dog", count=count)
-    assert len(load(DataConfig(source=str(tmp_path)), Seeds(0)).test) == 4
-    assert len(load(DataConfig(source=str(tmp_path), test_split="val"), Seeds(0)).test) == 6
-    with pytest.raises(DataError, match="has no split 'held'"):
-        load(DataConfig(source=str(tmp_path), test_split="held"), Seeds(0))
+    assert sizes() == (8, 6)
+    image_folder(tmp_path, "test/cat", "test/dog", count=2)
+    assert sizes() == (8, 4)
+    assert sizes(test_split=name) == (8, 6)
+    refused(DataError, "has no split 'held'", sizes, test_split="held")
 
 
-def test_images_that_are_left_out_are_named(tmp_path):
+def test_images_that_are_left_out_are_named_once(tmp_path):
     image_folder(tmp_path, "cat", "dog", suffix=".jp2")
     Image.new("RGB", (12, 12)).save(tmp_path / "stray.png")
     (tmp_path / "cat" / "photo.heic").write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.warns(UserWarning, match=r"2 images .* left out: .*stray\.png .*photo\.heic"):
-        images = open_source(str(tmp_path), Decoding()).read("train")
+        images = opened(tmp_path)
     assert (len(images), len(images.broken())) == (8, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        open_source(str(image_folder(tmp_path / "clean", "cat", "dog")), Decoding()).read("train")
-
-
-def test_missing_test_labels_are_said_before_training(tmp_path):
-    image_folder(tmp_path / "x", "", count=24)
-    settings = [f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4", "vision.probe.probes=['kmeans']"]
-    with pytest.raises(DataError, match=r"no image of the test part .* the probes kmeans need"):
-        train(load_recipe("digits-simclr", settings).config, tmp_path / "runs", quiet=True)
-    assert not list(tmp_path.rglob("checkpoints/*"))
-
-
-def test_one_class_is_said_before_training(tmp_path):
-    image_folder(tmp_path / "x", "cat", count=24)
-    config = load_recipe("digits-simclr", [f"vision.data.source={tmp_path / 'x'}", "train.batch_size=4"]).config
-    with pytest.raises(DataError, match=r"are of one class, cat, and the probes linear, few_shot, knn need two"):
-        train(config, tmp_path / "runs", quiet=True)
-
-
-def test_a_run_without_probes_ends_well(tmp_path, capsys):
-    image_folder(tmp_path / "x", "", count=24)
-    settings = [f"vision.data.source={tmp_path / 'x'}", "vision.probe.probes=[]", "vision.probe.baselines=false"]
-    settings += ["train.batch_size=4", "train.epochs=", "train.steps=1", "vision.encoder.width=4"]
-    assert main(["train", "digits-simclr", "--runs", str(tmp_path / "runs"), "--quiet", "--set", *settings]) == 0
-    assert "Error" not in capsys.readouterr().err
-
-
-def test_a_bad_file_counts_once_however_often_it_is_met(tmp_path):
-    image_folder(tmp_path, "cat", "dog", count=8)
+        opened(image_folder(tmp_path / "clean", "cat", "dog"))
+    other = image_folder(tmp_path / "other", "cat", "dog", count=8)
     for i in (1, 4):
         for name in ("cat", "dog"):
-            (tmp_path / name / f"{i}.png").write_bytes(b"no image")
-    images = open_source(str(tmp_path), Decoding(size=8, memory=1, on_corrupt="skip")).read("train")
+            (other / name / f"{i}.png").write_bytes(b"no image")
+    images = opened(other, size=8, memory=1, on_corrupt="skip")
+
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(5):
@@ -227,15 +199,32 @@ def test_a_bad_file_counts_once_however_often_it_is_met(tmp_path):
     assert not any("0x" in name for name in images.broken())
 
 
+@pytest.mark.parametrize(
+    ("place", "probes", "message"),
+    [
+        ("", "['kmeans']", r"no image of the test part .* the probes kmeans need"),
+        ("cat", "['linear', 'knn']", r"are of one class, cat, and the probes linear, knn need two"),
+        ("", "[]", None),
+    ],
+)
+def test_labels_that_the_probes_miss_are_said_before_training(tmp_path, place, probes, message):
+    image_folder(tmp_path / "x", place, count=24)
+    settings = [f"vision.data.source={tmp_path / 'x'}", f"vision.probe.probes={probes}", "vision.probe.baselines=false"]
+    settings += ["train.batch_size=4", "train.epochs=", "train.steps=1", "vision.encoder.width=4"]
+    if message is None:
+        assert run_of("digits-simclr", tmp_path / "runs", *settings).status == "done"
+        return
+    refused(DataError, message, run_of, "digits-simclr", tmp_path / "runs", *settings)
+    assert not list(tmp_path.rglob("checkpoints/*"))
+
+
 def test_a_damaged_record_beside_checkpoints_does_not_cost_them(tmp_path):
     run = RunFolder(tmp_path)
     run.record.write_text("{")
-    with pytest.raises(RecordError, match=r"To train this run again: --overwrite"):
-        run.read_record()
+    refused(RecordError, r"To train this run again: --overwrite", run.read_record)
     run.checkpoints.mkdir()
     (run.checkpoints / "step-00000001.0123456789abcdef.pt").write_bytes(b"x")
-    with pytest.raises(RecordError, match=r"remove .*record\.json and repeat the command to continue"):
-        run.read_record()
+    refused(RecordError, r"remove .*record\.json and repeat the command to continue", run.read_record)
 
 
 UPRIGHT = np.kron(np.random.default_rng(0).integers(0, 256, (2, 3, 3)), np.ones((8, 8, 1))).astype(np.uint8)
@@ -287,34 +276,12 @@ def test_damaged_exif_costs_no_picture(exif):
     assert decode(written.getvalue(), None).shape == UPRIGHT.shape
 
 
-def folder_of_upright(path):
-    (path / "a").mkdir()
-    (path / "a" / "0.jpg").write_bytes(photo(6))
-    (path / "a" / "1.png").write_bytes(png(UPRIGHT))
-    return str(path)
-
-
-def parquet(path):
-    pytest.importorskip("datasets")
-    image_table([photo(8), png(UPRIGHT)]).to_parquet(path / "x.parquet")
-    return str(path / "x.parquet")
-
-
-def saved_of_upright(path):
-    image_table([photo(8), png(UPRIGHT)]).save_to_disk(path / "saved")
-    return str(path / "saved")
-
-
-def shards(path):
-    tar(path / "a.tar", [("0.png", photo(3)), ("1.png", png(UPRIGHT))])
-    return f"wds:{path}/a.tar"
-
-
-@pytest.mark.parametrize("make", [folder_of_upright, parquet, saved_of_upright, shards])
+@pytest.mark.parametrize("kind", ["folder", "parquet", "saved", "shards"])
 @pytest.mark.parametrize("memory", [4e9, 1])
-def test_every_source(tmp_path, monkeypatch, make, memory):
+def test_every_source(tmp_path, monkeypatch, kind, memory):
     monkeypatch.setenv("DIPOLE_CACHE", str(tmp_path / "cache"))
-    images = open_source(make(tmp_path), Decoding(12, memory=memory)).read("train").images
+    source = source_of(kind, tmp_path / "a", [photo(6), png(UPRIGHT)])
+    images = open_source(source, Decoding(12, memory=memory)).read("train").images
     turned, plain = images[torch.arange(2)]
     assert torch.equal(turned, plain)
     if not isinstance(images, torch.Tensor):
@@ -329,11 +296,11 @@ def test_every_source(tmp_path, monkeypatch, make, memory):
 
 
 def test_folders_of_one_size_embedding_and_pairs(tmp_path):
-    folder_of_upright(tmp_path)
-    turned, plain = open_source(str(tmp_path), Decoding()).read("train").images
+    source_of("folder", tmp_path / "a", [photo(8), png(UPRIGHT)])
+    turned, plain = opened(tmp_path).images
     assert torch.equal(turned, plain)
     (_, turned), (_, plain) = read_images(str(tmp_path / "a"), None, None, 3).rows
     assert torch.equal(turned, plain)
-    (tmp_path / "pairs.csv").write_text("image,other\na/0.jpg,a/1.png\n")
+    (tmp_path / "pairs.csv").write_text("image,other\na/000.png,a/001.png\n")
     pairs = read_pairs(str(tmp_path / "pairs.csv"), ["image", "other"], False, Decoding())
     assert torch.equal(*(column[0] for column in pairs.columns))

@@ -2,12 +2,11 @@
 
 import gzip
 
+import datasets
 import numpy as np
 import pytest
 import torch
 
-from dipole.core.train.recipe import load as load_recipe
-from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision import prepare
@@ -17,7 +16,8 @@ from dipole.vision.image_set import ShardByShard, image_order
 from dipole.vision.sources import Decoding, open_source
 from dipole.vision.sources.streamed import Forward
 from dipole.vision.sources.webdataset import braces
-from tests.vision.made import image_table, make_adapter, png, tar
+from tests.runs import refused, run_of
+from tests.vision.made import image_table, make_adapter, opened, png, tar
 
 EACH, SHARDS = 8, 5
 
@@ -46,21 +46,25 @@ def pattern(folder):
     return f"wds:{folder}/train-{{000..{SHARDS - 1:03d}}}.tar"
 
 
-def test_shards_are_read_by_file_folder_star_and_list(shards):
-    images = open_source(pattern(shards), Decoding(size=8)).read("train")
+def test_shards_are_read_by_file_folder_star_and_list(shards, tmp_path):
+    images = opened(pattern(shards), size=8)
     assert len(images) == SHARDS * EACH
     assert images.labels.tolist() == [i % 4 for i in range(SHARDS * EACH)]
     index = torch.tensor([39, 0, 17])
     expected = np.stack([decode(png(int(i)), 8) for i in index]).transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(images.images[index].numpy(), expected)
-    whole = open_source(pattern(shards), Decoding(size=8)).read("train").fingerprint
+    whole = opened(pattern(shards), size=8).fingerprint
     two = "::".join(f"{shards}/train-{part}.tar" for part in ("00[0-2]", "{003..004}"))
     for source in (f"wds:{shards}", f"wds:{shards}/*.tar", f"wds:{two}"):
-        assert open_source(source, Decoding(size=8)).read("train").fingerprint == whole
+        assert opened(source, size=8).fingerprint == whole
     for path in list(shards.glob("*00[34].tar")):
         path.rename(shards / f"val-{path.stem[-1]}.tar")
     parts = load(DataConfig(source=f"wds:{shards}", size=8), Seeds(0))
     assert (len(parts.train), len(parts.test)) == (3 * EACH, 2 * EACH)
+    members = [("x.png", png(0)), ("x.json", b'{"label": "dog"}'), ("y.png", png(1)), ("y.json", b'{"label": "cat"}')]
+    tar(tmp_path / "0.tar", [*members, ("z.v1.png", png(2))])
+    images = opened(f"wds:{tmp_path}", size=8)
+    assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
 
 
 @pytest.mark.parametrize(
@@ -76,30 +80,18 @@ def test_braces_are_the_shells(text, names):
     assert braces(text) == names
 
 
-def test_labels_of_json_and_names(tmp_path):
-    members = [("x.png", png(0)), ("x.json", b'{"label": "dog"}'), ("y.png", png(1)), ("y.json", b'{"label": "cat"}')]
-    tar(tmp_path / "0.tar", [*members, ("z.v1.png", png(2))])
-    images = open_source(f"wds:{tmp_path}", Decoding(size=8)).read("train")
-    assert (images.labels.tolist(), images.class_names) == ([1, 0, -1], ("cat", "dog"))
-
-
 def test_what_is_no_shard_is_said(shards, tmp_path):
     def read(source):
-        return open_source(source, Decoding(size=8)).read("train")
+        return opened(source, size=8)
 
-    with pytest.raises(DataError, match=r"1 of 6 shards is missing: .*train-005\.tar"):
-        read(f"wds:{shards}/train-{{000..005}}.tar")
-    with pytest.raises(DataError, match="no shards"):
-        read(f"wds:{tmp_path}/x*.tar")
-    with pytest.raises(DataError, match="have to lie on a disk"):
-        read("wds:https://somewhere/train-{000..005}.tar")
+    refused(DataError, r"1 of 6 shards is missing: .*train-005\.tar", read, f"wds:{shards}/train-{{000..005}}.tar")
+    refused(DataError, "no shards", read, f"wds:{tmp_path}/x*.tar")
+    refused(DataError, "have to lie on a disk", read, "wds:https://somewhere/train-{000..005}.tar")
     path = shards / "train-000.tar"
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(DataError, match="gunzip"):
-        read(f"wds:{tmp_path}/a.tar.gz")
+    refused(DataError, "gunzip", read, f"wds:{tmp_path}/a.tar.gz")
     path.write_bytes(path.read_bytes()[:9000])
-    with pytest.raises(DataError, match=r"train-000\.tar is (damaged|cut off)"):
-        read(f"wds:{shards}")
+    refused(DataError, r"train-000\.tar is (damaged|cut off)", read, f"wds:{shards}")
 
 
 def test_the_index_is_kept_and_made_again_where_it_is_damaged_or_old(shards, cache):
@@ -143,7 +135,7 @@ def adapter(source, rank=0, world_size=1, **data):
 @pytest.fixture
 def parquet(tmp_path):
     """A folder as the Hub has them: two files of `train`, one of `test`."""
-    datasets = pytest.importorskip("datasets")
+
     names = datasets.ClassLabel(names=["a", "b", "c"])
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -182,31 +174,26 @@ def test_the_global_batch_is_one_for_any_number_of_ranks(source, ranks):
             assert torch.equal(view, torch.cat([part.views[number] for part in parts]))
 
 
-def test_a_stream_is_counted_once_and_equals_the_set(parquet, cache):
+def test_a_stream_is_counted_once_and_with_a_length_never(parquet, cache, shards):
     stream = open_source(f"hub:{parquet}", Decoding(size=8, streaming=True))
     assert sorted(stream.splits) == ["test", "train"]
-    images, plain = stream.read("train"), open_source(str(parquet), Decoding(size=8)).read("train")
+    images, plain = stream.read("train"), opened(parquet, size=8)
     assert images.class_names == plain.class_names
     assert images.labels.tolist() == plain.labels.tolist()
     assert torch.equal(torch.cat(list(images.images.split(7))), plain.images)
     assert len(list(cache.rglob("*.json"))) == 1
     assert image_order(images, Seeds(0)).shard.tolist() == [0] * 18 + [1] * 12
 
+    def stream(length):
+        return opened(f"hub:{parquet}", size=8, streaming=True, length=length)
 
-def test_with_a_length_nothing_is_counted(parquet, cache):
-    options = Decoding(size=8, streaming=True, length=20)
-    images = open_source(f"hub:{parquet}", options).read("train")
-    assert (len(images), images.labels) == (20, None)
-    assert not list(cache.rglob("*.json"))
-    too_long = Decoding(size=8, streaming=True, length=50)
-    longer = open_source(f"hub:{parquet}", too_long).read("train").images
+    assert (len(stream(20)), stream(20).labels) == (20, None)
+    assert len(list(cache.rglob("*.json"))) == 1  # that of the stream that was counted
+    longer = stream(50).images
     with pytest.raises(DataError, match="ends after 30 images"):
         longer[torch.tensor([40])]
-
-
-def test_pretraining_on_a_stream_with_labelled_probes(parquet, shards):
     config = DataConfig(source=str(parquet), pretrain=pattern(shards), length=24, buffer=8, size=8)
-    parts = load(config, Seeds(0))
+    parts = load(config, Seeds(0))  # pretraining on a stream, with labelled probes
     assert (len(parts.pretrain), len(parts.train), len(parts.test)) == (24, 30, 6)
     assert isinstance(parts.train.images, torch.Tensor)
 
@@ -225,40 +212,36 @@ def test_rows_in_order_are_read_once_and_any_row_can_be_read():
     assert opened == [0, 1, 2, 0]
 
 
-def test_settings_without_a_stream_are_refused(shards):
+def test_settings_without_a_stream_and_blocks_of_one_are_refused(shards, parquet):
     for data in ({"length": 20}, {"buffer": 9}):
-        with pytest.raises(ValueError, match="no effect without a stream"):
-            DataConfig(**data)
-    with pytest.raises(DataError, match=r"leave vision\.data\.streaming out"):
-        load(DataConfig(source=pattern(shards), streaming=True), Seeds(0))
-    with pytest.raises(DataError, match="cannot be streamed"):
-        load(DataConfig(source="digits", streaming=True), Seeds(0))
-
-
-def test_blocks_are_not_drawn_from_a_stream(parquet):
+        refused(ValueError, "no effect without a stream", DataConfig, **data)
+    for source, message in ((pattern(shards), r"leave vision\.data\.streaming out"), ("digits", "cannot be streamed")):
+        refused(DataError, message, load, DataConfig(source=source, streaming=True), Seeds(0))
     table = {"method": "blocks", "data": {"source": f"hub:{parquet}", "streaming": True, "size": 8}}
-    with pytest.raises(ConfigError, match="one image after another"):
-        make_adapter(table, 6)
+    refused(ConfigError, "one image after another", make_adapter, table, 6)
 
 
 def test_a_run_on_shards(shards, tmp_path):
     settings = [f"data.source={pattern(shards)}", "data.size=10", "augment.size=8", "encoder.width=4"]
     settings = [f"vision.{each}" for each in [*settings, "probe.probes=['knn']"]]
     settings += ["train.epochs=", "train.steps=3", "train.batch_size=8"]
-    record = train(load_recipe("digits-simclr", settings).config, tmp_path / "runs", quiet=True)
+    record = run_of("digits-simclr", tmp_path / "runs", *settings)
     assert record.data["sizes"] == {"pretrain": 24, "train": 24, "test": 16}
 
 
-def packed(path, members):
-    tar(path, members.items(), "w:gz")
-
-
 @pytest.fixture
-def folders(tmp_path):
-    downloads, folder = tmp_path / "downloads", tmp_path / "folder"
-    downloads.mkdir()
-    folder.mkdir()
-    return downloads, folder
+def unpacked(tmp_path):
+    """Pack members as a downloaded archive, prepare them, and return the folder of the data set."""
+
+    def prepared(work, archive, members):
+        downloads, folder = tmp_path / "downloads", tmp_path / "folder"
+        for each in (downloads, folder):
+            each.mkdir(exist_ok=True)
+        tar(downloads / archive, members.items(), "w:gz")
+        work(downloads, folder)
+        return folder
+
+    return prepared
 
 
 def images(n, seed):
@@ -269,51 +252,37 @@ def records(pixels, *labels):
     return b"".join(bytes(each) + row.tobytes() for *each, row in zip(*labels, pixels, strict=True))
 
 
-def test_cifar10(folders):
-    downloads, folder = folders
+def both(folder):
+    return load(DataConfig(source=str(folder / "train.npz"), test=str(folder / "test.npz")), Seeds(0))
+
+
+def test_downloaded_archives_of_cifar_and_stl10(unpacked):
     names = [f"class{i}" for i in range(10)]
     inside = "cifar-10-batches-bin"
     members = {f"{inside}/data_batch_{i}.bin": records(images(4, i), [i, 0, 9, 3]) for i in range(1, 6)}
     members |= {f"{inside}/test_batch.bin": records(images(3, 9), [1, 2, 3])}
-    packed(downloads / "cifar-10-binary.tar.gz", members | {f"{inside}/batches.meta.txt": "\n".join(names).encode()})
-    prepare.cifar10(downloads, folder)
+    members |= {f"{inside}/batches.meta.txt": "\n".join(names).encode()}
+    folder = unpacked(prepare.cifar10, "cifar-10-binary.tar.gz", members)
     assert sorted(path.name for path in folder.iterdir()) == ["test.npz", "train.npz"]
-    parts = load(DataConfig(source=str(folder / "train.npz"), test=str(folder / "test.npz")), Seeds(0))
+    parts = both(folder)
     assert torch.equal(parts.train.images[4:8], torch.from_numpy(images(4, 2)))
     assert parts.train.labels[4:8].tolist() == [2, 0, 9, 3]
     assert parts.test.class_names == tuple(names)
-
-
-def test_cifar100_has_its_fine_classes(folders):
-    downloads, folder = folders
     members = {
         "cifar-100-binary/train.bin": records(images(2, 0), [7, 8], [70, 81]),
         "cifar-100-binary/test.bin": records(images(1, 1), [1], [12]),
         "cifar-100-binary/fine_label_names.txt": "\n".join(f"f{i}" for i in range(100)).encode(),
     }
-    packed(downloads / "cifar-100-binary.tar.gz", members)
-    prepare.cifar100(downloads, folder)
-    parts = load(DataConfig(source=str(folder / "train.npz"), test=str(folder / "test.npz")), Seeds(0))
+    parts = both(unpacked(prepare.cifar100, "cifar-100-binary.tar.gz", members))
     assert parts.train.labels.tolist() == [70, 81]
     assert parts.test.counts() == {"f12": 1}
-
-
-def test_stl10(folders):
-    downloads, folder = folders
     pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 96, 96), dtype=np.uint8).tobytes()
     members = {f"stl10_binary/{split}_X.bin": pixels for split in ("train", "test", "unlabeled")}
     members |= {f"stl10_binary/{split}_y.bin": bytes([1, 10]) for split in ("train", "test")}
-    packed(downloads / "stl10_binary.tar.gz", members | {"stl10_binary/class_names.txt": b"\n".join([b"a"] * 10)})
-    prepare.stl10(downloads, folder)
+    members |= {"stl10_binary/class_names.txt": b"\n".join([b"a"] * 10)}
+    folder = unpacked(prepare.stl10, "stl10_binary.tar.gz", members)
     parts = load(DataConfig(source=str(folder), pretrain_split="unlabeled"), Seeds(0))
     assert (len(parts.pretrain), parts.train.labels.tolist()) == (2, [0, 9])
-
-
-def test_another_archive_is_said(folders):
-    downloads, folder = folders
-    packed(downloads / "cifar-10-binary.tar.gz", {"cifar-10-batches-py/data_batch_1": b"x"})
     with pytest.raises(DataError, match=r"holds no cifar-10-batches-bin/batches\.meta\.txt"):
-        prepare.cifar10(downloads, folder)
-    packed(downloads / "stl10_binary.tar.gz", {"x": b"x"})
-    with pytest.raises(DataError, match=r"no train_X\.bin"):
-        prepare.stl10(downloads, folder)
+        unpacked(prepare.cifar10, "cifar-10-binary.tar.gz", {"cifar-10-batches-py/data_batch_1": b"x"})
+    refused(DataError, r"no train_X\.bin", unpacked, prepare.stl10, "stl10_binary.tar.gz", {"x": b"x"})
