@@ -28,9 +28,9 @@ class ImageEmbedder(Embedder):
     Args:
         features: images (n, C, H, W) uint8 -> features.
         channels: C, 3, or 1 for grey images.
-        decoded: side to which square images are decoded (vision.data.size); None as stored.
-        size: side of the views. Images that are not square are resized and cropped to it as exported image processors
-            do (`centred_box`); None leaves that to `features`.
+        decoded: side to which the run decodes images (vision.data.size); None as stored.
+        size: side of the views. Images are resized and cropped to it as exported image processors do (`centred_box`);
+            None leaves that to `features`.
         batch_size: images per forward pass; default as in the run's evaluation.
     """
 
@@ -142,10 +142,14 @@ def _of_source(
 
 
 def view_of(data: bytes, decoded: int | None, size: int | None) -> np.ndarray:
-    """Decode an image: a square one as in the run, another one directly to size x size."""
-    with Image.open(io.BytesIO(data)) as image:
-        if image.width == image.height:
-            return decode(data, decoded)
+    """Decode an image directly to size x size, as exported image processors do, or a square one as in the run.
+
+    Both are the same for square images, unless the run stores them at another size than that of its views.
+    """
+    if decoded in (None, size):
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width == image.height:
+                return decode(data, decoded)
     return decode(data, size, exact=True)
 
 

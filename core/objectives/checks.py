@@ -5,6 +5,7 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -117,7 +118,28 @@ def check_numbers(numbers: Tensor, low: int, high: int | None, problem: Callable
 def check_count(name: str, value: Any, low: int, high: float = inf) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         allowed = f">= {low}" if high == inf else f"from {low} to {high}"
-        raise PairsError(f"{name} must be an integer {allowed}, got {shortened(repr(value))}.")
+        raise PairsError(f"{name} must be an integer {allowed}, got {_shown(value)}.")
+
+
+def check_choice(name: str, value: Any, *allowed: str) -> None:
+    """Raise PairsError if a value is none of the words."""
+    if not isinstance(value, str) or value not in allowed:
+        *first, last = map(repr, allowed)
+        raise PairsError(f"{name} must be {', '.join(first)} or {last}, got {_shown(value)}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise PairsError if a value is not True or False. Tensors have no truth value, and often belong elsewhere."""
+    if not isinstance(value, (bool, np.bool)):
+        raise PairsError(f"{name} must be True or False, got {_shown(value)}. Give tensors by their names.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (str, bool, int, float, type(None))):
+        return shortened(repr(value))
+    if isinstance(value, Tensor):
+        return f"a tensor of {_dtype_and_shape(value)}"
+    return f"a value of type {type(value).__name__}"
 
 
 def check_index_shape(name: str, index: Tensor, anchors: Tensor) -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 from dipole.core.objectives.checks import (
     as_views,
     check_alike,
+    check_choice,
     check_classes,
     check_count,
+    check_flag,
     check_indices,
     check_matrix,
     check_queue,
@@ -160,8 +162,7 @@ class Constructors(PairData):
                 f"g and document must have {counted(batch, 'row')} like f, got {len(g)} and {shape_of(document)}."
             )
         check_count("window", window, 1, WIDEST)
-        if self_logit not in ("drop", "zero"):
-            raise PairsError(f"self_logit must be 'drop' or 'zero', got {self_logit!r}.")
+        check_choice("self_logit", self_logit, "drop", "zero")
         zero, most = int(self_logit == "zero"), 2 * int(window)
         document = document.to(f.device)
         layout = PairLayout(((0, batch),), with_queue(((1, batch),), zero), fewest=most, padded=True, shared=most)
@@ -210,10 +211,8 @@ class Constructors(PairData):
         check_tensor("x", x, shape)
         if x.ndim != 3 or 0 in x.shape or x.shape[1] < 2 or not x.is_floating_point():
             raise PairsError(f"x must be floating-point blocks of shape {shape}, got {shape_of(x)}.")
-        if anchors not in ("first", "all") or candidates not in ("points", "means"):
-            raise PairsError(
-                f"anchors must be 'first' or 'all' and candidates 'points' or 'means', got {anchors!r}, {candidates!r}."
-            )
+        check_choice("anchors", anchors, "first", "all")
+        check_choice("candidates", candidates, "points", "means")
         if candidates == "means" and anchors != "first":
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
@@ -347,8 +346,8 @@ class Constructors(PairData):
         count = hard.shape[1]
         if len(positive) != batch:
             raise PairsError(f"positive must have {counted(batch, 'row')} like anchor, got {len(positive)}.")
-        if negatives_of not in ("batch", "own"):
-            raise PairsError(f"negatives_of must be 'batch' or 'own', got {negatives_of!r}.")
+        check_choice("negatives_of", negatives_of, "batch", "own")
+        check_flag("batch_negatives", batch_negatives)
         if not batch_negatives and not count:
             raise PairsError("from_columns(batch_negatives=False) needs negatives: nothing else would repel.")
         row = torch.arange(batch, device=anchor.device)

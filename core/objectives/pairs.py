@@ -11,6 +11,8 @@ from torch import Tensor
 from dipole.core.objectives.checks import (
     as_views,
     check_alike,
+    check_choice,
+    check_flag,
     check_indices,
     check_matrix,
     check_queue,
@@ -33,7 +35,7 @@ from dipole.core.objectives.pair_data import (
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
 
-ViewNegatives = Literal["all", "queries", "view_pairs"]
+ViewNegatives = Literal["view_pairs", "all", "queries"]
 VIEW_NEGATIVES = get_args(ViewNegatives)
 
 
@@ -105,8 +107,7 @@ class Pairs(Constructors):
                 (B,), or `negatives` is invalid.
         """
         views = as_views(views, "from_views needs a list of at least two views, each (B, d).")
-        if negatives not in VIEW_NEGATIVES:
-            raise PairsError(f"negatives must be 'view_pairs', 'all' or 'queries', got {negatives!r}.")
+        check_choice("negatives", negatives, *VIEW_NEGATIVES)
         check_alike(views)
         if negatives == "view_pairs" and len(views) == 2:
             return cls.cross(views[0], views[1], labels=labels, index=index, weights=weights)
@@ -173,8 +174,9 @@ class Pairs(Constructors):
                 have a wrong length, an index in `ignored` is out of range, or `queue_of` is invalid.
         """
         check_matrix("queries", queries)
-        if queue_of not in ("queries", "keys"):
-            raise PairsError(f"queue_of must be 'queries' or 'keys', got {queue_of!r}.")
+        check_choice("queue_of", queue_of, "queries", "keys")
+        check_flag("intra_batch", intra_batch)
+        check_flag("batch_negatives", batch_negatives)
         batch = len(queries)
         check_tensor("keys", keys, "(B, d) or (B, K, d)")
         if keys.ndim == 2:

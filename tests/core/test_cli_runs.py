@@ -101,7 +101,17 @@ def test_compare_without_common_seeds_names_its_test(trained, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["\x1b[31mred\x1b[0m", "over\rwritten", "two\nlines", "\x9b2J", "\u202egnp", "\x07\x08"]
+    "text",
+    [
+        "\x1b[31mred\x1b[0m",
+        "over\rwritten",
+        "two\nlines",
+        "\x9b2J",
+        "\u202egnp",
+        "\x07\x08",
+        "\u061cmark",
+        "\ufff9\U000e0041",
+    ],
 )
 def test_control_characters_of_received_records_are_escapes(text, trained, capsys):
     first, second = trained["infonce", 0], trained["dcl", 0]
@@ -113,7 +123,8 @@ def test_control_characters_of_received_records_are_escapes(text, trained, capsy
         shutil.rmtree(path)
     commands = ["list", "runs"], ["compare", first, second], ["add", second, f"note{text}=0.5"], ["eval", second]
     shown = "".join("".join(dipole(capsys, *words)[1:]) for words in commands)
-    assert not set(shown) & (set(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) | {"\u202e"})
+    hidden = [*range(9), *range(11, 32), *range(127, 160), 0x061C, 0x202E, 0xFFF9, 0xE0041]
+    assert not set(shown) & set(map(chr, hidden))
     assert text not in shown
     assert text.encode("unicode_escape").decode() in shown
 

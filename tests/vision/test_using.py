@@ -17,6 +17,7 @@ from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, Op
 from dipole.core.utils.pictures import open_rgb
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.data import DataConfig, load
+from dipole.vision.encoders.hub import write_processor
 from dipole.vision.exported import open_folder
 from dipole.vision.inference import read_images
 from tests.runs import commanded, refused
@@ -247,6 +248,26 @@ def test_export_and_run_agree_on_every_shape_and_keep_the_order(run, tmp_path):
         probes = adapter.evaluation.extract(adapter.module, adapter.module.features, stored)[0]
         for each in (other, probes):
             assert torch.nn.functional.cosine_similarity(vector, each, dim=0).item() > 0.9999, SHAPES[row]
+
+
+@pytest.mark.parametrize("shape", [(41, 41), (20, 20), (16, 16), (9, 9), (24, 33)])
+def test_images_stored_larger_than_the_views_are_resized_once(tmp_path, shape):
+    """As by the exported processor, also if they are square."""
+    from transformers import AutoImageProcessor
+
+    (tmp_path / "x.png").write_bytes(png(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)))
+    write_processor(tmp_path, 16, 3)
+    ((_, row),) = read_images(str(tmp_path / "x.png"), None, 20, 3, 16).rows
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    expected = processor(Image.open(tmp_path / "x.png"), return_tensors="pt")["pixel_values"][0] * 255
+    assert row.shape == (3, 16, 16)
+    assert (row - expected).abs().max() <= 1.5  # levels of 256
+
+
+def bomb(mode, kind, **options):
+    data = io.BytesIO()
+    Image.new(mode, (9000, 9000)).save(data, kind, **options)
+    return data.getvalue()
 
 
 @pytest.mark.parametrize(
