@@ -261,6 +261,7 @@ SENTENCES, DIGITS = "pydoc-bow", "digits-simclr"
         (DIGITS, "vision.data.source=data/cifar10/train.npz", "dipole data get cifar10"),
         (DIGITS, "vision.data.test=gone/test.npz", "no data at gone/test.npz"),
         (DIGITS, "vision.data.source=./images", r"no data at './images'"),
+        (DIGITS, "vision.data.source=imagenet", "then add --set vision.data.source=FOLDER"),
         (DIGITS, "vision.data.source=wds:x-{000..002}.tar", "3 of 3 shards are missing"),
     ],
 )

@@ -15,6 +15,9 @@ from dipole.vision.sources.huggingface import hub, hub_name
 from dipole.vision.sources.streamed import open_stream
 from dipole.vision.sources.webdataset import shards
 
+IMAGENET = "imagenet"
+"""The name in recipes whose data each user has to bring."""
+
 import_all(__name__)
 
 
@@ -41,6 +44,11 @@ def open_source(source: str, options: Decoding, wanted: Classes = None) -> Sourc
     if reader is None:
         if Path(source).expanduser().is_file():
             raise DataError(f"{source} is a file that dipole cannot read as images. Give {described()}.")
+        if source == IMAGENET:
+            raise DataError(
+                f"no data at {source!r}. ImageNet is only for registered users of https://image-net.org. Unpack it to "
+                "FOLDER/train/CLASS and FOLDER/val/CLASS; then add --set vision.data.source=FOLDER."
+            )
         names = [name for reader in READERS.values() for name in reader.names]
         raise DataError(f"no data at {source!r}.{nearest(source, names)} Give {described()}; a path must exist.")
     return reader.open(source, options, wanted)
