@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dipole.benchmarks.claims.verdicts import margin
+from dipole.benchmarks.claims.printed_numbers import margin
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry
 from dipole.benchmarks.run.reference import START, Reckoned, kind_of, reckon
 from dipole.benchmarks.statistics import LEVEL, detectable, seeds_needed

@@ -15,8 +15,8 @@ from statistics import fmean, median
 
 from dipole.benchmarks.claims import published
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claims
+from dipole.benchmarks.claims.printed_numbers import PrintedComparison, among, compare
 from dipole.benchmarks.claims.protocol import protocol_differences
-from dipole.benchmarks.claims.verdicts import NOT_DECIDABLE, PrintedComparison, among, compare
 from dipole.benchmarks.manifest import ColumnEntry, Manifest, RowEntry, read_manifests
 from dipole.benchmarks.results_file import (
     StoredRun,
@@ -208,8 +208,6 @@ class SuiteResults:
         self.records = {job.hash: records[job.hash] for job in manifest.jobs if job.hash in records}
         self._hashes: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
         self._samples: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
-        # A report asks for the claims of a suite in several places.
-        self._claims: dict[tuple[SuiteResults, ...], list[JudgedClaim]] = {}
         factors = {column.name: column.factor for column in manifest.columns}
         self._metrics = {(row.label, c.name): c.metric_of(row) for row in manifest.rows for c in manifest.columns}
         for job in manifest.jobs:
@@ -291,7 +289,7 @@ class SuiteResults:
         family = max(1, sum(map(isfinite, p_values.values())))
         if self.not_decidable:
             p_values = dict.fromkeys(p_values, nan)
-            beside = [replace(each, verdict=NOT_DECIDABLE, p=nan) if each else None for each in beside]
+            beside = [each and replace(each, is_decidable=False) for each in beside]
         corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
         first = {test: place for place, test in reversed(list(enumerate(tests)))}
         return [
@@ -351,19 +349,19 @@ class SuiteResults:
         return {(c.row.label, c.column.name): c for c in self.cells}
 
     def claims(self, others: Iterable["SuiteResults"] = ()) -> list[JudgedClaim]:
-        """Return the claims about this suite's table, on the printed numbers and on ours, or [] without a table."""
+        """Judge the paper's claims about this suite's table on our numbers. Return [] without a table.
+
+        A claim on several tables is judged on the suites of the same scale among `others`, too.
+        """
         if self.table is None:
             return []
         same_scale = [other for other in others if other.manifest.scale == self.manifest.scale]
         # A suite that cannot decide anything is no evidence for the claims of another.
         same_scale = [other for other in same_scale if self.not_decidable or not other.not_decidable]
-        mine = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
+        grids = {s.table.id: s for s in (*same_scale, self) if s.table is not None}
+        by_protocol = {name for name, suite in grids.items() if suite.manifest.is_paper_protocol}
         claims = [claim for claim in published.claims_of(self.table.paper) if self.table.id in claim.tables]
-        asked = tuple(mine[name] for name in sorted({name for claim in claims for name in claim.tables} & set(mine)))
-        if asked not in self._claims:
-            papers = {name for name, suite in mine.items() if suite.manifest.is_paper_protocol}
-            self._claims[asked] = judge_claims(claims, mine, papers, self.not_decidable)
-        return list(self._claims[asked])
+        return judge_claims(claims, grids, by_protocol, self.not_decidable)
 
     def tasks(self) -> dict[str, dict[str, Samples]]:
         """Return column -> row -> values by seed."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, log
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -141,6 +141,15 @@ class ClaimPart(Settings):
         if self.margin is not None and self.margin <= 0:
             raise ValueError(f"margin ({self.margin}) must be above 0")
         return self
+
+
+def default_part(index: int, test: Mapping[str, Any]) -> ClaimPart:
+    """Return the part of a test without a spec: a spread, a comparison of deviations, or the sign."""
+    if test["kind"] == "spread":
+        return ClaimPart(tests=(index,), kind="range", bound=test["published"]["spread"])
+    if test.get("field") == "std":
+        return ClaimPart(tests=(index,), kind="spread")
+    return ClaimPart(tests=(index,), kind="sign", bound=float(test.get("min_diff", 0.0)))
 
 
 class ClaimSpec(Settings):

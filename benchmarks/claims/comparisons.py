@@ -134,8 +134,11 @@ Found = dict[str, Comparison | None]
 """Comparisons by label, None without data."""
 
 
-def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[tuple[Comparison | None, bool]]:
-    """Yield the comparisons that a part of a claim is about, None without data, and whether the paper prints them."""
+def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[Comparison | None]:
+    """Yield the comparisons that a part of a claim is about, None without data.
+
+    Where the paper's own table has a dash, there is no comparison.
+    """
     for index in part.tests or range(len(claim.tests)):
         test, tables = claim.tests[index], published.tables()
         if test["kind"] not in _TESTS:
@@ -152,7 +155,8 @@ def comparisons(claim: Claim, part: ClaimPart, grids: Grids) -> Iterator[tuple[C
                 found = replace(found, effect=on_paper.value if on_paper else nan, bounds=bounds, sign=sign)
             if found is not None:
                 found = replace(found, label=label, subject=_subject(test) if len(claim.tests) > 1 else "")
-            yield found, bool(on_paper) or label not in printed
+            if found or on_paper or label not in printed:
+                yield found
 
 
 def _compare(test: Test, grids: Grids) -> Found:

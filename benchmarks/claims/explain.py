@@ -42,8 +42,8 @@ def says(judged: JudgedClaim) -> str:
 
 def in_words(item: JudgedComparison) -> str:
     """Return the value of a comparison with its 95 % interval."""
-    (low, high), value, is_log = item.estimate.interval(), item.value, item.comparison.is_log
-    names = [item.comparison.subject, item.label]
+    (low, high), value, is_log = item.estimate.interval(), item.comparison.value, item.comparison.is_log
+    names = [item.comparison.subject, item.comparison.label]
     if len(item.comparison.pairs) > 1 and item.is_tested:
         names.insert(1, item.comparison.names[item.pair])
         value = item.estimate.value

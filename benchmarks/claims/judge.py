@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite, log, nan
-from typing import Any
+from typing import TypeVar
 
 from dipole.benchmarks.claims.claim_specs import ROUNDING, ClaimPart
 from dipole.benchmarks.claims.comparisons import Comparison, Grid, comparisons
@@ -48,16 +48,6 @@ class JudgedComparison:
     pair: int = 0
     obstacle: str = ""
 
-    @property
-    def label(self) -> str:
-        """The row or column that it is about."""
-        return self.comparison.label
-
-    @property
-    def value(self) -> float:
-        """The difference, ratio or gap."""
-        return self.comparison.value
-
 
 @dataclass(frozen=True)
 class JudgedPart:
@@ -73,21 +63,23 @@ class JudgedPart:
     mean: JudgedComparison | None = None
 
     @property
+    def holds(self) -> bool:
+        """Whether all is as claimed, chance aside."""
+        return all(item.holds for item in self.items)
+
+    @property
     def deciding(self) -> JudgedComparison | None:
-        """The comparison the verdict hangs on: the worst shown to be wrong, or the weakest of those that must hold."""
+        """The comparison that decides, or the mean. None without data."""
         if not self.items:
-            return self.mean
-        if self.evidence.is_for:
-            least = min(self.part.at_least(len(self.items) + self.missing), len(self.items))
-            return self.mean or sorted(self.items, key=lambda item: item.evidence.inside)[least - 1]
-        if self.evidence.outside == 1:
-            return self.mean or max(self.items, key=lambda item: (not item.holds, item.evidence.inside))
-        worst = min(self.items, key=lambda item: item.evidence.outside)
+            return None
+        found = deciding(self.items, self.evidence, self.part.at_least(len(self.items) + self.missing))
+        if self.mean is None or self.evidence.is_for or self.evidence.outside == 1:
+            return self.mean or found
         # A part that is about the mean alone is shown to be wrong by the mean.
-        refuted = len(self.items) * worst.evidence.outside
-        if self.mean and (not self.part.spec.of_each or self.mean.evidence.outside <= refuted):
+        refuted = len(self.items) * found.evidence.outside
+        if not self.part.spec.of_each or self.mean.evidence.outside <= refuted:
             return self.mean
-        return worst
+        return found
 
 
 @dataclass(frozen=True)
@@ -131,13 +123,9 @@ class JudgedClaim:
 
     @property
     def deciding(self) -> JudgedComparison | None:
-        """The comparison that decides the verdict."""
-        known, evidence = [part for part in self.parts if part.deciding is not None], self.evidence
-        if not known:
-            return None
-        if evidence.is_for or evidence.outside == 1:
-            return max(known, key=lambda part: part.evidence.inside).deciding
-        return min(known, key=lambda part: part.evidence.outside).deciding
+        """The comparison that decides the verdict. None without data."""
+        known = [part for part in self.parts if part.items]
+        return deciding(known, self.evidence, len(known)).deciding if known else None
 
     @property
     def verdict(self) -> str:
@@ -158,6 +146,18 @@ class JudgedClaim:
         if self.is_paper_protocol or self.verdict in (NO_DATA, NO_TEST, NOT_DECIDABLE):
             return self.verdict
         return f"{self.verdict} ({NOT_COMPARED})"
+
+
+Judged = TypeVar("Judged", JudgedComparison, JudgedPart)
+
+
+def deciding(judged: Sequence[Judged], evidence: Evidence, least: int) -> Judged:
+    """Return what decides whether `least` of several are true: the weakest that has to be, or the worst."""
+    if evidence.is_for:
+        return sorted(judged, key=lambda each: each.evidence.inside)[min(least, len(judged)) - 1]
+    if evidence.outside == 1:
+        return max(judged, key=lambda each: (not each.holds, each.evidence.inside))
+    return min(judged, key=lambda each: each.evidence.outside)
 
 
 def judge_claims(
@@ -181,23 +181,9 @@ def judge_claims(
 
 def judge_claim(claim: Claim, grids: Mapping[str, Grid]) -> JudgedClaim:
     """Judge a claim alone on the grids by table id. Comparisons of an absent table count as missing."""
-    parts = claim.parts or tuple(_default_part(i, test) for i, test in enumerate(claim.tests))
-    judged = []
-    for part in parts:
-        found = comparisons(claim, part, grids)
-        # A dash in the paper's own table is no comparison.
-        judged.append(_judge_part(part, [comparison for comparison, is_printed in found if comparison or is_printed]))
+    judged = (_judge_part(part, list(comparisons(claim, part, grids))) for part in claim.all_parts)
     alone = JudgedClaim(claim, tuple(judged))
     return replace(alone, p_holm=alone.p)
-
-
-def _default_part(index: int, test: Mapping[str, Any]) -> ClaimPart:
-    """Return the part of a test without a spec: a spread, a comparison of deviations, or the sign."""
-    if test["kind"] == "spread":
-        return ClaimPart(tests=(index,), kind="range", bound=test["published"]["spread"])
-    if test.get("field") == "std":
-        return ClaimPart(tests=(index,), kind="spread")
-    return ClaimPart(tests=(index,), kind="sign", bound=float(test.get("min_diff", 0.0)))
 
 
 def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPart:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from dipole.benchmarks.claims.claim_specs import ClaimPart, ClaimSpec
+from dipole.benchmarks.claims.claim_specs import ClaimPart, ClaimSpec, default_part
 from dipole.benchmarks.claims.protocol import paper
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import DataError, nearest
@@ -128,6 +128,11 @@ class Claim:
     note: str = ""
     parts: tuple[ClaimPart, ...] = ()
     not_tested: str = ""
+
+    @property
+    def all_parts(self) -> tuple[ClaimPart, ...]:
+        """How it is judged: its parts, or one for each of its tests if PAPER.toml has none."""
+        return self.parts or tuple(default_part(i, test) for i, test in enumerate(self.tests))
 
     @property
     def tables(self) -> frozenset[str]:

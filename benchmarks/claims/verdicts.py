@@ -2,20 +2,17 @@
 
 An estimate is tested against a region, `low` to `high`, either of them infinite: (0, inf) is a direction, (5, inf)
 superiority by a margin, (-2, 2) equivalence by two one-sided tests. The two one-sided p-values are the evidence, and
-`decide` makes the verdict of it: for a claim of a paper (`judge.py`) and for a printed number (`compare`).
+`decide` makes the verdict of it: for a claim of a paper (`judge.py`) and for a printed number (`printed_numbers.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import isfinite, nan
+from dataclasses import dataclass
+from math import isfinite
 
 from scipy import special
 
-from dipole.benchmarks.claims.published import PrintedCell
-from dipole.benchmarks.statistics import LEVEL, Summary, holm, number
-from dipole.benchmarks.statistics.differences import Estimate, of_one_more_trial, of_summaries, tail
-from dipole.core.utils.errors import DataError
-from dipole.core.utils.text import counted
+from dipole.benchmarks.statistics import LEVEL, Summary
+from dipole.benchmarks.statistics.differences import Estimate, tail
 
 AGREES, DIFFERS, UNDECIDED, NOT_COMPARED = "agrees", "differs", "cannot be decided at this n", "other protocol"
 NO_ROOM, NOT_LEARNT, NOT_DECIDABLE = "no room", "not learnt", "not decidable on this hardware"
@@ -99,84 +96,3 @@ def at_least(evidence: Sequence[Evidence], least: int) -> Evidence:
     inside = false * sorted(each.inside for each in evidence)[least - 1]
     outside = least * sorted(each.outside for each in evidence)[false - 1]
     return Evidence(min(1.0, inside), min(1.0, outside))
-
-
-@dataclass(frozen=True)
-class PrintedComparison:
-    """One of our cells against the printed one: ours - printed, in the unit of the table, with its 95 % interval.
-
-    `basis` says how the interval was computed. `p` is the two-sided p-value of the verdict by itself, or nan.
-    """
-
-    difference: float
-    low: float
-    high: float
-    verdict: str
-    basis: str
-    p: float = nan
-    evidence: Evidence = NOTHING
-
-
-def margin(metric: str, value: float) -> float:
-    """Return the smallest difference that matters for a metric, in its own units: inside it two results agree.
-
-    One percentage point for accuracies and average precision, a tenth for run times, and 50 of the 1000 points of an
-    episode of the control suite.
-    """
-    if "%" in metric or "percent" in metric or "accuracy" in metric:
-        return 1.0
-    if "seconds" in metric:
-        return 0.1 * abs(value)
-    if "score" in metric:
-        return 50.0
-    raise DataError(f"no margin of agreement is known for the metric {metric!r}")
-
-
-def compare(
-    cell: PrintedCell, n: int | None, ours: Summary, metric: str, is_same_protocol: bool
-) -> PrintedComparison | None:
-    """Compare our sample with a printed cell: difference (ours - printed), 95 % interval, verdict; None if it is empty.
-
-    The interval is Welch's if both sides have a spread and at least two trials. If only one side has a spread, the
-    other number counts as one more trial of the same spread. Equal values for every seed, which a coarse metric gives
-    by chance, are no spread to judge by: there is no interval then, unless the other side has one.
-
-    The difference is tested against the margin (two one-sided tests): the verdict is `agrees` if it is shown to be
-    inside, `differs` if it is shown to be outside, and undecided otherwise.
-    """
-    if cell.mean is None:
-        return None
-    std = nan if cell.std is None else cell.std
-    printed = Summary(n or 1, cell.mean, std, nan, nan)
-    found, basis = Estimate(ours.mean - cell.mean), "no spread on either side (two seeds of ours would give one)"
-    is_spread = cell.std is not None and printed.n > 1
-    if ours.n > 1 and is_spread:
-        found, basis = of_summaries(ours, printed), "Welch"
-    elif ours.n > 1:
-        found, basis = of_one_more_trial(ours, cell.mean), "printed number taken as one trial of our spread"
-    elif is_spread:
-        found, basis = of_one_more_trial(printed, ours.mean), "our run taken as one trial of the printed spread"
-        found = replace(found, value=-found.value)
-    low, high = found.interval()
-    if not high - low > 1e-9 * abs(cell.mean) and (ours.n > 1 or is_spread):
-        found, basis = Estimate(found.value), "every seed gave the same value"
-    verdict, p, evidence = NOT_COMPARED, nan, NOTHING
-    if is_same_protocol:
-        width = margin(metric, cell.mean)
-        evidence = against(found, -width, width)
-        if isfinite(found.error):
-            p = evidence.p
-        verdict = decide(evidence, p)
-    return PrintedComparison(found.value, *found.interval(), verdict, basis, p, evidence)
-
-
-def among(comparisons: Sequence[PrintedComparison | None]) -> list[PrintedComparison | None]:
-    """Return the comparisons as a family: a verdict that does not pass Holm's test over all of them is undecided."""
-    alone = [getattr(each, "p", nan) for each in comparisons]
-    family, found = counted(sum(map(isfinite, alone)), "printed number"), []
-    for each, p in zip(comparisons, holm(alone), strict=True):
-        if each is not None and each.verdict in (AGREES, DIFFERS) and p >= LEVEL:
-            basis = f"{each.basis}, {each.verdict} alone (p = {number(each.p)}) but not among {family}"
-            each = replace(each, verdict=decide(each.evidence, p), basis=basis)
-        found.append(each)
-    return found

@@ -1,7 +1,7 @@
 """The papers' claims as tables: kind and bound, what the printed numbers and ours show, and the verdict in words."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dipole.benchmarks.claims import published
@@ -9,7 +9,6 @@ from dipole.benchmarks.claims.explain import in_words, says, why
 from dipole.benchmarks.claims.judge import JudgedClaim, judge_claim
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NO_DATA
 from dipole.benchmarks.report.table import EMPTY, Cell, ReportTable, is_number, number_cell
-from dipole.benchmarks.suite_results import SuiteResults
 
 KINDS = (
     "Each claim has a kind and a bound. Its test uses the seeds of both sides (docs/background/benchmarks.md). A claim "
@@ -20,12 +19,12 @@ KINDS = (
 )
 
 
-def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> ReportTable | None:
-    """The paper's statements about this table, on its own numbers and on ours."""
-    if not (found := results.claims(others)):
+def claims_table(suite: str, claims: Sequence[JudgedClaim]) -> ReportTable | None:
+    """Return the paper's statements about the table of a suite, on its own numbers and on ours. None without claims."""
+    if not claims:
         return None
     rows = []
-    for each in found:
+    for each in claims:
         claim, printed = each.claim, judge_claim(each.claim, published.tables())
         verdict = Cell(each.full_verdict, sub=why(each), mark=mark_of(each.verdict))
         about = Cell(claim.id), Cell(claim.statement, sub=claim.note), Cell(says(printed), sub=_reads(claim))
@@ -40,25 +39,25 @@ def claims_table(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> 
         f"that decides the verdict. {KINDS} If our protocol is not the paper's, the verdict names this and holds for "
         "our setting only."
     )
-    return ReportTable(f"{results.manifest.name}-claims", "The paper's claims", head, rows, note)
+    return ReportTable(f"{suite}-claims", "The paper's claims", head, rows, note)
 
 
-def short_claims_table(results: SuiteResults) -> ReportTable | None:
+def short_claims_table(suite: str, claims: Sequence[JudgedClaim]) -> ReportTable | None:
     """Return the claims with data for the terminal: kind, estimate, p and verdict."""
-    table = claims_table(results)
+    table = claims_table(suite, claims)
     if table is None:
         return None
     known = [row for row in table.rows if row[table.head.index("estimate")].text]
     return replace(table, rows=known).only("claim", "kind", "estimate", "p (Holm)", "verdict on ours")
 
 
-def every_claim_table(suites: Sequence[SuiteResults]) -> ReportTable:
-    """All statements of the papers, one by one: on the printed numbers and on the suites here."""
+def every_claim_table(claims: Mapping[str, Sequence[JudgedClaim]]) -> ReportTable:
+    """Return all statements of the papers, one by one, on the printed numbers and on the suites here, by their name."""
     ours: dict[str, list[tuple[str, JudgedClaim]]] = {}
-    for suite in suites:
-        for each in suite.claims(suites):
+    for suite, judged in claims.items():
+        for each in judged:
             if each.items:
-                ours.setdefault(each.claim.id, []).append((suite.manifest.name, each))
+                ours.setdefault(each.claim.id, []).append((suite, each))
     rows = []
     for claim in published.claims():
         printed, found = judge_claim(claim, published.tables()), ours.get(claim.id, [])
@@ -112,7 +111,7 @@ def _printed(outcome: JudgedClaim) -> Cell:
 
 def _estimate(outcome: JudgedClaim) -> Cell:
     found = outcome.deciding
-    return EMPTY if found is None else Cell(in_words(found), number_cell(found.value).sort)
+    return EMPTY if found is None else Cell(in_words(found), number_cell(found.comparison.value).sort)
 
 
 def _counts(outcome: JudgedClaim) -> Cell:

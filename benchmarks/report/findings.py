@@ -6,6 +6,7 @@ from math import isfinite
 from statistics import fmean
 
 from dipole.benchmarks.claims.explain import why
+from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.claims.verdicts import AGREES, DIFFERS, NOT_COMPARED, NOT_DECIDABLE, OBSTACLES, UNDECIDED
 from dipole.benchmarks.report.chart import first_of
 from dipole.benchmarks.report.ranking import ranks
@@ -21,7 +22,7 @@ ONE_POINT = 0.01
 """Embeddings with a mean distance D = (1 - cos) / 2 below this are practically one point."""
 
 
-def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list[str]:
+def of_suite(results: SuiteResults, claims: Sequence[JudgedClaim] = ()) -> list[str]:
     """Return sentences on missing runs, differences from the base, the printed numbers and the paper's claims."""
     said, asked = [], len(results.jobs)
     if missing := asked - sum(r.status == "done" for r in results.records.values()):
@@ -30,7 +31,7 @@ def of_suite(results: SuiteResults, others: Iterable[SuiteResults] = ()) -> list
         said.append(f"{missing} of {counted(asked, 'run')} {are(missing)} missing{of_failed}.")
     if results.not_decidable:
         return [*said, of_mark(results.not_decidable)]
-    return [*said, *of_differences(results), *_with_printed(results), *_of_claims(results, others)]
+    return [*said, *of_differences(results), *_with_printed(results), *_of_claims(claims)]
 
 
 def of_differences(results: SuiteResults) -> list[str]:
@@ -235,9 +236,9 @@ def _with_printed(results: SuiteResults) -> Sequence[str]:
     return [f"Compared with the {counted(verdicts.total(), 'printed number')}: {counts}."]
 
 
-def _of_claims(results: SuiteResults, others: Iterable[SuiteResults]) -> Sequence[str]:
+def _of_claims(judged: Sequence[JudgedClaim]) -> Sequence[str]:
     """How many claims agree, differ and are undecided, and the first of those with a verdict."""
-    found = [each for each in results.claims(others) if each.items]
+    found = [each for each in judged if each.items]
     if not found:
         return []
     counts = Counter(each.verdict for each in found)

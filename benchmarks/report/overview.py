@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from statistics import median, median_high
@@ -33,12 +33,16 @@ def by_paper(suite: SuiteResults) -> tuple[bool, int, int, list[int], str]:
     return place >= 0 or manifest.kind != "study", place, kind, numbers, manifest.name
 
 
-def tables(suites: Sequence[SuiteResults]) -> list[ReportTable]:
+Claims = Mapping[str, Sequence[JudgedClaim]]
+"""The claims on each suite, by its name."""
+
+
+def tables(suites: Sequence[SuiteResults], claims: Claims) -> list[ReportTable]:
     """Return the tables of the overview that have rows."""
-    return [table for table in (suites_table(suites), decided_table(suites)) if table.rows]
+    return [table for table in (suites_table(suites, claims), decided_table(suites, claims)) if table.rows]
 
 
-def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
+def suites_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
     """Return a row for each suite: its question, the answer, how many more seeds are needed, and verdicts on claims."""
     rows = []
     for suite in suites:
@@ -46,11 +50,10 @@ def suites_table(suites: Sequence[SuiteResults]) -> ReportTable:
         name = Cell(suite.manifest.title, link=suite.manifest.name)
         if done < len(suite.jobs):
             name = replace(name, sub=f"{done} of {counted(len(suite.jobs), 'run')} finished")
-        said = findings.of_differences(suite) or findings.of_suite(suite, suites)
+        said = findings.of_differences(suite) or findings.of_suite(suite, claims[suite.manifest.name])
         answer = Cell(" ".join(said) or "No row is tested against another.")
-        rows.append(
-            (name, Cell(question(suite)), answer, power_cell(suite), more_seeds(suite), _verdicts(suite, suites))
-        )
+        verdicts = _verdicts(_counted_claims(suite, claims))
+        rows.append((name, Cell(question(suite)), answer, power_cell(suite), more_seeds(suite), verdicts))
     note = (
         "Power: how likely half of the tests against the base show the named effect, among all tests of the suite "
         "(Holm). More seeds needed: so many more per row show it with 80 % power. "
@@ -182,9 +185,9 @@ def _printed_gap(suite: SuiteResults, cell: CellResult) -> float | None:
     return abs(means[0] - means[1]) or None
 
 
-def _verdicts(suite: SuiteResults, suites: Sequence[SuiteResults]) -> Cell:
+def _verdicts(claims: Iterable[JudgedClaim]) -> Cell:
     """Return how many claims agree, differ, are undecided and have no room."""
-    verdicts = Counter(each.verdict for each in _counted_claims(suite, suites))
+    verdicts = Counter(each.verdict for each in claims)
     if not verdicts:
         return EMPTY
     counts = {"agree": verdicts[AGREES], "differ": verdicts[DIFFERS], "undecided": verdicts[UNDECIDED]}
@@ -192,9 +195,9 @@ def _verdicts(suite: SuiteResults, suites: Sequence[SuiteResults]) -> Cell:
     return Cell(", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
 
-def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
+def decided_table(suites: Sequence[SuiteResults], claims: Claims) -> ReportTable:
     """Return the claims with a verdict on our numbers, contradicted ones first."""
-    found = [(claimed, suite) for claimed, suite in _claims(suites) if claimed.verdict in (AGREES, DIFFERS)]
+    found = [(claimed, suite) for claimed, suite in _each_once(suites, claims) if claimed.verdict in (AGREES, DIFFERS)]
     rows = []
     for claimed, suite in sorted(found, key=lambda one: one[0].verdict != DIFFERS):
         claim, link = claimed.claim, Cell(suite.manifest.title, link=suite.manifest.name)
@@ -210,28 +213,28 @@ def decided_table(suites: Sequence[SuiteResults]) -> ReportTable:
     return ReportTable("decided", "Claims with a verdict", head, rows, note)
 
 
-def _claims(suites: Sequence[SuiteResults]) -> list[tuple[JudgedClaim, SuiteResults]]:
+def _each_once(suites: Sequence[SuiteResults], claims: Claims) -> list[tuple[JudgedClaim, SuiteResults]]:
     """Return each claim once, with the suite in which its p (Holm) is smallest."""
     found: dict[str, tuple[JudgedClaim, SuiteResults]] = {}
     for suite in suites:
-        for each in _counted_claims(suite, suites):
+        for each in _counted_claims(suite, claims):
             name = each.claim.id
             if name not in found or not found[name][0].p_holm <= each.p_holm:
                 found[name] = each, suite
     return list(found.values())
 
 
-def _counted_claims(suite: SuiteResults, suites: Sequence[SuiteResults]) -> list[JudgedClaim]:
+def _counted_claims(suite: SuiteResults, claims: Claims) -> list[JudgedClaim]:
     """Return the claims with numbers of ours, none of a suite that cannot decide anything."""
     if suite.not_decidable:
         return []
-    return [each for each in suite.claims(suites) if each.items]
+    return [each for each in claims[suite.manifest.name] if each.items]
 
 
-def in_a_sentence(suites: Sequence[SuiteResults]) -> str:
+def in_a_sentence(suites: Sequence[SuiteResults], claims: Claims) -> str:
     """Return in one sentence how many differences are significant and how many claims have a verdict."""
     tested, decided = sum(len(findings.tested(s)) for s in suites), sum(len(findings.decided(s)) for s in suites)
-    verdicts = Counter(claimed.verdict for claimed, _ in _claims(suites))
+    verdicts = Counter(claimed.verdict for claimed, _ in _each_once(suites, claims))
     differences = counted(tested, "comparison")
     unfit = sum(bool(suite.not_decidable) for suite in suites)
     can_decide = counted(len(suites) - unfit, "suite")

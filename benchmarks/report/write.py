@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.report import charts, claim_tables, findings, overview, ranking, searches, tables
 from dipole.benchmarks.report.chart import Chart
 from dipole.benchmarks.report.contents import Report, Section
@@ -67,12 +68,14 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     collection, beside, problems = gathered.collection, gathered.beside, [*gathered.collection.problems]
     problems += gathered.problems
     suites = sorted(gathered.suites, key=overview.by_paper)
-    sections, summary = [_suite(suite, beside, suites) for suite in suites], ""
+    claims = {suite.manifest.name: suite.claims(suites) for suite in suites}
+    sections, summary = [_suite(suite, beside, claims[suite.manifest.name]) for suite in suites], ""
     if len(suites) > overview.FEW:
-        summary = overview.in_a_sentence(suites)
-        sections.insert(0, Section("overview", "Overview", "One line for each suite", (), overview.tables(suites), {}))
+        summary = overview.in_a_sentence(suites, claims)
+        shown = overview.tables(suites, claims)
+        sections.insert(0, Section("overview", "Overview", "One line for each suite", (), shown, {}))
     if (coverage := tables.coverage_table(suites)) is not None:
-        found = (coverage, claim_tables.every_claim_table(suites))
+        found = (coverage, claim_tables.every_claim_table(claims))
         sections.append(Section("published", "The papers", "Printed tables and our runs", (), found, {}))
     asked = {job.hash for suite in suites for job in suite.jobs}
     for place in filter(Path.is_dir, places):
@@ -95,12 +98,12 @@ def make_report(runs: Path | Sequence[Path]) -> Report:
     return Report("dipole report", now(), _facts(collection, len(problems)), sections, machines, summary)
 
 
-def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResults]) -> Section:
+def _suite(results: SuiteResults, beside: RunFiles, claims: Sequence[JudgedClaim]) -> Section:
     manifest, pictures = results.manifest, charts.pictures(results, beside)
     shown = [
         tables.results_table(results),
         tables.aggregate_table(results),
-        claim_tables.claims_table(results, others),
+        claim_tables.claims_table(manifest.name, claims),
         tables.cells_table(results),
         tables.diagnostics_table(results),
         tables.runs_table(results),
@@ -115,7 +118,7 @@ def _suite(results: SuiteResults, beside: RunFiles, others: Sequence[SuiteResult
     filled = [table.without_empty_columns() for table in shown if table is not None and table.rows]
     drawn, said = (
         {name: found for name, found in pictures.items() if found},
-        [*findings.of_suite(results, others), *overview.of_power(results)],
+        [*findings.of_suite(results, claims), *overview.of_power(results)],
     )
     return Section(manifest.name, manifest.title, subtitle, list(_notes(results)), filled, drawn, said, True)
 

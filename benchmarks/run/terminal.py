@@ -80,7 +80,7 @@ def print_results(console: Console, results: SuiteResults) -> None:
     shown = [tables.results_table(results)]
     if results.table is not None:
         shown = [tables.beside_table(results)]
-        if claims := claim_tables.short_claims_table(results):
+        if claims := claim_tables.short_claims_table(results.manifest.name, results.claims()):
             shown.append(claims)
         if results.protocol_notes:
             say(console, "Our protocol is not the paper's: " + "; ".join(results.protocol_notes) + ".")

@@ -41,6 +41,7 @@ import evidence
 import install
 
 from dipole.benchmarks.claims.explain import why
+from dipole.benchmarks.claims.judge import JudgedClaim
 from dipole.benchmarks.report import findings
 from dipole.benchmarks.report.ranking import ranks
 from dipole.benchmarks.report.tables import results_table
@@ -153,10 +154,16 @@ def _cell(suite: SuiteResults, row: str, column: str) -> float:
 
 
 def _claim(suite: SuiteResults, name: str) -> str:
-    for each in suite.claims(committed.suites()):
+    for each in _claims()[suite.manifest.name]:
         if each.claim.id == name:
             return f"{each.verdict}, {why(each)}" + (f", p = {_p(each.p_holm)}" if isfinite(each.p_holm) else "")
     raise LookupError(f"{suite.manifest.suite}: no claim {name}")
+
+
+@cache
+def _claims() -> dict[str, list[JudgedClaim]]:
+    suites = committed.suites()
+    return {suite.manifest.name: suite.claims(suites) for suite in suites}
 
 
 @cache

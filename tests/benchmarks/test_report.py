@@ -117,7 +117,7 @@ def test_claims_and_verdicts_of_a_suite(runs_folder):
     found = runs_folder.read(found.manifest.model_copy(update={"protocol": {"dataset": "digits"}}))
     assert found.cell("SimCLR (CL)", "CIFAR-10").comparison.verdict == "other protocol"
     assert {c.claim.id: c.full_verdict for c in found.claims()}["cacr-c12"] == "agrees (other protocol)"
-    every = {row[0].text: row for row in claim_tables.every_claim_table([found]).rows}
+    every = {row[0].text: row for row in claim_tables.every_claim_table({found.manifest.name: found.claims()}).rows}
     assert every["cacr-c12"][-1].text == "cacr-table6-small: agrees (other protocol)"
     assert every["cacr-c12"][-2].text == "12 of 12"
     assert "dataset: digits (paper: CIFAR-10, CIFAR-100, STL-10)" in found.protocol_notes
