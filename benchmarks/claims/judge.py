@@ -28,7 +28,7 @@ from dipole.benchmarks.claims.verdicts import (
     smaller_spread,
 )
 from dipole.benchmarks.statistics import LEVEL, holm
-from dipole.benchmarks.statistics.differences import Estimate, average, pairs_are_better
+from dipole.benchmarks.statistics.differences import Estimate, average
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ def _judge_part(part: ClaimPart, found: Sequence[Comparison | None]) -> JudgedPa
     items = [_judge_spread(each) if spec.is_spread else _judge(part, each) for each in known]
     missing, mean = len(found) - len(known), None
     evidence = at_least([*(item.evidence for item in items), *[NOTHING] * missing], part.at_least(len(found)))
-    directed = [each for each in known if each.turn(part)]
-    if spec.of_mean and directed and all(len(each.pairs) == 1 for each in directed):
+    directed = [item for item in items if item.comparison.turn(part)]
+    if spec.of_mean and directed and all(len(item.comparison.pairs) == 1 for item in directed):
         mean = _judge_mean(part, directed)
         inside, outside = mean.evidence.inside, mean.evidence.outside
         if missing:
@@ -235,25 +235,16 @@ def _judge_spread(comparison: Comparison) -> JudgedComparison:
     return JudgedComparison(comparison, estimate, (-inf, inf), evidence, holds, evidence != NOTHING)
 
 
-def _judge_mean(part: ClaimPart, known: Sequence[Comparison]) -> JudgedComparison:
-    """Judge the mean of several comparisons, each in its claimed direction."""
-    turned, gaps = [], []
-    for each in known:
-        turn, (estimate,), ((one, other),) = each.turn(part), each.estimates(), each.pairs
-        ours, theirs = one.samples or {}, other.samples or {}
-        turned.append(replace(estimate, value=turn * estimate.value))
-        common = ours.keys() & theirs
-        if not pairs_are_better(len(common), len(ours), len(theirs)):
-            common = set()
-        gaps.append({seed: turn * (ours[seed] - theirs[seed]) for seed in common})
-    found, shown = turned[0], known[0]
-    if len(known) > 1:
-        found, shown = average(turned, gaps), replace(shown, label=f"mean of {len(known)}")
-    if len({each.subject for each in known}) > 1:
+def _judge_mean(part: ClaimPart, items: Sequence[JudgedComparison]) -> JudgedComparison:
+    """Judge the mean of several comparisons of one pair, each in its claimed direction."""
+    found, shown = average([item.estimate.times(item.comparison.turn(part)) for item in items]), items[0].comparison
+    if len(items) > 1:
+        shown = replace(shown, label=f"mean of {len(items)}")
+    if len({item.comparison.subject for item in items}) > 1:
         shown = replace(shown, subject="")
     shown = replace(shown, value=exp(found.value) if shown.is_log else found.value)
     evidence, holds = against(found, *part.region), _is_in(found.value, part.region, False)
-    obstacle = Counter(each.obstacle(0, each.region(part)) for each in known).most_common(1)[0][0]
+    obstacle = Counter(item.obstacle for item in items).most_common(1)[0][0]
     return JudgedComparison(shown, found, part.region, evidence, holds, isfinite(found.error), obstacle=obstacle)
 
 

@@ -1,7 +1,7 @@
 """Mean of one sample, tests of the difference between two, and the correction for many tests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import fsum, isfinite, isnan, nan, sqrt
 from statistics import fmean
 
@@ -43,7 +43,7 @@ class Estimate:
     """A mean, or a difference of two means, with its standard error and degrees of freedom: nan without spread.
 
     `spread` is the standard deviation of one seed, or of a pair of seeds if they are paired. The number of seeds that
-    a test needs follows from it.
+    a test needs follows from it. `gaps` are the differences by seed, if pairs are compared.
     """
 
     value: float
@@ -51,6 +51,11 @@ class Estimate:
     df: float = nan
     spread: float = nan
     is_paired: bool = True
+    gaps: Mapping[int, float] = field(default_factory=dict, repr=False)
+
+    def times(self, sign: int) -> "Estimate":
+        """Return the estimate itself for 1, and of the opposite difference for -1."""
+        return replace(self, value=sign * self.value, gaps={seed: sign * gap for seed, gap in self.gaps.items()})
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the t-interval, nan without a spread."""
@@ -140,14 +145,14 @@ def of_pairs(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
 
     If the difference is the same for every seed, the two sides count as independent samples.
     """
-    gaps = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    gaps = {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
+    apart = of_summaries(summarize(list(one.values())), summarize(list(other.values())))
     if pairs_are_better(len(gaps), len(one), len(other)):
-        found = of_sample(gaps, max(map(abs, [*one.values(), *other.values()])))
-        if isfinite(found.error):
-            return found
+        found = of_sample(list(gaps.values()), max(map(abs, [*one.values(), *other.values()])))
+        return replace(found if isfinite(found.error) else apart, gaps=gaps)
     if gaps and min(len(one), len(other)) == 1:
-        return Estimate(gaps[0])
-    return of_summaries(summarize(list(one.values())), summarize(list(other.values())))
+        return Estimate(next(iter(gaps.values())))
+    return apart
 
 
 def of_one_more_trial(sample: Summary, value: float) -> Estimate:
@@ -160,12 +165,15 @@ def of_one_more_trial(sample: Summary, value: float) -> Estimate:
     return Estimate(sample.mean - value, error or nan, df, sample.std)
 
 
-def average(found: Sequence[Estimate], gaps: Sequence[Mapping[int, float]]) -> Estimate:
+def average(found: Sequence[Estimate]) -> Estimate:
     """Return the mean of several estimates: over the seeds that all share, or by the mean of their errors.
 
     The second is the widest that any dependence between them allows, by Minkowski's inequality. It is taken if an
     estimate is not of pairs (no gaps), or if few seeds are shared (`pairs_are_better`).
     """
+    if len(found) == 1:
+        return found[0]
+    gaps = [each.gaps for each in found]
     shared, most = set.intersection(*map(set, gaps)), max(map(len, gaps))
     if pairs_are_better(len(shared), most, most):
         means = [fmean(each[seed] for each in gaps) for seed in sorted(shared)]
