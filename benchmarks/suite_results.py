@@ -6,7 +6,7 @@ the grid on which a paper's claims are judged (`claims/judge.py`).
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import isfinite, nan
@@ -65,70 +65,89 @@ def gather(places: Iterable[Path]) -> Gathered:
     Raise DataError if a place is neither, or is a single run.
     """
     places = list(places)
-    records: dict[str, RunRecord] = {}
-    folders: dict[str, Path] = {}
-    stored: dict[str, StoredRun] = {}
-    suites: dict[str, StoredSuite] = {}
-    unread: list[Problem] = []
-    problems: list[Problem] = []
-
-    def add(path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
-        name = record.hash
-        old = records.get(name)
-        if old is None or (old.status != "done" and record.status == "done"):
-            records[name] = record
-            folders.pop(name, None)
-            if run is None:
-                folders[name] = path
-            else:
-                stored[name] = run
-        elif record.status == "done" and (odd := differing(old, record)):
-            problems.append(Problem(path, f"run {name}: {CONFLICT}: {odd}"))
-        if run is not None and (one := stored.get(name)):
-            points = run.points if one.points is None else one.points
-            stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
-
+    found = _Found()
     for place in places:
-        if not is_file(place) and not is_folder(place):
-            raise DataError(
-                f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
-                "`dipole results` wrote."
-            )
-        if is_file(place / "record.json"):
-            raise DataError(
-                f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
-            )
-        found: list[tuple[Path, StoredSuite]] = []
+        _check_place(place)
         if not is_file(place):
-            of_folder = read_records(place)
-            unread += of_folder.problems
-            for name, record in of_folder.records.items():
-                add(place / name, record)
-            manifests, unreadable = read_manifests(place)
-            problems += unreadable
-            found += [(place, StoredSuite(manifest, {})) for manifest in manifests]
+            found.read_folder(place)
         for path in results_files(place):
-            try:
-                suite = read_results_file(path)
-            except RecordError as error:
-                problems.append(Problem(path, str(error)))
-                continue
-            found.append((path, StoredSuite(suite.manifest, {})))
-            for run in suite.runs.values():
-                add(path, run.whole, run)
-        for path, suite in found:
-            name = suite.manifest.name
-            if name in suites:
-                suite, conflicts, _ = merged(suites[name], suite)
-                problems += [Problem(path, said) for said in conflicts]
-            suites[name] = suite
-    collection = Collection(places[0], records, unread)
-    manifests, done = [marked(suites[name].manifest) for name in sorted(suites)], collection.done
+            found.read_file(path)
+    collection = Collection(places[0], found.records, found.unread)
+    manifests, done = [marked(found.suites[name].manifest) for name in sorted(found.suites)], collection.done
     for manifest in manifests:
         of_suite = [done[job.hash] for job in manifest.jobs if job.hash in done]
         for name, why in strangers(of_suite).items():
-            problems.append(Problem(places[0], f"{manifest.name}: run {name} {why}"))
-    return Gathered(collection, manifests, RunFiles(folders, stored, places[0]), problems)
+            found.problems.append(Problem(places[0], f"{manifest.name}: run {name} {why}"))
+    return Gathered(collection, manifests, RunFiles(found.folders, found.stored, places[0]), found.problems)
+
+
+def _check_place(place: Path) -> None:
+    if not is_file(place) and not is_folder(place):
+        raise DataError(
+            f"no runs folder {place}, and no results file. Give what `dipole train`, `dipole bench` or "
+            "`dipole results` wrote."
+        )
+    if is_file(place / "record.json"):
+        raise DataError(
+            f"{place} is one run. Give its parent folder, {place.parent}. `dipole compare` compares two runs."
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the places read so far hold, by the names of runs and suites."""
+
+    records: dict[str, RunRecord] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+    stored: dict[str, StoredRun] = field(default_factory=dict)
+    suites: dict[str, StoredSuite] = field(default_factory=dict)
+    unread: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def read_folder(self, place: Path) -> None:
+        """Add the runs and suites of a runs folder."""
+        of_folder = read_records(place)
+        self.unread.extend(of_folder.problems)
+        for name, record in of_folder.records.items():
+            self._add_run(place / name, record)
+        manifests, unreadable = read_manifests(place)
+        self.problems.extend(unreadable)
+        for manifest in manifests:
+            self._add_suite(place, manifest)
+
+    def read_file(self, path: Path) -> None:
+        """Add the suite of a results file and its runs."""
+        try:
+            suite = read_results_file(path)
+        except RecordError as error:
+            self.problems.append(Problem(path, str(error)))
+            return
+        for run in suite.runs.values():
+            self._add_run(path, run.whole, run)
+        self._add_suite(path, suite.manifest)
+
+    def _add_suite(self, path: Path, manifest: Manifest) -> None:
+        suite = StoredSuite(manifest, {})
+        if manifest.name in self.suites:
+            suite, conflicts, _ = merged(self.suites[manifest.name], suite)
+            self.problems.extend(Problem(path, said) for said in conflicts)
+        self.suites[manifest.name] = suite
+
+    def _add_run(self, path: Path, record: RunRecord, run: StoredRun | None = None) -> None:
+        name = record.hash
+        old = self.records.get(name)
+        if old is None or (old.status != "done" and record.status == "done"):
+            self.records[name] = record
+            self.folders.pop(name, None)
+            if run is None:
+                self.folders[name] = path
+            else:
+                self.stored[name] = run
+        elif record.status == "done" and (odd := differing(old, record)):
+            self.problems.append(Problem(path, f"run {name}: {CONFLICT}: {odd}"))
+        if run is not None and (one := self.stored.get(name)):
+            points = run.points if one.points is None else one.points
+            self.stored[name] = StoredRun(one.record, run.curves | one.curves, run.measured | one.measured, points)
 
 
 def numbers(record: RunRecord) -> dict[str, float | None]:

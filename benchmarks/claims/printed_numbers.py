@@ -21,34 +21,21 @@ from dipole.core.utils.text import counted
 
 @dataclass(frozen=True)
 class PrintedComparison:
-    """One of our cells against the printed one: ours - printed, in the unit of the table.
+    """One of our cells against the printed one: ours - printed, in the unit of the table, with its 95 % interval.
 
     `evidence` is on the margin, `method` says how the interval was computed. `p_holm` is the p-value among a `family`
     of comparisons, and alone in a family of one.
     """
 
-    estimate: Estimate
+    difference: float
+    low: float
+    high: float
     method: str
     evidence: Evidence
     is_same_protocol: bool
     p_holm: float
     family: int = 1
     is_decidable: bool = True
-
-    @property
-    def difference(self) -> float:
-        """Ours - printed."""
-        return self.estimate.value
-
-    @property
-    def low(self) -> float:
-        """The lower end of the 95 % interval, or nan."""
-        return self.estimate.interval()[0]
-
-    @property
-    def high(self) -> float:
-        """The upper end."""
-        return self.estimate.interval()[1]
 
     @property
     def p(self) -> float:
@@ -121,7 +108,7 @@ def compare(
     if is_same_protocol:
         width = margin(metric, cell.mean)
         evidence = against(found, -width, width)
-    alone = PrintedComparison(found, basis, evidence, is_same_protocol, nan)
+    alone = PrintedComparison(found.value, *found.interval(), basis, evidence, is_same_protocol, nan)
     return replace(alone, p_holm=alone.p)
 
 

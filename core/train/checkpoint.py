@@ -225,8 +225,9 @@ def capture(run: Any) -> dict[str, Any]:
         "negatives": run.negatives,
         "ranks": ranks,
     }
-    for part in (run.update, *run.callbacks):
-        state |= part.state_dict()
+    state |= run.of_update if run.update is None else run.update.state_dict()
+    for callback in run.callbacks:
+        state |= callback.state_dict()
     return state
 
 
@@ -253,7 +254,7 @@ def restore(run: Any, state: dict[str, Any]) -> None:
     # If another number of ranks may continue, all ranks have the same state.
     mine = ranks[run.processes.rank if len(ranks) == size else 0]
     run.adapter.load_state_dict(mine["adapter"])
-    run.update.load_state_dict(state)
+    run.of_update = {name: state[name] for name in ("optimizer", "scaler")}
     run.step = state["step"]
     run.training_seconds = state["training_seconds"]
     run.began -= state["elapsed"]

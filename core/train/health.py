@@ -127,14 +127,15 @@ class Health(Callback):
             each.restore()
 
     def _compare(self, run: Any, outcome: Outcome) -> None:
-        scaled = {name: run.update.scaler.scale(value) for name, value in outcome.weighted.items()}
+        scaler = torch.amp.GradScaler(enabled=False) if run.update is None else run.update.scaler
+        scaled = {name: scaler.scale(value) for name, value in outcome.weighted.items()}
         parameters = [p for p in run.adapter.module.parameters() if p.requires_grad]
         if not parameters:
             parameters = [p for p in run.objective.parameters() if p.requires_grad]
         base, lengths = gradient_lengths(scaled, self._bases, parameters)
         ratios = {name: each / base if base else math.inf for name, each in lengths.items() if [name] != self._bases}
         self._ratios = finite(ratios)
-        base /= run.update.scaler.get_scale()
+        base /= scaler.get_scale()
         if not math.isfinite(base):
             return
         self._longest_base = max(self._longest_base, base)

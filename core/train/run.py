@@ -48,7 +48,6 @@ def train(
     overwrite: bool = False,
     quiet: bool = False,
     log: Sequence[str] = (),
-    tensorboard: bool = False,
 ) -> RunRecord:
     """Train, evaluate and record one configuration.
 
@@ -62,7 +61,6 @@ def train(
         overwrite: run again although a finished record exists, and remove the old one.
         quiet: no progress.
         log: trackers that also get the numbers of metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio".
-        tensorboard: the same as log=["tensorboard"].
 
     Returns:
         The record of the finished run.
@@ -81,7 +79,7 @@ def train(
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
         return record
-    trackers = check_trackers([*log, *(["tensorboard"] if tensorboard else [])])
+    trackers = check_trackers(log)
     with Interrupts() as interrupts, quietly(quiet), deterministic(config.deterministic):
         try:
             begin = resume if isinstance(resume, Path) or not overwrite else "never"
@@ -148,7 +146,7 @@ class Run:
 
     Attributes:
         objective: the `Composite`; None for "none".
-        update: makes the updates of `fit`.
+        update: makes the updates of `fit`, which builds it. None before, and in a domain with a loop of its own.
         step: updates done.
         total_steps: of the whole run.
 
@@ -188,7 +186,8 @@ class Run:
         self.stop_signal = 0
         self.training_seconds = 0.0
         self.adapter.total_steps = self.total_steps
-        self.update = Update(train, self.adapter, self.objective, processes, self.total_steps)
+        self.update: Update | None = None
+        self.of_update: dict[str, Any] = {"optimizer": {}, "scaler": {}}  # of a checkpoint, for `fit`
 
         self.metrics = Metrics(config, folder, processes.is_main, log, state)
         self.notes = TermNotes()
@@ -271,13 +270,16 @@ class Run:
             PairsError: the objective cannot use the pairs.
             TrainingError: a loss or gradient is not finite, or an epoch has another number of batches than announced.
         """
-        self.update.prepare(self.progress.warn)
+        config, adapter, objective, warn = self.config.train, self.adapter, self.objective, self.progress.warn
+        assert objective is not None
+        update = Update(config, adapter, objective, self.processes, self.total_steps, self.of_update, warn)
+        self.update, self.of_update = update, {}
         self.evaluate_if_due()
         for batch in self._batches():
             try:
-                values = self.update(batch, self.step, self.note_terms)
+                values = update(batch, self.step, self.note_terms)
             except PairsError as error:
-                if instead := self.adapter.instead_of(self.objective):
+                if instead := adapter.instead_of(objective):
                     raise PairsError(f"{error} {instead}") from error
                 raise
             self.advance(values)

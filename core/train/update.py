@@ -36,43 +36,44 @@ class Update:
     Args:
         config: the table [train].
         adapter: the domain, whose `module` is trained together with the objective.
-        objective: of the run. None for "none", which trains in a loop of the domain's own.
+        objective: of the run.
         processes: those that train.
         total_steps: updates of the whole run.
+        state: `state_dict` of a checkpoint. Without one its entries are empty.
+        warn: shows a line on the terminal.
+
+    Raises:
+        ConfigError: a setting of [train] has no effect on this module.
+        CheckpointError: the state does not fit.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         adapter: Adapter,
-        objective: Composite | None,
+        objective: Composite,
         processes: Processes,
         total_steps: int,
+        state: dict[str, Any],
+        warn: Callable[[str], None],
     ) -> None:
-        self._config, self._adapter, self._processes, self._total_steps = config, adapter, processes, total_steps
-        self._objective = objective
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "16-mixed")
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._restored: dict[str, Any] = {}  # state for the optimizer, which `prepare` builds
-
-    def prepare(self, warn: Callable[[str], None]) -> None:
-        """Build the optimizer and the forward pass. Raise ConfigError if a setting of [train] has no effect here."""
-        adapter, objective, config = self._adapter, self._objective, self._config
-        assert objective is not None
+        self._config, self._adapter, self._objective, self._total_steps = config, adapter, objective, total_steps
         parameters = [*adapter.module.parameters(), *objective.parameters()]
         self._parameters = [each for each in parameters if each.requires_grad]
         self._optimizer = build_optimizer(config, self._parameters)
-        if self._restored:
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.precision == "16-mixed")
+        if state["optimizer"]:
             with fitting():
-                self._optimizer.load_state_dict(self._restored)
+                self._optimizer.load_state_dict(state["optimizer"])
+                self.scaler.load_state_dict(state["scaler"])
         if config.sync_batch_norm and not synchronize(adapter.module):
             raise ConfigError("train.sync_batch_norm: has no effect, as there is no batch norm; leave it out.")
         compiles = bool(config.compile or adapter.compiles)
-        if compiles and (problem := compiler_problem(self._processes.device)):
+        if compiles and (problem := compiler_problem(processes.device)):
             warn(f"warning: train.compile: this machine cannot compile, so nothing is ({problem}).")
             compiles = False
         encoding = Encoding(adapter.encoders(), config, compiles)
-        self._forward = self._processes.wrap(ForwardPass(adapter, objective, encoding, HALF.get(config.precision)))
+        self._forward = processes.wrap(ForwardPass(adapter, objective, encoding, HALF.get(config.precision)))
 
     def __call__(
         self, batch: Any, step: int, note: Callable[[Outcome, tuple[Pairs, ...]], None]
@@ -88,8 +89,6 @@ class Update:
             TrainingError: the loss or gradient is not finite. It has not reached the weights.
         """
         adapter, objective, optimizer, scaler = self._adapter, self._objective, self._optimizer, self.scaler
-        assert objective is not None
-        assert optimizer is not None
         rate = learning_rate(self._config, step, self._total_steps, adapter.steps_per_epoch)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -124,15 +123,8 @@ class Update:
         return values | {f"train/loss.{name}": term.value for name, term in outcome.terms.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint."""
-        optimizer = self._restored if self._optimizer is None else self._optimizer.state_dict()
-        return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore from a checkpoint, before `prepare`."""
-        self._restored = state["optimizer"]
-        if state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
+        """Return what a checkpoint holds of it."""
+        return {"optimizer": self._optimizer.state_dict(), "scaler": self.scaler.state_dict()}
 
 
 class ForwardPass(nn.Module):

@@ -41,7 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
         default=[],
         help="also log to these trackers: tensorboard, wandb, mlflow, trackio",
     )
-    parser.add_argument("--tensorboard", action="store_true", help="same as --log tensorboard")
+    parser.add_argument(
+        "--tensorboard", action="append_const", dest="log", const="tensorboard", help="same as --log tensorboard"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return resumable(run)
 
@@ -74,7 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
             overwrite=arguments.overwrite,
             quiet=arguments.quiet,
             log=[name for text in arguments.log for name in text.split(",") if name],
-            tensorboard=arguments.tensorboard,
         )
         leave()
     if launched().rank:
