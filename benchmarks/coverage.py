@@ -106,7 +106,7 @@ def _by_seed(rows: Array, base: Array) -> Iterator[tuple[dict[int, float], dict[
 
 
 def _gain(row: Array, base: Array) -> Bounds:
-    return estimates.relative_gains(row, base, (0,) * row.shape[-2]).bounds(CONFIDENCE)
+    return estimates.relative_gains(row, base, (0,) * row.shape[-2]).bounds()
 
 
 def _gain_of_other_seeds(row: Array, base: Array) -> Bounds:
@@ -116,7 +116,7 @@ def _gain_of_other_seeds(row: Array, base: Array) -> Bounds:
 
 def _wins(row: Array, base: Array) -> Bounds:
     found = estimates.probabilities_of_improvement(row, base, (0,) * row.shape[-2])
-    return estimates.binomial_bounds(*found, CONFIDENCE)
+    return estimates.binomial_bounds(*found)
 
 
 def _true_wins(row: Array, base: Array) -> float:
@@ -130,7 +130,7 @@ INTERVALS: Mapping[str, tuple[Callable[[Array, Array], Bounds], Callable[[Array,
     "relative gain, common seeds": (_gain, lambda row, base: GAIN / LEVEL),
     "relative gain, other seeds": (_gain_of_other_seeds, lambda row, base: GAIN / LEVEL),
     "interquartile mean": (
-        lambda row, base: estimates.interquartile_means(row, (0,)).bounds(CONFIDENCE),
+        lambda row, base: estimates.interquartile_means(row, (0,)).bounds(),
         lambda row, base: interquartile_mean(row),
     ),
     "probability of improvement": (_wins, _true_wins),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dipole.benchmarks.statistics import estimates
-from dipole.benchmarks.statistics.differences import CONFIDENCE, NEEDED
+from dipole.benchmarks.statistics.differences import NEEDED
 from dipole.core.evaluation.intervals import Array, as_sample
 from dipole.core.utils.errors import DataError
 
@@ -35,14 +35,11 @@ class Interval:
     p: float = nan
 
 
-def iqm_interval(
-    tasks: Sequence[Runs], confidence: float = CONFIDENCE, runs: Sequence[Hashable] | None = None
-) -> Interval:
+def iqm_interval(tasks: Sequence[Runs], runs: Sequence[Hashable] | None = None) -> Interval:
     """Return the interquartile mean of all runs of all tasks with a t-interval from winsorized values.
 
     Args:
         tasks: T tasks, the values of each by seed, or (S,) in an order that all share.
-        confidence: of the interval, in (0, 1).
         runs: a name for each task. Tasks of one name were measured on the same runs. Default: all were.
 
     Raises:
@@ -50,11 +47,11 @@ def iqm_interval(
     """
     values = _array(tasks)
     found = estimates.interquartile_means(values, _names(runs, len(tasks)))
-    return _interval(found.value, found.bounds(confidence), values)
+    return _interval(found.value, found.bounds(), values)
 
 
 def probability_of_improvement(
-    ours: Sequence[Runs], base: Sequence[Runs], confidence: float = CONFIDENCE, runs: Sequence[Hashable] | None = None
+    ours: Sequence[Runs], base: Sequence[Runs], runs: Sequence[Hashable] | None = None
 ) -> Interval:
     """Return P(a run of ours beats a run of base), ties half, averaged over tasks (Agarwal et al. 2021).
 
@@ -63,7 +60,6 @@ def probability_of_improvement(
     Args:
         ours: T tasks, the values of each by seed, or (S,) in an order that all share.
         base: of the same tasks, likewise, (S,) each.
-        confidence: of the interval, in (0, 1).
         runs: as of `iqm_interval`.
 
     Raises:
@@ -71,12 +67,10 @@ def probability_of_improvement(
     """
     x, b = _both(ours, base, "probability of improvement")
     value, trials = estimates.probabilities_of_improvement(x, b, _names(runs, len(ours)))
-    return _interval(value, estimates.binomial_bounds(value, trials, confidence), x, b)
+    return _interval(value, estimates.binomial_bounds(value, trials), x, b)
 
 
-def relative_gain(
-    ours: Sequence[Runs], base: Sequence[Runs], confidence: float = CONFIDENCE, runs: Sequence[Hashable] | None = None
-) -> Interval:
+def relative_gain(ours: Sequence[Runs], base: Sequence[Runs], runs: Sequence[Hashable] | None = None) -> Interval:
     """Return the gain over the base in units of its mean, averaged over tasks, with a t-interval.
 
     From eight tasks on the mean is trimmed: a quarter of the tasks is cut at each end.
@@ -86,7 +80,6 @@ def relative_gain(
     Args:
         ours: T tasks, the values of each by seed, or (S,) in an order that all share.
         base: of the same tasks, likewise, (S,) each.
-        confidence: of the interval, in (0, 1).
         runs: as of `iqm_interval`.
 
     Raises:
@@ -94,7 +87,7 @@ def relative_gain(
     """
     x, b = _both(ours, base, "a gain")
     found = estimates.relative_gains(x, b, _names(runs, len(ours)))
-    return replace(_interval(found.value, found.bounds(confidence), x, b), p=float(found.p_values()))
+    return replace(_interval(found.value, found.bounds(), x, b), p=float(found.p_values()))
 
 
 def _both(ours: Sequence[Runs], base: Sequence[Runs], what: str) -> tuple[Array, Array]:

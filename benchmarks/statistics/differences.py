@@ -57,9 +57,9 @@ class Estimate:
         """Return the estimate itself for 1, and of the opposite difference for -1."""
         return replace(self, value=sign * self.value, gaps={seed: sign * gap for seed, gap in self.gaps.items()})
 
-    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Return the t-interval, nan without a spread."""
-        half = float(special.stdtrit(self.df, (1 + confidence) / 2)) * self.error
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % t-interval, nan without a spread."""
+        half = float(special.stdtrit(self.df, (1 + CONFIDENCE) / 2)) * self.error
         return self.value - half, self.value + half
 
     @property
@@ -99,21 +99,20 @@ class PairedTest:
     larger: int | None = None
 
 
-def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
+def summarize(values: Sequence[float]) -> Summary:
     """Return the mean over seeds with standard deviation and t-interval: mean +- t_{n-1} s / sqrt(n).
 
     Equal values have no interval.
 
     Args:
         values: (n >= 1,).
-        confidence: of the interval, in (0, 1).
 
     Raises:
         DataError: there are no values, or one is not finite.
     """
     sample = as_sample(values).tolist()
     found = of_sample(sample, max(map(abs, sample)))
-    return Summary(len(sample), found.value, found.spread, *found.interval(confidence))
+    return Summary(len(sample), found.value, found.spread, *found.interval())
 
 
 def of_sample(values: Sequence[float], scale: float = 0.0) -> Estimate:
@@ -214,12 +213,7 @@ def tail(t: float, df: float) -> float:
     return float(special.stdtr(df, -t)) if isfinite(t) else float(t < 0)
 
 
-def difference(
-    base: Mapping[int, float],
-    other: Mapping[int, float],
-    confidence: float = CONFIDENCE,
-    resolution: float | None = None,
-) -> PairedTest:
+def difference(base: Mapping[int, float], other: Mapping[int, float], resolution: float | None = None) -> PairedTest:
     """Test one objective against another: on common seeds (paired), or on all seeds as independent samples (Welch).
 
     `pairs_are_better` decides by the numbers of seeds, and `method` names the test. If all pairs have the
@@ -228,33 +222,27 @@ def difference(
     Args:
         base: values by seed.
         other: values by seed.
-        confidence: as of `paired`.
         resolution: as of `paired`.
 
     Raises:
         DataError: a value is not finite.
     """
     if min(len(base), len(other)) < NEEDED:
-        return paired(base, other, confidence, resolution)
+        return paired(base, other, resolution)
     if pairs_are_better(len(base.keys() & other.keys()), len(other), len(base)):
-        pairs = paired(base, other, confidence, resolution)
+        pairs = paired(base, other, resolution)
         if not isnan(pairs.p_t):
             return pairs
     x, y = as_sample(list(other.values())), as_sample(list(base.values()))
     found = of_summaries(summarize(x.tolist()), summarize(y.tolist()))
     step = _step(np.concatenate([x, y]), resolution)
     p_ranks = float(stats.mannwhitneyu(np.rint(x / step), np.rint(y / step)).pvalue)
-    ends, n, larger = found.interval(confidence), min(len(x), len(y)), max(len(x), len(y))
+    ends, n, larger = found.interval(), min(len(x), len(y)), max(len(x), len(y))
     spread = found.error / sqrt(1 / n + 1 / larger)
     return PairedTest(n, found.value, *ends, found.p, p_ranks, nan, "Welch", spread, larger)
 
 
-def paired(
-    base: Mapping[int, float],
-    other: Mapping[int, float],
-    confidence: float = CONFIDENCE,
-    resolution: float | None = None,
-) -> PairedTest:
+def paired(base: Mapping[int, float], other: Mapping[int, float], resolution: float | None = None) -> PairedTest:
     """Paired t-test and Wilcoxon signed-rank test of `other` against `base` on the seeds that both have.
 
     Fewer than two common seeds decide nothing: the p-values are nan. So it is with the t-test and the effect size where
@@ -264,7 +252,6 @@ def paired(
     Args:
         base: values by seed.
         other: values by seed.
-        confidence: of the interval, in (0, 1).
         resolution: smallest step of the metric, such as 1 / n of n test points. Differences are rounded to it before
             they are ranked, so that equal ones are ties. Default: what floating point adds.
 
@@ -285,7 +272,7 @@ def paired(
         return PairedTest(n, float(gain.mean()), nan, nan, nan, wilcoxon(steps), nan)
     spread = float(gain.std(ddof=1))
     found = Estimate(float(x.mean() - y.mean()), spread / sqrt(n), n - 1)
-    ends, effect = found.interval(confidence), found.value / spread
+    ends, effect = found.interval(), found.value / spread
     return PairedTest(n, found.value, *ends, found.p, wilcoxon(steps), effect, spread=spread)
 
 

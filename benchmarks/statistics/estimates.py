@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from dipole.benchmarks.statistics.differences import NEEDED, NOISE, pairs_are_better
+from dipole.benchmarks.statistics.differences import CONFIDENCE, NEEDED, NOISE, pairs_are_better
 from dipole.core.evaluation.intervals import Array
 
 TRIMMED_FROM = 8
@@ -31,10 +31,10 @@ class Estimates(NamedTuple):
     variance: Array
     df: Array
 
-    def bounds(self, confidence: float) -> tuple[Array, Array]:
+    def bounds(self) -> tuple[Array, Array]:
         """value +- t_df sqrt(variance), or nan if every draw owed it the same, which tells no spread."""
         known = self.variance > 0
-        t = special.stdtrit(np.where(known, self.df, 1.0), (1 + confidence) / 2)
+        t = special.stdtrit(np.where(known, self.df, 1.0), (1 + CONFIDENCE) / 2)
         half = np.where(known, t * np.sqrt(np.where(known, self.variance, 0.0)), np.nan)
         return self.value - half, self.value + half
 
@@ -140,10 +140,10 @@ def probabilities_of_improvement(ours: Array, base: Array, runs: Sequence[Hashab
     return value, cast(Array, bound * most / variance)
 
 
-def binomial_bounds(share: Array, trials: Array, confidence: float) -> tuple[Array, Array]:
+def binomial_bounds(share: Array, trials: Array) -> tuple[Array, Array]:
     """Interval of a share of trials, of any number (Clopper and Pearson 1934): never of width 0, inside [0, 1]."""
     won, lost = share * trials, (1 - share) * trials
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low = stats.beta.ppf(tail, np.where(won > 0, won, np.nan), lost + 1)
     high = stats.beta.isf(tail, won + 1, np.where(lost > 0, lost, np.nan))
     return np.where(won > 0, low, won), np.where(lost > 0, high, 1 - lost)  # nan where there are no trials

@@ -11,6 +11,8 @@ from scipy.optimize import brentq
 from dipole.benchmarks.statistics.differences import PairedTest
 from dipole.core.evaluation.intervals import Array
 
+POWER = 0.8
+"""Probability with which planned seeds show a difference."""
 NODES = 64
 ROUNDING = 1e-9
 """A power is reached up to this, so that the seeds needed for a detectable difference are those that detect it."""
@@ -81,7 +83,7 @@ def _of_t_test(df: float, alpha: float) -> tuple[Array, Array, float]:
 
 
 def detectable(
-    std: float, n: int, target: float = 0.8, alpha: float = 0.05, is_paired: bool = False, other: int | None = None
+    std: float, n: int, target: float = POWER, alpha: float = 0.05, is_paired: bool = False, other: int | None = None
 ) -> float:
     """Return the smallest difference that n seeds of each arm show with probability `target`, or nan below two seeds.
 
@@ -119,7 +121,7 @@ def _least_shift_of(n: int, other: int, target: float, alpha: float, is_paired: 
 @lru_cache(maxsize=1024)
 def least_shift(df: float) -> float:
     """Return how many standard errors a quantity has to be from 0 for 80 % power of a two-sided t-test at 0.05."""
-    return _least_shift(*_of_t_test(df, 0.05), 0.8)
+    return _least_shift(*_of_t_test(df, 0.05), POWER)
 
 
 def _least_shift(critical: Array, share: Array, df: float, target: float) -> float:
@@ -128,19 +130,15 @@ def _least_shift(critical: Array, share: Array, df: float, target: float) -> flo
 
 
 def seeds_needed(
-    difference: float,
-    std: float,
-    target: float = 0.8,
-    alpha: float = 0.05,
-    is_paired: bool = False,
-    limit: int = 1_000_000,
+    difference: float, std: float, alpha: float = 0.05, is_paired: bool = False, limit: int = 1_000_000
 ) -> int | None:
-    """Smallest number of seeds of each arm that shows a difference. None for no difference, and beyond the limit.
+    """Return the fewest seeds of each arm that show a difference with a probability of `POWER`.
+
+    None for no difference, and beyond the limit.
 
     Args:
         difference: of the two means.
         std: as of `power`.
-        target: probability of showing it, in (0, 1).
         alpha: as of `power`.
         is_paired: as of `power`.
         limit: most seeds.
@@ -148,5 +146,5 @@ def seeds_needed(
     if not (isfinite(difference) and isfinite(std)) or std < 0 or difference == 0:
         return None
     seeds = range(2, limit + 1)
-    place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= target - ROUNDING)
+    place = bisect_left(seeds, True, key=lambda n: power(difference, std, n, alpha, is_paired) >= POWER - ROUNDING)
     return seeds[place] if place < len(seeds) else None
