@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from dipole.benchmarks.claims import published, verdicts
+from dipole.benchmarks.claims import printed_numbers, published, verdicts
 from dipole.benchmarks.claims.claim_specs import ClaimPart
 from dipole.benchmarks.claims.explain import reach, why
 from dipole.benchmarks.claims.judge import judge_claim
@@ -169,7 +169,7 @@ def test_ratios_and_bounds_are_not_claims():
     assert np.exp(low) < 1.67 < np.exp(high)
     outcome = judge_claim(CLAIMS["lmcl-c09"], published.tables())
     (item,) = outcome.items
-    assert item.value == pytest.approx(1.5)
+    assert item.comparison.value == pytest.approx(1.5)
     assert not item.holds
     assert outcome.verdict == UNDECIDED
 
@@ -203,7 +203,7 @@ def test_significant_is_asked_of_every_set_named():
     t = stats.t.isf(0.34, 19)  # p = 0.68 on one of the two sets
     cells["LMCT (Ours)", "Nested-Moons", "mean"] = base + noise + t / np.sqrt(20)
     outcome = _judge("lmcl-c01", rows, cells)
-    found = {item.label: item.evidence.p for item in outcome.parts[0].items}
+    found = {item.comparison.label: item.evidence.p for item in outcome.parts[0].items}
     assert found["Nested-Moons"] == pytest.approx(0.68)
     assert found["Three-Bars"] < 1e-6
     assert outcome.verdict == UNDECIDED
@@ -257,7 +257,7 @@ def test_printed_spreads_are_tested_by_welch_from_what_is_printed():
     claim, table = CLAIMS["lmcl-c01"], published.table("lmcl-table1")
     outcome = judge_claim(claim, published.tables())
     for item in outcome.parts[0].items:
-        ours, base = (table.find(row).cells[item.label] for row in ("LMCT (Ours)", "Conventional CT"))
+        ours, base = (table.find(row).cells[item.comparison.label] for row in ("LMCT (Ours)", "Conventional CT"))
         expected = stats.ttest_ind_from_stats(ours.mean, ours.std, 20, base.mean, base.std, 20, equal_var=False)
         assert item.evidence.p == pytest.approx(expected.pvalue)
     printed = judge_claim(CLAIMS["lmcl-c02"], published.tables())
@@ -342,7 +342,7 @@ def test_the_claims_of_a_suite_are_one_family(runs_folder):
 
 
 def test_a_claim_about_two_tables_is_read_on_the_suites_it_is_asked_with():
-    """Whatever was asked before: alone it lacks the second table, and a suite of other numbers tells others."""
+    """Alone it lacks the second table, and so it does if that suite has no numbers."""
     shipped = gather([SHIPPED])
 
     def suite(name, among=None):
@@ -356,8 +356,7 @@ def test_a_claim_about_two_tables_is_read_on_the_suites_it_is_asked_with():
     alone, both, without = told(asked), told(asked, asked, other), told(asked, asked, empty)
     assert alone.missing > both.missing == 0
     assert len(alone.items) == len(without.items) < len(both.items)
-    assert told(asked, other, asked).items == both.items == told(suite("arora-table2-cifar100"), other).items
-    assert told(asked).items == alone.items
+    assert told(asked, other).items == both.items
 
 
 def test_kind_bound_estimate_p_and_verdict_stand_in_every_format(runs_folder, tmp_path):
@@ -403,7 +402,7 @@ def test_a_printed_number_is_judged_by_its_margin_on_both_sides(shift, verdict):
     generator = np.random.default_rng(0)
     noise = generator.normal(size=6)
     ours = 75 + shift + 0.3 * (noise - noise.mean()) / noise.std(ddof=1)
-    found = verdicts.compare(published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True)
+    found = printed_numbers.compare(published.PrintedCell(75.0, 0.2), 5, summarize(ours.tolist()), "accuracy %", True)
     parts = np.array([0.3**2 / 6, 0.2**2 / 5])
     df = parts.sum() ** 2 / (parts**2 / [5, 4]).sum()
     half = stats.t.ppf(0.975, df) * np.sqrt(parts.sum())

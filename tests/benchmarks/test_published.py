@@ -10,12 +10,13 @@ import pytest
 from scipy import stats
 
 from dipole.benchmarks import papers as page
-from dipole.benchmarks.claims import published, verdicts
+from dipole.benchmarks.claims import printed_numbers, published
 from dipole.benchmarks.claims.explain import why
 from dipole.benchmarks.claims.judge import judge_claim
+from dipole.benchmarks.claims.printed_numbers import compare
 from dipole.benchmarks.claims.protocol import deviations, differs, facts_of, leaves, papers, protocol_differences
 from dipole.benchmarks.claims.published import Claim, PrintedCell
-from dipole.benchmarks.claims.verdicts import DIFFERS, NO_DATA, NO_TEST, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED, compare
+from dipole.benchmarks.claims.verdicts import DIFFERS, NO_DATA, NO_TEST, NOT_COMPARED, NOT_DECIDABLE, UNDECIDED
 from dipole.benchmarks.plan import faults
 from dipole.benchmarks.report import findings, overview, tables
 from dipole.benchmarks.report.ranking import ranks
@@ -49,11 +50,11 @@ def test_published_tables_hold_the_known_cells():
     with pytest.raises(DataError, match="lmcl-table4"):
         published.table("lmcl-tabel4")
     assert published.table("lmcl-table5").find("SAC") is None
-    assert verdicts.margin("accuracy %", 80) == 1
-    assert verdicts.margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
-    assert all(verdicts.margin(t.metric, 1.0) > 0 for t in published.tables().values())
+    assert printed_numbers.margin("accuracy %", 80) == 1
+    assert printed_numbers.margin("GPU seconds per iteration", 2.0) == pytest.approx(0.2)
+    assert all(printed_numbers.margin(t.metric, 1.0) > 0 for t in published.tables().values())
     with pytest.raises(DataError):
-        verdicts.margin("bananas", 1)
+        printed_numbers.margin("bananas", 1)
 
 
 def test_exchanged_columns_missing_rows_and_other_protocols():
@@ -88,11 +89,12 @@ def test_claims_on_the_printed_numbers_give_the_stated_counts(claim):
             assert (sum(item.holds for item in outcome.items), len(outcome.items)) == (stated["hold"], stated["of"])
         for name in ("difference", "ratio"):
             if name in stated:
-                assert {i.label: i.value for i in outcome.items} == pytest.approx(stated[name], abs=1e-4)
+                found = {i.comparison.label: i.comparison.value for i in outcome.items}
+                assert found == pytest.approx(stated[name], abs=1e-4)
         if "steps" in stated:
-            assert [i.value for i in outcome.items] == pytest.approx(stated["steps"])
+            assert [i.comparison.value for i in outcome.items] == pytest.approx(stated["steps"])
         if "spread" in stated:
-            assert outcome.items[0].value == pytest.approx(stated["spread"])
+            assert outcome.items[0].comparison.value == pytest.approx(stated["spread"])
 
 
 def test_what_a_printed_number_is_judged_by():
@@ -122,11 +124,11 @@ def test_verdicts_beside_printed_numbers_are_one_family():
     error, df = parts.sum() ** 0.5, parts.sum() ** 2 / (parts**2 / [3, 4]).sum()
     tails = [stats.t.sf((alone[0].difference + bound) / error, df) for bound in (-1, 1)]
     assert alone[0].p == pytest.approx(2 * sum(tails))
-    assert verdicts.among(alone[:1]) == alone[:1]
+    assert printed_numbers.among(alone[:1]) == alone[:1]
     most = int(0.05 / alone[0].p)
-    kept = verdicts.among([alone[0], *[alone[1]] * (most - 1), None])
+    kept = printed_numbers.among([alone[0], *[alone[1]] * (most - 1), None])
     assert (kept[0].verdict, kept[-1]) == (DIFFERS, None)
-    lost = verdicts.among([alone[0], *[alone[1]] * most])
+    lost = printed_numbers.among([alone[0], *[alone[1]] * most])
     assert lost[0].verdict == UNDECIDED
     assert ", differs alone (p = " in lost[0].basis
 
@@ -327,14 +329,15 @@ def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
     assert {each.verdict for each in counted.claims()} != {NOT_DECIDABLE} == {each.verdict for each in unfit.claims()}
     assert all(isnan(cell.p_holm) for cell in unfit.cells)
     assert {rank.better + rank.worse for rank in ranks(unfit)} == {0}
-    with_both = overview.in_a_sentence([counted, unfit])
-    alone = overview.in_a_sentence([counted])
+    claims = {counted.manifest.name: counted.claims()}
+    with_both = overview.in_a_sentence([counted, unfit], claims)
+    alone = overview.in_a_sentence([counted], claims)
     assert with_both.startswith(alone[:-1])
     assert alone.startswith("1 suite: 9 of 9 comparisons")
     assert "room" not in alone
     assert with_both.endswith("1 further suite is not decidable on this hardware and not counted.")
-    assert len(overview.decided_table([unfit, unfit]).rows) == 0
-    row = overview.suites_table([unfit]).rows[0]
+    assert len(overview.decided_table([unfit, unfit], claims).rows) == 0
+    row = overview.suites_table([unfit], claims).rows[0]
     assert WHY in " ".join(cell.text for cell in row)
     assert not any(isinstance(cell.sort, int) for cell in row)
     coverage = next(r for r in tables.coverage_table([unfit]).rows if NOT_DECIDABLE in r[3].text)
