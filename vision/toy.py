@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dipole.core.evaluation.probes import kmeans_accuracy
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.pairs import Pairs, ViewNegatives
+from dipole.core.objectives.pair_data import ViewNegatives
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter, Context, Sketch
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dipole.core.objectives.pairs import ViewNegatives
+from dipole.core.objectives.pair_data import ViewNegatives
 from dipole.core.train.config import Settings
 
 PLANES = ("three-bars", "nested-moons")

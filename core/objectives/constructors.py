@@ -25,12 +25,19 @@ from dipole.core.objectives.indices import (
     neighbours,
     other_crops,
     other_members,
-    other_views,
     own_side,
     pads_last,
     same_label,
 )
-from dipole.core.objectives.pair_data import NO_VIEW, OfRows, PairData, PairLayout, constructor, with_queue
+from dipole.core.objectives.pair_data import (
+    NO_VIEW,
+    Instances,
+    PairData,
+    PairLayout,
+    constructor,
+    other_views,
+    with_queue,
+)
 from dipole.core.objectives.similarity import full_precision
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
@@ -112,10 +119,8 @@ class Constructors(PairData):
             queue=behind,
             by_label=True,
         )
-        candidates, of_rows = joined(points, queue), OfRows(labels, index, weights, weighs_pairs=False)
-        return cls._of_batch(
-            batch, layout, points, candidates, positives, own, of_rows, behind, queue_labels, views=False
-        )
+        instances = Instances(labels, index, weights, weighs_pairs=False, behind=behind, labels_behind=queue_labels)
+        return cls._of_batch(instances, layout, points, joined(points, queue), positives, own, views=False)
 
     @classmethod
     @constructor
@@ -168,8 +173,9 @@ class Constructors(PairData):
         layout = PairLayout(((0, batch),), with_queue(((1, batch),), zero), fewest=most, padded=True, shared=most)
         candidates = joined(g, g.new_zeros(zero, g.shape[1]))
         positives, own = neighbours(document, int(window)), torch.arange(batch, device=f.device).unsqueeze(1)
-        of_rows, unknown = OfRows(labels, index, weights, weighs_pairs=False), document.new_full((1,), -1)
-        return cls._of_batch(batch, layout, f, candidates, positives, own, of_rows, zero, unknown, views=False)
+        unknown = document.new_full((1,), -1)
+        instances = Instances(labels, index, weights, weighs_pairs=False, behind=zero, labels_behind=unknown)
+        return cls._of_batch(instances, layout, f, candidates, positives, own, views=False)
 
     @classmethod
     @constructor
@@ -217,23 +223,23 @@ class Constructors(PairData):
             raise PairsError("from_blocks(candidates='means') needs anchors='first'.")
 
         n, size, width = x.shape
-        first, of_rows = ((0, n),), OfRows(labels, index, weights)
+        first, instances = ((0, n),), Instances(labels, index, weights)
         if candidates == "means":
             own = torch.arange(n, device=x.device).unsqueeze(1)
             layout = PairLayout(first, ((NO_VIEW, n),), fewest=1, shared=1, of_block=1, draw=draw)
             points, means = full_precision(x[:, 0]), full_precision(x[:, 1:]).mean(1)
-            return cls._of_batch(n, layout, points, means, own, own[:, :0], of_rows, views=False)
+            return cls._of_batch(instances, layout, points, means, own, own[:, :0], views=False)
         points = x.reshape(n * size, width)
         own = torch.arange(n * size, device=x.device).view(n, size, 1)
         positives = other_members(n, size, x.device)  # (n, b+1, b)
         run = ((0, n * size),)
         if anchors == "first":
             layout = PairLayout(first, run, among=n, fewest=size - 1, shared=1, of_block=1, draw=draw)
-            return cls._of_batch(n, layout, x[:, 0], points, positives[:, 0], own[:, 0], of_rows, views=False)
+            return cls._of_batch(instances, layout, x[:, 0], points, positives[:, 0], own[:, 0], views=False)
         most = size - 1
         layout = PairLayout(run, run, among=n * size, fewest=most, mutual=True, shared=most, of_block=size, draw=draw)
         positives, own = positives.flatten(0, 1), own.flatten(0, 1)
-        return cls._of_batch(n, layout, points, points, positives, own, of_rows, views=False)
+        return cls._of_batch(instances, layout, points, points, positives, own, views=False)
 
     @classmethod
     @constructor
@@ -254,7 +260,7 @@ class Constructors(PairData):
         own = torch.arange(len(points), device=points.device).unsqueeze(1)
         run = ((0, len(points)),)
         layout = PairLayout(run, run, among=len(points), fewest=0, mutual=True, shared=0)
-        return cls._of_batch(len(points), layout, points, points, own[:, :0], own, OfRows())
+        return cls._of_batch(Instances(), layout, points, points, own[:, :0], own)
 
     @classmethod
     @constructor
@@ -295,8 +301,8 @@ class Constructors(PairData):
         runs = ((0, batch), (1, batch))
         layout = PairLayout(runs, runs, among=2 * batch, fewest=1, mutual=True, shared=1, sides=True)
         own = torch.arange(2 * batch, device=z.device).unsqueeze(1)
-        positives, ignored = other_views(own, batch), own_side(own, batch)
-        return cls._of_batch(batch, layout, z, z, positives, ignored, OfRows(labels, index, weights))
+        instances = Instances(labels, index, weights)
+        return cls._of_batch(instances, layout, z, z, other_views(own, batch), own_side(own, batch))
 
     @classmethod
     @constructor
@@ -372,8 +378,9 @@ class Constructors(PairData):
             queue_of_keys=count > 0,
         )
         candidates = joined(positive, hard.transpose(0, 1).flatten(0, 1))
-        of_rows, unknown = OfRows(labels, index, weights), row.new_full((behind,), -1)
-        return cls._of_batch(batch, layout, anchor, candidates, own, ignored, of_rows, behind, unknown)
+        unknown = row.new_full((behind,), -1)
+        instances = Instances(labels, index, weights, behind=behind, labels_behind=unknown)
+        return cls._of_batch(instances, layout, anchor, candidates, own, ignored)
 
     @classmethod
     @constructor
@@ -424,8 +431,9 @@ class Constructors(PairData):
             shared=every - 1,
             queue=behind,
         )
-        candidates, of_rows = joined(z[: big * batch], queue), OfRows(labels, index, weights)
-        return cls._of_batch(batch, layout, z, candidates, *other_crops(big, every, batch, z.device), of_rows, behind)
+        instances = Instances(labels, index, weights, behind=behind)
+        candidates, crops = joined(z[: big * batch], queue), other_crops(big, every, batch, z.device)
+        return cls._of_batch(instances, layout, z, candidates, *crops)
 
 
 def _columns(negatives: Tensor | Sequence[Tensor] | None, anchor: Tensor) -> Tensor:

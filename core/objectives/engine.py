@@ -11,14 +11,14 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import fits, paired
 from dipole.core.objectives.statistics import (
@@ -28,9 +28,10 @@ from dipole.core.objectives.statistics import (
     Extreme,
     LogSumExp,
     as_tuple,
+    finished,
     needs_maximum,
 )
-from dipole.core.objectives.tiles import Problem, mask_of, tiled
+from dipole.core.objectives.tiles import Problem, tiled
 from dipole.core.utils.errors import EngineError
 from dipole.core.utils.uncompiled import uncompiled
 
@@ -67,106 +68,76 @@ def similarities(
     precision, which kernels then multiply.
     """
     wanted = list(dict.fromkeys(statistics))
-    if not wanted:
-        return paired(x, y, pairs.positives), {}
     known = pairs.known
+    if wanted and not known.partners and _is_dense(len(x), len(y), x.device):
+        matrix, index, excluded = x @ y.t(), pairs.positives, pairs.excluded
+        if known.padded or known.first_negative:
+            index, excluded = index.clamp_min(0), pairs.excluded_mask()
+        found = dense(matrix, excluded, wanted, pairs.negative_counts, bound, pairs.all_have_negatives)
+        return matrix.gather(1, index), found
+    positive = paired(x, y, pairs.positives)
+    if not wanted:
+        return positive, {}
     if known.partners:
-        return paired(x, y, pairs.positives), _between_views(x, y, pairs, wanted, bound, embeddings)
-    if _is_dense(len(x), len(y), x.device):
-        return dense(
-            x,
-            y,
-            pairs.positives,
-            pairs.excluded,
-            wanted,
-            counts=lambda: pairs.negative_counts,
-            bound=bound,
-            padded=known.padded,
-            never_empty=not known.padded and pairs.has_negatives is True,
-            first=known.first_negative,
-        )
-    return paired(x, y, pairs.positives), statistics_of(pairs, x, y, wanted, bound, embeddings)
+        return positive, _between_views(x, y, pairs, wanted, bound, embeddings)
+    return positive, statistics_of(pairs, x, y, wanted, bound, embeddings)
 
 
 def dense(
-    x: Tensor,
-    y: Tensor,
-    positives: Tensor,
+    matrix: Tensor,
     excluded: Tensor,
     statistics: Sequence[AnyStatistic],
-    *,
-    counts: Callable[[], Tensor],
+    counts: Tensor,
     bound: float | None,
-    padded: bool,
-    never_empty: bool = False,
-    first: int = 0,
-) -> tuple[Tensor, dict[AnyStatistic, Tensor]]:
-    """Compute `similarities` with ordinary PyTorch operations and autograd. `statistics` lists each once."""
-    matrix = x @ y.t()
-    near = matrix.gather(1, positives.clamp_min(0) if padded else positives)
-    if first:
-        matrix, excluded = matrix[:, first:], excluded - first
-    mask = mask_of(excluded, matrix.shape[1]) if padded or first else None
+    none_empty: bool = False,
+) -> dict[AnyStatistic, Tensor]:
+    """Return the statistics of the rows of a whole matrix (A, C), by ordinary PyTorch operations and autograd.
 
-    def fill_excluded(values: Tensor, fill: float) -> Tensor:  # in place: a new matrix costs as much as its numbers
-        if mask is not None:
-            return values.masked_fill_(mask, fill)
-        return values.scatter_(1, excluded, fill)
-
-    zeroed: Tensor | None = None
+    `excluded` are the columns (A, E) that take no part in each row, or a mask (A, C), True there. `counts` (A,) is the
+    number of the others, and `none_empty` says that every row has one. `statistics` lists each once. No entry is larger
+    than `bound`, if it is known.
+    """
+    seen: Tensor | None = None
     results: dict[AnyStatistic, Tensor] = {}
     for wanted in statistics:
         if isinstance(wanted, Extreme):
-            results[wanted] = _place(fill_excluded(wanted.sign * matrix.detach(), -torch.inf), first)
+            values, place = _fill_(wanted.sign * matrix.detach(), excluded, -torch.inf).max(1)
+            results[wanted] = torch.where(values > -torch.inf, place, -1)
             continue
-        statistic = wanted.exact
+        statistic, shift = wanted.exact, matrix.new_zeros(())
         e: Tensor | None = None
-        shift: Tensor | None = None
         if statistic.scale is not None:
             exponent = statistic.scale * matrix
-            with torch.set_grad_enabled(not never_empty and torch.is_grad_enabled()):
-                # In a row with negatives, e^-inf = 0 stops the gradient by itself.
-                fill_excluded(exponent, -torch.inf)
+            with torch.no_grad():  # e^-inf = 0 stops the gradient by itself
+                _fill_(exponent, excluded, -torch.inf)
             if needs_maximum(wanted, bound):
                 exponent, shift = _below_top(exponent)
             e = exponent.exp_()
         if isinstance(statistic, LogSumExp):
-            assert e is not None
-            parts: tuple[Tensor, ...] = (e,)
-            if never_empty:  # no sum is 0, so the logarithm needs no mask
-                found = e.sum(1).log()
-                results[wanted] = found
-                if shift is not None:
-                    results[wanted] = found + shift
-                continue
+            sums = [exponent.sum(1)]
         else:
-            # At an excluded entry a part may be infinite, and its gradient 0 * inf. So parts see a similarity of 0.
-            if zeroed is None:
-                zeroed = fill_excluded(matrix.clone(), 0.0)
-            parts = as_tuple(statistic.parts(zeroed, e))
+            if seen is None:  # a part may be infinite at an excluded entry, and its gradient 0 * inf: let it see a 0
+                seen = _fill_(matrix.clone(), excluded, 0.0)
+            parts = as_tuple(statistic.parts(seen, e))
             if e is None:
-                parts = tuple([fill_excluded(part.clone(), 0.0) for part in parts])
-        if shift is None:
-            shift = x.new_zeros(())
-        results[wanted] = statistic.finish(tuple([part.sum(1) for part in parts]), shift, counts())
-    return near, results
+                parts = tuple([_fill_(part.clone(), excluded, 0.0) for part in parts])
+            sums = [part.sum(1) for part in parts]
+        results[wanted] = finished(statistic, sums, shift, counts, none_empty)
+    return results
+
+
+def _fill_(values: Tensor, excluded: Tensor, fill: float) -> Tensor:
+    """Write a number into the excluded entries of a matrix. Where lists have no padding, they are faster than masks."""
+    if excluded.dtype == torch.bool:
+        return values.masked_fill_(excluded, fill)
+    return values.scatter_(1, excluded, fill)
 
 
 def _below_top(exponent: Tensor) -> tuple[Tensor, Tensor]:
     """Subtract each row's maximum, (A,), a constant. Exponents of subnormal numbers, which are slow, become -inf."""
-    if not exponent.shape[1]:
-        return exponent, exponent.new_full((len(exponent),), LOWEST)
     top = exponent.detach().amax(1).clamp_min(LOWEST)
     below = exponent - top.unsqueeze(1)
     return torch.threshold(below, SMALLEST_EXPONENT[below.dtype], -torch.inf), top
-
-
-def _place(values: Tensor, first: int) -> Tensor:
-    """Return the column of each row's largest entry, (A,), or -1 for a row without entries."""
-    if not values.shape[1]:
-        return torch.full((len(values),), -1, device=values.device)
-    top, place = values.max(1)
-    return torch.where(top > -torch.inf, place + first, -1)
 
 
 def statistics_of(
@@ -213,9 +184,7 @@ def _between_views(
         mine, theirs = slice(start, start + length), slice(partner * batch, (partner + 1) * batch)
         start, outside = start + length, excluded[mine] - theirs.start
         if _is_dense(length, batch, x.device):
-            of_block = partial(counts.__getitem__, mine)
-            none = outside[:, :0]
-            _, found = dense(x[mine], y[theirs], none, outside, wanted, counts=of_block, bound=bound, padded=True)
+            found = dense(x[mine] @ y[theirs].t(), mask_of(outside, batch), wanted, counts[mine], bound)
         else:
             both = None if embeddings is None else (embeddings[0][mine], embeddings[1][theirs])
             found = row_statistics(

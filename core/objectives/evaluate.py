@@ -11,14 +11,48 @@ import torch
 from torch import Tensor
 
 from dipole.core.objectives.engine import similarities
-from dipole.core.objectives.pairs import GlobalPairs, Pairs
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.similarity import full_precision, paired
 from dipole.core.objectives.statistics import AnyStatistic
 from dipole.core.utils.distributed import all_sum, world_size
 from dipole.core.utils.errors import PairsError
+from dipole.core.utils.text import counted
 
 Objective = Any  # the class imports this module
 NO_NEGATIVES = "0: no anchor has a negative (every candidate is a positive or ignored)"
+
+
+@dataclass(frozen=True)
+class GlobalPairs:
+    """The pairs of the global batch and the position of this rank's rows in it."""
+
+    pairs: tuple[Pairs, ...]  # one or several, each over the rows of all ranks
+    own: slice | None = None  # this rank's rows among `total`. None in a single process
+    total: int = 0  # rows of the global batch
+    # The encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
+    features: tuple[Tensor, ...] = ()
+
+    def local(self, pairs: Pairs, *, further: bool = False) -> Pairs:
+        """Return pairs over the rows of all ranks with only this rank's anchors.
+
+        Further pairs of a term that cannot be split by rows keep all anchors. A sum over ranks then counts each anchor
+        equally often, so a mean stays correct in value and gradient.
+        """
+        if self.own is None:
+            return pairs
+        if len(pairs.anchors) % self.total == 0:
+            return pairs.narrow(self.own, self.total)
+        if further:
+            return pairs
+        raise PairsError(
+            f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over all "
+            "ranks; a relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
+        )
+
+    @property
+    def local_pairs(self) -> tuple[Pairs, ...]:
+        """All pairs, with only this rank's anchors."""
+        return tuple(map(self.local, self.pairs))
 
 
 class Rows:
@@ -103,14 +137,12 @@ class Rows:
         Args:
             values: (A, K). Padding is ignored.
         """
-        mask = self.pairs.positive_mask
-        if self._weights is not None and self._weights.ndim == 2:
-            return weighted_mean(self.only_positives(values, 0.0), self.only_positives(self._weights, 0.0), 1)
-        if mask is None:
-            if values.shape[1] == 1:
-                return values.squeeze(1)
-            return values.mean(1)
-        return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+        mask, weights = self.pairs.positive_mask, self._weights
+        if weights is None or weights.ndim == 1:
+            if mask is None:
+                return values.squeeze(1) if values.shape[1] == 1 else values.mean(1)
+            weights = mask.to(values.dtype)
+        return _weighted_mean(self.only_positives(values, 0.0), self.only_positives(weights, 0.0), 1)
 
     def only_positives(self, values: Tensor, fill: float) -> Tensor:
         """Replace the values at padding by a number. Return (A, K).
@@ -142,9 +174,9 @@ class Rows:
         if mask is None:
             return self.mean_over_all(values)
         has = mask.any(1)
-        if weights is not None:
-            return _weighted_mean(torch.where(has, values, 0.0), torch.where(has, weights, 0.0))
-        return all_sum(torch.where(has, values, 0.0).sum()) / all_sum(has.sum().to(values.dtype)).clamp_min(1)
+        if weights is None:
+            weights = torch.ones_like(values)
+        return _weighted_mean(torch.where(has, values, 0.0), torch.where(has, weights, 0.0))
 
     def mean_over_pairs(self, values: Tensor) -> Tensor:
         """Average over all pairs of an anchor and a positive, of all ranks, (). Each pair counts by its weight.
@@ -154,13 +186,12 @@ class Rows:
         Args:
             values: (A, K). Padding is ignored.
         """
-        mask = self.pairs.positive_mask
-        if self._weights is not None:
-            weights = self._weights if self._weights.ndim == 2 else self._weights.unsqueeze(1).expand_as(values)
-            return _weighted_mean(self.only_positives(values, 0.0), self.only_positives(weights, 0.0))
-        if mask is None:
-            return self.mean_over_all(values)
-        return all_sum(torch.where(mask, values, 0.0).sum()) / all_sum(mask.sum().to(values.dtype)).clamp_min(1)
+        weights = self._weights
+        if weights is None:
+            weights = torch.ones_like(values)
+        elif weights.ndim == 1:
+            weights = weights.unsqueeze(1).expand_as(values)
+        return _weighted_mean(self.only_positives(values, 0.0), self.only_positives(weights, 0.0))
 
     def mean_over_all(self, values: Tensor) -> Tensor:
         """Average over all anchors of all ranks, (), with their weights if the pairs have them.
@@ -169,11 +200,11 @@ class Rows:
             values: (A,), or (A, K) with as many columns on every rank.
         """
         weights = self._anchor_weights()
-        if weights is not None:
-            return _weighted_mean(values, weights)
-        if world_size() == 1:
+        if weights is None and world_size() == 1:
             return values.mean()
-        return all_sum(values.sum()) / all_sum(values.new_full((), float(values.numel())))
+        if weights is None:
+            weights = torch.ones_like(values)
+        return _weighted_mean(values, weights)
 
     def sum_over_all(self, values: Tensor) -> Tensor:
         """Sum over all anchors of all ranks, (), times their weights if the pairs have them.
@@ -236,14 +267,6 @@ def has_repulsion(term: Objective, pairs: Pairs) -> bool | None:
     return pairs.has_positives
 
 
-def _reads_repulsion(term: Objective, pairs: Pairs) -> bool:
-    """Read the answer of `has_repulsion` from the device."""
-    count = pairs.negative_counts.sum()
-    if term.positives_are_pairs and not pairs.views:
-        count = count + (pairs.positives >= 0).sum()
-    return bool(count > 0)
-
-
 def evaluate(terms: Mapping[str, tuple[float, Objective]], batch: GlobalPairs) -> Outcome:
     """Return the weighted sum of the terms, averaged over all Pairs of a batch and over all ranks' anchors.
 
@@ -283,7 +306,8 @@ class _Matrix:
     y: Tensor  # (C, h) the candidates
     bound: float | None = None  # upper bound of |x_i . y_j|. None if unknown
     embeddings: tuple[Tensor, Tensor] | None = None  # x and y are multiples of these
-    wanted: list[AnyStatistic] | None = None  # None if no term uses similarities
+    has_similarities: bool = False  # a term uses them
+    wanted: list[AnyStatistic] = field(default_factory=list)
     found: dict[AnyStatistic, Tensor] = field(default_factory=dict)
     positive: Tensor | None = None  # (A, K)
 
@@ -294,16 +318,11 @@ class _Use:
 
     term: Objective
     weight: float
-    all_pairs: Pairs  # with the anchors of all ranks
+    pairs: tuple[Pairs, ...]  # with the anchors of all ranks: its own, then further ones
     note: str  # why the value is 0, if that is known before the pass
     asked: dict[str, AnyStatistic]
     features: tuple[Tensor, ...]
-    matrices: list[_Matrix]  # of its own pairs, and of further ones
-
-
-def weighted_mean(values: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """Return sum w v / sum w along a dimension, and 0 where all weights are 0."""
-    return (values * weights).sum(dim) / or_one(weights.sum(dim))
+    matrices: list[_Matrix] = field(default_factory=list)  # of these pairs
 
 
 def or_one(total: Tensor) -> Tensor:
@@ -311,38 +330,33 @@ def or_one(total: Tensor) -> Tensor:
     return torch.where(total > 0, total, 1)
 
 
-def _weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Return sum w L / sum w over all ranks, 0 if all weights are 0."""
-    return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
+def _weighted_mean(values: Tensor, weights: Tensor, dim: int | None = None) -> Tensor:
+    """Return sum w v / sum w along a dimension, or over all rows of all ranks. It is 0 where all weights are 0."""
+    if dim is None:
+        return all_sum((values * weights).sum()) / or_one(all_sum(weights.sum()))
+    return (values * weights).sum(dim) / or_one(weights.sum(dim))
 
 
 def _values_on(terms: Mapping[str, tuple[float, Objective]], pairs: Pairs, batch: GlobalPairs) -> dict[str, TermValue]:
     """Return the value of each term on one Pairs of the batch. Terms with the same similarity share a matrix."""
-    local: dict[int, Pairs] = {}  # with this rank's anchors, shared by terms with equal pairs
     matrices: dict[tuple[int, object], _Matrix] = {}
     uses: dict[str, _Use] = {}
-    kept = []  # so that no two have one id
     for name, (weight, term) in terms.items():
         features = _features(pairs, batch) if term.on_features else ()
-        own, *further = prepared = _prepared(term, pairs)
-        kept.append(prepared)
-        if id(own) not in local:
-            local[id(own)] = batch.local(own)
-        for each in further:
-            local.setdefault(id(each), _share(batch, each))
+        prepared = _prepared(term, pairs)
         term.build_for(features[0] if features else pairs.anchors)
-        note = _reason_for_zero(term, own)
-        use = uses[name] = _Use(term, weight, own, note, {} if note else term.statistics(), features, [])
-        for each in [own] if note else prepared:
-            key = id(each), term.matrix_key()
+        note = _reason_for_zero(term, prepared[0])
+        use = uses[name] = _Use(term, weight, prepared, note, {} if note else term.statistics(), features)
+        for number, each in enumerate(prepared[:1] if note else prepared):
+            key = id(each), term.matrix_key()  # `uses` holds the pairs, so that no two have one id
             if key not in matrices:
-                matrices[key] = _matrix_of(term, local[id(each)])
-            matrix = matrices[key]
+                matrices[key] = _matrix_of(term, batch.local(each, further=number > 0))
             if not note and term.similarity is not None:
-                matrix.wanted = [*(matrix.wanted or ()), *use.asked.values()]
-            use.matrices.append(matrix)
+                matrices[key].wanted += use.asked.values()
+                matrices[key].has_similarities = True
+            use.matrices.append(matrices[key])
     for m in matrices.values():
-        if m.wanted is not None:
+        if m.has_similarities:
             m.positive, m.found = similarities(m.x, m.y, m.pairs, m.wanted, m.bound, m.embeddings)
     return {name: _value(use) for name, use in uses.items()}
 
@@ -385,19 +399,9 @@ def _reason_for_zero(term: Objective, prepared: Pairs) -> str:
     return idle
 
 
-def _share(batch: GlobalPairs, pairs: Pairs) -> Pairs:
-    """Return further pairs with this rank's anchors, or with all anchors if they cannot be split by rows.
-
-    A sum over ranks then counts each anchor equally often, so a mean stays correct in value and gradient.
-    """
-    if batch.own is None or len(pairs.anchors) % batch.total:
-        return pairs
-    return batch.local(pairs)
-
-
 def _value(use: _Use) -> TermValue:
     """Return the value of a term, and why it is 0 without being learned."""
-    term, matrix, every = use.term, use.matrices[0], use.all_pairs
+    term, matrix = use.term, use.matrices[0]
     if use.note:
         return _zero(use, use.note)
     weighs = term.weighting != "own"
@@ -415,10 +419,19 @@ def _value(use: _Use) -> TermValue:
             f"{name} cannot use weights: its value is no mean over rows. Leave out the weights or {name}. A term of "
             "your own can set `weighting` (docs/how-to/own-losses.md)."
         )
-    elif term.needs_negatives and has_repulsion(term, every) is None and not _reads_repulsion(term, every):
+    elif term.needs_negatives and has_repulsion(term, use.pairs[0]) is None and not _reads_repulsion(use):
         # A finished scalar cannot be masked. This one case, lists as long as the candidates, reads from the device.
         return _zero(use, NO_NEGATIVES)
     return TermValue(value, use.weight, "; ".join(rows.notes), _left_out(use))
+
+
+def _reads_repulsion(use: _Use) -> bool:
+    """Read the answer of `has_repulsion` from the device."""
+    pairs = use.pairs[0]
+    count = pairs.negative_counts.sum()
+    if use.term.positives_are_pairs and not pairs.views:
+        count = count + (pairs.positives >= 0).sum()
+    return bool(count > 0)
 
 
 def _zero(use: _Use, note: str) -> TermValue:
@@ -427,7 +440,7 @@ def _zero(use: _Use, note: str) -> TermValue:
 
 def _left_out(use: _Use) -> Tensor | None:
     """Return how many anchors of all ranks have no positive, if the term averages over those that have one."""
-    mask = use.all_pairs.positive_mask
+    mask = use.pairs[0].positive_mask
     if mask is None or not use.term.is_base():
         return None
     return len(mask) - mask.any(1).sum()

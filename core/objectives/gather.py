@@ -5,18 +5,25 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.checks import check_tensor, reads_at_once, shape_of
+from dipole.core.objectives.checks import by_anchor, by_instance, check_tensor, reads_at_once, shape_of
 from dipole.core.objectives.encoded_batch import EncodedBatch, Relation
-from dipole.core.objectives.pair_data import NO_VIEW, OF_ANCHORS, OF_CANDIDATES
-from dipole.core.objectives.pairs import GlobalPairs, Pairs
+from dipole.core.objectives.evaluate import GlobalPairs
+from dipole.core.objectives.indices import absolute, relative
+from dipole.core.objectives.pair_data import NO_VIEW
+from dipole.core.objectives.pairs import OF_ANCHORS, OF_CANDIDATES, Pairs
 from dipole.core.utils.distributed import all_numbers, gather_rows, rank, world_size
 from dipole.core.utils.errors import PairsError
 
 Input = EncodedBatch | Pairs | Sequence[Pairs]
+SHARED = ("queue", "queue_labels")
+"""Arguments of constructors that are the same on every rank. All other tensors have a row for each instance."""
 
 
 def all_gather_pairs(embedded: Input | GlobalPairs) -> GlobalPairs:
@@ -187,7 +194,7 @@ def _parts(given: Input) -> list[_Part]:
         return [_Part(_rows(given), given.relate, {})]
     parts = []
     for pairs in _several(given):
-        source = pairs.source
+        source = source_of(pairs)
         parts.append(_Part(_rows(source), source.relate, {}) if source else _by_hand(pairs))
     if len({_count(part) for part in parts}) != 1:
         raise PairsError("a tuple of Pairs under several ranks must be made of batches of one size.")
@@ -228,3 +235,46 @@ def _by_hand(pairs: Pairs) -> _Part:
 
     listed = [name for name in ("weights",) if name in rows and rows[name].ndim == 2]
     return _Part(rows, relate, apart, ("positives", "ignored"), tuple(listed))
+
+
+def source_of(pairs: Pairs) -> EncodedBatch | None:
+    """Return the rows given to a constructor, to pair the rows of all ranks in the same way. None for other pairs."""
+    if pairs.call is None:
+        return None
+    name, arguments, settings = pairs.call
+    given = signature(getattr(type(pairs), name)).bind(*arguments, **settings).arguments
+    shared = {key: given.pop(key) for key in SHARED if key in given}
+    listed, weights, rows = given.pop("ignored", None), given.pop("weights", None), {}
+    for key, value in given.items():
+        if isinstance(value, Tensor):
+            rows[key] = value.to(pairs.anchors.device)
+        elif isinstance(value, tuple | list):
+            rows |= {f"{key}.{number}": each for number, each in enumerate(value)}
+        else:
+            shared[key] = value
+    batch, columns, runs = len(next(iter(rows.values()))), 0, len(pairs.known.anchor_views)
+    if listed is not None:
+        others = [row for key, row in list(rows.items())[1:] if key not in ("labels", "index")]
+        columns = sum(row.shape[1] if row.ndim == 3 else 1 for row in others)
+        rows |= relative(listed, batch, columns)
+    if pairs.weights is not None and weights is not None:
+        rows["weights"] = by_instance(pairs.weights, pairs.anchors, pairs.positives.shape[1], runs, batch)
+    return EncodedBatch(rows, partial(_pair_again, type(pairs), name, shared, columns, runs))
+
+
+def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs: int, rows: dict[str, Tensor]) -> Any:
+    """Call a constructor with the rows of all ranks, as `source_of` names them."""
+    given, views = dict(shared), dict[str, list[Tensor]]()
+    for key, row in rows.items():
+        name_of, _, number = key.partition(".")
+        if number:
+            given[name_of] = views.setdefault(name_of, [])
+            views[name_of].append(row)
+        else:
+            given[key] = row
+    if "ignored_key" in rows:
+        number, ahead = given.pop("ignored_key"), given.pop("ignored_ahead")
+        given["ignored"] = absolute(number, ahead, columns)
+    if "weights" in rows:
+        given["weights"] = by_anchor(rows["weights"], len(rows["weights"].flatten(0, 1)), runs)
+    return getattr(cls, name)(**given)

@@ -7,11 +7,6 @@ from dipole.core.objectives.checks import reads_at_once
 from dipole.core.objectives.similarity import LARGEST
 
 
-def other_views(own: Tensor, batch: int) -> Tensor:
-    """Return (V batch, V - 1), the rows of the other views of each row's instance. `own` are all rows, (V batch, 1)."""
-    return (own + torch.arange(batch, len(own), batch, device=own.device)) % len(own)
-
-
 def partners_of_views(count: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return positives (A, 1) and ignored rows (A, (count - 1) batch) of the anchors of all pairs of views x < y.
 
@@ -123,3 +118,10 @@ def same_label(labels: Tensor, others: Tensor) -> Tensor:
     offsets = torch.arange(int(count.max()) if waits else len(others), device=labels.device)
     place = first.unsqueeze(1) + offsets  # (A, n)
     return torch.where(offsets < count.unsqueeze(1), order[place.clamp_max(len(others) - 1)], -1)
+
+
+def mask_of(index: Tensor, width: int) -> Tensor:
+    """Return (R, T), True at the listed columns (R, E) of T columns. Indices outside of 0 to T - 1 are ignored."""
+    inside = (index >= 0) & (index < width)
+    mask = torch.zeros(len(index), width + 1, dtype=torch.bool, device=index.device)
+    return mask.scatter_(1, torch.where(inside, index, width), True)[:, :width]  # the last column takes the rest

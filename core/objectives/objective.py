@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dipole.core.objectives.evaluate import NO_NEGATIVES, Outcome, Rows, TermValue, evaluate, has_repulsion
+from dipole.core.objectives.evaluate import NO_NEGATIVES, GlobalPairs, Outcome, Rows, TermValue, evaluate, has_repulsion
 from dipole.core.objectives.gather import Input, all_gather_pairs
 from dipole.core.objectives.lazy import LazyModule
-from dipole.core.objectives.pairs import GlobalPairs, Pairs
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import Entry, registry
 from dipole.core.objectives.similarity import Similarity, full_precision, normalize
 from dipole.core.objectives.spec import Term, caret, check_whole, format_terms, numbered, parse, remember_options

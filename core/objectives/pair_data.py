@@ -1,19 +1,20 @@
-"""The data of pairs: embeddings with indices of positives and ignored rows, without constructors."""
+"""The data of pairs: embeddings with indices of positives and ignored rows, and SimCLR's pairs of views."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, wraps
-from inspect import signature
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from itertools import combinations
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import (
+    as_views,
     by_anchor,
     by_instance,
-    check_count,
-    check_index_shape,
+    check_alike,
+    check_choice,
     check_indices,
     check_matrix,
     check_numbers,
@@ -21,15 +22,12 @@ from dipole.core.objectives.checks import (
     check_weights,
     reads_at_once,
 )
-from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.indices import absolute, pads_last, real_first, relative
+from dipole.core.objectives.indices import mask_of, pads_last, partners_of_views, real_first
 from dipole.core.utils.errors import PairsError
 
 Make = TypeVar("Make", bound=Callable[..., Any])
-OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
-OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
-SHARED = ("queue", "queue_labels")
-"""Arguments of constructors that are the same on every rank. All other tensors have a row for each instance."""
+ViewNegatives = Literal["view_pairs", "all", "queries"]
+VIEW_NEGATIVES = get_args(ViewNegatives)
 NO_VIEW = -1  # the view number of candidates outside the batch, such as the rows of a queue
 Runs = tuple[tuple[int, int], ...]  # view and length of each run of rows. Every run goes through the batch once
 
@@ -59,13 +57,54 @@ class PairLayout:
 
 
 @dataclass(frozen=True)
-class OfRows:
-    """What a constructor is told of the B instances of its batch."""
+class Instances:
+    """What a constructor is told of the B instances of its batch, and of the candidates behind them."""
 
     labels: Tensor | None = None  # (B,)
     index: Tensor | None = None  # (B,)
     weights: Tensor | None = None  # (B,), or (B, K) unless the positives depend on other rows
     weighs_pairs: bool = True
+    behind: int = 0  # number of candidates outside the batch, which are the last ones
+    labels_behind: Tensor | None = None  # (behind,)
+
+    def of_rows(self, values: Tensor, behind: Tensor | int | None, layout: PairLayout) -> tuple[Tensor, Tensor | None]:
+        """Return values (B,) of the instances for the anchors and for the candidates.
+
+        Candidates outside the batch have their own values, (behind,), or a number. With None the values of all
+        candidates are unknown.
+        """
+        batch, runs = len(values), layout.candidate_views
+        own = to_rows(values, layout.anchor_views, batch)
+        if not self.behind and runs == layout.anchor_views:
+            return own, own
+        if not self.behind:
+            return own, to_rows(values, runs, batch)
+        if behind is None:
+            return own, None
+        if isinstance(behind, int):
+            behind = values.new_full((self.behind,), behind)
+        return own, torch.cat([to_rows(values, runs[:-1], batch), behind.to(values.device)])
+
+
+def constructor(make: Make) -> Make:
+    """Remember the call of a constructor, to pickle its pairs and to pair the rows of all ranks in the same way."""
+
+    @wraps(make)
+    def made(cls: Any, *arguments: Any, **settings: Any) -> Any:
+        arguments = tuple([_kept(each) for each in arguments])
+        settings = {name: _kept(each) for name, each in settings.items()}
+        pairs = make(cls, *arguments, **settings)
+        object.__setattr__(pairs, "call", (make.__name__, arguments, settings))
+        return pairs
+
+    return cast(Make, made)
+
+
+def _kept(argument: Any) -> Any:
+    """Return a list of views, which the caller may change, or an iterator over views, as a new list."""
+    if isinstance(argument, list | Iterator):
+        return list(argument)
+    return argument
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,214 +128,138 @@ class PairData:
     call: tuple[str, tuple[Any, ...], dict[str, Any]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        square = self.anchors is self.candidates
-        known = self.layout
-        if known is None:
-            check_matrix("anchors", self.anchors)
-            check_matrix("candidates", self.candidates, ("anchors", self.anchors))
-            anchors, candidates = len(self.anchors), len(self.candidates)
-            check_indices("positives", self.positives, self.anchors, candidates)
-            check_indices("ignored", self.ignored, self.anchors, candidates)
-            for name in ("labels", "index"):
-                check_row_values(getattr(self, name), anchors, name)
-            for name in ("candidate_labels", "candidate_index"):
-                check_row_values(getattr(self, name), candidates, name, "candidate")
-            if self.weights is not None:
-                shapes = {"(A,)": (anchors,), "(A, K)": tuple(self.positives.shape)}
-                weights = check_weights(self.weights, self.anchors, shapes)
-                if weights.ndim == 2:
-                    weights = weights.gather(1, real_first(self.positives))
-                object.__setattr__(self, "weights", weights)
-            object.__setattr__(self, "positives", pads_last(self.positives))
-            # Without a constructor, as many candidates as anchors have the anchors' labels.
-            if self.candidate_labels is None and anchors == candidates:
-                object.__setattr__(self, "candidate_labels", self.labels)
-            known = PairLayout(((0, anchors),), ((int(not square), candidates),), among=anchors * square, padded=True)
+        known = self._checked_indices() if self.layout is None else self.layout
         object.__setattr__(self, "known", known)
-        if square and self.candidate_index is None:
+        if self.anchors is self.candidates and self.candidate_index is None:
             object.__setattr__(self, "candidate_index", self.index)
 
-    @property
-    def source(self) -> EncodedBatch | None:
-        """The rows given to the constructor, to pair the rows of all ranks in the same way. None for a changed copy."""
-        if self.call is None:
-            return None
-        name, arguments, settings = self.call
-        given = signature(getattr(type(self), name)).bind(*arguments, **settings).arguments
-        shared = {key: given.pop(key) for key in SHARED if key in given}
-        listed, weights, rows = given.pop("ignored", None), given.pop("weights", None), {}
-        for key, value in given.items():
-            if isinstance(value, Tensor):
-                rows[key] = value.to(self.anchors.device)
-            elif isinstance(value, tuple | list):
-                rows |= {f"{key}.{number}": each for number, each in enumerate(value)}
-            else:
-                shared[key] = value
-        batch, columns, runs = len(next(iter(rows.values()))), 0, len(self.known.anchor_views)
-        if listed is not None:
-            others = [row for key, row in list(rows.items())[1:] if key not in ("labels", "index")]
-            columns = sum(row.shape[1] if row.ndim == 3 else 1 for row in others)
-            rows |= relative(listed, batch, columns)
-        if weights is not None:
-            positives = self.positives.shape[1]
-            rows["weights"] = by_instance(cast(Tensor, self.weights), self.anchors, positives, runs, batch)
-        return EncodedBatch(rows, partial(_pair_again, type(self), name, shared, columns, runs))
+    def _checked_indices(self) -> PairLayout:
+        """Check pairs that no constructor made, sort padding to the end, and return the layout of any indices."""
+        check_matrix("anchors", self.anchors)
+        check_matrix("candidates", self.candidates, ("anchors", self.anchors))
+        anchors, candidates = len(self.anchors), len(self.candidates)
+        check_indices("positives", self.positives, self.anchors, candidates)
+        check_indices("ignored", self.ignored, self.anchors, candidates)
+        for name in ("labels", "index"):
+            check_row_values(getattr(self, name), anchors, name)
+        for name in ("candidate_labels", "candidate_index"):
+            check_row_values(getattr(self, name), candidates, name, "candidate")
+        if self.weights is not None:
+            shapes = {"(A,)": (anchors,), "(A, K)": tuple(self.positives.shape)}
+            weights = check_weights(self.weights, self.anchors, shapes)
+            if weights.ndim == 2:
+                weights = weights.gather(1, real_first(self.positives))
+            object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "positives", pads_last(self.positives))
+        # Without a constructor, as many candidates as anchors have the anchors' labels.
+        if self.candidate_labels is None and anchors == candidates:
+            object.__setattr__(self, "candidate_labels", self.labels)
+        square = self.anchors is self.candidates
+        return PairLayout(((0, anchors),), ((int(not square), candidates),), among=anchors * square, padded=True)
+
+    @classmethod
+    @constructor
+    def from_views(
+        cls,
+        views: Sequence[Tensor],
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        negatives: ViewNegatives = "all",
+        *,
+        weights: Tensor | None = None,
+    ) -> Self:
+        """SimCLR with any number of views: the other views of a row's instance are its positives.
+
+        Args:
+            views: V >= 2 tensors (B, d) of one shape, dtype and device, row b of each a view of instance b.
+            labels: (B,) class of each instance.
+            index: (B,) index of each instance in the data set.
+            negatives: with "all" every row is an anchor, and all V (B - 1) views of the other instances are its
+                negatives. With "view_pairs" the anchors are the rows of view x, for each pair of views x < y. The row
+                of view y is the positive, and the B - 1 other rows of view y are the negatives (the code of CACR's
+                authors). With "queries" only the first views are anchors, and the B - 1 first views of the other
+                instances are negatives.
+            weights: (B,) of rows or (B, K) of pairs, see `Pairs`. Where anchors have several positives, weight k of a
+                row is that of the k-th next view in cyclic order.
+
+        Returns:
+            Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "view_pairs",
+            A = V (V - 1) / 2 B anchors, C = V B candidates and K = 1: two views are `cross(views[0], views[1])`. The
+            attraction of `cacr` averages over all V views and their V - 1 positives. With "queries", A = B anchors,
+            C = V B candidates (the other views, then the first ones) and K = V - 1.
+
+        Raises:
+            PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
+                (B,), or `negatives` is invalid.
+        """
+        views = as_views(views, "from_views needs a list of at least two views, each (B, d).")
+        check_choice("negatives", negatives, *VIEW_NEGATIVES)
+        check_alike(views)
+        instances = Instances(labels, index, weights)
+        if negatives == "queries":
+            return cls._of_queries(instances, views)
+        if negatives == "view_pairs":
+            return cls._of_view_pairs(instances, views)
+        count, batch = len(views), len(views[0])
+        z = torch.cat(views)  # (VB, d), view-major
+        own = torch.arange(len(z), device=z.device).unsqueeze(1)
+        runs = tuple([(number, batch) for number in range(count)])
+        layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
+        return cls._of_batch(instances, layout, z, z, other_views(own, batch), own)
+
+    @classmethod
+    def _of_queries(cls, instances: Instances, views: Sequence[Tensor]) -> Self:
+        """Return the pairs of `from_views(negatives="queries")`."""
+        batch, keys = len(views[0]), (len(views) - 1) * len(views[0])
+        z = torch.cat([*views[1:], views[0]])
+        own = torch.arange(batch, device=z.device).unsqueeze(1)
+        first, *others = [(number, batch) for number in range(len(views))]
+        layout = PairLayout((first,), (*others, first), first_negative=keys, among=batch, fewest=len(others), shared=1)
+        positives = own + torch.arange(0, keys, batch, device=z.device)
+        return cls._of_batch(instances, layout, views[0], z, positives, own + keys)
+
+    @classmethod
+    def _of_view_pairs(cls, instances: Instances, views: Sequence[Tensor]) -> Self:
+        """Return the pairs of `from_views(negatives="view_pairs")`."""
+        count, batch = len(views), len(views[0])
+        if count == 2:
+            own = torch.arange(batch, device=views[0].device).unsqueeze(1)
+            layout = PairLayout(((0, batch),), ((1, batch),), fewest=1, shared=1)
+            return cls._of_batch(instances, layout, views[0], views[1], own, own[:, :0])
+        z = torch.cat(list(views))
+        first, partners = zip(*combinations(range(count), 2), strict=True)
+        anchors = torch.cat([views[x] for x in first])
+        runs = tuple([(x, batch) for x in first]), tuple([(x, batch) for x in range(count)])
+        layout = PairLayout(*runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
+        return cls._of_batch(instances, layout, anchors, z, *partners_of_views(count, batch, z.device))
 
     @classmethod
     def _of_batch(
         cls,
-        batch: int,
+        instances: Instances,
         layout: PairLayout,
         anchors: Tensor,
         candidates: Tensor,
         positives: Tensor,
         ignored: Tensor,
-        of_rows: OfRows,
-        behind: int = 0,
-        labels_behind: Tensor | None = None,
         *,
         views: bool = True,
     ) -> Self:
-        """Return pairs with the labels, indices and weights of the instances of a batch.
-
-        The last `behind` candidates are not in the batch. `labels_behind` are their classes, if they have any.
-        """
-        device, own, every = anchors.device, layout.anchor_views, layout.candidate_views
-        if behind:
-            every = every[:-1]
-        labels, index, weights = of_rows.labels, of_rows.index, of_rows.weights
+        """Return pairs with the labels, indices and weights of the instances of a batch."""
+        runs, device = len(layout.anchor_views), anchors.device
+        batch = layout.anchor_views[0][1] // max(1, layout.of_block)
+        labels, index, weights, candidate_labels = instances.labels, instances.index, instances.weights, None
         check_row_values(labels, batch, "labels")
         check_row_values(index, batch, "index")
-        candidate_labels = None
         if labels is not None:
-            labels = labels.to(device)
-            candidate_labels = spread(labels, every, batch)
-            if labels_behind is not None and behind:
-                candidate_labels = torch.cat([candidate_labels, labels_behind.to(device)])
-            elif behind:
-                candidate_labels = None
-            labels = spread(labels, own, batch)
-        if index is None:
-            index = torch.arange(batch, device=device)
-        index = index.to(device)
-        candidate_index = spread(index, every, batch)
-        index = candidate_index if every == own else spread(index, own, batch)
-        if behind:
-            candidate_index = torch.cat([candidate_index, index.new_full((behind,), -1)])
+            labels, candidate_labels = instances.of_rows(labels.to(device), instances.labels_behind, layout)
+        index = torch.arange(batch, device=device) if index is None else index.to(device)
+        index, candidate_index = instances.of_rows(index, -1, layout)
         if weights is not None:
-            most = positives.shape[1] if of_rows.weighs_pairs else None
-            weights = by_anchor(by_instance(weights, anchors, most, len(own), batch), len(anchors), len(own))
-        return cls(
-            anchors,
-            candidates,
-            positives,
-            ignored,
-            labels,
-            views,
-            candidate_labels,
-            index,
-            candidate_index,
-            weights,
-            layout=layout,
-        )
-
-    # Changed copies ---------------------------------------------------------------------------------------------------
-
-    def first_positives(self, count: int) -> Self:
-        """Keep the first positives of each anchor. The others are ignored and do not become negatives.
-
-        Args:
-            count: number of positives to keep, >= 0.
-
-        Returns:
-            Pairs with min(count, K) positives.
-
-        Raises:
-            PairsError: `count` is not an integer >= 0.
-        """
-        check_count("count", count, 0)
-        known = self.known
-        fewest = None if known.fewest is None else min(count, known.fewest)
-        return replace(
-            self,
-            positives=self.positives[:, :count],
-            weights=self.weights if self.weights is None or self.weights.ndim == 1 else self.weights[:, :count],
-            ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
-            layout=replace(known, fewest=fewest),
-        )
-
-    def with_positives(self, positives: Tensor) -> Self:
-        """Replace the positives by others that are not views. The old positives become negatives.
-
-        Args:
-            positives: (A, K) torch.long, indices of candidates, distinct in a row, padded with -1. The values are not
-                checked.
-
-        Raises:
-            PairsError: the positives have a wrong shape, dtype or device, or the pairs have weights (A, K), which
-                belong to the old positives.
-        """
-        check_index_shape("positives", positives, self.anchors)
-        if self.weights is not None and self.weights.ndim == 2:
-            raise PairsError("with_positives: the weights (A, K) belong to the old positives. Give weights (A,).")
-        return replace(
-            self,
-            positives=pads_last(positives),
-            views=False,
-            layout=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0),
-        )
-
-    def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
-        """Ignore more candidates, so that they are not negatives.
-
-        Args:
-            ignored: (A, E) torch.long, indices of candidates, padded with -1. The values are not checked.
-            distinct: promise that no index is padding, listed twice or already excluded. This saves counting them.
-
-        Returns:
-            Pairs with the same anchors and candidates.
-
-        Raises:
-            PairsError: `ignored` has a wrong shape, dtype or device.
-        """
-        check_index_shape("ignored", ignored, self.anchors)
-        return replace(
-            self,
-            ignored=torch.cat([self.ignored, ignored], 1),
-            layout=replace(self.known, padded=self.known.padded or not distinct, mutual=False, of_block=0),
-        )
-
-    def added(self) -> Self:
-        """Return the same pairs, whose terms are added over the several Pairs of a batch instead of averaged.
-
-        CMC's authors add the two directions. All Pairs of the batch must be marked.
-        """
-        return replace(self, layout=replace(self.known, added=True))
-
-    def narrow(self, own: slice, total: int) -> Self:
-        """Keep only the anchors from some rows of a batch of `total` rows. All candidates remain.
-
-        The anchors are ordered run by run, as in `PairLayout`, with the same number of anchors for each row.
-
-        Args:
-            own: rows of the batch, start and stop.
-            total: number of rows of the whole batch. It divides the number of anchors in each run.
-
-        Returns:
-            Pairs with fewer anchors and the same candidates.
-        """
-        known, runs = self.known, self.known.anchor_views
-        share = len(self.anchors) // (len(runs) * total)
-        rows = len(self.anchors) // len(runs)
-        parts = [slice(n * rows + own.start * share, n * rows + own.stop * share) for n in range(len(runs))]
-        mine = (own.stop - own.start) * share
-        changes: dict[str, Any] = {
-            name: torch.cat([values[part] for part in parts])
-            for name in OF_ANCHORS
-            if (values := getattr(self, name)) is not None
-        }
-        layout = replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False)
-        return replace(self, **changes, layout=layout)
+            most = positives.shape[1] if instances.weighs_pairs else None
+            weights = by_anchor(by_instance(weights, anchors, most, runs, batch), len(anchors), runs)
+        known = labels, views, candidate_labels, index, candidate_index, weights
+        return cls(anchors, candidates, positives, ignored, *known, layout)
 
     # Derived properties -----------------------------------------------------------------------------------------------
 
@@ -407,6 +370,11 @@ class PairData:
             return bool((self.negative_counts > 0).any())
         return None
 
+    @property
+    def all_have_negatives(self) -> bool:
+        """Whether every anchor surely has a negative. This reads nothing from a device."""
+        return not self.known.padded and self.has_negatives is True
+
     @cached_property
     def has_positives(self) -> bool | None:
         """Whether any anchor has a positive. None if the answer would need to wait for a device."""
@@ -419,11 +387,13 @@ class PairData:
 
     def negative_mask(self) -> Tensor:
         """Return the full (A, C) mask, True at the negatives of each anchor."""
-        listed, count = self.excluded, len(self.candidates)
-        mask = torch.ones(len(self.anchors), count + 1, dtype=torch.bool, device=self.anchors.device)
-        mask[:, : self.first_negative] = False
-        # Padding writes into an extra column that is removed.
-        return mask.scatter_(1, torch.where(listed < 0, count, listed), False)[:, :-1]
+        return ~self.excluded_mask()
+
+    def excluded_mask(self) -> Tensor:
+        """Return the full (A, C) mask, True at the candidates that are not negatives of the anchor."""
+        mask = mask_of(self.excluded, len(self.candidates))
+        mask[:, : self.first_negative] = True
+        return mask
 
 
 def with_queue(runs: Runs, count: int) -> Runs:
@@ -438,48 +408,14 @@ def views_of(runs: Runs, device: torch.device) -> Tensor:
     return torch.cat([torch.full((rows,), view, device=device) for view, rows in runs])
 
 
-def spread(values: Tensor, runs: Runs, batch: int) -> Tensor:
-    """Return the values (batch,) of the instances for the rows of all runs, which are equally long."""
+def to_rows(values: Tensor, runs: Runs, batch: int) -> Tensor:
+    """Return for each row of all runs, which are equally long, the value of its instance. `values` are (batch,)."""
     share = runs[0][1] // batch
     if share > 1:
         values = values.repeat_interleave(share)
     return torch.cat([values] * len(runs))  # takes a third of the time of `repeat`
 
 
-def constructor(make: Make) -> Make:
-    """Remember the call of a constructor, to pickle its pairs and to pair the rows of all ranks in the same way."""
-
-    @wraps(make)
-    def made(cls: Any, *arguments: Any, **settings: Any) -> Any:
-        arguments = tuple([_kept(each) for each in arguments])
-        settings = {name: _kept(each) for name, each in settings.items()}
-        pairs = make(cls, *arguments, **settings)
-        object.__setattr__(pairs, "call", (make.__name__, arguments, settings))
-        return pairs
-
-    return cast(Make, made)
-
-
-def _kept(argument: Any) -> Any:
-    """Return a list of views, which the caller may change, or an iterator over views, as a new list."""
-    if isinstance(argument, list | Iterator):
-        return list(argument)
-    return argument
-
-
-def _pair_again(cls: Any, name: str, shared: dict[str, Any], columns: int, runs: int, rows: dict[str, Tensor]) -> Any:
-    """Call a constructor with the rows of all ranks, as `PairData.source` names them."""
-    given, views = dict(shared), dict[str, list[Tensor]]()
-    for key, row in rows.items():
-        name_of, _, number = key.partition(".")
-        if number:
-            given[name_of] = views.setdefault(name_of, [])
-            views[name_of].append(row)
-        else:
-            given[key] = row
-    if "ignored_key" in rows:
-        number, ahead = given.pop("ignored_key"), given.pop("ignored_ahead")
-        given["ignored"] = absolute(number, ahead, columns)
-    if "weights" in rows:
-        given["weights"] = by_anchor(rows["weights"], len(rows["weights"].flatten(0, 1)), runs)
-    return getattr(cls, name)(**given)
+def other_views(own: Tensor, batch: int) -> Tensor:
+    """Return (V batch, V - 1), the rows of the other views of each row's instance. `own` are all rows, (V batch, 1)."""
+    return torch.cat([own.roll(-start, 0) for start in range(batch, len(own), batch)], 1)

@@ -1,18 +1,16 @@
 """Pairs: anchors, candidates, positives and ignored rows. This is the input of every objective."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Any, Literal, Self, get_args
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from dipole.core.objectives.checks import (
-    as_views,
-    check_alike,
     check_choice,
+    check_count,
     check_flag,
+    check_index_shape,
     check_indices,
     check_matrix,
     check_queue,
@@ -21,22 +19,12 @@ from dipole.core.objectives.checks import (
     shape_of,
 )
 from dipole.core.objectives.constructors import Constructors
-from dipole.core.objectives.indices import joined, other_views, partners_of_views
-from dipole.core.objectives.pair_data import (
-    NO_VIEW,
-    OF_ANCHORS,
-    OF_CANDIDATES,
-    OfRows,
-    PairLayout,
-    Runs,
-    constructor,
-    with_queue,
-)
+from dipole.core.objectives.indices import joined, pads_last
+from dipole.core.objectives.pair_data import NO_VIEW, Instances, PairLayout, Runs, constructor, other_views, with_queue
 from dipole.core.utils.errors import PairsError
-from dipole.core.utils.text import counted
 
-ViewNegatives = Literal["view_pairs", "all", "queries"]
-VIEW_NEGATIVES = get_args(ViewNegatives)
+OF_ANCHORS = ("anchors", "positives", "ignored", "labels", "index", "weights")
+OF_CANDIDATES = ("candidates", "candidate_labels", "candidate_index")
 
 
 class Pairs(Constructors):
@@ -70,63 +58,6 @@ class Pairs(Constructors):
         PairsError: shapes, devices, dtypes or ranges of indices do not fit. The message names the argument. Label
             values, and whether positives are distinct in a row, are not checked.
     """
-
-    @classmethod
-    @constructor
-    def from_views(
-        cls,
-        views: Sequence[Tensor],
-        labels: Tensor | None = None,
-        index: Tensor | None = None,
-        negatives: ViewNegatives = "all",
-        *,
-        weights: Tensor | None = None,
-    ) -> Self:
-        """SimCLR with any number of views: the other views of a row's instance are its positives.
-
-        Args:
-            views: V >= 2 tensors (B, d) of one shape, dtype and device, row b of each a view of instance b.
-            labels: (B,) class of each instance.
-            index: (B,) index of each instance in the data set.
-            negatives: with "all" every row is an anchor, and all V (B - 1) views of the other instances are its
-                negatives. With "view_pairs" the anchors are the rows of view x, for each pair of views x < y. The row
-                of view y is the positive, and the B - 1 other rows of view y are the negatives (the code of CACR's
-                authors). With "queries" only the first views are anchors, and the B - 1 first views of the other
-                instances are negatives.
-            weights: (B,) of rows or (B, K) of pairs, see `Pairs`. Where anchors have several positives, weight k of a
-                row is that of the k-th next view in cyclic order.
-
-        Returns:
-            Pairs of A = V B anchors, which are also the candidates, and K = V - 1 positives. With "view_pairs",
-            A = V (V - 1) / 2 B anchors, C = V B candidates and K = 1: two views are `cross(views[0], views[1])`. The
-            attraction of `cacr` averages over all V views and their V - 1 positives. With "queries", A = B anchors,
-            C = V B candidates (the other views, then the first ones) and K = V - 1.
-
-        Raises:
-            PairsError: there are fewer than two views, views differ in shape, dtype or device, labels or index are not
-                (B,), or `negatives` is invalid.
-        """
-        views = as_views(views, "from_views needs a list of at least two views, each (B, d).")
-        check_choice("negatives", negatives, *VIEW_NEGATIVES)
-        check_alike(views)
-        if negatives == "view_pairs" and len(views) == 2:
-            return cls.cross(views[0], views[1], labels=labels, index=index, weights=weights)
-        if negatives == "queries":
-            keys = torch.stack(list(views[1:]), 1)
-            return cls.cross(views[0], keys, None, True, labels, batch_negatives=False, index=index, weights=weights)
-        of_rows = OfRows(labels, index, weights)
-        count, batch = len(views), len(views[0])
-        z = torch.cat(views)  # (VB, d), view-major
-        runs = tuple([(number, batch) for number in range(count)])
-        if negatives == "view_pairs":
-            first, partners = zip(*combinations(range(count), 2), strict=True)
-            anchors = torch.cat([views[x] for x in first])
-            anchor_runs = tuple([(x, batch) for x in first])
-            layout = PairLayout(anchor_runs, runs, fewest=1, shared=count - 1, view_pairs=True, partners=partners)
-            return cls._of_batch(batch, layout, anchors, z, *partners_of_views(count, batch, z.device), of_rows)
-        layout = PairLayout(runs, runs, among=len(z), fewest=count - 1, mutual=True, shared=count - 1)
-        own = torch.arange(count * batch, device=z.device).unsqueeze(1)
-        return cls._of_batch(batch, layout, z, z, other_views(own, batch), own, of_rows)
 
     @classmethod
     @constructor
@@ -205,11 +136,109 @@ class Pairs(Constructors):
         )
         candidates = joined(keys.transpose(0, 1).flatten(0, 1), queue)
         positives = own + torch.arange(0, count * batch, batch, device=own.device)
-        of_rows = OfRows(labels, index, weights)
-        pairs = cls._of_batch(batch, layout, queries, candidates, positives, ignored, of_rows, behind, queue_labels)
+        instances = Instances(labels, index, weights, behind=behind, labels_behind=queue_labels)
+        pairs = cls._of_batch(instances, layout, queries, candidates, positives, ignored)
         if intra_batch:
             return pairs.with_intra_batch()
         return pairs
+
+    # Changed copies ---------------------------------------------------------------------------------------------------
+
+    def first_positives(self, count: int) -> Self:
+        """Keep the first positives of each anchor. The others are ignored and do not become negatives.
+
+        Args:
+            count: number of positives to keep, >= 0.
+
+        Returns:
+            Pairs with min(count, K) positives.
+
+        Raises:
+            PairsError: `count` is not an integer >= 0.
+        """
+        check_count("count", count, 0)
+        known = self.known
+        fewest = None if known.fewest is None else min(count, known.fewest)
+        return replace(
+            self,
+            positives=self.positives[:, :count],
+            weights=self.weights if self.weights is None or self.weights.ndim == 1 else self.weights[:, :count],
+            ignored=torch.cat([self.ignored, self.positives[:, count:]], 1),
+            layout=replace(known, fewest=fewest),
+        )
+
+    def with_positives(self, positives: Tensor) -> Self:
+        """Replace the positives by others that are not views. The old positives become negatives.
+
+        Args:
+            positives: (A, K) torch.long, indices of candidates, distinct in a row, padded with -1. The values are not
+                checked.
+
+        Raises:
+            PairsError: the positives have a wrong shape, dtype or device, or the pairs have weights (A, K), which
+                belong to the old positives.
+        """
+        check_index_shape("positives", positives, self.anchors)
+        if self.weights is not None and self.weights.ndim == 2:
+            raise PairsError("with_positives: the weights (A, K) belong to the old positives. Give weights (A,).")
+        return replace(
+            self,
+            positives=pads_last(positives),
+            views=False,
+            layout=replace(self.known, fewest=None, padded=True, mutual=False, shared=None, by_label=False, of_block=0),
+        )
+
+    def without(self, ignored: Tensor, *, distinct: bool = False) -> Self:
+        """Ignore more candidates, so that they are not negatives.
+
+        Args:
+            ignored: (A, E) torch.long, indices of candidates, padded with -1. The values are not checked.
+            distinct: promise that no index is padding, listed twice or already excluded. This saves counting them.
+
+        Returns:
+            Pairs with the same anchors and candidates.
+
+        Raises:
+            PairsError: `ignored` has a wrong shape, dtype or device.
+        """
+        check_index_shape("ignored", ignored, self.anchors)
+        return replace(
+            self,
+            ignored=torch.cat([self.ignored, ignored], 1),
+            layout=replace(self.known, padded=self.known.padded or not distinct, mutual=False, of_block=0),
+        )
+
+    def added(self) -> Self:
+        """Return the same pairs, whose terms are added over the several Pairs of a batch instead of averaged.
+
+        CMC's authors add the two directions. All Pairs of the batch must be marked.
+        """
+        return replace(self, layout=replace(self.known, added=True))
+
+    def narrow(self, own: slice, total: int) -> Self:
+        """Keep only the anchors from some rows of a batch of `total` rows. All candidates remain.
+
+        The anchors are ordered run by run, as in `PairLayout`, with the same number of anchors for each row.
+
+        Args:
+            own: rows of the batch, start and stop.
+            total: number of rows of the whole batch. It divides the number of anchors in each run.
+
+        Returns:
+            Pairs with fewer anchors and the same candidates.
+        """
+        known, runs = self.known, self.known.anchor_views
+        share = len(self.anchors) // (len(runs) * total)
+        rows = len(self.anchors) // len(runs)
+        parts = [slice(n * rows + own.start * share, n * rows + own.stop * share) for n in range(len(runs))]
+        mine = (own.stop - own.start) * share
+        changes: dict[str, Any] = {
+            name: torch.cat([values[part] for part in parts])
+            for name in OF_ANCHORS
+            if (values := getattr(self, name)) is not None
+        }
+        layout = replace(known, anchor_views=tuple((view, mine) for view, _ in runs), among=0, mutual=False)
+        return replace(self, **changes, layout=layout)
 
     def with_intra_batch(self) -> Self:
         """Add the anchors to the candidates, so that the other anchors become negatives (CACR, App. C.2).
@@ -400,31 +429,3 @@ class Pairs(Constructors):
             halves[name] = (halves[name] - batch).clamp_min(-1)
         layout = PairLayout(((0, batch),), ((1, batch),), fewest=known.fewest, padded=padded)
         return type(self)(**halves, views=self.views, layout=layout)
-
-
-@dataclass(frozen=True)
-class GlobalPairs:
-    """The pairs of the global batch and the position of this rank's rows in it."""
-
-    pairs: tuple[Pairs, ...]  # one or several, each over the rows of all ranks
-    own: slice | None = None  # this rank's rows among `total`. None in a single process
-    total: int = 0  # rows of the global batch
-    # The encoder's features of each view, rows of all ranks. Empty if the embeddings are the features.
-    features: tuple[Tensor, ...] = ()
-
-    def local(self, pairs: Pairs) -> Pairs:
-        """Return pairs over the rows of all ranks with only this rank's anchors."""
-        if self.own is None:
-            return pairs
-        if len(pairs.anchors) % self.total:
-            raise PairsError(
-                f"{counted(len(pairs.anchors), 'anchor')} were made of a batch of {counted(self.total, 'row')} over "
-                "all ranks; a "
-                "relation or a term that leaves anchors out must keep their rows and pad their positives with -1."
-            )
-        return pairs.narrow(self.own, self.total)
-
-    @property
-    def local_pairs(self) -> tuple[Pairs, ...]:
-        """All pairs, with only this rank's anchors."""
-        return tuple(map(self.local, self.pairs))

@@ -5,6 +5,7 @@ engine adds them up. A new statistic is a frozen dataclass with `parts`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,6 +61,8 @@ class Statistic:
     large. Every part must then be a multiple of e."""
     learned: ClassVar[bool] = False
     """The statistic holds learned numbers. No kernel supports them, because reading them would wait for the device."""
+    empty: ClassVar[float | None] = None
+    """The value of a row without negatives. With None `finish` gives it, from sums of 0."""
     kernel: ClassVar[str | tuple[Any, Any] | None] = None
     """Two `@triton.jit` functions, (value, slope), that compute `parts` and `slopes` in the fused kernels of a GPU. A
     name selects functions that dipole provides. With None the statistic runs in tiles (docs/how-to/own-losses.md)."""
@@ -122,6 +125,22 @@ class Statistic:
             cls.kernel = None
 
 
+def finished(
+    statistic: Statistic, sums: Sequence[Tensor], shift: Tensor, counts: Tensor, none_empty: bool = False
+) -> Tensor:
+    """Return a statistic, (A,), from its sums and the numbers of negatives, (A,).
+
+    A row without negatives has no gradient. `none_empty` says that there is none.
+    """
+    if none_empty:
+        return statistic.finish(tuple(sums), shift, counts)
+    empty = counts == 0
+    if statistic.empty is None:
+        return statistic.finish(tuple([each.masked_fill(empty, 0.0) for each in sums]), shift, counts)
+    filled = tuple([each.masked_fill(empty, 1.0) for each in sums])
+    return statistic.finish(filled, shift, counts).masked_fill(empty, statistic.empty)
+
+
 def as_tuple(parts: Parts) -> tuple[Tensor, ...]:
     """Return one part or several as a tuple."""
     if isinstance(parts, Tensor):
@@ -152,6 +171,7 @@ class LogSumExp(Statistic):
 
     scale: float  # type: ignore[misc]
 
+    empty: ClassVar[float | None] = -math.inf
     kernel: ClassVar[str] = "log_sum_exp"
 
     def parts(self, s: Tensor, e: Tensor) -> Tensor:
@@ -161,8 +181,9 @@ class LogSumExp(Statistic):
         return self.scale * e
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        none = count == 0
-        return (sums[0].masked_fill(none, 1.0).log() + shift).masked_fill(none, -math.inf)
+        if shift.ndim:
+            return sums[0].log() + shift
+        return sums[0].log()  # nothing was subtracted
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +196,7 @@ class LearnedLogSumExp(Statistic):
 
     u: Tensor
     learned: ClassVar[bool] = True
+    empty: ClassVar[float | None] = -math.inf
 
     @property
     def scale(self) -> Tensor:  # type: ignore[override]
@@ -193,9 +215,7 @@ class LearnedLogSumExp(Statistic):
         return first, torch.addcmul(e, s, first)
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        none = count == 0
-        total = sums[0].masked_fill(none, 1.0)
-        return (total.log() + shift + _with_slope(self.u, sums[1] / total)).masked_fill(none, -math.inf)
+        return sums[0].log() + shift + _with_slope(self.u, sums[1] / sums[0])
 
 
 def log_sum_exp(scale: float | Tensor) -> Statistic:
@@ -232,6 +252,7 @@ class SoftmaxMean(Statistic):
 
     scale: float  # type: ignore[misc]
 
+    empty: ClassVar[float | None] = 0.0
     kernel: ClassVar[str] = "softmax_mean"
 
     def parts(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,8 +262,7 @@ class SoftmaxMean(Statistic):
         return self.scale * e, torch.addcmul(e, s, e, value=self.scale)
 
     def finish(self, sums: tuple[Tensor, ...], shift: Tensor, count: Tensor) -> Tensor:
-        none = count == 0
-        return (sums[1] / sums[0].masked_fill(none, 1.0)).masked_fill(none, 0.0)
+        return sums[1] / sums[0]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ CACHE_BYTES is kept instead of formed again.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dipole.core.objectives.indices import mask_of
 from dipole.core.objectives.statistics import (
     LOWEST,
     SECOND_DERIVATIVES,
@@ -22,6 +24,7 @@ from dipole.core.objectives.statistics import (
     LogSumExp,
     Statistic,
     as_tuple,
+    finished,
     needs_maximum,
     part_count,
 )
@@ -57,22 +60,23 @@ class Problem:
         """Return the statistics from (sums (N, A), shifts (S, A), indices (A,) ...) and numbers of columns, (A,)."""
         sums, shifts, *where = found
         results: dict[AnyStatistic, Tensor] = dict(zip(self.extremes, where, strict=True))
-        stop = 0
-        for number, statistic in enumerate(self.statistics):
-            start, stop = stop, stop + part_count(statistic)
-            results[statistic] = statistic.finish(tuple(sums[start:stop]), shifts[number], counts)
+        for statistic, slots, shift in zip(self.statistics, self.slots, shifts, strict=True):
+            results[statistic] = finished(statistic, tuple(sums[slots]), shift, counts)
         return results
+
+    @property
+    def slots(self) -> list[slice]:
+        """The rows of the sums, (N, A), of each statistic."""
+        stops = accumulate(map(part_count, self.statistics), initial=0)
+        return [slice(start, stop) for start, stop in pairwise(stops)]
 
 
 def tiled(problem: Problem, side: int | None = None) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...), with gradient. `side` is that of a tile."""
     if side is None:
         side = TILE if problem.x.device.type == "cpu" else 8 * TILE
-    terms: list[_Summand] = []
-    stop = 0
-    for number, (statistic, runs) in enumerate(zip(problem.statistics, problem.running, strict=True)):
-        start, stop = stop, stop + part_count(statistic)
-        terms.append(_Summand(statistic, number, slice(start, stop), runs))
+    numbers = range(len(problem.statistics))
+    terms = list(map(_Summand, problem.statistics, numbers, problem.slots, problem.running))
     tiling = _Tiling(problem.excluded, problem.symmetric, side)
     found: tuple[Tensor, ...] = _Tiles.apply(  # type: ignore[no-untyped-call]
         problem.x, problem.y, tiling, terms, problem.extremes
@@ -295,10 +299,3 @@ def exp_below(exponent: Tensor) -> Tensor:
     if exponent.device.type != "cpu":
         return exponent.exp_()
     return torch.threshold_(exponent, SMALLEST_EXPONENT[exponent.dtype], -math.inf).exp_()
-
-
-def mask_of(index: Tensor, width: int) -> Tensor:
-    """Return (R, T), True at the listed columns (R, E) of a tile (R, T). Columns outside the tile are ignored."""
-    inside = (index >= 0) & (index < width)
-    mask = torch.zeros(len(index), width + 1, dtype=torch.bool, device=index.device)
-    return mask.scatter_(1, torch.where(inside, index, width), True)[:, :width]  # the last column takes the rest

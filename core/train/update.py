@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
+from dipole.core.objectives.evaluate import GlobalPairs
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.objectives.objective import Composite, Outcome
-from dipole.core.objectives.pairs import GlobalPairs, Pairs
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.train.adapter import Adapter
 from dipole.core.train.checkpoint import fitting
 from dipole.core.train.config import TrainConfig

@@ -21,6 +21,7 @@ from dipole import Between, Count, Extreme, LogSumExp, Pairs, SoftmaxMean, Softp
 from dipole.core.conformance.kit import all_subjects, check_objective
 from dipole.core.objectives import engine
 from dipole.core.objectives.engine import row_statistics
+from dipole.core.objectives.tiles import Problem
 from tests.core.test_engines import check_rows_without_negatives
 from tests.kernel_processes import INTERPRETED, compiling_for, needs_triton, process, resources
 
@@ -186,7 +187,7 @@ def values_and_gradients(name, dtype, statistics, kernels, device):
 def compare(name, statistics, device="cpu"):
     from dipole.core.objectives.kernels import fused
 
-    fused.INTERPRETED = fused.Blocks(16, 16, 16, 4, 1)
+    fused.INTERPRETED = fused.ProgramShape(16, 16, 16, 4, 1)
     ours = values_and_gradients(name, torch.float32, statistics, True, device)
     theirs = values_and_gradients(name, torch.float64, statistics, False, device)
     for one, other in zip(ours, theirs, strict=True):
@@ -310,9 +311,9 @@ def test_half_precision_embeddings_are_multiplied_before_normalisation(dtype, wi
 @in_interpreter
 @pytest.mark.parametrize(("part", "what"), [("sums", "Sum() is off"), ("gradients", "the gradient is off")])
 def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
-    from dipole.core.objectives.kernels.fused import Matrix
+    from dipole.core.objectives.kernels.fused import Launcher
 
-    correct = getattr(Matrix, part)
+    correct = getattr(Launcher, part)
 
     def wrong(self, *args):
         first, *others = correct(self, *args)
@@ -322,7 +323,7 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
     engine._verdicts.clear()
     engine._warned.clear()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as seen:
-        patch.setattr(Matrix, part, wrong)
+        patch.setattr(Launcher, part, wrong)
         warnings.simplefilter("always")
         for wanted in ([SoftmaxMean(3.0), Sum()], [SoftmaxMean(3.0), Sum()], [Sum()]):
             found = row_statistics(x, x, own, wanted, counts=torch.full((6,), 5), bound=1.0, symmetric=True)[Sum()]
@@ -337,10 +338,11 @@ def test_wrong_kernels_fail_the_self_check_and_tiles_take_over(part, what):
 
 @in_interpreter
 def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_their_candidates():
-    from dipole.core.objectives.kernels.fused import Matrix, Rows
+    from dipole.core.objectives.kernels.fused import Launcher, Operand
 
     x, y, excluded, *_ = matrices("queue")
-    assert Matrix(Rows(x), Rows(y), excluded.int(), False, (), (), ())._splits()[0] == 3
+    problem = Problem(x, y, excluded, False, (), (), ())
+    assert Launcher(problem, Operand(x), Operand(y), excluded.int())._splits()[0] == 3
     x, own = unit(6, 9, 0), torch.arange(6).unsqueeze(1)
     engine._verdicts.clear()
     with torch.device("meta"):  # as torch.set_default_device
@@ -353,16 +355,17 @@ def test_the_self_check_passes_on_another_default_device_and_few_anchors_split_t
 
 def compiled_for(architecture, x, lengths, listed, symmetric, statistics, running, extremes=(), backward=False):
     """Compile the forward and perhaps the backward kernel of rows against themselves."""
-    from dipole.core.objectives.kernels.fused import Matrix, Rows
+    from dipole.core.objectives.kernels.fused import Launcher, Operand
     from dipole.core.objectives.statistics import part_count
 
-    side, lists = Rows(x, lengths), torch.zeros(len(x), listed, dtype=torch.int32)
-    matrix = Matrix(side, side, lists, symmetric, statistics, running, extremes)
+    side, lists = Operand(x, lengths), torch.zeros(len(x), listed, dtype=torch.int32)
+    problem = Problem(x, x, lists, symmetric, statistics, running, extremes)
+    launcher = Launcher(problem, side, side, lists)
     with compiling_for(architecture) as built:
-        matrix.sums()
+        launcher.sums()
         if backward:
             upstream, counts = torch.zeros(sum(map(part_count, statistics)), 64), torch.zeros(len(statistics), 64)
-            matrix.gradients(x.float(), x.float(), upstream, counts, False)
+            launcher.gradients(x.float(), x.float(), upstream, counts, False)
     return built
 
 

@@ -264,7 +264,7 @@ def test_what_is_small_is_nothing_however_small_the_rest(norm):
         found = with_projection(f"norm={norm}{options}", L).summary()
         assert found["rank"] == found["columns"] == rank
         assert (found["effective_rank"] == 0) == (rank == 0)
-    assert int((with_projection(f"norm={norm}", mixed).prune(0.1).norm(dim=0) > 0).sum()) == 2
+    assert int((with_projection(f"norm={norm}, tolerance=0.1", mixed).prune().norm(dim=0) > 0).sum()) == 2
 
 
 def test_effective_rank_and_distance_from_identity():

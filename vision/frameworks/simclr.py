@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dipole.core.objectives.encoded_batch import EncodedBatch
-from dipole.core.objectives.pairs import Pairs, ViewNegatives
+from dipole.core.objectives.pair_data import ViewNegatives
+from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.spec import check_whole
 from dipole.core.train.config import Settings
 from dipole.core.utils.errors import ConfigError, PairsError

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from dipole.core.objectives.kernels import template
 from dipole.core.objectives.kernels.functions import functions_of
-from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Extreme, Statistic, part_count
+from dipole.core.objectives.statistics import SECOND_DERIVATIVES, Statistic, part_count
 from dipole.core.objectives.tiles import Problem
 from dipole.core.utils.errors import EngineError
 
@@ -27,7 +27,7 @@ BAND = 1 << 28
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ProgramShape:
     """The shape of a program.
 
     Args:
@@ -49,30 +49,34 @@ class Blocks:
 
 # The fastest on an H200 of those that fit into the shared memory of every GPU since sm_80. Elsewhere than on Hopper the
 # forward block would use more registers than there are, and so would more than two statistics in float32.
-HOPPER_FORWARD = Blocks(64, 128, 64, 4, 3)
-HALF_FORWARD = Blocks(64, 64, 64, 4, 3)
-HALF_BACKWARD = Blocks(64, 64, 64, 8, 3, whole=128)
-FLOAT = Blocks(64, 64, 32, 4, 3)
-FLOAT_OF_MANY = Blocks(64, 32, 32, 4, 3)
-INTERPRETED = Blocks(32, 32, 32, 4, 1)
+HOPPER_FORWARD = ProgramShape(64, 128, 64, 4, 3)
+HALF_FORWARD = ProgramShape(64, 64, 64, 4, 3)
+HALF_BACKWARD = ProgramShape(64, 64, 64, 8, 3, whole=128)
+FLOAT = ProgramShape(64, 64, 32, 4, 3)
+FLOAT_OF_MANY = ProgramShape(64, 32, 32, 4, 3)
+INTERPRETED = ProgramShape(32, 32, 32, 4, 1)
 # float32 as three TF32 products, which are as accurate and three times as fast as float32 without tensor cores.
 EXACT = "tf32x3"
 
 
 def fused(problem: Problem) -> tuple[Tensor, ...]:
     """Return (sums (N, A), shifts (S, A), indices (A,) ...) of rows in float32, with gradient, by kernel functions."""
-    lists = problem.excluded.sort(1).values.to(torch.int32)
-    rows = _rows_of(problem.x, problem.y, problem.embeddings)
-    matrix = Matrix(*rows, lists, problem.symmetric, problem.statistics, problem.running, problem.extremes)
-    found: tuple[Tensor, ...] = _Fused.apply(problem.x, problem.y, matrix)  # type: ignore[no-untyped-call]
+    raw: tuple[Tensor | None, Tensor | None] = None, None
+    if problem.embeddings is not None and all(each.dtype in HALF for each in problem.embeddings):
+        raw = problem.embeddings
+    x = y = Operand.of(problem.x, raw[0])
+    if problem.y is not problem.x:
+        y = Operand.of(problem.y, raw[1])
+    launcher = Launcher(problem, x, y, problem.excluded.sort(1).values.to(torch.int32))
+    found: tuple[Tensor, ...] = _Fused.apply(problem.x, problem.y, launcher)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, matrix: Matrix) -> tuple[Tensor, ...]:
-        sums, shifts, where = matrix.sums()
-        ctx.matrix = matrix
+    def forward(ctx: Any, x: Tensor, y: Tensor, launcher: Launcher) -> tuple[Tensor, ...]:
+        sums, shifts, where = launcher.sums()
+        ctx.launcher = launcher
         ctx.save_for_backward(x, y, shifts)
         ctx.mark_non_differentiable(shifts, *where)
         return sums, shifts, *where
@@ -82,36 +86,27 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise EngineError(SECOND_DERIVATIVES)
         x, y, shifts = ctx.saved_tensors
-        matrix: Matrix = ctx.matrix
-        candidates = ctx.needs_input_grad[1] and not matrix.symmetric
-        return *matrix.gradients(x, y, grad, shifts, candidates), None
+        candidates = ctx.needs_input_grad[1] and not ctx.launcher.problem.symmetric
+        return *ctx.launcher.gradients(x, y, grad, shifts, candidates), None
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One side of the matrix as the kernels read it: s_ij = x_scale_i y_scale_j (x_i . y_j)."""
+class Operand:
+    """One side of the matrix as the kernels read it: s_ij = x.scale_i y.scale_j (x_i . y_j)."""
 
     values: Tensor  # (n, d), contiguous. In half precision the encoder's output, not its normalised rows
     scale: Tensor | None = None  # (n,) in float32, or None for 1
 
-
-def _rows_of(x: Tensor, y: Tensor, embeddings: tuple[Tensor, Tensor] | None) -> tuple[Rows, Rows]:
-    raw: tuple[Tensor | None, Tensor | None] = None, None
-    if embeddings is not None and all(each.dtype in HALF for each in embeddings):
-        raw = embeddings
-    own = _side(x.detach(), raw[0])
-    if y is x:
-        return own, own
-    return own, _side(y.detach(), raw[1])
-
-
-def _side(x: Tensor, raw: Tensor | None) -> Rows:
-    if raw is None:
-        return Rows(x.contiguous())
-    raw = raw.detach()
-    length = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float32)
-    scale = torch.linalg.vector_norm(x, dim=1) / torch.where(length > 0, length, torch.inf)
-    return Rows(raw.contiguous(), scale)
+    @classmethod
+    def of(cls, rows: Tensor, raw: Tensor | None) -> Operand:
+        """Return the operand of some rows, which are multiples of the raw ones, if there are any."""
+        rows = rows.detach()
+        if raw is None:
+            return cls(rows.contiguous())
+        raw = raw.detach()
+        length = torch.linalg.vector_norm(raw, dim=1, dtype=torch.float32)
+        scale = torch.linalg.vector_norm(rows, dim=1) / torch.where(length > 0, length, torch.inf)
+        return cls(raw.contiguous(), scale)
 
 
 def numbers_of(statistic: Statistic) -> tuple[float, ...]:
@@ -124,40 +119,37 @@ def numbers_of(statistic: Statistic) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A similarity matrix and the statistics to compute, as in `Problem`."""
+class Launcher:
+    """Launches the kernels for one problem."""
 
-    x: Rows
-    y: Rows
-    lists: Tensor
-    symmetric: bool
-    statistics: tuple[Statistic, ...]
-    running: tuple[bool, ...]
-    extremes: tuple[Extreme, ...]
+    problem: Problem
+    x: Operand
+    y: Operand
+    lists: Tensor  # (A, E) the excluded columns of each row, ascending
 
     def sums(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the sums (N, A), the shifts (S, A) and the indices (A,)."""
         anchors = len(self.x.values)
         splits, chunk = self._splits()
-        blocks = self._blocks(forward=True)
-        counts = [part_count(each) for each in self.statistics]
+        shape = self._shape(forward=True)
+        counts = [part_count(each) for each in self.problem.statistics]
         stride, device = _aligned(anchors), self.x.values.device
         sums = torch.empty(sum(counts), splits, stride, device=device)
         shifts = torch.empty(len(counts), splits, stride, device=device)
-        best = torch.empty(len(self.extremes), splits, stride, device=device)
+        best = torch.empty(len(self.problem.extremes), splits, stride, device=device)
         where = torch.empty_like(best, dtype=torch.int32)
         self._launch(
             template.forward,
-            blocks,
-            (triton.cdiv(anchors, blocks.rows), splits),
+            shape,
+            (triton.cdiv(anchors, shape.rows), splits),
             chunk=chunk,
             stride=stride,
             shifts=shifts.unbind(),
             sums=_nested(sums, counts),
             best=best.unbind(),
             where=where.unbind(),
-            VALUES=tuple(functions_of(each)[0] for each in self.statistics),
-            SIGNS=tuple(float(each.sign) for each in self.extremes),
+            VALUES=tuple(functions_of(each)[0] for each in self.problem.statistics),
+            SIGNS=tuple(float(each.sign) for each in self.problem.extremes),
         )
         return _merge(sums[..., :anchors], shifts[..., :anchors], best[..., :anchors], where[..., :anchors], counts)
 
@@ -170,7 +162,7 @@ class Matrix:
         symmetric, the first gradient is that of both sides.
         """
         anchors, columns = len(x), len(y)
-        blocks = self._blocks(forward=False)
+        shape = self._shape(forward=False)
         dtype = torch.bfloat16 if self.half else torch.float32
         most = max(256, BAND // (columns * dtype.itemsize) // 256 * 256)
         if interpreted():
@@ -182,21 +174,21 @@ class Matrix:
         dx, dy = torch.empty_like(x), torch.zeros_like(y) if candidates else None
         left = x.to(dtype)
         right = left if y is x else y.to(dtype)
-        counts = [part_count(each) for each in self.statistics]
+        counts = [part_count(each) for each in self.problem.statistics]
         for start in range(0, anchors, most):
             end = min(start + most, anchors)
             self._launch(
                 template.backward,
-                blocks,
-                (triton.cdiv(end - start, blocks.rows), triton.cdiv(columns, blocks.columns)),
+                shape,
+                (triton.cdiv(end - start, shape.rows), triton.cdiv(columns, shape.columns)),
                 start=start,
                 end=end,
                 stride=stride,
                 shifts=shifts.unbind(),
                 grads=_nested(grad, counts),
                 out=band,
-                SLOPES=tuple(functions_of(each)[1] for each in self.statistics),
-                SYMMETRIC=self.symmetric,
+                SLOPES=tuple(functions_of(each)[1] for each in self.problem.statistics),
+                SYMMETRIC=self.problem.symmetric,
             )
             slopes = band[: end - start, :columns]
             dx[start:end] = _multiply(slopes, right)
@@ -208,10 +200,10 @@ class Matrix:
     def half(self) -> bool:
         return self.x.values.dtype in HALF
 
-    def _blocks(self, forward: bool) -> Blocks:
+    def _shape(self, forward: bool) -> ProgramShape:
         if interpreted():
             return INTERPRETED
-        few = len(self.statistics) + len(self.extremes) <= 2
+        few = len(self.problem.statistics) + len(self.problem.extremes) <= 2
         if not self.half and few:
             return FLOAT
         if not self.half:
@@ -230,19 +222,19 @@ class Matrix:
         chunk = max(step, triton.cdiv(columns, splits * step) * step)
         return max(1, triton.cdiv(columns, chunk)), chunk
 
-    def _launch(self, kernel: Any, blocks: Blocks, grid: tuple[int, int], **arguments: Any) -> None:
+    def _launch(self, kernel: Any, shape: ProgramShape, grid: tuple[int, int], **arguments: Any) -> None:
         width, listed = self.x.values.shape[1], self.lists.shape[1]
         exponents = []
-        for statistic, running in zip(self.statistics, self.running, strict=True):
+        for statistic, running in zip(self.problem.statistics, self.problem.running, strict=True):
             kind = template.NO_EXP
             if running:
                 kind = template.RUNNING_EXP
             elif statistic.scale is not None:
                 kind = template.PLAIN_EXP
             exponents.append(kind.value)
-        piece = blocks.width
-        if width <= blocks.whole:
-            piece = blocks.whole
+        piece = shape.width
+        if width <= shape.whole:
+            piece = shape.whole
         with torch.cuda.device_of(self.x.values):  # Triton launches on the current device, which may be another
             kernel[grid](
                 x=self.x.values,
@@ -254,18 +246,18 @@ class Matrix:
                 steps=listed.bit_length(),
                 A=len(self.x.values),
                 C=len(self.y.values),
-                numbers=tuple(numbers_of(each) for each in self.statistics),
+                numbers=tuple(numbers_of(each) for each in self.problem.statistics),
                 **arguments,
                 EXPONENTS=tuple(exponents),
                 SCALED=self.x.scale is not None,
                 FEW=listed if listed <= FEW else -1,
                 D=width,
-                BM=blocks.rows,
-                BN=blocks.columns,
+                BM=shape.rows,
+                BN=shape.columns,
                 BK=min(piece, max(16, triton.next_power_of_2(width))),
                 PRECISION="tf32" if tf32_allowed() else EXACT,
-                num_warps=blocks.warps,
-                num_stages=blocks.stages,
+                num_warps=shape.warps,
+                num_stages=shape.stages,
             )
 
 

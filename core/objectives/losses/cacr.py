@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from dipole.core.objectives.indices import other_views
 from dipole.core.objectives.objective import Objective, Rows
+from dipole.core.objectives.pair_data import other_views
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.similarity import paired

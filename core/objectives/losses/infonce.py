@@ -115,10 +115,18 @@ def one_against_many(positive: Tensor, log_negatives: Tensor) -> Tensor:
     return softplus(log_negatives - positive, threshold=50)
 
 
+def log_sum_of_positives(positive: Tensor, rows: Rows) -> Tensor:
+    """Return log sum_p e^{l_ip}, (A,), of logits (A, K). Without positives, where no mean counts it, it is finite."""
+    mask = rows.pairs.positive_mask
+    if mask is not None:
+        positive = torch.where(mask | ~mask.any(1, keepdim=True), positive, -torch.inf)
+    return torch.logsumexp(positive, 1)
+
+
 def joint_softmax(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
     """Return the cross entropy (A,) of one softmax with a uniform target over the positives."""
-    mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
-    return torch.logaddexp(mine, log_negatives) - rows.over_positives(positive)
+    mine = log_sum_of_positives(positive, rows)
+    return one_against_many(mine, log_negatives) + mine - rows.over_positives(positive)
 
 
 @register(

@@ -7,20 +7,26 @@ from torch import Tensor
 
 from dipole.core.objectives.checks import reads_at_once
 from dipole.core.objectives.evaluate import NO_NEGATIVES
-from dipole.core.objectives.indices import is_listed, same_label
-from dipole.core.objectives.losses.infonce import Init, SimilarityOption, Temperature, Tempered, joint_softmax
+from dipole.core.objectives.losses.infonce import (
+    Init,
+    SimilarityOption,
+    Temperature,
+    Tempered,
+    joint_softmax,
+    log_sum_of_positives,
+    one_against_many,
+)
+from dipole.core.objectives.losses.tuple import same_class
 from dipole.core.objectives.objective import Rows
 from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.objectives.statistics import AnyStatistic, log_sum_exp
-from dipole.core.utils.errors import PairsError
-from dipole.core.utils.text import counted
 
 
 def softmax_of_mean(positive: Tensor, log_negatives: Tensor, rows: Rows) -> Tensor:
     """Return -log of the positives' mean share (A,) of one softmax, from logits (A, K) and log G (A,)."""
-    mine = torch.logsumexp(rows.only_positives(positive, -torch.inf), 1)
-    return torch.logaddexp(mine, log_negatives) - mine + rows.positive_count.clamp_min(1).log()
+    share = one_against_many(log_sum_of_positives(positive, rows), log_negatives)
+    return share + rows.positive_count.clamp_min(1).log()
 
 
 @register(
@@ -78,16 +84,8 @@ class SupCon(Tempered):
     def prepare(self, pairs: Pairs) -> Pairs:
         if pairs.labels is None or pairs.known.by_label:
             return pairs
-        if pairs.candidate_labels is None:
-            raise PairsError(
-                "supcon needs the label of every candidate, but there are "
-                f"{counted(len(pairs.candidates), 'candidate')} and "
-                f"{counted(len(pairs.labels), 'label')} (a queue: give queue_labels); or use Pairs.from_labels(z, "
-                "labels)."
-            )
         told = (pairs.labels >= 0).unsqueeze(1)
-        same = same_label(pairs.labels, pairs.candidate_labels)
-        same = torch.where(told & ~is_listed(same, pairs.ignored), same, -1)
+        same = torch.where(told, same_class("supcon", pairs), -1)
         return pairs.with_positives(torch.cat([same, torch.where(told, -1, pairs.positives)], 1))
 
     def idle(self, pairs: Pairs) -> str:

@@ -1,6 +1,7 @@
 """The supervised (n+1)-tuple loss: InfoNCE whose positives are given by labels."""
 
 import torch
+from torch import Tensor
 
 from dipole.core.objectives.indices import is_listed, same_label
 from dipole.core.objectives.losses.infonce import InfoNCE, Init, Temperature
@@ -8,6 +9,23 @@ from dipole.core.objectives.pairs import Pairs
 from dipole.core.objectives.registry import register
 from dipole.core.utils.errors import PairsError
 from dipole.core.utils.text import counted
+
+
+def same_class(owner: str, pairs: Pairs) -> Tensor:
+    """Return the candidates of each anchor's class that are not ignored, (A, n), padded with -1.
+
+    Raises PairsError if labels of anchors or candidates are missing.
+    """
+    if pairs.labels is None:
+        raise PairsError(f"{owner} is supervised and needs labels: Pairs.from_views(views, labels=labels).")
+    if pairs.candidate_labels is None:
+        raise PairsError(
+            f"{owner} needs the label of every candidate, but there are {counted(len(pairs.candidates), 'candidate')} "
+            f"and {counted(len(pairs.labels), 'label')} (a queue: give queue_labels); use Pairs.from_labels(z, labels) "
+            "or Pairs.from_views(views, labels=labels)."
+        )
+    same = same_label(pairs.labels, pairs.candidate_labels)
+    return torch.where(is_listed(same, pairs.ignored), -1, same)
 
 
 @register(
@@ -47,14 +65,4 @@ class Tuple(InfoNCE):
         super().__init__(temperature, init=init)
 
     def prepare(self, pairs: Pairs) -> Pairs:
-        if pairs.labels is None:
-            raise PairsError("tuple is supervised and needs labels: Pairs.from_views(views, labels=labels).")
-        if pairs.candidate_labels is None:
-            raise PairsError(
-                "tuple needs the label of every candidate, but there are "
-                f"{counted(len(pairs.candidates), 'candidate')} and "
-                f"{counted(len(pairs.labels), 'label')} (a queue: give queue_labels); use Pairs.from_views(views, "
-                "labels=labels)."
-            )
-        same = same_label(pairs.labels, pairs.candidate_labels)
-        return pairs.with_positives(torch.where(is_listed(same, pairs.ignored), -1, same))
+        return pairs.with_positives(same_class("tuple", pairs))

@@ -202,9 +202,7 @@ class CLLR(Objective):
 
     def size(self, L: Tensor) -> Tensor:
         """Return norm(L) of the formula."""
-        if self.norm == "l21":
-            return l21(L)
-        return nuclear(L)
+        return {"l21": l21, "nuclear": nuclear}[self.norm](L)
 
     @torch.no_grad()
     def after_step(
@@ -214,7 +212,8 @@ class CLLR(Objective):
         threshold = learning_rate * weight * self.alpha
         if self.solver != "proximal" or threshold == 0 or isinstance(self.L, UninitializedParameter):
             return
-        self.L.copy_(shrink_columns(self.L, threshold) if self.norm == "l21" else shrink_spectrum(self.L, threshold))
+        shrink = {"l21": shrink_columns, "nuclear": shrink_spectrum}[self.norm]
+        self.L.copy_(shrink(self.L, threshold))
 
     def transform(self, features: Tensor) -> Tensor:
         if self.variant == "released" or isinstance(self.L, UninitializedParameter):
@@ -222,15 +221,14 @@ class CLLR(Objective):
         return features @ self.L.detach().to(features).T
 
     @torch.no_grad()
-    def kept_columns(self, tolerance: float | None = None) -> Tensor:
+    def kept_columns(self) -> Tensor:
         """Return the indices of the columns of L that `prune` retains."""
-        tolerance = self.tolerance if tolerance is None else tolerance
         if self.norm == "nuclear":
-            return independent_columns(self.L, tolerance)
-        return torch.nonzero(torch.linalg.vector_norm(self.L, dim=0) > tolerance).flatten()
+            return independent_columns(self.L, self.tolerance)
+        return torch.nonzero(torch.linalg.vector_norm(self.L, dim=0) > self.tolerance).flatten()
 
     @torch.no_grad()
-    def prune(self, tolerance: float | None = None) -> Tensor:
+    def prune(self) -> Tensor:
         """Return the final projection L_hat. The released form has none: L itself is returned.
 
         Columns count as zero if they are not longer than the tolerance, and as dependent if their pivot in a rank-
@@ -239,7 +237,7 @@ class CLLR(Objective):
         """
         if self.variant == "released":
             return self.L.clone()
-        kept = self.kept_columns(tolerance)
+        kept = self.kept_columns()
         if self.norm == "l21":
             return self.L[:, kept].clone()
         pruned = torch.zeros_like(self.L)
@@ -267,7 +265,7 @@ class CLLR(Objective):
             }
         pruned = self.prune()
         return {
-            "rank": float((singular_values(pruned) > self.tolerance).sum()) if pruned.numel() else 0.0,
+            "rank": float((singular_values(pruned) > self.tolerance).sum()),
             "columns": float(pruned.norm(dim=0).count_nonzero()),
             "effective_rank": effective_rank(self.L, self.tolerance),
             "norm": float(self.size(self.L)),
