@@ -180,9 +180,7 @@ class Objective(LazyModule):
     def after_step(
         self, learning_rate: float, weight: float, step: int | None = None, total: int | None = None
     ) -> None:
-        """Update the term after each optimizer step (proximal steps, schedules).
-
-        Your method may omit `step` and `total`.
+        """Update the term after each optimizer step (proximal steps, schedules). You may omit `step` and `total`.
 
         Args:
             learning_rate: learning rate of this step, >= 0.
@@ -284,9 +282,7 @@ class Objective(LazyModule):
 
         Cosine and dot products are shared by all terms. Each bilinear W and each custom projection has its own key.
         """
-        if self.keeps_directions:
-            return self.similarity
-        return id(self)
+        return self.similarity if self.keeps_directions else id(self)
 
     @property
     def keeps_directions(self) -> bool:
