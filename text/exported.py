@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 SENTENCE_TRANSFORMERS, CONFIG, ONNX = "modules.json", "config.json", "model.onnx"
 TOKENIZER = "tokenizer.json"
-PROMPT = "dipole_prompt"  # in a tokenizer_config.json: text to put before every sentence
 POOLED = "dipole_pooling"  # in the config.json of a plain transformer: how its run pools
 BATCH = 32  # sentences at a time, of similar length
 
@@ -98,6 +97,8 @@ def _tokenized(folder: Path, read: Any) -> tuple[Any, Any]:
     from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoTokenizer
 
+    from dipole.text.vocabulary import PROMPT
+
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     limit = tokenizer.model_max_length < 1_000_000  # a very large number means no limit
     prompt = tokenizer.init_kwargs.get(PROMPT, "")
@@ -126,4 +127,4 @@ def _leave_prompt_out(tokenizer: Any, prompt: str) -> None:
     if isinstance(tokenizer.normalizer, Sequence):
         parts = [*tokenizer.normalizer]
     if parts and isinstance(parts[0], Prepend) and parts[0].prepend == prompt:
-        tokenizer.normalizer = (*parts[1:], None)[0]
+        tokenizer.normalizer = Sequence(parts[1:])

@@ -13,8 +13,7 @@ from dipole.core.train.finetuning import merged
 from dipole.text.encode import SentenceEncoder
 from dipole.text.encoders import Encoder, Projected, SentenceModel, architecture
 from dipole.text.encoders.modeling_dipole import DipoleSentenceConfig, DipoleSentenceModel
-from dipole.text.exported import PROMPT
-from dipole.text.vocabulary import Tokens, copied
+from dipole.text.vocabulary import PROMPT, Tokens, copied
 
 # Files that let a folder work without dipole.
 CODE = ("modeling_dipole.py", "networks.py", "batch.py", "tail.py")

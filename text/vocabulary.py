@@ -156,6 +156,8 @@ OPTIONS = (
 )  # fmt: skip
 """What transformers stores about a tokenizer in `CONFIG`, and tokenizer.json does not."""
 CONFIG = "tokenizer_config.json"
+PROMPT = "dipole_prompt"
+"""Key of `CONFIG` for the text to put before every sentence."""
 
 
 def _options_beside(path: Path) -> dict[str, Any]:

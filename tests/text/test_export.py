@@ -104,8 +104,7 @@ def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lowe
     model.prompts, model.default_prompt_name, model.max_seq_length = {"query": text, "document": "a "}, name, limit
     frame = processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     model.tokenizer.backend_tokenizer.post_processor = frame
-    if lower:
-        model.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    model.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     model.save_pretrained(str(tmp_path / "model"))
     if lower:  # as older folders write it
         again = json.loads((tmp_path / "model/tokenizer.json").read_text()) | {"normalizer": None}
