@@ -21,7 +21,7 @@ from dipole.benchmarks.grid import MOST, expand
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, FileName, JobEntry, Manifest, RowEntry, filled
 from dipole.core.train.config import RunConfig, Settings
 from dipole.core.train.names import of_another_kind
-from dipole.core.train.recipe import describe, load
+from dipole.core.train.recipe import describe, load_recipe
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError, ReceivedError, nearest
 from dipole.core.utils.files import instead_of_file, is_file
@@ -290,7 +290,7 @@ class Sized:
         """Return the configuration of a place. Places that differ only in the seed are read once."""
         rest = tuple(text for text in overrides if _key(text) != "seed")
         if (recipe, rest) not in self._configured:
-            self._configured[recipe, rest] = load(recipe, overrides).config
+            self._configured[recipe, rest] = load_recipe(recipe, overrides).config
         seed = next(int(text.partition("=")[2]) for text in overrides if _key(text) == "seed")  # `place` gives one
         update = {"name": f"{self.suite.name}/{row.label}", "seed": seed}
         return self._configured[recipe, rest].model_copy(update=update)

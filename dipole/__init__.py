@@ -3,6 +3,7 @@
     objective, Composite, Outcome, Pairs, cached, compute_loss      use an objective
     register, Objective, Rows, Range, LogSumExp, ...                write one (docs/how-to/own-losses.md)
     check_objective, parametrize_with_checks, reference             test one
+    load_recipe, train, find_run, load_run                          train a recipe, use a run
     evaluation                                                      probes, diagnostics and theorems
     vision, text, rl                                                the three domains
     DipoleError, SpecError, PairsError, ...                         errors with one clear message each

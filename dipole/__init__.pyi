@@ -25,6 +25,10 @@ from dipole.core.objectives.statistics import Softplus as Softplus
 from dipole.core.objectives.statistics import Statistic as Statistic
 from dipole.core.objectives.statistics import Sum as Sum
 from dipole.core.train.compute_loss import compute_loss as compute_loss
+from dipole.core.train.recipe import load_recipe as load_recipe
+from dipole.core.train.run import train as train
+from dipole.core.train.run_folder import find_run as find_run
+from dipole.core.train.trained_run import load_run as load_run
 from dipole.core.utils.errors import CheckpointError as CheckpointError
 from dipole.core.utils.errors import ConfigError as ConfigError
 from dipole.core.utils.errors import DataError as DataError

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from dipole.core.cli import main
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 
 
@@ -36,7 +36,7 @@ def only_run(runs):
 
 def run_of(recipe, runs, *settings):
     """Train a recipe without output and return its record."""
-    return train(load(recipe, settings).config, runs, quiet=True)
+    return train(load_recipe(recipe, settings).config, runs, quiet=True)
 
 
 def commanded(recipe, runs, *settings):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dipole.core.record import RunRecord
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import DEFAULT_RUNS
 from dipole.core.utils.drawing import check_drawing, new_figure
@@ -33,7 +33,7 @@ def demo(
     check_drawing()
     records = []
     for number, objective in enumerate(objectives, 1):
-        config = load(recipe, [*overrides, f"objective={objective}"]).config
+        config = load_recipe(recipe, [*overrides, f"objective={objective}"]).config
         if not quiet:
             print(f"[{number}/{len(objectives)}] {config.objective}", file=sys.stderr, flush=True)
         records.append(train(config, runs, quiet=quiet))

@@ -24,7 +24,7 @@ import torch
 from dipole.benchmarks.run.reference import TABLE, kind_of, measure_pace
 from dipole.benchmarks.run.work import work_of
 from dipole.benchmarks.suite import Job, read_suite, suites
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import DipoleError
 from dipole.core.utils.files import atomic_write
@@ -62,7 +62,7 @@ def slope(recipe: str, settings: Sequence[str], unit: str, length: int) -> tuple
     """Return the processor seconds of a unit of a run's length, and those that do not depend on its length."""
     seconds = []
     for count in (length, 3 * length):
-        config = load(recipe, [*settings, *PLAIN[:3], f"train.{unit}s={count}"]).config
+        config = load_recipe(recipe, [*settings, *PLAIN[:3], f"train.{unit}s={count}"]).config
         with tempfile.TemporaryDirectory() as folder:
             began = time.process_time()
             train(config, Path(folder), quiet=True)
@@ -83,7 +83,7 @@ def run_entry(job: Job) -> dict[str, Any]:
 def step_entry(recipe: str, settings: Sequence[str], batches: tuple[int, int]) -> dict[str, Any]:
     """Return the seconds of a step that do not depend on its rows, and those of a billion operations."""
     given = [[*settings, f"train.batch_size={rows}"] for rows in batches]
-    config = load(recipe, given[1]).config
+    config = load_recipe(recipe, given[1]).config
     work = work_of(config)
     assert work is not None
     assert config.train.steps is not None

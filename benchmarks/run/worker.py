@@ -90,10 +90,10 @@ def arguments(runs: Path, name: str, processes: int, parent: int, command: list[
 
 def _is_that_run(command: list[str], name: str) -> bool:
     """Return whether the command still means this run: recipes and defaults can be edited."""
-    from dipole.core.train.recipe import load
+    from dipole.core.train.recipe import load_recipe
 
     settings = [text for flag, text in pairwise(command) if flag == "--set"]
-    if (found := load(command[1], settings).config.hash) == name:
+    if (found := load_recipe(command[1], settings).config.hash) == name:
         return True
     print(
         f"error: these settings are now run {found}, not {name}: a recipe or dipole itself was changed since the suite "

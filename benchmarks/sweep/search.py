@@ -25,7 +25,7 @@ from dipole.benchmarks.sweep.study import Study
 from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, TrialLine, path_of, write_summary
 from dipole.core.record import read_record
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError, nearest
 from dipole.core.utils.machine import processors
 from dipole.core.utils.text import counted
@@ -126,7 +126,7 @@ class _Search:
         self.space: tuple[Dimension, ...] = read_space(space)
         if not self.space:
             raise ConfigError("a search needs --space, such as --space 'train.learning_rate=log(1e-4, 1e-2)'.")
-        base = load(recipe, [*overrides, CHOOSING]).config
+        base = load_recipe(recipe, [*overrides, CHOOSING]).config
         self.described = {
             "recipe": base.hash, "space": [str(each) for each in self.space], "metric": metric, "maximize": maximize,
         }  # fmt: skip
@@ -150,7 +150,7 @@ class _Search:
     def job(self, values: dict[str, Value], last: str) -> Job:
         """Return the run of chosen values and a last setting."""
         overrides = (*self._overrides, *self.settings(values), last)
-        config = load(self._recipe, overrides).config
+        config = load_recipe(self._recipe, overrides).config
         return Job(config.hash, config, self._recipe, overrides)
 
     def work(self, study: Study, trials: int, engine: Engine) -> None:

@@ -190,7 +190,7 @@ def _without_effect(train: TrainConfig, domain: Any, fields: frozenset[str] | No
     ]
 
 
-def load(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
+def load_recipe(recipe: str | Path, overrides: Iterable[str] = ()) -> Resolved:
     """Read a recipe by name or path and resolve it with overrides.
 
     Args:

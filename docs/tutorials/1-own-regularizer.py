@@ -133,8 +133,7 @@ assert report.ok
 import os
 from pathlib import Path
 
-from dipole.core.train.recipe import load
-from dipole.core.train.run import train
+from dipole import load_recipe, train
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 RECIPES = {
@@ -158,7 +157,7 @@ spread = {}
 for recipe, (metric, small) in RECIPES.items():
     for objective in ("infonce", "infonce + 0.1*apart"):
         record = train(
-            load(recipe, [f"objective={objective}", *(small if SMALL else [])]).config,
+            load_recipe(recipe, [f"objective={objective}", *(small if SMALL else [])]).config,
             runs,
         )
         spread[recipe, objective] = record.diagnostics["uniformity"]

@@ -48,10 +48,7 @@ if importlib.util.find_spec("dipole") is None:  # on Colab, for example
 import os
 from pathlib import Path
 
-from dipole.core.train.recipe import load
-from dipole.core.train.run import train
-from dipole.core.train.run_folder import find_run
-from dipole.core.train.trained_run import load_run
+from dipole import find_run, load_recipe, load_run, train
 
 SMALL = os.environ.get("DIPOLE_TUTORIAL") == "small"
 OBJECTIVES = {
@@ -65,7 +62,7 @@ if SMALL:
 runs = Path("runs")
 hashes, accuracy, features = {}, {}, {}
 for name, text in OBJECTIVES.items():
-    config = load("digits-simclr", [f"objective={text}", *settings]).config
+    config = load_recipe("digits-simclr", [f"objective={text}", *settings]).config
     train(config, runs)
     hashes[name] = config.hash
     record, adapter, objective = load_run(find_run(config.hash, runs))
@@ -90,7 +87,7 @@ for name, text in OBJECTIVES.items():
 import matplotlib.pyplot as plt
 import torch
 
-from dipole.core.evaluation.diagnostics import distance_histogram
+from dipole.evaluation import distance_histogram
 
 figure, panels = plt.subplots(
     1, 3, figsize=(10, 2.8), sharex=True, layout="constrained"
@@ -127,7 +124,7 @@ plt.show()
 # directions in use, and the share of pairs inside the margin.
 
 # %%
-from dipole.core.evaluation.diagnostics import (
+from dipole.evaluation import (
     effective_rank,
     margin_occupancy,
     uniformity,

@@ -22,7 +22,7 @@ from dipole.benchmarks.run.local_engine import LocalEngine, PoolEngine
 from dipole.benchmarks.run.ray_engine import RayEngine, on_node, pack, unpack
 from dipole.benchmarks.run.slurm_engine import SlurmEngine
 from dipole.benchmarks.run_records import BENCH, read_records
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.process import describe_self
@@ -35,7 +35,7 @@ SHORT += ["toy.points=64", "toy.test_points=40"]
 def task(seed, steps=2, *more):
     settings = [*SHORT, f"seed={seed}", f"train.steps={steps}", *more]
     command = ["train", "gaussian-classes", *(part for text in settings for part in ("--set", text))]
-    return Task(load("gaussian-classes", settings).config.hash, f"seed {seed}", command)
+    return Task(load_recipe("gaussian-classes", settings).config.hash, f"seed {seed}", command)
 
 
 def run(engine, tasks, runs):
@@ -178,7 +178,7 @@ def test_ray_restarts_the_job_of_a_lost_node_and_trains_as_one_process_does(two_
     assert len(list(started.iterdir())) == 3
     assert not list((runs / BENCH).glob("shared-*"))
     for each in tasks:
-        alone = train(load("gaussian-classes", each.command[3::2]).config, tmp_path / "alone", quiet=True)
+        alone = train(load_recipe("gaussian-classes", each.command[3::2]).config, tmp_path / "alone", quiet=True)
         record = read_records(runs).done[each.hash]
         assert (record.results, record.diagnostics) == (alone.results, alone.diagnostics)
 

@@ -27,7 +27,7 @@ from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults, gather
 from dipole.core.cli.app import main
 from dipole.core.objectives.registry import registry
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import DataError
 from tests.benchmarks.claim_data import Grid
 
@@ -176,7 +176,7 @@ def test_a_plan_names_what_cannot_be_built_and_its_cell(suite, override, cause, 
 
 def test_objectives_that_pairs_do_not_carry_and_deviations_are_named():
     sized = read_suite("lmcl-table3").at("paper", ["vision.views=2"], seeds=1)
-    config = load("stl10-simclr", ["objective=cacr(k=4)"]).config
+    config = load_recipe("stl10-simclr", ["objective=cacr(k=4)"]).config
     (job, *_) = sized.jobs()
     (fault,) = faults([type(job)(job.hash, config, job.recipe, job.overrides, job.cells)], 1)
     assert "4 positives" in fault.message or "k" in fault.message

@@ -17,7 +17,7 @@ from dipole.benchmarks.studies.learning_everywhere import LAYOUTS, Trial
 from dipole.benchmarks.suite import read_suite
 from dipole.core.objectives.gather import all_gather_pairs
 from dipole.core.train.evaluation import diagnose_pairs, evaluate
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import build, train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DipoleError
@@ -168,7 +168,7 @@ def test_polarization_of_the_paper_s_weight_trains_like_infonce(tmp_path):
     """Three epochs of digits: over three seeds within 3 points of k-means accuracy and 0.02 of mean distance."""
     means = {}
     for text in ("infonce", "infonce + 0.1*dp"):
-        runs = (load("digits-simclr", ["train.epochs=3", f"objective={text}", f"seed={s}"]) for s in range(3))
+        runs = (load_recipe("digits-simclr", ["train.epochs=3", f"objective={text}", f"seed={s}"]) for s in range(3))
         records = [train(run.config, tmp_path) for run in runs]
         accuracy = fmean(record.results["kmeans/accuracy"] for record in records)
         means[text] = accuracy, fmean(record.diagnostics["mean_distance"] for record in records)
@@ -189,7 +189,7 @@ def measured(tmp_path_factory):
     """Domain -> what `evaluate` says, the test embeddings, and the batch that the entropy is of."""
     found = {}
     for domain, (recipe, settings) in SMALL.items():
-        config = load(recipe, ["objective=infonce", "device=cpu", *settings]).config
+        config = load_recipe(recipe, ["objective=infonce", "device=cpu", *settings]).config
         adapter, objective = build(config, RunFolder(tmp_path_factory.mktemp(domain)), torch.device("cpu"), 0, 1)
         if domain == "rl":
             # Uniform actions, no update: replay has something to draw from.

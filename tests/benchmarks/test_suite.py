@@ -23,7 +23,7 @@ from dipole.benchmarks.suite import read_suite, suites
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
 from dipole.core.record import Histogram, read_record
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError
 from tests.benchmarks.conftest import suite_text
 
@@ -93,7 +93,7 @@ def test_cells_with_equal_settings_share_a_run_whose_command_repeats_it(suite_fi
         command, recipe, *flags = job.command
         assert command == "train"
         assert flags[::2] == ["--set"] * (len(flags) // 2)
-        assert load(recipe, flags[1::2]).config.hash == job.hash
+        assert load_recipe(recipe, flags[1::2]).config.hash == job.hash
 
 
 def test_bad_settings_are_reported_together(tmp_path):
@@ -263,7 +263,7 @@ def test_seeds_of_the_command_replace_those_of_the_scale_and_are_read_once(suite
     assert {job.hash for job in read_suite(suite_file).at("small").jobs()} < {job.hash for job in jobs}
     assert len({id(job.config.settings) for job in jobs}) == len(jobs) / 3
     for job in jobs:
-        alone = load(job.recipe, job.overrides).config
+        alone = load_recipe(job.recipe, job.overrides).config
         assert (alone.hash, alone.seed) == (job.hash, job.config.seed)
 
 
@@ -431,7 +431,7 @@ def test_a_file_of_small_images_is_reckoned_as_such(tmp_path):
     np.savez_compressed(tmp_path / "own.npz", images=images, labels=labels)
     limit = "vision.data.limit=600"
     here = [f"vision.data.{part}={tmp_path / 'own.npz'}" for part in ("source", "test")]
-    named, own = (work_of(load("cifar10-simclr", [limit, *more]).config) for more in ([], here))
+    named, own = (work_of(load_recipe("cifar10-simclr", [limit, *more]).config) for more in ([], here))
     assert own is not None
     assert own == named
 

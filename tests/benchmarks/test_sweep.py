@@ -21,7 +21,7 @@ from dipole.benchmarks.sweep.space import Dimension, corners, read_space, settin
 from dipole.benchmarks.sweep.study import Study
 from dipole.benchmarks.sweep.summary import SWEEPS, SearchSummary, read_summaries
 from dipole.core.record import read_part, read_record
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError
 from tests.benchmarks.conftest import Here
 
@@ -159,7 +159,7 @@ def test_a_trial_whose_process_is_gone_is_proposed_again_and_another_search_is_r
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends(tmp_path):
     overrides = [*SHORT, "train.steps=40000", "train.evaluate_every=40000", "train.batch_size=16"]
-    config = load(RECIPE, overrides).config
+    config = load_recipe(RECIPE, overrides).config
     job = Job(config.hash, config, RECIPE, tuple(overrides))
 
     def stop_soon():

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from dipole.core.cli import main
 from dipole.core.record import RunRecord, read_record
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError, train
 
 
 def quiet(recipe: Path | str, *overrides: str, runs: Path, **options: Any) -> Any:
-    return train(load(recipe, overrides).config, runs, quiet=True, **options)
+    return train(load_recipe(recipe, overrides).config, runs, quiet=True, **options)
 
 
 def weights(runs: Path) -> dict[str, torch.Tensor]:

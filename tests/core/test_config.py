@@ -22,18 +22,18 @@ from dipole.core.objectives.spec import Former
 from dipole.core.record import read_record
 from dipole.core.train.config import RunConfig, Settings, TrainConfig, toml_text
 from dipole.core.train.identity import written_out
-from dipole.core.train.recipe import UNSET, describe, load, parse_override, read_recipe, resolve, run_model
+from dipole.core.train.recipe import UNSET, describe, load_recipe, parse_override, read_recipe, resolve, run_model
 from dipole.core.train.run import train
 
 
 def problems(*overrides: str, recipe: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(recipe, overrides)
+        load_recipe(recipe, overrides)
     return str(caught.value)
 
 
 def test_precedence_and_origins(blobs):
-    resolved = load(blobs, ["train.learning_rate=0.5", "blobs.noise=0.1"])
+    resolved = load_recipe(blobs, ["train.learning_rate=0.5", "blobs.noise=0.1"])
     train = resolved.config.train
     assert (train.learning_rate, resolved.config.settings.noise) == (0.5, 0.1)
     assert (train.batch_size, train.optimizer) == (16, "adam")
@@ -41,7 +41,7 @@ def test_precedence_and_origins(blobs):
     assert [resolved.origins[name] for name in names] == ["--set", "recipe", "default", "default"]
     # An empty override takes the recipe's value away.
     empty = ["train.steps=", "train.epochs=2", "train.best_by=null", "train.batch_size= ", "blobs.noise="]
-    resolved = load(blobs, empty)
+    resolved = load_recipe(blobs, empty)
     assert (resolved.config.train.steps, resolved.config.train.epochs) == (None, 2)
     assert (resolved.config.train.batch_size, resolved.origins["train.batch_size"]) == (256, "default")
     assert resolved.config.settings.noise == 0.3
@@ -99,12 +99,12 @@ def test_settings_that_are_wrong_or_do_not_go_together(blobs, override, message)
 
 
 def test_dependent_defaults_are_filled_in_and_frozen(blobs):
-    config = load(blobs).config
+    config = load_recipe(blobs).config
     assert (config.train.betas, config.train.momentum, config.train.decay) == ((0.9, 0.999), None, None)
-    sgd = load(blobs, ["train.optimizer=sgd", "train.schedule=step", "train.milestones=[1.0]"]).config.train
+    sgd = load_recipe(blobs, ["train.optimizer=sgd", "train.schedule=step", "train.milestones=[1.0]"]).config.train
     assert (sgd.momentum, sgd.betas, sgd.decay) == (0.9, None, 0.1)
-    assert load(blobs, ["train.precision=32"]).config.train.precision == "32"
-    assert load(blobs, ["train.learning_rate=1"]).config.train.learning_rate == 1.0
+    assert load_recipe(blobs, ["train.precision=32"]).config.train.precision == "32"
+    assert load_recipe(blobs, ["train.learning_rate=1"]).config.train.learning_rate == 1.0
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
 
@@ -119,7 +119,7 @@ def test_dependent_defaults_are_filled_in_and_frozen(blobs):
     ],
 )
 def test_stored_text_reads_back_to_the_same_configuration(blobs, overrides):
-    config = load(blobs, overrides).config
+    config = load_recipe(blobs, overrides).config
     again = resolve(tomllib.loads(config.to_toml())).config
     assert (again, again.hash) == (config, config.hash)
     # Written down once: a change means that finished runs are run again, and needs a line in the change log.
@@ -334,7 +334,7 @@ def test_a_plugin_enters_with_its_version_and_source(plugin, tmp_path, monkeypat
 def test_a_domain_of_another_package_enters_as_well_and_an_edited_loss_is_another_run(blobs, plugin, tmp_path):
     import blobs_domain
 
-    assert load(blobs).config.determining()["sources"].keys() == {"blobs_domain"}
+    assert load_recipe(blobs).config.determining()["sources"].keys() == {"blobs_domain"}
     # Also where it takes its table from dipole.
     model = run_model("planet", EMPTY, blobs_domain.BlobsAdapter)
     config = model.model_validate_json('{"domain": "planet", "train": {"steps": 3}}')

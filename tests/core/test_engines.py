@@ -219,7 +219,7 @@ def test_a_row_of_zeros_has_no_gradient_and_spoils_no_other():
 
 def test_a_run_starts_without_the_compiler_and_scikit_learn():
     code = (
-        "import sys\nfrom dipole.core.train.recipe import load\nload('digits-simclr')\n"
+        "import sys\nfrom dipole.core.train.recipe import load_recipe\nload('digits-simclr')\n"
         "import dipole.core.objectives.tiles, dipole.vision.probes, dipole.core.utils.sync_batch_norm\n"
         "import dipole.core.train.run, dipole.text.adapter\n"
         "assert 'torch' in sys.modules\n"

@@ -26,7 +26,7 @@ from dipole.core.record.additions import read_additions
 from dipole.core.train import checkpoint
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 from dipole.core.train.metrics import MetricsFile, read_metrics
-from dipole.core.train.recipe import load, parse_override, read_recipe, resolve
+from dipole.core.train.recipe import load_recipe, parse_override, read_recipe, resolve
 from dipole.core.train.run_folder import RunFolder, find_run
 from dipole.core.utils.files import atomic_write, replacing
 from dipole.core.utils.received import parse_json, parse_toml, read_json
@@ -277,7 +277,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name, kind):
     answered(lambda: read_metrics(run / "metrics.jsonl"))
     answered(lambda: RunFolder(run).read_config())
     answered(lambda: read_additions(run))
-    answered(lambda: load(run / "config.toml"))
+    answered(lambda: load_recipe(run / "config.toml"))
     answered(lambda: find_run("0123", tmp_path))
 
 
@@ -342,7 +342,7 @@ with replacing(Path(sys.argv[1])) as temporary:
 
 
 def test_what_a_kill_leaves_is_removed_at_the_next_opening(blobs, tmp_path):
-    config = load(blobs).config
+    config = load_recipe(blobs).config
     folder = RunFolder(tmp_path / config.hash)
     mine = folder.checkpoints / ".mine.tmp"
     mine.parent.mkdir(parents=True)
@@ -384,7 +384,7 @@ OVERRIDE = st.tuples(st.sampled_from(KEYS) | st.text(max_size=10), VALUES | SPEC
 SENT = {  # what is sent, what reads it in a folder, and how many examples are drawn in the quick and the slow test
     "record": (contents(RECORD), read(read_record, "record.json"), 150, 20_000),
     "metrics": (contents(LINE), read(read_metrics, "metrics.jsonl"), 150, 20_000),
-    "recipe": (toml_contents(RECIPE), read(load, "recipe.toml"), 60, 10_000),
+    "recipe": (toml_contents(RECIPE), read(load_recipe, "recipe.toml"), 60, 10_000),
     "objective": (SPEC, lambda folder, text: dipole.objective(text, dim=8), 300, 36_500),
     "settings": (st.lists(OVERRIDE, max_size=3), lambda folder, sets: resolve(RECIPE, sets), 60, 3000),
 }
@@ -432,7 +432,7 @@ def test_long_texts_are_shown_around_the_place_and_large_sizes_work():
 def test_recipes_names_and_overrides_that_are_none(tmp_path):
     recipes = ["a = " + "[" * 5000, "a = " + "9" * 5000, "[" * 3000, "\x00", "a = 1e99999"]
     overrides = ["train.steps=" + "9" * 5000, "a=" + "[" * 5000, "=" * 5000, "a." * 5000 + "b=1"]
-    calls = [partial(read(load, "recipe.toml"), tmp_path, text.encode()) for text in recipes]
+    calls = [partial(read(load_recipe, "recipe.toml"), tmp_path, text.encode()) for text in recipes]
     calls += [partial(read_recipe, name) for name in ("a" * 5000, "a\x00b", "/" * 300, "")]
     calls += [partial(resolve, RECIPE, [text]) for text in overrides]
     calls += [partial(parse_override, text) for text in overrides]

@@ -21,7 +21,7 @@ from dipole.benchmarks.run import worker
 from dipole.core.train.checkpoint import same, unsupported_reason
 from dipole.core.train.launch import launch, pick_device
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.signals import HANDLED
 from dipole.core.utils import process
@@ -102,13 +102,13 @@ def test_what_a_launcher_asks_for_and_the_loop_would_leave_out(blobs, monkeypatc
     for each in variables.split():
         monkeypatch.setenv(*each.split("="))
     with pytest.raises(ConfigError, match=said):
-        launch(load(blobs, [setting]).config)
+        launch(load_recipe(blobs, [setting]).config)
 
 
 def test_accelerates_own_words_for_what_the_recipe_says_and_devices_that_are_none(blobs, monkeypatch):
     for name, value in {"MIXED_PRECISION": "bf16", "USE_CPU": "True", "DYNAMO_BACKEND": "NO"}.items():
         monkeypatch.setenv(f"ACCELERATE_{name}", value)
-    processes = launch(load(blobs, ["train.precision=bf16-mixed"]).config)
+    processes = launch(load_recipe(blobs, ["train.precision=bf16-mixed"]).config)
     assert (processes.device.type, processes.size) == ("cpu", 1)
     with pytest.raises(ConfigError, match="accelerate launch --cpu"):
         pick_device("cuda")

@@ -13,7 +13,7 @@ import dipole
 from dipole.core.train import memory_saving
 from dipole.core.train.config import TrainConfig
 from dipole.core.train.memory_saving import Encoding, segments
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.text.encoders import WordGRU
@@ -50,10 +50,10 @@ def test_only_checkpointing_changes_no_bit_and_keeps_the_run_s_name(blobs, tmp_p
     quiet(blobs, "train.log_every=1", runs=tmp_path / "kept")
     quiet(blobs, "train.log_every=1", "train.activation_checkpointing=true", runs=tmp_path / "again")
     assert_same_bits(tmp_path / "kept", tmp_path / "again")
-    base = load(blobs, []).config.hash
+    base = load_recipe(blobs, []).config.hash
     for setting in ("train.microbatch=4", "train.compile=true", "train.precision=16-mixed"):
-        assert load(blobs, [setting]).config.hash != base, setting
-    assert load(blobs, ["train.activation_checkpointing=true"]).config.hash == base
+        assert load_recipe(blobs, [setting]).config.hash != base, setting
+    assert load_recipe(blobs, ["train.activation_checkpointing=true"]).config.hash == base
 
 
 def test_settings_without_effect_are_refused(blobs, tmp_path, monkeypatch):
@@ -62,13 +62,13 @@ def test_settings_without_effect_are_refused(blobs, tmp_path, monkeypatch):
         quiet(blobs, "train.microbatch=4", runs=tmp_path)
     for setting in ("microbatch=4", "activation_checkpointing=true", "compile=true"):
         with pytest.raises(ConfigError, match="has no effect in the domain 'rl'"):
-            load("dot", [f"train.{setting}"])
+            load_recipe("dot", [f"train.{setting}"])
     with pytest.raises(ConfigError, match=r"'16-mixed' is not possible .*'rl'. Allowed: 32, bf16-mixed"):
-        load("dot", ["train.precision=16-mixed"])
+        load_recipe("dot", ["train.precision=16-mixed"])
     for wrong in ("reduce_overhead", "yes", 1, "reduce-overheads"):
         with pytest.raises(ConfigError, match=r"train\.compile: .*True, False or one of 'default', 'reduce-overhead'"):
-            load(blobs, [f"train.compile={wrong}"])
-    assert load("dot", ["train.precision=bf16-mixed"]).config.train.precision == "bf16-mixed"
+            load_recipe(blobs, [f"train.compile={wrong}"])
+    assert load_recipe("dot", ["train.precision=bf16-mixed"]).config.train.precision == "bf16-mixed"
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("16-mixed", torch.float16), ("bf16-mixed", torch.bfloat16)])
@@ -215,7 +215,7 @@ def test_without_a_compiler_the_run_goes_on_and_says_so(blobs, tmp_path, monkeyp
         return call
 
     monkeypatch.setattr(memory_saving.torch, "compile", broken)
-    record = train(load(blobs, ["train.compile=true"]).config, tmp_path / "runs")
+    record = train(load_recipe(blobs, ["train.compile=true"]).config, tmp_path / "runs")
     assert record.status == "done"
     told = capsys.readouterr()
     text = " ".join((told.out + told.err).split())

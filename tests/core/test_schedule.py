@@ -17,7 +17,7 @@ from dipole.core.train.config import TrainConfig
 from dipole.core.train.health import Health, gradient_lengths
 from dipole.core.train.metrics import read_metrics
 from dipole.core.train.optimizer import LARS, build_optimizer, learning_rate
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.seeding import Seeds
@@ -116,10 +116,10 @@ def test_one_run_has_one_spelling(blobs):
         'train.schedule={"infonce.temperature"="exponential(1.0,  1e-1, end=8, start=2.0)"}',
         "train.schedule={infonce={temperature='exponential(1, 0.1, start=2, end=8)'}, learning_rate='constant'}",
     ]
-    assert len({load(blobs, [each]).config.hash for each in spellings}) == 1
-    as_table, as_value = (load(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine"))
+    assert len({load_recipe(blobs, [each]).config.hash for each in spellings}) == 1
+    as_table, as_value = (load_recipe(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine"))
     assert as_table.config == as_value.config
-    both = load(blobs, ["train.schedule=cosine", TEMPERATURE]).config
+    both = load_recipe(blobs, ["train.schedule=cosine", TEMPERATURE]).config
     assert both.train.rate_schedule == "cosine"
     assert 'learning_rate = "cosine"' in both.to_toml()
     assert '"infonce.temperature" = "exponential(1.0, 0.1, start=2, end=8)"' in both.to_toml()
@@ -164,7 +164,7 @@ def ahead():
 def test_what_cannot_be_scheduled_is_said_before_training(blobs, ahead, entry, said):
     chosen = "ahead" if entry.startswith("ahead") else "infonce"
     with pytest.raises(ConfigError, match=r"train\.schedule") as caught:
-        load(blobs, [f"objective={chosen}", f"train.schedule.{entry}"])
+        load_recipe(blobs, [f"objective={chosen}", f"train.schedule.{entry}"])
     assert said in str(caught.value)
 
 
@@ -240,7 +240,7 @@ def test_the_ratios_are_those_of_the_formulas(blobs, tmp_path):
     overrides, terms = ("blobs.dropout=0", "train.evaluate_every=2", "train.steps=5"), objective(text)
     overrides += (f"objective={text}",)
     record = quiet(blobs, *overrides, runs=tmp_path / "runs")
-    settings, seeds, cpu = load(blobs, overrides).config.settings, Seeds(0), torch.device("cpu")
+    settings, seeds, cpu = load_recipe(blobs, overrides).config.settings, Seeds(0), torch.device("cpu")
     torch.manual_seed(seeds.model)
     adapter = BlobsAdapter(settings, seed=seeds, device=cpu, workdir=tmp_path, batch_size=16)
     parameters = list(adapter.module.double().parameters())

@@ -19,7 +19,7 @@ from dipole.benchmarks.suite_results import numbers
 from dipole.core.record import read_record
 from dipole.core.train.checkpoint import list_checkpoints, load_checkpoint
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import OWNER, RunFolder
 from dipole.core.utils.seeding import Seeds
@@ -46,7 +46,7 @@ def test_a_run_learns_and_leaves_what_it_promises(blobs, tmp_path):
     assert losses[3] == pytest.approx(written[0]["train/loss.infonce"])
     assert [line["step"] for line in written if "eval/mean/accuracy" in line] == [30, 60]
     assert record.results["mean/accuracy"] == pytest.approx(written[-1]["eval/mean/accuracy"])
-    assert folder.read_config() == load(blobs, overrides).config
+    assert folder.read_config() == load_recipe(blobs, overrides).config
 
 
 DOMINATED = "objective=infonce + 50*dp(reduction=anchor_sum)"  # which is said in the notes
@@ -136,7 +136,7 @@ def test_trained_as_the_plain_loop_trains(blobs, tmp_path):
     quiet(blobs, *overrides, runs=tmp_path / "runs")
     seeds, cpu = Seeds(0), torch.device("cpu")
     torch.manual_seed(seeds.model)
-    settings = load(blobs, overrides).config.settings
+    settings = load_recipe(blobs, overrides).config.settings
     adapter = BlobsAdapter(settings, seed=seeds, device=cpu, workdir=tmp_path, batch_size=16)
     loss_of = objective("infonce(temperature=0.3)+0.2*dp")
     optimizer = torch.optim.Adam(adapter.module.parameters(), foreach=False)
@@ -153,7 +153,7 @@ def test_trained_as_the_plain_loop_trains(blobs, tmp_path):
 
 
 def test_finished_run_is_not_run_again_and_two_processes_cannot_train_one(blobs, tmp_path, monkeypatch):
-    config = load(blobs).config
+    config = load_recipe(blobs).config
     other = RunFolder(tmp_path / config.hash)
     other.open(config)
     with pytest.raises(TrainingError, match=rf"another process \(pid {os.getpid()}\) is training this run"):
@@ -238,7 +238,7 @@ def test_what_a_received_folder_has_in_place_of_our_files_is_not_written_to(blob
     """A pipe would be waited for without end; what a link leads to would be cut back to nothing."""
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
-    folder = tmp_path / "runs" / load(blobs).config.hash
+    folder = tmp_path / "runs" / load_recipe(blobs).config.hash
     folder.mkdir(parents=True)
     for place in (lambda: os.mkfifo(folder / name), lambda: (folder / name).symlink_to(mine)):
         place()

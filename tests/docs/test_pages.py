@@ -14,7 +14,7 @@ from dipole.benchmarks.suite import read_suite
 from dipole.core.cli import app, main
 from dipole.core.cli.parser import command_parser
 from dipole.core.objectives.registry import registry
-from dipole.core.train.recipe import load, resolve
+from dipole.core.train.recipe import load_recipe, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -68,7 +68,7 @@ def check_command(words: list[str]) -> None:
     configure(parser)
     given = parser.parse_args(words[1:])
     if words[0] == "train" and not Path(given.recipe).suffix and given.recipe not in PLACEHOLDERS:
-        load(given.recipe, [each for each in words[1:] if "=" in each])
+        load_recipe(given.recipe, [each for each in words[1:] if "=" in each])
 
 
 @pytest.mark.parametrize("page", [page for page in GUIDES if name(page) not in ELSEWHERE], ids=name)
@@ -178,7 +178,7 @@ def check_toml(text: str) -> None:
     else:
         lines = [f"train.schedule.{key}={value}" for key, value in read.pop("train")["schedule"].items()]
         assert not read
-        load("digits-simclr", ["objective=infonce + 0.1*dp", "train.schedule=", *lines])
+        load_recipe("digits-simclr", ["objective=infonce + 0.1*dp", "train.schedule=", *lines])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -144,9 +144,9 @@ def test_a_kernel_shows_progress_and_no_bar(tmp_path):
     training = """
         from pathlib import Path
         from dipole.core.train.run import train
-        from dipole.core.train.recipe import load
+        from dipole.core.train.recipe import load_recipe
         small = ["train.epochs=4", "vision.data.limit=400", "vision.probe.baselines=false"]
-        train(load("digits-simclr", small).config, Path("runs"))
+        train(load_recipe("digits-simclr", small).config, Path("runs"))
         """
     helper, _, _ = cell_with("4-table-to-verdict", "def dipole").partition('\n\ndipole("bench"')
     bench = f'{helper}\n\ndipole("bench", "lmcl-table1", "--known", "shipped")'

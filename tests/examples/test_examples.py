@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dipole
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.vision.adapter import VisionAdapter
 
@@ -210,7 +210,7 @@ def test_losses_are_those_of_the_trainer_on_the_same_batches(name, tmp_path, mon
                 "train.schedule=constant",
                 "train.weight_decay=0", "train.log_every=1", "vision.encoder.width=4", "vision.data.limit=64",
                 "vision.probe.probes=['knn']", "vision.probe.baselines=false", *RECIPES[name]]  # fmt: skip
-    config = load("digits-simclr", settings).config
+    config = load_recipe("digits-simclr", settings).config
     train(config, tmp_path, quiet=True)
     lines = (tmp_path / config.hash / "metrics.jsonl").read_text().splitlines()
     logged = [line["train/loss"] for line in map(json.loads, lines) if "train/loss" in line]

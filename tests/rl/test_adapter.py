@@ -13,7 +13,7 @@ from dipole import benchmarks
 from dipole.benchmarks.suite import read_suite
 from dipole.core.train.health import Health
 from dipole.core.train.metrics import read_metrics
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import Run, RunInterruptedError, train
 from dipole.core.train.shipped import shipped
 from dipole.core.utils.errors import ConfigError
@@ -30,7 +30,7 @@ SHORT = [*QUICK, "train.steps=120", "train.evaluate_every=60", "train.checkpoint
 
 
 def short(*overrides):
-    return load("dot", [*SHORT, *overrides]).config
+    return load_recipe("dot", [*SHORT, *overrides]).config
 
 
 OBJECTIVE = "objective=infonce(similarity=bilinear) + dp"
@@ -157,23 +157,23 @@ def test_records_of_agents_without_an_objective_and_of_a_term_that_stays_0(tmp_p
     assert any("'infonce'" in note and "no anchor has a negative" in note for note in record.notes)
 
 
-@pytest.mark.parametrize("name", [name for name in shipped("recipes") if load(name).config.domain == "rl"])
+@pytest.mark.parametrize("name", [name for name in shipped("recipes") if load_recipe(name).config.domain == "rl"])
 def test_every_recipe_of_the_domain_is_complete(name):
-    config = load(name).config
+    config = load_recipe(name).config
     assert config.name == name
     assert config.train.steps % config.train.evaluate_every == 0
     if name in ("lmcl-table5", "cllr-table4"):  # those of the papers train long enough for their score
-        config = load(name, ["rl.task=ball-in-cup-catch"]).config
+        config = load_recipe(name, ["rl.task=ball-in-cup-catch"]).config
         assert (config.train.steps, config.train.batch_size, config.rl.task) == (100_000, 512, "ball_in_cup-catch")
         assert (config.rl.preset, config.rl.rendering, config.rl.episodes) == ("curl", "paper", 10)
-        assert {load(name, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
+        assert {load_recipe(name, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
 
 
 def test_recipes_have_settings_of_peers():
-    config = load("curl").config
+    config = load_recipe("curl").config
     assert (config.train.batch_size, config.train.learning_rate, config.rl.preset) == (128, 1e-3, "curl")
     assert config.rl.agent_settings() == RLConfig().agent_settings() == {}
-    assert load("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
+    assert load_recipe("curl", ["rl.preset=paper"]).config.train.batch_size == 512  # the recipe gives none of its own
     assert RLConfig(encoder_steps=1, hidden=(8,)).agent_settings() == {"encoder_steps": 1, "hidden": (8,)}
     assert RLConfig(task="cheetah-run", rendering="fast").environment() == {"frame_stack": 3, "rendering": "fast"}
     assert RLAdapter.objective_optional
@@ -197,7 +197,7 @@ def test_recipes_have_settings_of_peers():
 )
 def test_wrong_keys_of_a_recipe_are_named(recipe, setting, said):
     with pytest.raises(ConfigError, match=said):
-        load(recipe, [setting])
+        load_recipe(recipe, [setting])
 
 
 STEPS = 1900
@@ -220,7 +220,7 @@ def random_return():
 def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
     # Both evaluations play the same episodes.
     settings = [f"train.steps={STEPS}", f"train.evaluate_every={STEPS // 2}", "train.curves_on=test", "device=cpu"]
-    config = load("dot", [f"objective={objective}", *settings]).config
+    config = load_recipe("dot", [f"objective={objective}", *settings]).config
     # Half of the steps are uniform actions: the first evaluation is that of an untrained agent.
     record = train(config, tmp_path, quiet=True)
     lines = read_metrics(tmp_path / config.hash / "metrics.jsonl")
@@ -237,7 +237,7 @@ def test_the_dot_task_is_learnt(objective, random_return, tmp_path):
 
 @pytest.mark.slow
 def test_drq_learns_the_dot_task(random_return, tmp_path):
-    config = load("dot-drq", ["train.evaluate_every=5000", "device=cpu"]).config
+    config = load_recipe("dot-drq", ["train.evaluate_every=5000", "device=cpu"]).config
     assert train(config, tmp_path, quiet=True).results["return/mean"] > random_return + 10
 
 

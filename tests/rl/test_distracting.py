@@ -8,7 +8,7 @@ from PIL import Image
 
 pytest.importorskip("dm_control")
 
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import make_env
 from dipole.rl.envs.distracting import DIFFICULTIES, _picture, _rolled, videos_in
@@ -109,7 +109,7 @@ def test_recipes_name_the_papers_difficulties(videos):
     assert [len(videos_in(videos, most)) for most in (None, 8, 2)] == [3, 3, 2]
     assert env.reset(seed=0)[0].shape == (9, 40, 40)
     wanted = ["rl.task=distracting:walker-walk", "rl.difficulty=medium", f"rl.backgrounds={videos}", "rl.dynamic=true"]
-    assert load("curl", wanted).config.rl.environment()["difficulty"] == "medium"
+    assert load_recipe("curl", wanted).config.rl.environment()["difficulty"] == "medium"
 
 
 @pytest.mark.parametrize(

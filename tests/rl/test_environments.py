@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import dipole.rl
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError, DipoleError, RegistryError
 from dipole.rl import ControlEnv, DotEnv, environment, envs, make_env
@@ -320,7 +320,7 @@ def test_a_file_in_the_folder_is_enough(tmp_path, monkeypatch):
         assert gymnasium.make(f"dipole/{spelling}-v0", size=24).observation_space.shape == (6, 24, 24)
     small = ["train.steps=40", "train.evaluate_every=40", "train.batch_size=8", "device=cpu"]
     small += ["rl.learning_starts=20", "rl.episodes=1", "rl.size=24", "rl.image_size=20"]
-    config = load("dot", ["rl.task=My-Dot", *small]).config
+    config = load_recipe("dot", ["rl.task=My-Dot", *small]).config
     assert config.rl.task == "my_dot"
     assert config.rl.environment() == {"size": 24}
     assert train(config, tmp_path, quiet=True).data["sizes"]["observation"] == [6, 24, 24]
@@ -350,11 +350,11 @@ def test_code_of_an_environment_changes_the_run_id(tmp_path, monkeypatch):
     task = "import gymnasium\nclass Their(gymnasium.Env):\n    reward = 1\n"
     (package / "task.py").write_text(task)
     monkeypatch.syspath_prepend(tmp_path)
-    found = load("dot", ["rl.task=somebodys_envs:Their-v0", "rl.image_size="]).config
+    found = load_recipe("dot", ["rl.task=somebodys_envs:Their-v0", "rl.image_size="]).config
     assert set(found.determining()["sources"]) == {"somebodys_envs"}
     before = found.hash
     (package / "task.py").write_text(task.replace("1", "10"))
     assert found.hash != before
     # Our own stand for themselves: their files change with dipole.
-    assert load("dot").config.determining()["sources"] == {}
-    assert load("dot", ["rl.task=dipole/dot-v0"]).config.determining()["sources"] == {}
+    assert load_recipe("dot").config.determining()["sources"] == {}
+    assert load_recipe("dot", ["rl.task=dipole/dot-v0"]).config.determining()["sources"] == {}

@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.train.build import build
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import ConfigError, DataError, TrainingError
 from dipole.core.utils.extras import install_line
@@ -175,8 +175,8 @@ def test_five_faults_in_a_row_stop(workers, tiny_agent):
 
 def test_workers_of_an_evaluation_change_no_result(tmp_path):
     small = ["rl.evaluation_seeds=each", "rl.episodes=3", "device=cpu", "rl.filters=4", "rl.hidden=[8]"]
-    configs = [load("dot", [*small, f"rl.evaluation_workers={count}"]).config for count in (1, 2)]
-    assert configs[0].hash == configs[1].hash != load("dot", small[1:]).config.hash
+    configs = [load_recipe("dot", [*small, f"rl.evaluation_workers={count}"]).config for count in (1, 2)]
+    assert configs[0].hash == configs[1].hash != load_recipe("dot", small[1:]).config.hash
     adapters = [build(each, RunFolder(tmp_path), torch.device("cpu"))[0] for each in configs]
     found = [each.evaluate(None) for each in adapters]
     adapters[1]._players.close()

@@ -12,7 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 from dipole.core.cli import main
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run, load_run
@@ -33,7 +33,7 @@ SETTINGS += ["train.checkpoint_every=90", "train.learning_rate=3e-4", "rl.hidden
 def run(tmp_path_factory):
     """A finished run that was moved to another place, and its record."""
     folder = tmp_path_factory.mktemp("agent")
-    config = load("dot", SETTINGS).config
+    config = load_recipe("dot", SETTINGS).config
     record = train(config, folder / "runs", quiet=True)
     moved = folder / "moved" / "elsewhere"
     shutil.copytree(folder / "runs" / config.hash, moved)
@@ -242,7 +242,7 @@ SHORT += ["rl.learning_starts=40", "rl.episodes=2", "rl.hidden=[8]", "device=cpu
 def test_the_folder_for_the_hub_is_that_of_huggingface_sb3(tmp_path):
     from huggingface_hub import ModelCard
 
-    config = load("dot-state", SHORT).config
+    config = load_recipe("dot-state", SHORT).config
     train(config, tmp_path, quiet=True)
     assert main(["export", str(tmp_path / config.hash), "--to", "huggingface-sb3", "--license", "mit"]) == 0
     folder = tmp_path / config.hash / "export-huggingface-sb3"

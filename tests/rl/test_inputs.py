@@ -11,7 +11,7 @@ from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from dipole.core.cli import main
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run
@@ -204,7 +204,7 @@ def test_recipes_run_are_evaluated_and_exported(recipe, tmp_path):
     wanted = ["train.steps=60", "train.evaluate_every=60", "train.checkpoint_every=60", "train.batch_size=8"]
     wanted += ["rl.learning_starts=50", "rl.episodes=1", "rl.hidden=[16]", "device=cpu"]
     wanted += ["rl.filters=4"] if recipe != "dot-state" else []
-    config = load(recipe, wanted).config
+    config = load_recipe(recipe, wanted).config
     record = train(config, tmp_path, quiet=True)
     _, found = evaluate_run(RunFolder(tmp_path / config.hash), "cpu")
     assert found.results["return/mean"] == record.results["return/mean"]

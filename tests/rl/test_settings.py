@@ -13,7 +13,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
-from dipole.core.train.recipe import load, resolve
+from dipole.core.train.recipe import load_recipe, resolve
 from dipole.core.utils.errors import ConfigError
 from dipole.rl import CheckpointCallback, ContrastiveDrQ, ContrastiveSAC, DotEnv, make_env, resume, snapshots, zoo
 from dipole.rl import snapshots as checkpoints
@@ -264,7 +264,7 @@ def test_presets_and_their_values_are_one_run():
     assert RLConfig(preset="small").determining() != RLConfig().determining()
     assert RLConfig(workers=True, storage="device").determining() == RLConfig().determining()
     assert RLConfig(preset="paper").determining() == {"crop_inclusive": True, "encoder_steps": 1, "twin_loss": "half"}
-    config = load("dot").config
+    config = load_recipe("dot").config
     assert config.rl.hidden == (256,)
     assert config.rl.filters == PRESETS["small"].filters
     config.to_toml()

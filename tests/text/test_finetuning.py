@@ -27,7 +27,7 @@ from transformers import (
 
 from dipole.core.cli import main
 from dipole.core.train.finetuning import LoraTable
-from dipole.core.train.recipe import load, resolve
+from dipole.core.train.recipe import load_recipe, resolve
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.signals import RunInterruptedError
@@ -175,7 +175,7 @@ def test_long_sentences_end_where_the_positions_do(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(using, "write_corpus", longer_corpus)
     note = "text.max_length 200: the transformer has 128 positions, longer sentences are cut there"
     run = trained(tmp_path / "there", max_length=200, **BERT)
-    train(load(tmp_path / "there" / "recipe.toml", []).config, tmp_path / "again", overwrite=True)
+    train(load_recipe(tmp_path / "there" / "recipe.toml", []).config, tmp_path / "again", overwrite=True)
     assert capsys.readouterr().err.count(note) == 1
     with pytest.warns(UserWarning, match=note) as said:
         _, adapter, _ = load_run(RunFolder(run), "cpu")

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 import dipole
 from dipole.core.cli import main
 from dipole.core.train.build import construct
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import load_run
@@ -266,7 +266,7 @@ RUNS = {
 def test_a_run_is_continued_bit_for_bit_evaluated_and_exported(kind, table, tmp_path, capsys):
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE + RUNS[kind].format(table=table))
-    construct(load(recipe).config)
+    construct(load_recipe(recipe).config)
     whole = run_of(recipe, tmp_path / "whole")
     run, parts = (tmp_path / name / whole.hash for name in ("whole", "parts"))
     with interrupted(TextAdapter, "embed", 6), pytest.raises(RunInterruptedError, match="checkpoint is saved"):

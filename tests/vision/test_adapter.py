@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dipole import objective
 from dipole.core.evaluation.probes import state_hash
 from dipole.core.train.model_files import load_weights, save_weights
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError, OptionError
 from dipole.core.utils.seeding import Seeds
 from dipole.vision.augment import Augmentation, AugmentConfig
@@ -98,7 +98,7 @@ def test_embedding_features_pass_through_the_objective():
 
 def test_all_wrong_settings_of_a_recipe_are_in_one_message():
     with pytest.raises(ConfigError) as caught:
-        load("digits-simclr", ["vision.encoder.nam=x", "vision.augment.hue=0.9", "vision.probe.solver=newton"])
+        load_recipe("digits-simclr", ["vision.encoder.nam=x", "vision.augment.hue=0.9", "vision.probe.solver=newton"])
     for name in ("vision.encoder.nam", "'name'", "vision.augment.hue", "vision.probe.solver", "convex"):
         assert name in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_all_wrong_settings_of_a_recipe_are_in_one_message():
 )
 def test_wrong_settings_are_refused(settings, message):
     refused((ConfigError, OptionError, ValidationError), message, adapter, **settings)
-    refused(ConfigError, r"train\.batch_size", load, "digits-simclr", ["train.batch_size=1"])
+    refused(ConfigError, r"train\.batch_size", load_recipe, "digits-simclr", ["train.batch_size=1"])
 
 
 def colour_folder(root, splits):

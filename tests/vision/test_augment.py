@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from dipole import DipoleError
-from dipole.core.train.recipe import load, resolve
+from dipole.core.train.recipe import load_recipe, resolve
 from dipole.core.utils.errors import ConfigError
 from dipole.vision import Augment
 from dipole.vision import augment as A
@@ -208,13 +208,13 @@ def test_every_view_has_its_own_settings_and_small_crops_are_views():
     ],
 )
 def test_what_is_wrong_is_said(setting, message):
-    refused(ConfigError, message, load, "digits-simclr", [f"vision.augment.{setting}"])
+    refused(ConfigError, message, load_recipe, "digits-simclr", [f"vision.augment.{setting}"])
 
 
 def test_tables_of_views_change_the_name_of_a_run_and_say_what_solo_learn_does():
-    plain = load("digits-simclr").config
-    assert load("digits-simclr", ["vision.augment.solarize=0.0"]).config.hash == plain.hash
-    other = load("digits-simclr", ["vision.augment.view.2.solarize=0.2"]).config
+    plain = load_recipe("digits-simclr").config
+    assert load_recipe("digits-simclr", ["vision.augment.solarize=0.0"]).config.hash == plain.hash
+    other = load_recipe("digits-simclr", ["vision.augment.view.2.solarize=0.2"]).config
     assert other.hash != plain.hash
     assert other.determining()["vision"]["augment"]["view"] == {"2": {"solarize": 0.2}}
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "solo-learn.md").read_text()
@@ -366,7 +366,7 @@ def test_an_image_a_tensor_and_a_batch_have_the_same_views(preset, changes):
                                                 ("moco", "imagenet100-moco"), ("cmc", "imagenet100-cmc")])  # fmt: skip
 def test_presets_are_the_settings_of_the_recipes(preset, recipe):
     """The recipes' settings were taken from the papers, and each cites its place."""
-    table = load(recipe, ["vision.data.source=digits"]).config.settings
+    table = load_recipe(recipe, ["vision.data.source=digits"]).config.settings
     expected = table.framework.augmentations(table)
     assert [each.model_dump(exclude={"view", "blur_kernel"}) for each in Augment(preset).configs] == [
         each.model_dump(exclude={"view", "blur_kernel"}) for each in expected

@@ -168,17 +168,17 @@ import json, sys
 from pathlib import Path
 from dipole.core.cli import main
 from dipole.core.utils.errors import DipoleError
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 
 SETTINGS = ["vision.data.source=stripes:6", "vision.encoder.name=mean-pixel", "vision.method=oneway",
             "vision.oneway.scale=2.0", "train.batch_size=8", "train.epochs=1", "vision.probe.probes=['knn']",
             "vision.probe.baselines=false"]
-record = train(load("digits-simclr", SETTINGS).config, Path(sys.argv[1]), quiet=True)
+record = train(load_recipe("digits-simclr", SETTINGS).config, Path(sys.argv[1]), quiet=True)
 problems = []
 for wrong in {list(WRONG)}:
     try:
-        train(load("digits-simclr", [*SETTINGS, wrong]).config, Path(sys.argv[1]), quiet=True)
+        train(load_recipe("digits-simclr", [*SETTINGS, wrong]).config, Path(sys.argv[1]), quiet=True)
     except DipoleError as error:
         problems.append(str(error))
 main(["show", "vision"])

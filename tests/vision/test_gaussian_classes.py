@@ -10,7 +10,7 @@ from dipole.benchmarks.run_records import read_records
 from dipole.benchmarks.suite import read_suite
 from dipole.benchmarks.suite_results import SuiteResults
 from dipole.core.cli import main
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run_folder import find_run
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
@@ -120,8 +120,8 @@ CLASSES = ("views=3", "negatives=queries", "classes=4", "imbalance=2.0", "label_
     ("recipe", "setting"), [*(("gaussian-classes", each) for each in PLANES), *(("lmcl-toy", each) for each in CLASSES)]
 )
 def test_settings_of_the_other_data_are_refused(recipe, setting):
-    refused(ConfigError, f"{setting.partition('=')[0]}: no effect", load, recipe, [f"toy.{setting}"])
-    refused(ConfigError, "9 for 10 classes", load, "gaussian-classes", ["toy.points=9"])
+    refused(ConfigError, f"{setting.partition('=')[0]}: no effect", load_recipe, recipe, [f"toy.{setting}"])
+    refused(ConfigError, "9 for 10 classes", load_recipe, "gaussian-classes", ["toy.points=9"])
 
 
 def test_the_released_cllr_acts_on_the_encoders_features_of_every_view():

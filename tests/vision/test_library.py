@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dipole
 from dipole import objective, vision
-from dipole.core.train.recipe import load
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.adapter import VisionAdapter
@@ -430,7 +430,7 @@ def test_a_recipe_stopped_and_continued_is_one_run(tmp_path, name):
     assert all(0 < line["train/spread"] < 1.5 and 0 <= line["train/online_accuracy"] <= 1 for line in losses)
     if name == "digits-byol":
         total = losses[-1]["step"]
-        start = load(name).config.settings.own_table.momentum
+        start = load_recipe(name).config.settings.own_table.momentum
         for line in losses:
             expected = 1 - (1 - start) * (math.cos(math.pi * (line["step"] - 1) / total) + 1) / 2
             assert line["train/momentum"] == pytest.approx(expected, abs=1e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dipole.core.train.recipe import load as load_recipe
+from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds

@@ -49,11 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> Runner:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dipole.core.train.recipe import load
+    from dipole.core.train.recipe import load_recipe
 
     if arguments.seed is not None:
         arguments.overrides.append(f"seed={arguments.seed}")
-    resolved = load(arguments.recipe, arguments.overrides)
+    resolved = load_recipe(arguments.recipe, arguments.overrides)
     config = resolved.config
     if arguments.print_config:
         if launched().rank == 0 and arguments.json:
