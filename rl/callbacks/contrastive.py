@@ -127,6 +127,7 @@ class ContrastiveCallback(BaseCallback):
         self._parents: list[EventCallback] = []
         self._stepped = self._few = False  # in this `learn`: any step, too few observations for one
         self._rollout: dict[str, NDArray[Any]] | None = None  # (N, ...), every observation once
+        self._learned: Learned
 
     def _init_callback(self) -> None:
         self._stepped = False

@@ -303,7 +303,7 @@ def test_many_suites_open_with_a_line_each_and_the_claims_they_decide(runs_folde
     assert set(verdicts.values()) == {"bad"}
     counts = dict(reversed(each.split(" ", 1)) for each in answers["lmcl-table4"][-1].split(", "))
     assert int(counts["differ"]) == len(verdicts)
-    assert f"{len(verdicts)} differ" in report.findings[0]
+    assert f"contradict {len(verdicts)}" in report.findings[0]
     out = runs_folder.path.parent
     write_report(runs_folder.path, out / "out.html")
     html, page = ((out / name).read_text() for name in ("out.html", "out/s3-small.html"))
