@@ -157,7 +157,9 @@ spread = {}
 for recipe, (metric, small) in RECIPES.items():
     for objective in ("infonce", "infonce + 0.1*apart"):
         record = train(
-            load_recipe(recipe, [f"objective={objective}", *(small if SMALL else [])]).config,
+            load_recipe(
+                recipe, [f"objective={objective}", *(small if SMALL else [])]
+            ).config,
             runs,
         )
         spread[recipe, objective] = record.diagnostics["uniformity"]

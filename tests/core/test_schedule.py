@@ -117,7 +117,9 @@ def test_one_run_has_one_spelling(blobs):
         "train.schedule={infonce={temperature='exponential(1, 0.1, start=2, end=8)'}, learning_rate='constant'}",
     ]
     assert len({load_recipe(blobs, [each]).config.hash for each in spellings}) == 1
-    as_table, as_value = (load_recipe(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine"))
+    as_table, as_value = (
+        load_recipe(blobs, [f"train.schedule={each}"]) for each in ("{learning_rate='cosine'}", "cosine")
+    )
     assert as_table.config == as_value.config
     both = load_recipe(blobs, ["train.schedule=cosine", TEMPERATURE]).config
     assert both.train.rate_schedule == "cosine"

@@ -166,7 +166,9 @@ def test_every_recipe_of_the_domain_is_complete(name):
         config = load_recipe(name, ["rl.task=ball-in-cup-catch"]).config
         assert (config.train.steps, config.train.batch_size, config.rl.task) == (100_000, 512, "ball_in_cup-catch")
         assert (config.rl.preset, config.rl.rendering, config.rl.episodes) == ("curl", "paper", 10)
-        assert {load_recipe(name, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(tasks.PAPER_TASKS)
+        assert {load_recipe(name, [f"rl.task={task}"]).config.rl.task for task in tasks.PAPER_TASKS} == set(
+            tasks.PAPER_TASKS
+        )
 
 
 def test_recipes_have_settings_of_peers():

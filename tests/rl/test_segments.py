@@ -145,11 +145,6 @@ def a_pickle(folder, name):
     told(lambda manifest: manifest["bytes"].update({name: (folder / name).stat().st_size}))(folder)
 
 
-def a_pipe(folder, name):
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-
-
 def flip(folder):
     (path,) = folder.glob("replay-*-*.npz")
     data = bytearray(path.read_bytes())
@@ -185,8 +180,14 @@ def checkpoint(tmp_path_factory):
         (lambda folder: a_pickle(folder, "replay.npz"), "cannot be read"),
         (lambda folder: a_pickle(folder, "state.json"), "cannot be read"),
         (lambda folder: a_pickle(folder, "agent.zip"), "cannot be read"),
-        pytest.param(lambda folder: a_pipe(folder, "manifest.json"), "damaged|incomplete", marks=posix),
-        pytest.param(lambda folder: a_pipe(folder, "state.json"), "damaged|incomplete", marks=posix),
+        pytest.param(
+            lambda f: ((f / "manifest.json").unlink(), os.mkfifo(f / "manifest.json")),
+            "damaged|incomplete",
+            marks=posix,
+        ),
+        pytest.param(
+            lambda f: ((f / "state.json").unlink(), os.mkfifo(f / "state.json")), "damaged|incomplete", marks=posix
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, said):
