@@ -432,7 +432,7 @@ def test_rounding_to_tf32_follows_every_switch_of_pytorch():
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2, -1], [0] * 6], ids=["lone rows", "one class"])
-@pytest.mark.parametrize("spec", ["infonce(joint=true)", "supcon", "supcon(variant=in)"])
+@pytest.mark.parametrize("spec", ["align_uniform", "infonce(joint=true)", "supcon", "supcon(variant=in)"])
 def test_second_derivatives_where_anchors_lack_positives_or_negatives(spec, labels):
     loss = dipole.objective(spec)
     assert torch.autograd.gradgradcheck(lambda z: loss(Pairs.from_labels(z, torch.tensor(labels))).loss, draw(6, 4))

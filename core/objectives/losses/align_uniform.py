@@ -32,7 +32,7 @@ def log_mean_kernel(
     """
     if not views and positive.shape[1]:
         near = 2 * t * positive if mask is None else torch.where(mask, 2 * t * positive, -torch.inf)
-        potential = torch.logaddexp(potential, torch.logsumexp(near, 1))
+        potential = torch.logsumexp(torch.cat([potential.unsqueeze(1), near], 1), 1)
         count = count + (positive.shape[1] if mask is None else mask.sum(1))
     return log_mean_exp(potential, count) - 2 * t
 
