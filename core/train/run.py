@@ -42,7 +42,7 @@ __all__ = ["Run", "RunInterruptedError", "build", "pick_device", "train"]
 
 def train(
     config: RunConfig,
-    runs: Path = DEFAULT_RUNS,
+    runs: str | Path = DEFAULT_RUNS,
     *,
     resume: Literal["auto", "never"] | Path = "auto",
     overwrite: bool = False,
@@ -55,7 +55,7 @@ def train(
     rank calls this.
 
     Args:
-        config: what to run (`load(...).config`); its hash names the folder inside `runs`.
+        config: what to run (`load_recipe(...).config`); its hash names the folder inside `runs`.
         runs: folder of all runs.
         resume: "auto" continues from the newest readable checkpoint, "never" starts again, a `Path` (no text) is one.
         overwrite: run again although a finished record exists, and remove the old one.
@@ -75,7 +75,9 @@ def train(
     """
     if not isinstance(resume, Path) and resume not in ("auto", "never"):
         raise ConfigError(f"resume must be 'auto', 'never' or the Path of a checkpoint (no text), got {resume!r}.")
-    folder = RunFolder(runs / config.hash)
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"config must be a configuration, load_recipe(...).config, got a {type(config).__name__}.")
+    folder = RunFolder(Path(runs) / config.hash)
     record = None if overwrite else folder.read_record()
     if record is not None and record.status == "done":
         return record

@@ -150,7 +150,7 @@ class RunFolder:
         return resolve(written, overrides).config
 
 
-def find_run(text: str, runs: Path) -> RunFolder:
+def find_run(text: str | Path, runs: str | Path = DEFAULT_RUNS) -> RunFolder:
     """Return the folder of a run, by its path or by the first digits of its id.
 
     Args:
@@ -160,7 +160,7 @@ def find_run(text: str, runs: Path) -> RunFolder:
     Raises:
         ConfigError: nothing or more than one run fits.
     """
-    path = Path(text)
+    path, text, runs = Path(text), str(text), Path(runs)
     if is_folder(path) and is_run(path):
         return RunFolder(path)
     fits: list[Path] = []

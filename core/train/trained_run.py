@@ -30,7 +30,7 @@ def load_run(
     """Rebuild a finished run with its trained weights from its folder.
 
     Args:
-        folder: the run.
+        folder: the run, as `find_run` returns it.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps". None: the recipe's `device`.
         settings: "table.key=value" with the new places of moved data (keys of `Adapter.data_fields`).
 
@@ -42,6 +42,8 @@ def load_run(
         CheckpointError: the weights or the domain's other files are missing or damaged.
         ConfigError: a setting is not allowed, or the device is not available.
     """
+    if not isinstance(folder, RunFolder):
+        raise ConfigError(f"folder must be a run, find_run({str(folder)!r}), got a {type(folder).__name__}.")
     record = folder.read_record()
     if record is None or record.status != "done":
         status = "has no record" if record is None else f"is {record.status}"

@@ -14,6 +14,7 @@ import torch
 from blobs_domain import BlobsAdapter
 from runs import Steeper, assert_same_bits, at_batch, interrupt, lines, only_record, patch_blobs, quiet, weights
 
+import dipole
 from dipole import CheckpointError, ConfigError, DipoleError, Pairs, TrainingError, objective
 from dipole.benchmarks.suite_results import numbers
 from dipole.core.record import read_record
@@ -23,6 +24,7 @@ from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError, train
 from dipole.core.train.run_folder import OWNER, RunFolder
 from dipole.core.utils.seeding import Seeds
+from tests.runs import refused
 from tests.systems import file_limit, posix
 
 
@@ -229,7 +231,12 @@ def test_checkpoint_of_another_configuration_is_refused(blobs, tmp_path, monkeyp
     ):
         with pytest.raises((CheckpointError, ConfigError), match=said):
             quiet(blobs, f"seed={seed}", runs=tmp_path, resume=resume)
-    assert quiet(blobs, runs=tmp_path, resume="never").status == "done"
+    record = quiet(blobs, runs=tmp_path, resume="never")
+    assert dipole.train(load_recipe(blobs).config, str(tmp_path)).updated == record.updated  # finished: not run again
+    folder = dipole.find_run(record.hash[:6], str(tmp_path))
+    assert dipole.load_run(folder)[0] == record
+    refused(ConfigError, r"load_recipe\(...\)\.config", dipole.train, blobs)
+    refused(ConfigError, "find_run", dipole.load_run, folder.path)
 
 
 @posix
