@@ -31,7 +31,6 @@ from dipole.core.utils.hub import without_retry_messages
 from dipole.core.utils.seeding import STREAMS, Seeds, isolated, rng_state, seed_everything, set_rng_state
 from dipole.core.utils.text import number, results_table
 from dipole.core.utils.transfer import constant, prefetched, tensors_in, to_device
-from tests.core.without_posix import MODULES, OF_OS, OF_SIGNAL
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
@@ -149,11 +148,6 @@ def test_every_room_has_its_layer_and_there_is_no_import_cycle():
     assert not waiting, f"a cycle is among {sorted(waiting)}"
 
 
-IN_TEXT = re.compile(
-    r"\bimport[^\n]*\bresource\b|signal\.SIG(KILL|USR|ALRM|HUP)|os\.(kill|killpg|fork|mkfifo)\(|get_context\(.fork"
-)
-
-
 @pytest.mark.slow
 def test_a_system_without_posix_imports_everything_trains_and_finds_every_test(tmp_path):
     """On Windows a module of tests that cannot be imported stops the whole run."""
@@ -165,46 +159,6 @@ def test_a_system_without_posix_imports_everything_trains_and_finds_every_test(t
     assert "\ncodes 0 0 0 0\n" in done.stdout, said
     assert done.returncode == 0, said
     assert len(re.findall(r"^tests/\S+\.py: \d+$", done.stdout, re.MULTILINE)) > 100
-
-
-def test_nothing_that_windows_lacks_is_used_without_a_mark():
-    """No module imports it at the top, and tests use it only with a mark."""
-    top, inside = [], {}
-    for folder in ("core", "vision", "text", "rl", "benchmarks", "dipole", "tests", "docs", "examples"):
-        for file in (ROOT / folder).rglob("*.py"):
-            for node in tree(file).body:
-                top += [(file.name, name) for name in imported(node) if name.partition(".")[0] in MODULES]
-            if folder == "tests" and file.name not in ("systems.py", "without_posix.py", "test_layout.py"):
-                inside[file.name] = lacking(tree(file))
-    assert not top
-    assert not {name: names for name, names in inside.items() if names}
-
-
-def imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [each.name for each in node.names]
-    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-
-
-def lacking(node: ast.AST) -> list[str]:
-    """Return the features that a piece of a test uses without a mark, and that Windows lacks."""
-    marks = []
-    if isinstance(node, ast.If | ast.IfExp):
-        marks = re.findall(r"\bPOSIX\b|hasattr", ast.unparse(node.test))
-    elif isinstance(node, ast.Call):  # pytest.param
-        marks = [each for each in node.keywords if "posix" in ast.unparse(each)]
-    elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-        said = " ".join(map(ast.unparse, node.decorator_list)).partition("parametrize")[0]
-        marks = re.findall(r"\b(posix|linux|which)\b|hasattr", said)
-    if marks:
-        return []
-    found = [name for name in imported(node) if name.partition(".")[0] in MODULES]
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        of = {"os": (*OF_OS, "kill"), "signal": OF_SIGNAL}.get(node.value.id, ())
-        found += [node.attr] if node.attr in of else []
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        found += [match.group() for match in [IN_TEXT.search(node.value)] if match]
-    return found + [name for child in ast.iter_child_nodes(node) for name in lacking(child)]
 
 
 def test_baselines_are_columns_beside_the_trained_numbers():
