@@ -1,7 +1,6 @@
 """The domain as the trainer sees it: batches, pairs, evaluation, and steps that read nothing back from the device."""
 
 import json
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,25 +9,24 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 import dipole
-from dipole import objective
 from dipole.core.evaluation.diagnostics import pair_histogram
 from dipole.core.train.class_blocks import BlockShape, block_losses
 from dipole.core.train.evaluation import diagnose
 from dipole.core.utils.errors import ConfigError, DataError
-from dipole.text.adapter import TextAdapter, _is_development
+from dipole.text.adapter import _is_development
 from dipole.text.config import TextSettings
 from dipole.text.corpus import Document
 from dipole.text.document_classification import held_back, labelled_documents
 from dipole.text.encoders.networks import takes_whole_mask
 from dipole.text.model import expanded
 from tests.device_reads import META, no_cuda_waits, no_reads
+from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.runs import refused
 from tests.text.made import text_adapter, write_rows
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from elsewhere import ELSEWHERE, elsewhere
 
 WORDS = [f"word{i}" for i in range(30)]
 
@@ -40,15 +38,24 @@ def corpus(tmp_path):
     rows = []
     for d in range(10):
         own = WORDS[3 * d : 3 * d + 3]
-        rows.append({"id": f"d{d}", "sentences": [" ".join(draw.choice(own, size=4)) + " ." for _ in range(30)]})
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
+        sentences = [" ".join(draw.choice(own, size=3 + i % 3)) + " ." for i in range(30)]
+        rows.append({"id": f"d{d}", "sentences": sentences})
+    return write_rows(tmp_path / "corpus.jsonl", rows)
 
 
-def make(corpus, tmp_path, batch_size=40, seed=0, **settings):
+def with_table(settings, tmp_path):
+    """Settings of columns get a table, some of whose rows have a negative."""
+    if settings.get("pairs") != "columns":
+        return settings
+    draw = np.random.default_rng(2)
+    texts = [" ".join(draw.choice(WORDS, size=3 + i % 3)) for i in range(180)]
+    rows = [{"query": texts[3 * k], "pos": texts[3 * k + 1], "neg": texts[3 * k + 2 :][: k % 2]} for k in range(60)]
+    return settings | {"corpus": write_rows(tmp_path / "pairs.jsonl", rows)}
+
+
+def make(corpus_file, tmp_path, batch_size=40, seed=0, **settings):
     context = {key: settings.pop(key) for key in ("rank", "world_size", "validation", "device") if key in settings}
-    settings = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
+    settings = {"corpus": corpus_file, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
     return text_adapter(settings, batch_size, seed, workdir=tmp_path, **context)
 
 
@@ -117,7 +124,7 @@ def test_quick_thoughts_is_the_loss_of_the_authors_code(corpus, tmp_path):
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_blocks_hold_consecutive_sentences_of_one_document(corpus, tmp_path):
+def test_blocks_hold_consecutive_or_random_sentences_of_one_document(corpus, tmp_path):
     adapter = make(corpus, tmp_path, pairs="blocks", block_size=4)
     batch = next(adapter.batches(0))
     blocks = batch.index.view(-1, 5)
@@ -128,6 +135,13 @@ def test_blocks_hold_consecutive_sentences_of_one_document(corpus, tmp_path):
     assert paired(adapter, batch).positives.shape == (40, 4)
     refused(ConfigError, r"multiple of 7.*nearest: 42", make, corpus, tmp_path, pairs="blocks", block_size=6)
     refused(DataError, "no document", make, corpus, tmp_path, pairs="blocks", block_size=39)
+    adapter = make(corpus, tmp_path, pairs="blocks", blocks="random", block_size=4, block_count=6)
+    assert adapter.steps_per_epoch == 10 * 6 * 5 // 40
+    for batch in adapter.batches(0):
+        blocks = batch.document.view(-1, 5)
+        assert (blocks == blocks[:, :1]).all()
+        assert torch.equal(paired(adapter, batch).labels, batch.document)
+        assert set(batch.index.tolist()) <= set(adapter.train_rows)
 
 
 @pytest.mark.parametrize("blocks", ["consecutive", "random"])
@@ -240,23 +254,13 @@ def test_the_recipe_of_quick_thoughts_follows_the_authors(corpus, tmp_path):
     train = recipe["train"]
     assert (train["batch_size"], train["optimizer"], train["learning_rate"]) == (400, "adam", 5e-4)
     settings = recipe["text"] | {"corpus": corpus, "unit": "documents", "hidden_size": 8}
-    adapter = make(tmp_path=tmp_path, **settings)
+    adapter = make(corpus, tmp_path, **settings)
     assert adapter.module.output_width == 16
     assert adapter.module.f.direction == "bi"
     assert adapter.config.clip_per_tensor == 5
     steps = [batch.document for batch in adapter.batches(0)]
     assert torch.equal(torch.cat(steps), torch.from_numpy(adapter.sentences.document[: 40 * len(steps)]).long())
     assert [restored(b.batch) for b in adapter.batches(1)] == [restored(b.batch) for b in adapter.batches(0)]
-
-
-def test_random_blocks_are_any_sentences_of_one_document(corpus, tmp_path):
-    adapter = make(corpus, tmp_path, pairs="blocks", blocks="random", block_size=4, block_count=6)
-    assert adapter.steps_per_epoch == 10 * 6 * 5 // 40
-    for batch in adapter.batches(0):
-        blocks = batch.document.view(-1, 5)
-        assert (blocks == blocks[:, :1]).all()
-        assert torch.equal(paired(adapter, batch).labels, batch.document)
-        assert set(batch.index.tolist()) <= set(adapter.train_rows)
 
 
 @pytest.mark.parametrize(("settings", "first"), [({"development": 0.1}, 21), ({}, 15)])
@@ -306,9 +310,6 @@ def labelled(tmp_path):
 
 
 def test_labelled_documents_are_told_by_the_mean_of_their_sentences(corpus, labelled, tmp_path):
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
     adapter = make(corpus, tmp_path, encoder="bow", labelled=write_rows(tmp_path / "labelled.jsonl", labelled))
     found = adapter.evaluate(None)["labelled/accuracy"]
     encode = adapter.encoder().encode
@@ -353,15 +354,10 @@ def test_what_a_device_has_made_is_measured_there(corpus, labelled, tmp_path, mo
     """On a stand-in for a device, which refuses tensors of the processor and keeps features, the same numbers."""
     if "labelled" in settings:
         settings = settings | {"labelled": write_rows(tmp_path / settings["labelled"], labelled)}
-    if settings.get("pairs") == "columns":
-        draw = np.random.default_rng(2)
-        texts = [" ".join(draw.choice(WORDS, size=4)) for _ in range(180)]
-        rows = [{"query": texts[3 * k], "pos": texts[3 * k + 1], "neg": texts[3 * k + 2 :][: k % 2]} for k in range(60)]
-        settings = settings | {"corpus": write_rows(tmp_path / "pairs.jsonl", rows)}
 
     def measured(device):
-        asked = {"corpus": corpus, "encoder": "bow", "device": torch.device(device)} | settings
-        adapter = make(asked.pop("corpus"), tmp_path, **asked)
+        asked = {"encoder": "bow", "device": torch.device(device)} | with_table(settings, tmp_path)
+        adapter = make(corpus, tmp_path, **asked)
         features, owners = adapter.features("test")
         assert features.device.type == device
         numbers = adapter.evaluate(None) | diagnose(features, owners, None)[0]
@@ -394,20 +390,9 @@ SETTINGS = pytest.mark.parametrize(
 )
 
 
-def adapter_on(device: torch.device, settings: dict, tmp_path: Path) -> TextAdapter:
-    draw = np.random.default_rng(0)
-    sentences = [[" ".join(draw.choice(list("abcdefg"), size=3 + k % 3)) + " ." for k in range(9)] for _ in range(6)]
-    rows = [{"id": str(n), "sentences": each} for n, each in enumerate(sentences)]
-    if settings.get("pairs") == "columns":
-        rows = [{"query": f"a{k}", "pos": f"b{k}", "neg": [f"c{k}"] * (k % 3)} for k in range(40)]
-    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
-    values = {"corpus": corpus, "hidden_size": 8, "word_size": 6, "held_out": 0.2} | settings
-    return text_adapter(values, 12, device=device, workdir=tmp_path)
-
-
 @SETTINGS
-def test_an_encoder_reads_nothing_back(settings, tmp_path):
-    adapter = adapter_on(torch.device("cpu"), settings, tmp_path)
+def test_an_encoder_reads_nothing_back(settings, corpus, tmp_path):
+    adapter = make(corpus, tmp_path, 12, **with_table(settings, tmp_path))
     found = next(iter(adapter.batches(0)))
     adapter.module.to(META).train()
     batch = replace(found, batch=found.batch.to(META), document=found.document.to(META), index=found.index.to(META))
@@ -418,7 +403,7 @@ def test_an_encoder_reads_nothing_back(settings, tmp_path):
         batch = replace(batch, partners=replace(found.partners, **there))
     for text in ("quickthoughts", "infonce + dp", "blocks", "tuple" if settings.get("pairs") == "blocks" else "hcl"):
         with no_reads():
-            objective(text)(adapter.embed(batch)).loss.backward()
+            dipole.objective(text)(adapter.embed(batch)).loss.backward()
             adapter.before_step()
 
 
@@ -442,11 +427,11 @@ def test_a_mask_of_whole_rows_attends_to_the_same_tokens(name, more, is_whole):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @SETTINGS
-def test_a_step_on_a_gpu_waits_for_nothing(settings, tmp_path):
+def test_a_step_on_a_gpu_waits_for_nothing(settings, corpus, tmp_path):
     device = torch.device("cuda")
-    adapter = adapter_on(device, settings, tmp_path)
+    adapter = make(corpus, tmp_path, 12, device=device, **with_table(settings, tmp_path))
     adapter.module.to(device).train()
-    term = objective("quickthoughts")
+    term = dipole.objective("quickthoughts")
     batches = list(adapter.batches(0))
     term(adapter.embed(batches[0])).loss.backward()
     with no_cuda_waits():

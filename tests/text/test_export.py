@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from inspect import signature
 
@@ -53,9 +54,8 @@ def library_model(folder, tail, pooling="mean"):
 
 def ours(folder, **settings):
     tokens = load_tokens(str(folder / "model" / "tokenizer.json"))
-    config = TextSettings(
-        corpus="none", encoder="transformer", transformer=str(folder / "model"), tokenizer="any", sides=1, **settings
-    )
+    settings |= {"corpus": "none", "encoder": "transformer", "tokenizer": "any", "sides": 1}
+    config = TextSettings(transformer=str(folder / "model"), **settings)
     return build_model(config, len(tokens), None).eval(), tokens
 
 
@@ -98,12 +98,15 @@ def test_every_pooling(tmp_path, pooling):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+def frame_of(template):
+    return processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+
+
 def folder_of(tmp_path, name, text, *, limit=32, template="[CLS] $A [SEP]", lower=False):
     """A folder with prompts, a limit of length and another frame of special tokens, as its library writes it."""
     model = library_model(tmp_path, TAILS["nothing"])
     model.prompts, model.default_prompt_name, model.max_seq_length = {"query": text, "document": "a "}, name, limit
-    frame = processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    model.tokenizer.backend_tokenizer.post_processor = frame
+    model.tokenizer.backend_tokenizer.post_processor = frame_of(template)
     model.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     model.save_pretrained(str(tmp_path / "model"))
     if lower:  # as older folders write it
@@ -181,8 +184,7 @@ def test_prompts_and_limits_of_a_folder(tmp_path, kind):
 def test_tokens_are_cut_as_the_tokenizer_cuts_them(tmp_path, template, special, side):
     library_model(tmp_path, TAILS["nothing"])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", truncation_side=side)
-    frame = processors.TemplateProcessing(single=template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    tokenizer.backend_tokenizer.post_processor = frame
+    tokenizer.backend_tokenizer.post_processor = frame_of(template)
     tokenizer.save_pretrained(tmp_path / "own")
     tokens = load_tokens(tmp_path / "own")
     for limit in range(special + 1, 12):
@@ -211,11 +213,6 @@ def test_settings_beside_a_tokenizer_hold_as_in_transformers(tmp_path, kind, tol
     assert load_tokens(tmp_path).encode(["The caf\u00e9 t"]) == wanted != before
 
 
-def test_a_tokenizer_without_its_library_is_one_message(tmp_path):
-    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
-    refused(DataError, "ByT5Tokenizer is written in Python", load_tokens, tmp_path)
-
-
 def test_what_cannot_be_read_is_one_message(tmp_path):
     library_model(tmp_path, TAILS["nothing"], "cls")
     listed = tmp_path / "model" / "modules.json"
@@ -225,8 +222,10 @@ def test_what_cannot_be_read_is_one_message(tmp_path):
     listed.write_text(before)
     assert ours(tmp_path)[0].f.pooling == ("cls",)
     library_model(tmp_path, TAILS["nothing"])
-    with pytest.raises(ConfigError, match=r"max_length 2 .* 2 special tokens. Set it to 3"):
-        load_tokens(tmp_path / "model").encode(["a cat"], 2)
+    tokens = load_tokens(tmp_path / "model")
+    refused(ConfigError, r"max_length 2 .* 2 special tokens. Set it to 3", tokens.encode, ["a cat"], 2)
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    refused(DataError, "ByT5Tokenizer is written in Python", load_tokens, tmp_path)
 
 
 def test_pickles_are_read_only_where_that_is_allowed_and_layers_are_trained(tmp_path, monkeypatch):
@@ -259,17 +258,10 @@ def same_weights(first, second):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def word_encoder(kind, normalize="halves"):
-    return make_encoder(kind, normalize, words=WORDS)
-
-
 WORDS = ["the", "film", "was", "good", "bad", "very", ".", "boring", "great"]
 FILMS = ["the film was good .", "", "very very bad", "unheard of", "great", "the film was very very boring ."]
-
-
-ALONE = (
-    WITHOUT_DIPOLE
-    + """
+word_encoder = partial(make_encoder, words=WORDS)
+ALONE = """
 import numpy, torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
@@ -298,7 +290,6 @@ for folder, code, mean in plain_folders:
 assert not any(name.partition(".")[0] == "dipole" for name in sys.modules)
 print("", json.dumps(said), sep="\\n")  # behind the question whether to run the code
 """
-)
 
 
 def own_tokenizer(tmp_path):
@@ -306,8 +297,7 @@ def own_tokenizer(tmp_path):
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    frame = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    tokenizer.post_processor = frame
+    tokenizer.post_processor = frame_of("[CLS] $A [SEP]")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return load_tokens(tmp_path)
 
@@ -315,14 +305,16 @@ def own_tokenizer(tmp_path):
 def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
     """With the library's own modules where they can say it, else with code of the folder, where that is allowed."""
     tokens = own_tokenizer(tmp_path)
-    bert = SentenceEncoder(encoders.SentenceModel(small_transformer(len(tokens), 8, 1, 2, "cls"), None), tokens)
+    model = encoders.SentenceModel(small_transformer(len(tokens), 8, 1, 2, "cls"), None)
+    bert, turn = SentenceEncoder(model, tokens), torch.randn(8, 8)
+    turned = SentenceEncoder(model, tokens, "unit", max_length=64, transform=lambda features: features @ turn.T)
     code = {"gru": word_encoder("combine"), "halves": word_encoder("bow"), "sides": word_encoder("transformer")}
     code |= {"unscaled": word_encoder("uni", "none"), "projected": word_encoder("bi")}
     matrix = torch.randn(code["projected"].model.width, code["projected"].model.width)
     before = code["projected"].encode(FILMS)
     code["projected"].transform = lambda features: features @ matrix.T
     assert np.abs(code["projected"].encode(FILMS) - before).max() > 0.1
-    plain = {"bert": bert, "unit": word_encoder("bow", "unit")}
+    plain = {"bert": bert, "projected bert": turned, "unit": word_encoder("bow", "unit")}
     folders = {name: tmp_path / name for name in code | plain}
     for name, encoder in (code | plain).items():
         export_sentence_transformer(encoder, folders[name])
@@ -335,7 +327,8 @@ def test_a_process_without_dipole_loads_every_kind_of_folder(tmp_path):
     others = [[str(tmp_path / "transformers" / name), name != "bert", name == "bert"] for name in made]
     given = json.dumps([[str(folder) for folder in folders.values()], FILMS, others, sentences])
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
+    program = [sys.executable, "-c", WITHOUT_DIPOLE + ALONE, given]
+    found = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     for name, encoder in (code | plain).items():
         vectors = np.load(f"{folders[name]}.npy")
@@ -370,22 +363,6 @@ def test_a_bag_of_words_of_one_piece_is_written_with_the_librarys_own_modules(tm
     right = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda texts: right(texts) + 0.1)
     refused(TrainingError, r"differ by 0\.1", export_sentence_transformer, encoder, tmp_path / "out")
-
-
-@pytest.mark.parametrize("projected", [False, True])
-def test_a_transformer_with_its_own_tokenizer_needs_nothing_of_ours(tmp_path, projected):
-    tokens = own_tokenizer(tmp_path)
-    assert tokens.encode(["the film was good ."], max_length=4) == [[2, 4, 5, 3]]
-    model = encoders.SentenceModel(small_transformer(len(tokens), 8, 1, 2, "cls"), None)
-    matrix = torch.randn(8, 8)
-    transform = (lambda features: features @ matrix.T) if projected else None
-    encoder = SentenceEncoder(model, tokens, "unit", max_length=64, transform=transform)
-    export_sentence_transformer(encoder, tmp_path / "out")
-    modules = json.loads((tmp_path / "out/modules.json").read_text())
-    assert all(module["type"].startswith("sentence_transformers.") for module in modules)
-    assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "bert"
-    again = SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    assert again.encode(FILMS) == pytest.approx(encoder.encode(FILMS), abs=1e-5)
 
 
 UNKNOWN = (

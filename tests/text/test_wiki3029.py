@@ -11,7 +11,6 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -24,8 +23,6 @@ from dipole.text import prepare
 from dipole.text.corpus import read_documents
 from dipole.text.wiki3029 import build, is_dump, prose
 from tests.runs import refused
-
-WIKI = Path(__file__).parents[2] / "../shared/data/wiki_blocks/wikitext2_articles.jsonl.gz"
 
 
 def sentence(article, number):
@@ -158,10 +155,9 @@ def test_markup_is_left_out(text, expected):
     assert prose(text) == expected
 
 
-@pytest.mark.skipif(not WIKI.is_file(), reason="shared articles are not here")
-def test_real_articles(tmp_path):
+def test_real_articles(shared_data, tmp_path):
     out = tmp_path / "wiki.jsonl.gz"
-    built = build(WIKI.resolve(), out, articles=20, sentences=40)
+    built = build(shared_data / "wiki_blocks/wikitext2_articles.jsonl.gz", out, articles=20, sentences=40)
     assert built.read == 641
     assert built.long_enough > 400
     assert [len(row["sentences"]) for row in rows(out)] == [40] * 20
