@@ -21,10 +21,9 @@ from dipole.vision.image_set import ImageSet
 from dipole.vision.sources import Decoding, open_source
 
 CPU = torch.device("cpu")
-SHORT_RUN = [
-    "train.epochs=2", "train.batch_size=128", "vision.encoder.width=4", "vision.probe.probes=['knn']",
-    "vision.probe.baselines=false", "train.log_every=1",
-]  # fmt: skip
+QUICK = ["vision.encoder.width=4", "vision.probe.probes=['knn']", "vision.probe.baselines=false"]
+ONE_STEP = [*QUICK, "train.epochs=", "train.steps=1"]
+SHORT_RUN = [*QUICK, "train.epochs=2", "train.batch_size=128", "train.log_every=1"]
 
 
 def configured(table):
@@ -119,7 +118,6 @@ def image_folder(root, *places, count=4, suffix=".png"):
 
 def image_table(contents, **columns):
     """A data set of `datasets`: a column `image` of encoded images, and further columns."""
-
     cells = [{"bytes": content, "path": None} for content in contents]
     return datasets.Dataset.from_dict({"image": cells, **columns}).cast_column("image", datasets.Image())
 

@@ -28,6 +28,7 @@ from dipole.vision import augment as A
 from dipole.vision import image_ops as O
 from dipole.vision.augment import Augmentation, AugmentConfig, Parameters, random_views
 from dipole.vision.config import VisionConfig
+from tests.device_reads import META, no_reads
 from tests.runs import refused
 from tests.vision.made import make_adapter
 
@@ -119,23 +120,12 @@ def test_bytes_single_channels_single_images_and_the_centre():
     torch.testing.assert_close(A.Augmentation(config)(x, generator()), A.Augmentation(config)(x / 255, generator()))
     out = A.Augmentation(A.AugmentConfig(size=16, blur=1.0))(images(5, channels=1, size=8), generator())
     assert out.shape == (5, 1, 16, 16)
-    assert out.min() >= 0
-    assert out.max() <= 1
+    assert 0 <= out.min() <= out.max() <= 1
     augment = A.Augmentation(A.AugmentConfig(size=6, blur=0.5, solarize=0.5))
     assert torch.equal(augment(x[0], generator()), augment(x[:1], generator())[0])
     wide = images(3)[:, :, :, :24]
     torch.testing.assert_close(O.centre(wide, 24), wide[:, :, 4:28, :])
     assert O.centre((wide * 255).byte(), 12).shape == (3, 3, 12, 12)
-
-
-def test_boxes_stay_inside_also_for_extreme_images():
-    for height, width in ((32, 32), (10, 200), (200, 10), (4, 4)):
-        augment = A.Augmentation(A.AugmentConfig(crop_scale=(0.9, 1.0)))
-        box = augment.boxes(augment.draw_unsized(500, generator())[1], height, width)
-        assert (box[:, :2] >= 0).all()
-        assert (box[:, 2:] >= 1).all()
-        assert (box[:, 0] + box[:, 2] <= height).all()
-        assert (box[:, 1] + box[:, 3] <= width).all()
 
 
 OFF = {"size": 8, "crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]} | dict.fromkeys(("flip", "jitter", "grey"), 0.0)
@@ -224,7 +214,6 @@ def test_tables_of_views_change_the_name_of_a_run_and_say_what_solo_learn_does()
     assert config.settings.probe.online.learning_rate == 0.1
 
 
-META = torch.device("meta")
 ALL = AugmentConfig(size=7, blur=0.7, blur_kernel=5, solarize=0.5, grey=0.3)
 RECIPES = {
     "different views": (ALL, AugmentConfig(size=7, jitter=0.0, grey=0.0), AugmentConfig(size=5, jitter=0.6)),
@@ -308,17 +297,17 @@ class Launches(TorchDispatchMode):
 
 
 def test_the_number_of_launches_does_not_depend_on_the_batch():
-    """Outside a processor all images go at once."""
-    config, source = AugmentConfig(size=224), torch.Generator().manual_seed(0)
+    """Outside a processor all images go at once, and nothing is read back."""
+    config, source = AugmentConfig(size=224, blur=0.5), torch.Generator().manual_seed(0)
     found = []
     for n in (2, 300):
         drawn = Augmentation(config).draw(n, 256, 256, source).to(META)
         images = torch.zeros(n, 3, 256, 256, dtype=torch.uint8, device=META)
         Augmentation(config).apply(images, drawn)  # constants go to the device once
-        with Launches() as launches:
-            Augmentation(config).apply(images, drawn)
+        with Launches() as launches, no_reads():
+            assert Augmentation(config).apply(images, drawn).device == META
         found.append(launches.count)
-    assert found[0] == found[1] < 143
+    assert found[0] == found[1] < 148
 
 
 def test_views_of_a_batch_are_what_each_recipe_draws_in_turn():
@@ -368,10 +357,10 @@ def test_presets_are_the_settings_of_the_recipes(preset, recipe):
     """The recipes' settings were taken from the papers, and each cites its place."""
     table = load_recipe(recipe, ["vision.data.source=digits"]).config.settings
     expected = table.framework.augmentations(table)
-    assert [each.model_dump(exclude={"view", "blur_kernel"}) for each in Augment(preset).configs] == [
-        each.model_dump(exclude={"view", "blur_kernel"}) for each in expected
-    ]
-    assert [each.kernel(224) for each in Augment(preset).configs] == [each.kernel(224) for each in expected]
+    free = {"view", "blur_kernel"}
+    for own, theirs in zip(Augment(preset).configs, expected, strict=True):
+        assert own.model_dump(exclude=free) == theirs.model_dump(exclude=free)
+        assert own.kernel(224) == theirs.kernel(224)
 
 
 def test_simclr_and_swav_are_the_papers():

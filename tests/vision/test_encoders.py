@@ -69,10 +69,9 @@ def test_projectors_taps_and_tiny_images():
     linear, dim = build_projector(EncoderConfig(projector="linear", dim=5), 7)
     assert (linear(torch.rand(2, 7)).shape, dim) == ((2, 5), 5)
     mlp, dim = build_projector(EncoderConfig(hidden=11, dim=5), 7)
-    assert mlp[0].weight.shape == (11, 7)
-    assert mlp(torch.rand(2, 7)).shape == (2, dim)
-    with pytest.raises(ConfigError, match=r"no layer 'fc8'.*Did you mean 'fc[67]'.*Allowed: conv5, fc6, fc7"):
-        build_encoder(EncoderConfig(name="alexnet", tap="fc8"), 3, 32)
+    assert (mlp[0].weight.shape, mlp(torch.rand(2, 7)).shape) == ((11, 7), (2, dim))
+    said = r"no layer 'fc8'.*Did you mean 'fc[67]'.*Allowed: conv5, fc6, fc7"
+    refused(ConfigError, said, build_encoder, EncoderConfig(name="alexnet", tap="fc8"), 3, 32)
     refused(ConfigError, "15 x 15", build_encoder, EncoderConfig(name="alexnet"), 1, 8)
 
 
@@ -113,8 +112,7 @@ from dipole.vision.encoders.base import register_encoder
 
 @register_encoder("mean-pixel")
 def mean_pixel(channels, size, config, share):
-    stage = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return stage
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 '''
 FRAMEWORK = '''
 """One view finds the other."""

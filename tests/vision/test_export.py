@@ -3,19 +3,21 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
@@ -31,7 +33,7 @@ from dipole.vision.frameworks.base import Branch
 from dipole.vision.frameworks.cmc import CMC
 from tests.runs import Record, commanded, refused
 from tests.systems import file_limit, posix
-from tests.vision.made import CPU, colour_file, make_adapter
+from tests.vision.made import CPU, ONE_STEP, colour_file, make_adapter
 from tests.without_dipole import WITHOUT_DIPOLE
 
 ENCODERS = {
@@ -57,11 +59,7 @@ def colour(tmp_path):
 
 
 RECORD = Record(results={"linear/accuracy": 0.5, "lost": None})
-
-
-ALONE = (
-    WITHOUT_DIPOLE
-    + """
+ALONE = """
 import numpy, torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModel
@@ -73,7 +71,6 @@ for folder, code in given:
         pixels = processor(Image.open(picture), return_tensors="pt")
         numpy.save(folder + ".npy", model(**pixels).pooler_output.flatten(1).numpy())
 """
-)
 
 
 @pytest.mark.slow
@@ -92,7 +89,8 @@ def test_transformers_loads_the_folders_without_dipole(tmp_path):
     Image.fromarray(image[0].permute(1, 2, 0).numpy()).save(tmp_path / "one.png")
     given = json.dumps([[[str(tmp_path / name), name not in PLAIN] for name in adapters], str(tmp_path / "one.png")])
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    found = subprocess.run([sys.executable, "-c", ALONE, given], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", WITHOUT_DIPOLE + ALONE, given]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     for name, adapter in adapters.items():
         with torch.no_grad():
@@ -111,23 +109,17 @@ def network(channels=3, **settings):
     return build_encoder(EncoderConfig(**settings), channels, 32)
 
 
-class Twice(torch.nn.Module):
+class Twice(nn.Module):
     pass
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: describe(Stages(3, {"all": torch.nn.Sequential(Twice())}, {"all": 3})),
-            r"layer Twice.*Known layers: Conv2d",
-        ),
+        (lambda: describe(Stages(3, {"all": nn.Sequential(Twice())}, {"all": 3})), "layer Twice.*Known layers: Conv2d"),
         (lambda: timm_weights(network(name="small-conv")), "timm has no network like"),
         (lambda: timm_weights(network(name="resnet18")), "timm has no network like"),
-        (
-            lambda: CMC(Branch(network(1, width=2)), None, colour=Branch(network(2, width=2))).trained_encoder(),
-            "two encoders",
-        ),
+        (CMC(Branch(network(1, width=2)), None, colour=Branch(network(2, width=2))).trained_encoder, "two encoders"),
         (lambda: detectron2.backbone(network(name="small-conv")), "vision.encoder.name"),
         (lambda: detectron2.backbone(network(name="resnet18")), "vision.encoder.stem"),
         (lambda: detectron2.backbone(network(1, name="resnet18", stem="imagenet")), "1 channel"),
@@ -164,16 +156,14 @@ def exported(adapter, to, tmp_path):
 def test_timm_finds_its_names_shapes_and_features(tmp_path, name):
     adapter = built({"name": name, "stem": "imagenet"}, tmp_path, **colour(tmp_path))
     out = exported(adapter, "timm", tmp_path)
-    weights = load_file(out / "model.safetensors")
-    shapes = {key: tuple(value.shape) for key, value in weights.items() if value.ndim}
-    assert shapes == network_shapes(name, of_timm)
-    assert sum(key.endswith(".num_batches_tracked") for key in weights) == len(weights) - len(shapes)
+    network = resnet(name)
+    network.load_state_dict(load_file(out / "model.safetensors"))
     config = json.loads((out / "config.json").read_text())
     assert (config["architecture"], config["num_classes"]) == (name, 0)
     mean, std = (torch.tensor(config["pretrained_cfg"][part])[:, None, None] for part in ("mean", "std"))
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
-        found = network_features(weights, (images - mean) / std, name, of_timm)
+        found = network((images - mean) / std)
         torch.testing.assert_close(found, adapter.module.features(images), atol=1e-4, rtol=1e-4)
 
 
@@ -189,72 +179,56 @@ def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
     assert adapter.data_info()["fingerprint"] in card.text
 
 
-# What detectron2's resnet.py and timm's build (torchvision's ResNets), written down from their published code.
 NETWORKS = {"resnet18": ((2, 2, 2, 2), False), "resnet50": ((3, 4, 6, 3), True)}
-STATISTICS = ("running_mean", "running_var", "weight", "bias")
+"""Depths of the stages of torchvision's ResNets, and whether they have bottlenecks, from their published code."""
 
 
-def of_detectron2(stage, block, place):
-    """Names of a convolution and its norm: stage 0 is the stem, place 0 the shortcut."""
-    name = f"conv{place}" if place else "shortcut"
-    at = f"res{stage + 1}.{block}.{name}" if stage else f"stem.{name}"
-    return at, f"{at}.norm"
+class Block(nn.Module):
+    """A block of a ResNet: stride in the 3x3 convolution, ReLU after the sum."""
+
+    def __init__(self, inputs, width, outputs, stride):
+        super().__init__()
+        layers = [(inputs, width, 3, stride), (width, width, 3, 1)]
+        if outputs > width:
+            layers = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        self.places = range(1, len(layers) + 1)
+        for place, (before, after, size, step) in zip(self.places, layers, strict=True):
+            self.add_module(f"conv{place}", nn.Conv2d(before, after, size, step, size // 2, bias=False))
+            self.add_module(f"bn{place}", nn.BatchNorm2d(after))
+        self.downsample = nn.Identity()
+        if inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = self.bn1(self.conv1(x))
+        for place in self.places[1:]:
+            y = self.get_submodule(f"bn{place}")(self.get_submodule(f"conv{place}")(y.relu()))
+        return (y + self.downsample(x)).relu()
 
 
-def of_timm(stage, block, place):
-    at = f"layer{stage}.{block}." if stage else ""
-    return (f"{at}conv{place}", f"{at}bn{place}") if place else (f"{at}downsample.0", f"{at}downsample.1")
-
-
-def network_shapes(network, names):
-    """Name -> shape of every weight of a ResNet without its classifier."""
-    depths, bottleneck = NETWORKS[network]
-    shapes = {}
-
-    def layer(stage, block, place, outputs, inputs, size):
-        conv, norm = names(stage, block, place)
-        shapes[f"{conv}.weight"] = (outputs, inputs, size, size)
-        shapes.update({f"{norm}.{part}": (outputs,) for part in STATISTICS})
-
-    layer(0, 0, 1, 64, 3, 7)
+def resnet(name):
+    """A ResNet without its classifier under torchvision's names, which timm shares."""
+    depths, is_bottleneck = NETWORKS[name]
+    layers = {"conv1": nn.Conv2d(3, 64, 7, 2, 3, bias=False), "bn1": nn.BatchNorm2d(64), "relu": nn.ReLU()}
+    layers["maxpool"] = nn.MaxPool2d(3, 2, 1)
     inputs = 64
-    for stage, depth in enumerate(depths, 1):
-        narrow = 64 * 2 ** (stage - 1)
-        outputs = 4 * narrow if bottleneck else narrow
+    for stage, depth in enumerate(depths):
+        width, blocks = 64 * 2**stage, []
         for block in range(depth):
-            sizes = [(outputs, inputs, 3), (outputs, outputs, 3)]
-            if bottleneck:
-                sizes = [(narrow, inputs, 1), (narrow, narrow, 3), (outputs, narrow, 1)]
-            for place, size in enumerate(sizes, 1):
-                layer(stage, block, place, *size)
-            if inputs != outputs:
-                layer(stage, block, 0, outputs, inputs, 1)
+            outputs = 4 * width if is_bottleneck else width
+            blocks.append(Block(inputs, width, outputs, 2 if stage and not block else 1))
             inputs = outputs
-    return shapes
+        layers[f"layer{stage + 1}"] = nn.Sequential(*blocks)
+    return nn.Sequential(OrderedDict(layers, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten())).eval()
 
 
-def network_features(w, x, network, names):
-    """The pooled output of a ResNet: stride in the 3x3 convolution, ReLU after the sum."""
-
-    def layer(at, x, stride=1, padding=0):
-        conv, norm = names(*at)
-        x = F.conv2d(x, w[f"{conv}.weight"], stride=stride, padding=padding)
-        return F.batch_norm(x, *(w[f"{norm}.{part}"] for part in STATISTICS))
-
-    depths, bottleneck = NETWORKS[network]
-    x = F.max_pool2d(layer((0, 0, 1), x, 2, 3).relu(), 3, 2, 1)
-    for stage, depth in enumerate(depths, 1):
-        for block in range(depth):
-            stride, short = 2 if stage > 1 and block == 0 else 1, x
-            if f"{names(stage, block, 0)[0]}.weight" in w:
-                short = layer((stage, block, 0), x, stride)
-            if bottleneck:
-                y = layer((stage, block, 2), layer((stage, block, 1), x).relu(), stride, 1).relu()
-                y = layer((stage, block, 3), y)
-            else:
-                y = layer((stage, block, 2), layer((stage, block, 1), x, stride, 1).relu(), 1, 1)
-            x = (y + short).relu()
-    return x.mean((2, 3))
+def of_detectron2(name):
+    """The name that detectron2's resnet.py gives a tensor of torchvision's."""
+    name = re.sub(r"layer(\d)", lambda found: f"res{int(found[1]) + 1}", name)
+    name = re.sub(r"bn(\d)", r"conv\1.norm", name)
+    name = name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+    return name if name.startswith("res") else f"stem.{name}"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -269,17 +243,19 @@ def test_detectron2_finds_its_names_shapes_and_features(name, tmp_path):
     detectron2.export(SimpleNamespace(config=config, module=method, info={}), tmp_path, RECORD, None)
     stored = pickle.loads((tmp_path / "backbone.pkl").read_bytes())
     assert stored["matching_heuristics"]
-    assert {key: value.shape for key, value in stored["model"].items()} == network_shapes(name, of_detectron2)
+    network = resnet(name)
+    names = {of_detectron2(key): key for key, value in network.state_dict().items() if value.ndim}
+    assert stored["model"].keys() == names.keys()
+    weights = {names[key]: torch.from_numpy(value) for key, value in stored["model"].items()}
+    network.load_state_dict(weights, strict=False)  # shapes are checked, batches were not counted
     images = torch.rand(2, 3, 64, 64)
     for task, classes in (("voc", 20), ("coco", 80)):
         model = yaml.safe_load((tmp_path / f"{task}.yaml").read_text())["MODEL"]
-        assert model["WEIGHTS"] == "backbone.pkl"
-        assert model["ROI_HEADS"]["NUM_CLASSES"] == classes
+        assert (model["WEIGHTS"], model["ROI_HEADS"]["NUM_CLASSES"]) == ("backbone.pkl", classes)
         assert (model["RESNETS"]["DEPTH"], model["RESNETS"]["STRIDE_IN_1X1"]) == (int(name[6:]), False)
     mean, std = (torch.tensor(model[f"PIXEL_{part}"])[:, None, None] for part in ("MEAN", "STD"))
     with torch.no_grad():  # detectron2 sees pixels of 0 to 255
-        weights = {key: torch.from_numpy(value) for key, value in stored["model"].items()}
-        found = network_features(weights, (255 * images - mean) / std, name, of_detectron2)
+        found = network((255 * images - mean) / std)
         torch.testing.assert_close(found, encoder(images), atol=1e-4, rtol=1e-4)
 
 
@@ -299,8 +275,7 @@ def test_a_run_of_blocks_is_exported_in_every_format(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    settings = ["train.steps=1", "train.epochs=", "train.batch_size=8", "vision.encoder.width=4"]
-    return str(commanded("digits-simclr", tmp_path_factory.mktemp("runs"), *settings))
+    return str(commanded("digits-simclr", tmp_path_factory.mktemp("runs"), *ONE_STEP, "train.batch_size=8"))
 
 
 @posix

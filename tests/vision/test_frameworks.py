@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from dipole import Pairs, objective
 from dipole.core.train.optimizer import LARS
 from dipole.core.utils.errors import ConfigError, PairsError
-from dipole.vision.augment import Augmentation, AugmentConfig
 from dipole.vision.compatibility import carriers
 from dipole.vision.frameworks.base import Batch
 from dipole.vision.frameworks.cmc import CMCConfig, draw_others, lab
@@ -17,13 +16,9 @@ from dipole.vision.frameworks.queue import Queue
 from dipole.vision.frameworks.simclr import keep_negatives
 from tests.device_reads import META, no_cuda_waits, no_reads
 from tests.runs import refused, run_of
-from tests.vision.made import colour_file, make_adapter, unlabelled_file
+from tests.vision.made import ONE_STEP, colour_file, make_adapter, unlabelled_file
 
-SMALL = {
-    "encoder": {"name": "small-conv", "width": 4, "dim": 8},
-    "augment": {"size": 8, "flip": 0.0},
-    "data": {"limit": 64},
-}
+SMALL = {"encoder": {"width": 4, "dim": 8}, "augment": {"size": 8, "flip": 0.0}, "data": {"limit": 64}}
 
 
 @pytest.fixture(scope="module")
@@ -314,12 +309,7 @@ def test_settings_that_cannot_be_are_refused(colour, tmp_path, settings, message
     refused((ConfigError, ValidationError), message, adapter, **settings)
 
 
-SHORT = [
-    "vision.data.limit=64", "train.batch_size=32", "train.steps=1", "train.epochs=", "vision.encoder.width=4",
-    "vision.probe.probes=['knn']", "vision.probe.baselines=false",
-]  # fmt: skip
-
-
+SHORT = [*ONE_STEP, "vision.data.limit=64", "train.batch_size=32"]
 BARE = ["vision.data.source=unlabelled", "vision.probe.probes=[]"]
 SMALL_BLOCKS = ["vision.method=blocks", "vision.views=1", "train.batch_size=30"]
 
@@ -417,16 +407,6 @@ def test_a_framework_reads_nothing_back(settings, colour):
                 optimizer.step()
                 term.after_step(0.1)
                 adapter.after_step()
-
-
-def test_the_augmentation_reads_nothing_back():
-    config = AugmentConfig(size=8, blur=0.5, grey=0.2)
-    images = torch.zeros(6, 3, 12, 12, dtype=torch.uint8, device=META)
-    drawn = Augmentation(config).draw(6, 12, 12, torch.Generator().manual_seed(0))
-    Augmentation(config).apply(images, drawn.to(META))  # constants go to the device once
-    there = drawn.to(META)
-    with no_reads():
-        assert Augmentation(config).apply(images, there).device == META
 
 
 @pytest.mark.gpu

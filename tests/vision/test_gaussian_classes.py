@@ -15,17 +15,8 @@ from dipole.core.train.run_folder import find_run
 from dipole.core.train.trained_run import load_run
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.seeding import Seeds
-from dipole.vision.gaussian_classes import (
-    CLASS,
-    FEATURES,
-    INSTANCE,
-    NUISANCE,
-    GaussianClasses,
-    World,
-    class_labels,
-    class_shares,
-    with_noise,
-)
+from dipole.vision import gaussian_classes as G
+from dipole.vision.gaussian_classes import CLASS, FEATURES, INSTANCE, NUISANCE, GaussianClasses, World
 from dipole.vision.toy import BAR_DISTANCE, BAR_LENGTH, BAR_WIDTH, SETS, ToyConfig
 from tests.runs import refused, run_of
 
@@ -79,7 +70,7 @@ def test_anchors_and_negatives_are_those_of_the_layout(negatives, anchors, of_ea
 
 @pytest.mark.parametrize("imbalance", [1.0, 20.0, 1000.0])
 def test_class_sizes_fall_geometrically(imbalance):
-    sizes = class_labels(20_000, class_shares(10, imbalance)).bincount().double()
+    sizes = G.class_labels(20_000, G.class_shares(10, imbalance)).bincount().double()
     assert sizes.sum() == 20_000
     torch.testing.assert_close(sizes[0] / sizes[-1], torch.tensor(imbalance, dtype=torch.float64), atol=0, rtol=0.12)
     ratios = sizes[:-1] / sizes[1:]
@@ -100,16 +91,16 @@ def test_label_noise_is_exact_and_leaves_worlds_and_test_points_alone():
         assert labels.bincount().tolist() == [30] * 10
         assert points.shape == (300, 64)
     assert not torch.equal(data.points("test")[0], data.points("validation")[0])
-    labels = class_labels(9000, class_shares(10, 1.0))
-    noisy = with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
+    labels = G.class_labels(9000, G.class_shares(10, 1.0))
+    noisy = G.with_noise(labels, 0.4, 10, torch.Generator().manual_seed(0))
     wrong = noisy != labels
     assert int(wrong.sum()) == 3600
     shifts = ((noisy - labels) % 10)[wrong].bincount(minlength=10)
     assert shifts[0] == 0
     assert shifts[1:].min() > 330
-    assert torch.equal(with_noise(labels, 0.0, 10, torch.Generator()), labels)
-    assert class_labels(12, class_shares(10, 1e6)).bincount().min() == 1
-    assert class_labels(10, class_shares(10, 1e6)).bincount().tolist() == [1] * 10
+    assert torch.equal(G.with_noise(labels, 0.0, 10, torch.Generator()), labels)
+    assert G.class_labels(12, G.class_shares(10, 1e6)).bincount().min() == 1
+    assert G.class_labels(10, G.class_shares(10, 1e6)).bincount().tolist() == [1] * 10
 
 
 PLANES = ("noise=0.1", "starts=3", "inits=2", "scale=0.2")

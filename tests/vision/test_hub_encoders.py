@@ -6,22 +6,10 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
 from torch import nn
-from transformers import (
-    AutoModel,
-    BertConfig,
-    CLIPConfig,
-    CLIPVisionModel,
-    ConvNextConfig,
-    Dinov2Config,
-    ResNetConfig,
-    SwinConfig,
-    ViTConfig,
-    ViTMAEConfig,
-    ViTMAEModel,
-    ViTModel,
-)  # fmt: skip
+from transformers import AutoModel, CLIPVisionModel, ViTConfig, ViTMAEConfig, ViTMAEModel, ViTModel
 
 from dipole import objective
 from dipole.core.train.config import TrainConfig
@@ -44,8 +32,6 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 SIDE, IMAGES = 16, 6
 ARCHITECTURES = ("resnet", "vit", "dinov2", "convnext", "swin")
 TOKENS_BEFORE = {"vit": 1, "dinov2": 1, "swin": 0}
-
-
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 IMAGE = {"image_size": SIDE, "patch_size": 4}
 
@@ -55,13 +41,13 @@ def configs():
     dinov2 = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
     swin = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "patch_size": 2, "window_size": 2}
     return {
-        "resnet": ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
-        "vit": ViTConfig(**SMALL, **IMAGE),
-        "dinov2": Dinov2Config(**dinov2, drop_path_rate=0.1, **IMAGE),
-        "convnext": ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2),
-        "swin": SwinConfig(**swin, image_size=SIDE, drop_path_rate=0.0),
-        "clip": CLIPConfig(vision_config=SMALL | IMAGE, text_config=SMALL | text),
-        "bert": BertConfig(**SMALL, vocab_size=50),
+        "resnet": transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+        "vit": transformers.ViTConfig(**SMALL, **IMAGE),
+        "dinov2": transformers.Dinov2Config(**dinov2, drop_path_rate=0.1, **IMAGE),
+        "convnext": transformers.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2),
+        "swin": transformers.SwinConfig(**swin, image_size=SIDE, drop_path_rate=0.0),
+        "clip": transformers.CLIPConfig(vision_config=SMALL | IMAGE, text_config=SMALL | text),
+        "bert": transformers.BertConfig(**SMALL, vocab_size=50),
     }
 
 
@@ -85,9 +71,8 @@ def models(tmp_path_factory):
 
 def encoder(folder, channels=3, size=SIDE, **settings):
     seed_everything(0)
-    return build_encoder(
-        EncoderConfig.model_validate_json(json.dumps({"name": f"hub:{folder}", **settings})), channels, size
-    )
+    config = EncoderConfig.model_validate_json(json.dumps({"name": f"hub:{folder}", **settings}))
+    return build_encoder(config, channels, size)
 
 
 def reference(folder, images, kind=AutoModel):
@@ -297,8 +282,8 @@ def test_a_plan_reads_no_weights(models, tmp_path):
     config = configured(table(tmp_path / "swin", encoder={"lora": {"rank": 2}, "freeze": 1}))
     (tmp_path / "swin" / "model.safetensors").write_bytes(b"damaged")
     assert VisionAdapter.sketch(config, 32).width == 5
-    with pytest.raises(ConfigError, match=r"vision\.encoder\.freeze: 9 layers"):
-        VisionAdapter.sketch(configured(table(models / "swin", encoder={"freeze": 9})), 32)
+    config = configured(table(models / "swin", encoder={"freeze": 9}))
+    refused(ConfigError, r"vision\.encoder\.freeze: 9 layers", VisionAdapter.sketch, config, 32)
     refused(ConfigError, r"vision\.cmc\.width = 1\.0", framework, models / "vit", method="cmc")
 
 
@@ -334,8 +319,7 @@ def test_what_is_frozen_stays_as_it_is(models, name, how):
     second = ("encoder.stages.1", "layers.1", "encoder.layer.1", "encoder.layers.1")
     assert not any(key.startswith(first) for key in inside)
     assert any(key.startswith(second) for key in inside) == (how == 1)
-    assert bool(inside) == (how != "backbone") or name == "resnet"
-    assert not (how == "backbone" and inside)
+    assert not inside if how == "backbone" else inside or name == "resnet"
     assert any(key.startswith("branch.projector") for key in changed)
     for branch in (module.branch, module.key):  # frozen layers of the momentum copy evaluate as well
         parts = list(branch.encoder.model.modules())
@@ -380,8 +364,8 @@ def test_adapters_and_frozen_layers_are_chosen_where_they_have_an_effect(models)
     own = encoder(models / "vit", lora={"rank": 2, "targets": ["q_proj", "v_proj"]})
     learning = {name for name, each in own.model.named_parameters() if each.requires_grad}
     assert len(learning) == 2 * 2 * 2
-    with pytest.raises(ConfigError, match=r"has no linear map or convolution called 'query_proj'.*q_proj"):
-        encoder(models / "vit", lora={"targets": ["query_proj"]})
+    said = "no linear map or convolution called 'query_proj'.*q_proj"
+    refused(ConfigError, said, encoder, models / "vit", lora={"targets": ["query_proj"]})
     refused(ConfigError, "nothing to learn", encoder, models / "vit", lora={}, freeze="backbone")
     partly = encoder(models / "vit", lora={}, freeze=1)
     assert {name.split(".")[1] for name, each in partly.model.named_parameters() if each.requires_grad} == {"1"}
@@ -390,37 +374,33 @@ def test_adapters_and_frozen_layers_are_chosen_where_they_have_an_effect(models)
     assert {"embeddings.cls_token", "embeddings.position_embeddings"} < fixed
     assert all(name.startswith(("embeddings.", "layers.0.")) for name in fixed)
     for settings in ({"freeze": 1}, {"lora": {}}, {"pooling": "mean"}, {"weights": "random"}):
-        with pytest.raises(ValidationError, match="no effect with encoder 'small-conv'"):
-            EncoderConfig.model_validate_json(json.dumps(settings))
+        refused(ValidationError, "no effect with encoder 'small-conv'", EncoderConfig.model_validate, settings)
     for wrong in ({"name": "hub:"}, {"name": "resnet19"}, {"name": "hub:a/b", "freeze": 0}):
-        with pytest.raises(ValidationError):
-            EncoderConfig.model_validate_json(json.dumps(wrong))
-    with pytest.raises(ConfigError, match=r"Did you mean 'resnet18'\? Allowed: .*hub:ID-or-folder"):
-        resolve({"domain": "vision", "train": {"steps": 1}, "vision": {"encoder": {"name": "resnet19"}}})
+        refused(ValidationError, "validation error", EncoderConfig.model_validate, wrong)
+    refused(ConfigError, r"Did you mean 'resnet18'\? Allowed: .*hub:ID-or-folder", resolved, "resnet19")
 
 
-def name_of(folder, **encoder):
-    recipe = {"domain": "vision", "train": {"steps": 1}}
-    return resolve({**recipe, "vision": {"encoder": {"name": f"hub:{folder}", **encoder}}}).config
+def resolved(name, **encoder):
+    return resolve({"domain": "vision", "train": {"steps": 1}, "vision": {"encoder": {"name": name, **encoder}}}).config
 
 
 def test_a_folder_counts_by_its_content(models, tmp_path):
     for copy_of in ("a", "b"):
         shutil.copytree(models / "vit", tmp_path / copy_of)
-    first = name_of(tmp_path / "a")
-    assert name_of(tmp_path / "b").hash == first.hash
+    first = resolved(f"hub:{tmp_path}/a")
+    assert resolved(f"hub:{tmp_path}/b").hash == first.hash
     assert str(tmp_path) not in json.dumps(first.determining())
     assert str(tmp_path) in first.to_toml()
     shutil.copy(models / "resnet" / "preprocessor_config.json", tmp_path / "b")
-    assert name_of(tmp_path / "b").hash == first.hash  # the same text
+    assert resolved(f"hub:{tmp_path}/b").hash == first.hash  # the same text
     weights = tmp_path / "b" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert name_of(tmp_path / "b").hash != first.hash
-    assert name_of(tmp_path / "b", weights="random").hash == name_of(tmp_path / "a", weights="random").hash
+    assert resolved(f"hub:{tmp_path}/b").hash != first.hash
+    assert resolved(f"hub:{tmp_path}/b", weights="random").hash == resolved(f"hub:{tmp_path}/a", weights="random").hash
     for settings in ({"freeze": 1}, {"pooling": "mean"}, {"lora": {}}, {"weights": "random"}):
-        assert name_of(tmp_path / "a", **settings).hash != first.hash, settings
+        assert resolved(f"hub:{tmp_path}/a", **settings).hash != first.hash, settings
 
 
 WRONG = [
@@ -457,9 +437,7 @@ def test_the_adapter_says_and_records_what_it_starts_from(models):
     adapter = make_adapter(settings, 8)
     assert [line for line in adapter.remarks() if "with the weights" in line] == [adapter.remarks()[0]]
     described = adapter.data_info()["encoder"]
-    assert described["weights"] == "pretrained"
-    assert len(described["sha256"]) == 64
-    assert described["pooling"] == "pooler"
+    assert (described["weights"], described["pooling"], len(described["sha256"])) == ("pretrained", "pooler", 64)
     assert isinstance(adapter.module.trained_encoder(), HubEncoder)
     batch = next(adapter.batches(0))
     assert batch.views[0].shape == (8, 1, SIDE, SIDE)

@@ -11,19 +11,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel, ViTConfig, ViTModel
 
 import dipole
-from dipole import objective, vision
+from dipole import Pairs, objective, vision
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import RunInterruptedError
 from dipole.core.utils.errors import ConfigError, PairsError
 from dipole.vision.adapter import VisionAdapter
-from dipole.vision.frameworks.predictor import nearest_in, spread
+from dipole.vision.frameworks.predictor import nearest_in
+from tests.core.loops import by_loops
 from tests.runs import interrupted, logged, refused, run_of
 from tests.vision.made import SHORT_RUN, random_framework
 
 SUPCON_LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 WITH_DEFAULT = ("BYOL", "SimSiam", "MoCoV3", "NNCLR", "SwAV", "SupCon")
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 SMALL = {"MoCo": {"queue": 20}, "NNCLR": {"support": 20}, "SwAV": {"queue": 20}}
 
 
@@ -137,8 +140,6 @@ def test_widths_are_measured_without_a_trace_also_of_transformers():
     model = vision.MoCo(flat, "infonce", head=nn.Linear(2 * 14 * 14, 4), queue=8)
     assert torch.isfinite(model(views()))
     assert vision.SimCLR(flat, "infonce", head=nn.Identity())(views()).requires_grad
-    from transformers import ResNetConfig, ResNetModel, ViTConfig, ViTModel
-
     resnet = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic"))
     vit = ViTModel(ViTConfig(**TINY, image_size=16, patch_size=8))
     for model, width in ((resnet, 6), (vit, 8)):
@@ -147,23 +148,12 @@ def test_widths_are_measured_without_a_trace_also_of_transformers():
         assert torch.isfinite(framework(views()))
 
 
-TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-
-
-def ntxent(z1, z2, tau):
-    """Chen et al. 2020, Eq. 1 and Algorithm 1, with an explicit loop."""
-    z = F.normalize(torch.cat([z1, z2]).double(), dim=1)
-    n, total = len(z1), 0.0
-    for i in range(2 * n):
-        others = torch.stack([z[i] @ z[k] / tau for k in range(2 * n) if k != i])
-        total = total + torch.logsumexp(others, 0) - z[i] @ z[(i + n) % (2 * n)] / tau
-    return total / (2 * n)
-
-
 def test_simclr_is_nt_xent_also_under_autocast():
+    """Chen et al. 2020, Eq. 1, as the loop that `infonce` is compared with."""
     model = vision.SimCLR(conv(), "infonce(temperature=0.3)", head=nn.Linear(6, 4))
-    z1, z2 = model.branch(torch.cat(views())).chunk(2)
-    assert model(views()).item() == pytest.approx(ntxent(z1, z2, 0.3).item(), abs=5e-7)
+    z = model.branch(torch.cat(views())).double().chunk(2)
+    expected = by_loops(model.objective.terms[0], Pairs.from_views(z))
+    assert model(views()).item() == pytest.approx(expected.item(), abs=5e-7)
     model = vision.SimCLR(conv(), "infonce(temperature=0.01)")
     with torch.autocast("cpu", torch.bfloat16):
         assert model(views()).dtype == torch.float32
@@ -175,20 +165,12 @@ def test_default_objectives_are_the_papers():
     for name in ("BYOL", "SimSiam", "MoCoV3", "NNCLR"):
         assert str(build(name).objective) == str(objective(texts[name.lower()])), name
     model, pair = build("SupCon").double(), [view.double() for view in views()]
-    with torch.no_grad():
-        found = float(model(pair, SUPCON_LABELS))
-        z = F.normalize(model.branch(torch.cat(pair)), dim=1)
-    labels, expected = SUPCON_LABELS.repeat(2), 0.0
-    for i in range(12):
-        others = torch.tensor([k for k in range(12) if k != i])
-        log_share = torch.log_softmax(z[others] @ z[i] / 0.1, 0)
-        expected = expected - log_share[labels[others] == labels[i]].mean() / 12
-    assert found == pytest.approx(float(expected), abs=1e-9)
+    assert model.objective.terms[0].temperature == 0.1
+    pairs = Pairs.from_views(model.branch(torch.cat(pair)).chunk(2), labels=SUPCON_LABELS)
+    assert model(pair, SUPCON_LABELS).item() == pytest.approx(by_loops(model.objective.terms[0], pairs).item())
 
 
 def test_clip_takes_tokens_by_position_or_name():
-    from transformers import BertConfig, BertModel
-
     bert = BertModel(BertConfig(vocab_size=20, **TINY))
     model = vision.CLIP(conv(), bert, "infonce(temperature=0.1)", text_head=nn.Linear(8, 512)).eval()
     ids, mask = torch.arange(12).view(6, 2), torch.ones(6, 2, dtype=torch.long)
@@ -389,12 +371,6 @@ def test_the_support_set_takes_the_first_views_projections_after_the_step():
     torch.testing.assert_close(module.queue.rows[:IMAGES], projected / projected.norm(dim=1, keepdim=True))
     assert torch.equal(module.queue.rows[IMAGES:], before[IMAGES:])
     assert torch.equal(nearest_in(module.queue.rows, 3 * module.queue.rows[2:4]), module.queue.rows[2:4])
-
-
-def test_spread_falls_in_a_collapse():
-    generator = torch.Generator().manual_seed(0)
-    assert float(spread(torch.randn(4000, 64, generator=generator))) == pytest.approx(1.0, abs=0.02)
-    assert float(spread(torch.randn(1, 64, generator=generator).expand(50, 64))) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_heads_are_the_papers():

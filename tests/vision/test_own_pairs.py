@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pandas
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 from torch.nn.functional import cosine_similarity
+from transformers import AutoModel, AutoTokenizer
 
 from dipole import objective
 from dipole.core.cli import main
@@ -27,6 +29,7 @@ from tests.text.tiny_sentences import tiny_model
 from tests.vision.made import configured, image_table, make_adapter
 
 SIDE, ROWS = 12, 40
+adapter = partial(make_adapter, batch_size=8)
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "white": (200, 200, 200)}
 SMALL = {"encoder": {"name": "small-conv", "width": 4, "projector": "linear", "dim": 8}, "augment": {"size": SIDE}}
 
@@ -64,16 +67,12 @@ def settings(folder=None, **table):
     return configured({**SMALL, **table})
 
 
-def adapter(config, batch_size=8):
-    return make_adapter(config, batch_size)
-
-
 def pairs_of(path, *columns, captions=False, **options):
     return read_pairs(str(path), list(columns or ("image", "positive")), captions, Decoding(**options))
 
 
 def test_the_positives_of_labels_are_all_views_of_the_class_and_groups_fill_the_batch(table):
-    made = adapter(settings(pairs="labels", views=3, data={"limit": 64}), 16)
+    made = adapter(settings(pairs="labels", views=3, data={"limit": 64}), batch_size=16)
     batch = next(iter(made.batches(0)))
     embedded = made.embed(batch)
     pairs = embedded.relate(dict(embedded.rows))
@@ -81,12 +80,12 @@ def test_the_positives_of_labels_are_all_views_of_the_class_and_groups_fill_the_
     for anchor, row in enumerate(pairs.positives.tolist()):
         same = {other for other in range(48) if labels[other] == labels[anchor] and other != anchor}
         assert {other for other in row if other >= 0} == same
-    made = adapter(settings(pairs="labels", images_per_class=4, data={"limit": 200}), 16)
+    made = adapter(settings(pairs="labels", images_per_class=4, data={"limit": 200}), batch_size=16)
     for batch in made.batches(0):
         groups = batch.labels.view(4, 4)
         assert (groups == groups[:, :1]).all()
         assert len(batch.rows.view(4, 4)[0].unique()) == 4
-    refused(ConfigError, "multiple of 4", adapter, settings(pairs="labels", images_per_class=4), 18)
+    refused(ConfigError, "multiple of 4", adapter, settings(pairs="labels", images_per_class=4), batch_size=18)
     refused(ConfigError, "has no labels", adapter, settings(pairs="labels", data={"source": str(table / "images")}))
     assert not {"pairs", "columns"} & settings().determining().keys()  # runs from before keep their names
 
@@ -154,7 +153,6 @@ def test_cells_of_lines_and_of_parquet(tmp_path, table):
     contents = [(table / f"images/{n}.png").read_bytes() for n in range(4)]
     image_table(contents, caption=list("abcd")).to_parquet(str(tmp_path / "pairs.parquet"))
     pairs = pairs_of(tmp_path / "pairs.parquet", "image", "caption", captions=True)
-
     stored = torch.from_numpy(np.array(Image.open(table / "images/2.png"))).permute(2, 0, 1)
     assert torch.equal(pairs.images[2], stored)
 
@@ -180,8 +178,6 @@ def test_wrong_tables_are_one_message(tmp_path, table):
 
 
 def test_captions_are_read_as_transformers_reads_them(table):
-    from transformers import AutoModel, AutoTokenizer
-
     made = adapter(settings(table))
     batch = next(iter(made.batches(0)))
     texts = [made.parts.pretrain.captions[row] for row in batch.rows.tolist()]
@@ -191,8 +187,7 @@ def test_captions_are_read_as_transformers_reads_them(table):
     weight = tokens["attention_mask"].float()
     expected = (hidden * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
     torch.testing.assert_close(branch(*batch.captions), branch.projector(expected), atol=1e-5, rtol=1e-5)
-    assert branch.limit == 32
-    assert branch.tokens([" ".join(["red"] * 50)]).ids.shape[1] == 32
+    assert (branch.limit, branch.tokens([" ".join(["red"] * 50)]).ids.shape[1]) == (32, 32)
 
 
 @pytest.mark.parametrize("text", ["infonce(temperature=learned, init=0.07)", "siglip"])
@@ -285,8 +280,7 @@ def test_labelled_images_besides_give_probes_and_zero_shot(tmp_path, table):
     made = adapter(settings(table, data=data, probe={"probes": ["knn"], "neighbours": 2}))
     results = made.evaluate(objective("infonce", dim=8))
     assert {"knn/accuracy", "zero_shot/accuracy", "retrieval/caption_to_image/recall@1"} <= set(results)
-    assert len(made.parts.pretrain) == 24
-    assert len(made.parts.test_pairs) == 16
+    assert (len(made.parts.pretrain), len(made.parts.test_pairs)) == (24, 16)
 
 
 def test_a_plan_reads_no_table(table):

@@ -15,11 +15,9 @@ from dipole.core.utils.extras import install_line
 from dipole.vision import evaluation
 from dipole.vision.pictures import around, flat, neighbourhood
 from tests.runs import commanded, refused, run_of
+from tests.vision.made import QUICK
 
-SMALL = [
-    "vision.data.limit=64", "train.batch_size=32", "vision.encoder.width=4", "vision.probe.probes=['knn']",
-    "vision.probe.baselines=false", "vision.probe.picture=true",
-]  # fmt: skip
+SMALL = [*QUICK, "vision.data.limit=64", "train.batch_size=32", "vision.probe.picture=true"]
 
 
 def test_weights_equal_the_papers_sums():
@@ -94,7 +92,7 @@ def test_without_matplotlib_a_run_with_pictures_says_so_before_it_trains(tmp_pat
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    sets = ["train.epochs=1", "train.log_every=1", 'vision.probe.probes=["knn"]', "vision.probe.baselines=false"]
+    sets = [*QUICK, "train.epochs=1", "train.log_every=1"]
     text = "objective=infonce + 0.1*dp(delta_pos=0.2) + 0.05*cllr(alpha=2)"
     return commanded("digits-simclr", tmp_path_factory.mktemp("runs"), *sets, text)
 

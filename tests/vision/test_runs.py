@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from dipole.benchmarks.suite import read_suite
 from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
@@ -89,6 +90,7 @@ def test_curves_are_of_the_validation_part_and_the_test_images_are_read_at_the_e
     [
         (["train.validation_share=0.3"], "no effect with evaluate_on 'test'"),
         (["train.curves_on=test"], "evaluate_every alone"),
+        (["vision.probe.online.momentum=0.9"], "momentum has no effect with optimizer 'adam'"),
         (["train.evaluate_on=test1"], "Allowed: test, validation"),
         (["train.evaluate_on=validation", "train.validation_share=1.0"], "less than 1"),
     ],
@@ -128,8 +130,6 @@ def test_every_method_learns_and_none_collapses(tmp_path, method):
 @pytest.mark.slow
 def test_training_helps_on_real_images(tmp_path, shared_data):
     """The first run of the suite `cifar10-learning`: InfoNCE above the untrained encoder and the raw pixels."""
-    from dipole.benchmarks.suite import read_suite
-
     parts = {"source": "train", "test": "test"}
     files = [f"vision.data.{key}={shared_data}/cifar10/cifar10_{part}.npz" for key, part in parts.items()]
     jobs = read_suite("cifar10-learning").at("small", files).jobs()
@@ -265,10 +265,8 @@ def test_a_probe_that_cannot_learn_is_refused_and_one_that_has_not_is_not_measur
     assert set(a.metrics()) == {"online_accuracy", "online_loss"}
     source = unlabelled_file(tmp_path)["source"]
     settings = [*SHORT_RUN, ONLINE, f"vision.data.source={source}", "train.batch_size=16", "vision.probe.probes=[]"]
-    with pytest.raises(ConfigError, match=r"vision\.probe\.online: .*without a label.*leave the online probe out"):
-        run_of("digits-simclr", tmp_path, *settings)
-    with pytest.raises(ConfigError, match=r"momentum has no effect with optimizer 'adam'"):
-        load_recipe("digits-simclr", ["vision.probe.online.momentum=0.9"])
+    said = r"vision\.probe\.online: .*without a label.*leave the online probe out"
+    refused(ConfigError, said, run_of, "digits-simclr", tmp_path, *settings)
 
 
 def test_both_halves_of_lab_stand_side_by_side():

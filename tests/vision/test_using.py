@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoImageProcessor, AutoModel
 
 from dipole.core.cli import main
 from dipole.core.train.run_folder import RunFolder
@@ -16,15 +17,14 @@ from dipole.core.train.trained_run import evaluate_run, load_run
 from dipole.core.utils.errors import CheckpointError, ConfigError, DataError, OptionError
 from dipole.core.utils.pictures import open_rgb
 from dipole.core.utils.seeding import Seeds
+from dipole.vision.adapter import VisionAdapter
 from dipole.vision.data import DataConfig, load
 from dipole.vision.encoders.hub import write_processor
 from dipole.vision.exported import open_folder
 from dipole.vision.inference import read_images
 from tests.runs import commanded, refused
-from tests.vision.made import configured, make_adapter, png, source_of
+from tests.vision.made import CPU, ONE_STEP, configured, make_adapter, png, source_of
 from tests.vision.test_hub_encoders import configs
-
-CPU = torch.device("cpu")
 
 
 def write_images(folder):
@@ -75,8 +75,8 @@ def test_a_run_folder_needs_nothing_beside_itself(tmp_path, method):
     assert np.array_equal(np.load(out), features.numpy())  # the bits that the probes see
     assert json.loads((tmp_path / "f.ids.json").read_text()) == [f"{n:03}.png" for n in range(len(images))]
     if method == "cmc":
-        with pytest.raises(ConfigError, match="two encoders"):
-            load_run(RunFolder(moved), "cpu")[1].export("transformers", tmp_path, None)
+        export = load_run(RunFolder(moved), "cpu")[1].export
+        refused(ConfigError, "two encoders", export, "transformers", tmp_path, None)
     else:
         assert main(["export", str(moved), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
         found = open_folder(tmp_path / "out", CPU, None).vectors(list(images))
@@ -104,8 +104,7 @@ def run(tmp_path_factory):
 
 
 def test_grey_runs_read_grey_levels(tmp_path):
-    settings = ["train.epochs=", "train.steps=1", "vision.encoder.width=2", "vision.probe.probes=['knn']"]
-    run = commanded("digits-simclr", tmp_path / "runs", *settings)
+    run = commanded("digits-simclr", tmp_path / "runs", *ONE_STEP)
     features, images, _ = probed(run)
     inputs = save_images(tmp_path / "inputs", images)
     out = tmp_path / "f.parquet"
@@ -147,8 +146,6 @@ NOT_THEIRS = ("vision.encoder.width=", "vision.encoder.dim=")  # settings of our
 
 
 def checkpoint(folder, name):
-    from transformers import AutoModel
-
     torch.manual_seed(4)
     AutoModel.from_config(configs()[name]).save_pretrained(folder)
     return folder
@@ -253,8 +250,6 @@ def test_export_and_run_agree_on_every_shape_and_keep_the_order(run, tmp_path):
 @pytest.mark.parametrize("shape", [(41, 41), (20, 20), (16, 16), (9, 9), (24, 33)])
 def test_images_stored_larger_than_the_views_are_resized_once(tmp_path, shape):
     """As by the exported processor, also if they are square."""
-    from transformers import AutoImageProcessor
-
     (tmp_path / "x.png").write_bytes(png(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)))
     write_processor(tmp_path, 16, 3)
     ((_, row),) = read_images(str(tmp_path / "x.png"), None, 20, 3, 16).rows
@@ -262,12 +257,6 @@ def test_images_stored_larger_than_the_views_are_resized_once(tmp_path, shape):
     expected = processor(Image.open(tmp_path / "x.png"), return_tensors="pt")["pixel_values"][0] * 255
     assert row.shape == (3, 16, 16)
     assert (row - expected).abs().max() <= 1.5  # levels of 256
-
-
-def bomb(mode, kind, **options):
-    data = io.BytesIO()
-    Image.new(mode, (9000, 9000)).save(data, kind, **options)
-    return data.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -300,10 +289,9 @@ def test_images_of_five_channels_train_and_embed(tmp_path):
 def test_an_encoder_of_one_size_is_refused_with_small_crops(encoder):
     swav = {"small_views": 2, "small_size": 20}
     table = {"method": "swav", "encoder": {"name": encoder}, "swav": swav, "augment": {"size": 32}}
-    with pytest.raises(ConfigError, match=rf"'{encoder}' reads images of 32 pixels alone, and views .* also have 20"):
-        make_adapter(table, 8)
-    with pytest.raises(ConfigError, match="small_views = 0"):
-        type(make_adapter({}, 8)).sketch(configured(table), 8)
+    message = rf"'{encoder}' reads images of 32 pixels alone, and views .* also have 20"
+    refused(ConfigError, message, make_adapter, table, 8)
+    refused(ConfigError, "small_views = 0", VisionAdapter.sketch, configured(table), 8)
 
 
 @pytest.mark.parametrize(
