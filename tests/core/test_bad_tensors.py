@@ -15,6 +15,19 @@ B, D = 6, 4
 INFONCE, SUPCON = dipole.objective("infonce"), dipole.objective("supcon")
 CACHED, COMPUTE = dipole.cached(torch.nn.Identity(), "infonce", microbatch=4), dipole.compute_loss("supcon")
 warnings.filterwarnings("ignore", message=".*(Sparse|nested|NestedTensor).*")
+Z, ZEROS = torch.randn(4, 3), torch.zeros(4).long()
+NONE = torch.zeros(4, 0).long()
+OWN = Pairs(Z[:2], Z[:3], torch.tensor([[0], [2]]), NONE[:2])
+CLASSES, CACR = dipole.objective("cross_entropy(classes=5)"), dipole.objective("cacr(k=4)")
+THREE = Pairs.from_views([Z, Z, Z], negatives="view_pairs")
+COUNT, WAYS = 24, 4
+GROUPS = np.arange(COUNT) % WAYS
+X = (np.eye(WAYS)[GROUPS] + 0.05 * np.random.default_rng(0).normal(size=(COUNT, WAYS))).astype(np.float32)
+Y = X + np.float32(0.1) * np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+PROBES = {
+    "linear_probe": {}, "few_shot_probe": {"labels_per_class": 2, "draws": 2}, "mean_classifier": {},
+    "knn_probe": {"k": 3},
+}  # fmt: skip
 
 
 def z(*shape):
@@ -60,23 +73,18 @@ ENTRIES = {
     "from_window": (Pairs.from_window, {"f": z(), "g": z(), "document": LABELS.sort().values, "window": 1, **ROWS}),
     "from_blocks": (Pairs.from_blocks, {"x": z(B, 2, D), **ROWS}),
     "of_points": (Pairs.of_points, {"points": z()}),
-    "cross": (
-        Pairs.cross,
-        {"queries": z(), "keys": z(), "queue": z(3, D), "queue_labels": torch.arange(3), "ignored": INDICES, **ROWS},
-    ),
+    "cross": (Pairs.cross, {
+        "queries": z(), "keys": z(), "queue": z(3, D), "queue_labels": torch.arange(3), "ignored": INDICES, **ROWS
+    }),
     "both": (Pairs.both, {"a": z(), "b": z(), **ROWS}),
-    "from_columns": (
-        Pairs.from_columns,
-        {"anchor": z(), "positive": z(), "negatives": [z(), z()], "ignored": INDICES, **ROWS},
-    ),
+    "from_columns": (Pairs.from_columns, {
+        "anchor": z(), "positive": z(), "negatives": [z(), z()], "ignored": INDICES, **ROWS
+    }),
     "from_crops": (Pairs.from_crops, {"large": [z(), z()], "small": [z()], "queue": z(3, D), **ROWS}),
-    "Pairs": (
-        Pairs,
-        {
-            "anchors": z(), "candidates": z(), "positives": torch.arange(B).unsqueeze(1), "ignored": INDICES,
-            "candidate_labels": LABELS, "candidate_index": LABELS, **ROWS,
-        },
-    ),
+    "Pairs": (Pairs, {
+        "anchors": z(), "candidates": z(), "positives": torch.arange(B).unsqueeze(1), "ignored": INDICES,
+        "candidate_labels": LABELS, "candidate_index": LABELS, **ROWS,
+    }),
     "with_positives": (Pairs.cross(z(), z()).with_positives, {"positives": torch.arange(B).unsqueeze(1)}),
     "without": (Pairs.cross(z(), z()).without, {"ignored": INDICES}),
     "objective": (lambda a, b: INFONCE(a, b), {"a": z(), "b": z()}),
@@ -117,12 +125,6 @@ def test_a_value_that_cannot_work_is_one_clear_error(entry, name):
     assert not foreign
 
 
-Z, ZEROS = torch.randn(4, 3), torch.zeros(4).long()
-NONE = torch.zeros(4, 0).long()
-OWN = Pairs(Z[:2], Z[:3], torch.tensor([[0], [2]]), NONE[:2])
-CLASSES = dipole.objective("cross_entropy(classes=5)")
-
-
 def crops():
     return Pairs.from_crops([z(), z()], [z()])
 
@@ -148,7 +150,6 @@ def queries(weights):
         (lambda: Pairs.from_views([Z, torch.randn(5, 3)]), r"4 rows like views\[0\], got 5"),
         (lambda: Pairs.from_views([Z, Z.double()]), "same dtype"),
         (lambda: Pairs.from_views([Z, Z], labels=torch.zeros(3)), r"labels must be .* \(4,\)"),
-        (lambda: Pairs.from_views([Z.long(), Z.long()]), "floating-point"),
         (lambda: Pairs.from_views([Z[:0], Z[:0]]), "rows >= 1"),
         (lambda: Pairs.from_views([Z, Z], negatives="pairs"), "be 'view_pairs', 'all' or 'queries', got 'pairs'"),
         (lambda: Pairs.cross(Z, Z, None, ZEROS), "intra_batch must be True or False, got a tensor of torch.int64"),
@@ -177,8 +178,6 @@ def queries(weights):
         (lambda: OWN.without(torch.zeros(2).long()), r"ignored must be torch.long of shape \(anchors = 2"),
         (lambda: Pairs.from_labels(Z, torch.zeros(4)), r"labels must be integers of shape \(4,\).*float32"),
         (lambda: Pairs.from_labels(Z, ZEROS[:3]), r"labels must be integers of shape \(4,\)"),
-        (lambda: Pairs.from_labels(Z, None), "labels must be integers .* NoneType"),
-        (lambda: Pairs.from_labels([], ZEROS), "needs embeddings"),
         (lambda: Pairs.from_labels([Z, Z[:2]], ZEROS), r"views\[1\] must have 4 rows"),
         (lambda: Pairs.from_labels(Z, ZEROS, queue=Z), "queue_labels must be integers"),
         (lambda: Pairs.from_labels(Z, ZEROS, queue_labels=ZEROS), "give queue="),
@@ -196,11 +195,8 @@ def queries(weights):
         (lambda: dipole.objective("tuple")(Z, Z), "needs labels"),
         (lambda: INFONCE(Z.numpy(), Z.numpy()), r"views are tensors .*Got ndarray and 1 view"),
         (lambda: INFONCE([Z, Z]), r"separate tensors \(objective\(z1, z2\)\).* got list"),
-        (
-            lambda: dipole.objective("cacr(k=4)")(Pairs.from_views([Z, Z, Z], negatives="view_pairs")),
-            r"cacr\(k=4\) needs 4 positives for each anchor, the pairs have 2: use 5 views",
-        ),
-        (lambda: dipole.objective("cacr(k=4)")(Z, Z), "use 5 views"),
+        (lambda: CACR(THREE), r"cacr\(k=4\) needs 4 positives for each anchor, the pairs have 2: use 5 views"),
+        (lambda: CACR(Z, Z), "use 5 views"),
         (lambda: dipole.objective("cacr(k=2)")(crops()), "needs 2 positives for each anchor"),
         (lambda: dipole.objective("blocks(b=2)")(crops()), "needs 2 positives for each anchor"),
         (lambda: dipole.objective("blocks(k=9)")(Z, Z), "needs 9 other blocks"),
@@ -221,16 +217,6 @@ def test_errors_say_what_and_how_to_fix_it(make, said):
     with pytest.raises(DipoleError, match=said) as error:
         make()
     assert "\n" not in str(error.value)
-
-
-COUNT, WAYS = 24, 4
-GROUPS = np.arange(COUNT) % WAYS
-X = (np.eye(WAYS)[GROUPS] + 0.05 * np.random.default_rng(0).normal(size=(COUNT, WAYS))).astype(np.float32)
-Y = X + np.float32(0.1) * np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
-PROBES = {
-    "linear_probe": {}, "few_shot_probe": {"labels_per_class": 2, "draws": 2}, "mean_classifier": {},
-    "knn_probe": {"k": 3},
-}  # fmt: skip
 
 
 def histogram(found):

@@ -14,6 +14,7 @@ from dipole.core.train.class_blocks import BLOCKS, BlockShape, ClassBlocks, bloc
 from dipole.core.utils.seeding import Seeds
 
 N, B, D = 7, 3, 4
+LABELS = np.repeat([5, 0, 2, 9], [7, 4, 9, 2])
 
 
 def points(seed=0):
@@ -147,9 +148,6 @@ def test_classes_that_are_too_small_or_unknown():
     assert set(LABELS[ClassBlocks(LABELS, 5, None, Seeds(0)).rows(0)]) == {5, 2}
     with pytest.raises(DataError, match="10 members for a block, at most 9"):
         ClassBlocks(LABELS, 10, 3, Seeds(0))
-
-
-LABELS = np.repeat([5, 0, 2, 9], [7, 4, 9, 2])
 
 
 @pytest.mark.parametrize("count", [None, 1, 5])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from runs import assert_same_bits, change, dipole, done, patch_blobs, refused, told, wait_for
+from runs import assert_same_bits, change, dipole, done, refused, told, wait_for
 
 from dipole.benchmarks.run_records import read_records
 from dipole.core.cli import app as cli
@@ -38,6 +38,7 @@ for command in json.loads(sys.argv[1]):
     print(json.dumps([command, code, said.getvalue(), time.process_time() - begin, loaded]))
     begin = time.process_time()
 """
+WRITERS = ["embed r x", "export r --to onnx", "report r", "demo", "data get cifar10", "new a"]
 
 
 def test_help_is_quick_and_loads_no_torch():
@@ -105,15 +106,6 @@ def test_numbers_of_another_program_stand_beside_the_run_s_own(one_run, capsys):
     assert found.records[folder.name].results.keys() >= {"mean/accuracy"}
     assert [problem.path.name for problem in found.problems] == ["measured.json"]
     assert "not what `dipole add` writes" in refused(capsys, "add", folder, "AP=1", "--source", "x", code=1)
-
-
-def test_unexpected_errors_are_one_message_unless_asked(blobs, capsys, monkeypatch):
-    patch_blobs(monkeypatch, "on_batch", lambda index: 1 / 0)
-    said = refused(capsys, "train", blobs, "--quiet", code=1)
-    assert re.search("ZeroDivisionError: division by zero.*DIPOLE_TRACEBACK=1", said, re.DOTALL)
-    monkeypatch.setenv("DIPOLE_TRACEBACK", "1")
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["train", str(blobs), "--quiet"])
 
 
 def test_print_config_shows_origins_and_is_itself_a_recipe(blobs, capsys):
@@ -245,9 +237,6 @@ def test_every_command_is_in_the_help_with_a_summary(capsys):
     assert all(words in start for words in ("dipole demo", "dipole train", "dipole bench", "docs"))
     shown = [line.split()[0] for group in groups for line in group.splitlines() if re.match(r"  [a-z]+ +[A-Z]", line)]
     assert sorted(shown) == cli.names()
-
-
-WRITERS = ["embed r x", "export r --to onnx", "report r", "demo", "data get cifar10", "new a"]
 
 
 @pytest.mark.parametrize("option", ["-o", "--out"])

@@ -35,6 +35,28 @@ FAILURES = {
     "show": "infonse", "sweep": "no-such-recipe --metric x --space seed=int(0,1)", "theory": "nothing",
     "train": "no-such-recipe",
 }  # fmt: skip
+REFUSED = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+HERE = Path(__file__).parent
+FULL = Path("/dev/full")
+needs_shell = pytest.mark.skipif(not FULL.exists(), reason="needs a POSIX shell and /dev/full")
+# With and without buffering.
+BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
+# A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
+# results file, and run/ -> the message and the exit code.
+STRANGERS = {
+    ("train", "d"): ("d is a folder: give a .toml file", 2),
+    ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),
+    ("train", "pipe.toml"): ("pipe.toml is no regular file", 2),
+    ("bench", "d"): ("d is a folder: give a suite file", 2),
+    ("bench", "demo", "--slurm", "time=1"): ("--slurm time=1 belongs to --engine slurm", 2),
+    ("bench", "demo", "--slurm", "time=1", "--plan"): ("--slurm time=1 belongs to --engine slurm", 2),
+    ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
+    ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: it is a file", 2),
+    ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
+    ("report", "run"): ("run is one run. Give its parent folder, ..", 1),
+    ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
+    ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
+}
 
 
 @pytest.mark.parametrize("command", cli.names())
@@ -60,9 +82,6 @@ def test_wrong_usage_is_an_object_too(command, capsys):
     assert "usage" not in error["message"]
 
 
-REFUSED = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
-
-
 @pytest.mark.parametrize(
     ("end", "expected", "kind", "said"),
     [
@@ -72,7 +91,7 @@ REFUSED = RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: yo
         (REFUSED, 1, "OutOfMemory", "you tried to allocate 4096 bytes"),
     ],
 )  # fmt: skip
-def test_what_ends_a_command_of_a_package_is_an_object_too(end, expected, kind, said, capsys, command_of_a_package):
+def test_what_ends_a_command_is_an_object_too(end, expected, kind, said, capsys, command_of_a_package, monkeypatch):
     def configure(parser: Any) -> Any:
         """Fail."""
 
@@ -88,24 +107,11 @@ def test_what_ends_a_command_of_a_package_is_an_object_too(end, expected, kind, 
     assert (code, error["exit_code"], error["type"]) == (expected, expected, kind)
     assert said in error["message"]
     assert error["message"].startswith("out of memory (") == (kind == "OutOfMemory")
-
-
-# A command line that a stranger could write beside d/, an empty file, a link that leads nowhere, a file that is no
-# results file, and run/ -> the message and the exit code.
-STRANGERS = {
-    ("train", "d"): ("d is a folder: give a .toml file", 2),
-    ("train", "gone.toml"): ("gone.toml is a link that leads nowhere", 2),
-    ("train", "pipe.toml"): ("pipe.toml is no regular file", 2),
-    ("bench", "d"): ("d is a folder: give a suite file", 2),
-    ("bench", "demo", "--slurm", "time=1"): ("--slurm time=1 belongs to --engine slurm", 2),
-    ("bench", "demo", "--slurm", "time=1", "--plan"): ("--slurm time=1 belongs to --engine slurm", 2),
-    ("list", "runs", "--runs", "nowhere"): ("--runs nowhere: no such folder", 2),
-    ("list", "runs", "--runs", "empty.txt"): ("--runs empty.txt: it is a file", 2),
-    ("check", "infonce", "--engine", "nothing"): ("'nothing' names no engine; there are dense, eager, triton", 1),
-    ("report", "run"): ("run is one run. Give its parent folder, ..", 1),
-    ("report", "d", "-o", "empty.txt/x.html"): ("choose another folder with -o", 1),
-    ("report", "bad.jsonl"): ("nothing could be read: `Problems` in report.html says why", 1),
-}
+    if "TRACEBACK" in said:
+        assert "ZeroDivisionError: a bug" in refused(capsys, "fails", code=1)
+        monkeypatch.setenv("DIPOLE_TRACEBACK", "1")
+        with pytest.raises(ZeroDivisionError):
+            main(["fails"])
 
 
 @pytest.mark.parametrize("arguments", STRANGERS, ids=" ".join)
@@ -194,16 +200,7 @@ def test_one_is_no_plural():
     assert [counted(count, "class", "classes") for count in (1, 2)] == ["1 class", "2 classes"]
 
 
-HERE = Path(__file__).parent
-FULL = Path("/dev/full")
-needs_shell = pytest.mark.skipif(not FULL.exists(), reason="needs a POSIX shell and /dev/full")
-# With and without buffering.
-BUFFERED = ({}, {"PYTHONUNBUFFERED": "1"})
-
-
-def shell(
-    command: str, folder: Path, program: str = "-m dipole", **environment: str
-) -> subprocess.CompletedProcess[str]:
+def shell(command: str, folder: Path, program: str = "-m dipole", **environment: str) -> Any:
     """Run a line of bash in which `dipole` is this package."""
     given = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
     function = f'dipole() {{ {shlex.quote(sys.executable)} {program} "$@"; }}\n'
@@ -243,9 +240,7 @@ def test_an_error_keeps_its_exit_code_without_stdout(target, buffered, tmp_path)
 
 
 @needs_shell
-@pytest.mark.parametrize(
-    "target", [pytest.param("2>&-", marks=pytest.mark.slow), "<&- 2> /dev/full", "2>&1 >&- | true"]
-)
+@pytest.mark.parametrize("target", [pytest.param("2>&-", marks=pytest.mark.slow), "<&- 2>/dev/full", "2>&1 >&- | true"])
 def test_training_finishes_without_a_working_stream(target, blobs, tmp_path):
     found = shell(f"dipole train {blobs} {target}", tmp_path, program=shlex.quote(str(HERE / "blobs_domain.py")))
     (folder,) = (tmp_path / "runs").iterdir()
@@ -288,9 +283,7 @@ def test_a_closed_stdin_is_not_asked(one_run, tmp_path):
     assert one_run.is_dir()
 
 
-class Terminal(io.StringIO):
-    """A user who types, or presses Ctrl-C if there is nothing to type."""
-
+class Terminal(io.StringIO):  # A user who types, or presses Ctrl-C if there is nothing to type
     isatty = lambda self: True  # noqa: E731
 
     def readline(self, *given: int) -> str:  # type: ignore[override]

@@ -22,6 +22,8 @@ from dipole.core.train.domains import temporary_domain
 from dipole.core.utils.process import OWNER, describe_self
 from tests.systems import links, posix
 
+PRINTS = "from dipole.core.utils.console import console; console().print('[bold red]plan[/]')"
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -103,16 +105,10 @@ def test_compare_without_common_seeds_names_its_test(trained, capsys):
 @pytest.mark.parametrize(
     "text",
     [
-        "\x1b[31mred\x1b[0m",
-        "over\rwritten",
-        "two\nlines",
-        "\x9b2J",
-        "\u202egnp",
-        "\x07\x08",
-        "\u061cmark",
+        "\x1b[31mred\x1b[0m", "over\rwritten", "two\nlines", "\x9b2J", "\u202egnp", "\x07\x08", "\u061cmark",
         "\ufff9\U000e0041",
     ],
-)
+)  # fmt: skip
 def test_control_characters_of_received_records_are_escapes(text, trained, capsys):
     first, second = trained["infonce", 0], trained["dcl", 0]
     config = json.loads((second / "record.json").read_text())["config"]
@@ -351,9 +347,6 @@ def test_stdout_is_json_alone(arguments, trained, capsys):
     places = {"RUN": trained["infonce", 0], "OTHER": trained["dcl", 1]}
     out = done(capsys, *(places.get(each, each) for each in arguments), "--json")
     assert json.loads(out) not in (None, "")
-
-
-PRINTS = "from dipole.core.utils.console import console; console().print('[bold red]plan[/]')"
 
 
 def escapes(**environment: str) -> str:

@@ -25,6 +25,30 @@ from dipole.core.train.identity import written_out
 from dipole.core.train.recipe import UNSET, describe, load_recipe, parse_override, read_recipe, resolve, run_model
 from dipole.core.train.run import train
 
+scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
+tables = st.recursive(
+    st.dictionaries(st.text(), scalars | st.lists(scalars | st.lists(scalars, max_size=2), max_size=3), max_size=4),
+    lambda inner: st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+TERM = """
+from dipole.core.objectives.objective import Objective
+from dipole.core.objectives.registry import register
+{more}
+
+@register("scaled")
+class Scaled(Objective):
+    "The similarity of the positives."
+
+    needs_negatives = False
+
+    def __init__(self) -> None:
+        super().__init__("cosine")
+
+    def loss(self, positive, rows):
+        return -{factor} * positive.mean(1)
+"""
+
 
 def problems(*overrides: str, recipe: Path) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -147,14 +171,6 @@ def test_nested_tables_are_named_by_their_path():
     assert describe(caught.value, outer) == ["inner.knd: no such setting. Did you mean 'kind'? Allowed: kind."]
 
 
-scalars = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
-tables = st.recursive(
-    st.dictionaries(st.text(), scalars | st.lists(scalars | st.lists(scalars, max_size=2), max_size=3), max_size=4),
-    lambda inner: st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=4,
-)
-
-
 @given(tables)
 def test_any_table_survives_toml(table):
     with suppress(UnicodeEncodeError):
@@ -269,25 +285,6 @@ def test_a_preset_is_what_it_stands_for():
     assert configure(model=Preset, planet={"preset": "large"}).hash != small
     values["small"] = {"width": 5}
     assert configure(model=Preset).hash != small
-
-
-TERM = """
-from dipole.core.objectives.objective import Objective
-from dipole.core.objectives.registry import register
-{more}
-
-@register("scaled")
-class Scaled(Objective):
-    "The similarity of the positives."
-
-    needs_negatives = False
-
-    def __init__(self) -> None:
-        super().__init__("cosine")
-
-    def loss(self, positive, rows):
-        return -{factor} * positive.mean(1)
-"""
 
 
 @pytest.fixture

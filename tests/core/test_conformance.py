@@ -47,6 +47,18 @@ EVERY = [check.name for check in CHECKS if not check.slow and check.name != "com
 QUICK = [name for name in EVERY if name not in ("size", "ranks")]
 # Checks that an option can break. The others see the same code as with the defaults, tiles in test_engines.py.
 NUMBERS = ["reference", "low temperature", "identical points", "state"]
+MY_LOSSES = """
+import torch
+class Doubled(torch.nn.Module):
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.weight = weight
+    def forward(self, a, b):
+        return self.weight * (a - b).square().sum(1).mean()
+detached = lambda: lambda a, b: (a * b).sum().detach()
+def plain(a, b, weight):
+    return weight * (a * b).sum()
+"""
 
 
 @parametrize_with_checks([name for name in all_subjects() if name != "swav"], only=QUICK)
@@ -95,9 +107,7 @@ def test_specs_visit_every_option():
 # Negative controls: each fault must be found, and by the check that is about it.
 
 
-class Good(nn.Module):
-    """NT-Xent as one would write it."""
-
+class Good(nn.Module):  # NT-Xent as one would write it
     def __init__(self, temperature: float = 0.5):
         super().__init__()
         self.temperature = temperature
@@ -192,8 +202,7 @@ class Traced(Good):
 
 
 def test_sound_loss_passes_and_a_fault_of_compilation_is_found():
-    report = check_objective(Good, reference="infonce", only=[*EVERY, "compile"])
-    assert report.ok, report.table()
+    assert failures(Good, reference="infonce", only=[*EVERY, "compile"]) == set()
     assert failures(Traced, only=["compile"]) == {"compile"}
 
 
@@ -210,9 +219,7 @@ def test_only_the_fault_is_blamed(loss, check):
     assert set(report.causes) == {check}
 
 
-class BadTiles(Objective):
-    """Its value depends on how the matrix is cut."""
-
+class BadTiles(Objective):  # its value depends on how the matrix is cut
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__("cosine")
 
@@ -227,9 +234,7 @@ class Silent(BadTiles):
         return positive.mean(1) * rows.pairs.has_negatives
 
 
-class Forgetful(Objective):
-    """Writes itself without its option."""
-
+class Forgetful(Objective):  # writes itself without its option
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__("cosine")
         self.scale = scale
@@ -263,20 +268,6 @@ def test_reference_follows_the_temperature(reference, fits):
     assert report.ok == fits
 
 
-MY_LOSSES = """
-import torch
-class Doubled(torch.nn.Module):
-    def __init__(self, weight=1.0):
-        super().__init__()
-        self.weight = weight
-    def forward(self, a, b):
-        return self.weight * (a - b).square().sum(1).mean()
-detached = lambda: lambda a, b: (a * b).sum().detach()
-def plain(a, b, weight):
-    return weight * (a * b).sum()
-"""
-
-
 def test_command(tmp_path, monkeypatch, capsys):
     tmp_path.joinpath("my_losses.py").write_text(MY_LOSSES)
     monkeypatch.chdir(tmp_path)
@@ -296,16 +287,3 @@ def test_table_shows_each_check():
     first, *rows = check_objective(FAULTS["wrong sign"][0], reference="infonce", only=checks).table().splitlines()
     assert first.endswith("FAILS 1 of 2 checks")
     assert [row.split()[0] for row in rows] == ["FAIL", "ok", "-"]
-
-
-def test_pytorch_metric_learning_faults():
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-
-    def nt_xent(temperature=0.07):
-        return losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=temperature))
-
-    checks = ["reference", "gradcheck", "low temperature", "float16", "one anchor"]
-    report = check_objective(nt_xent, reference="infonce(temperature=0.07)", only=checks)
-    assert {row.check for row in report.failures} == {"low temperature", "float16"}
-    # The logarithm of the smallest float32 is where it saturates.
-    assert "87.3" in next(row.detail for row in report.rows if row.check == "low temperature")

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import io
+import itertools
 import random
 import sys
 import tarfile
@@ -24,6 +25,18 @@ from dipole.core.utils.errors import ConfigError, DataError
 from dipole.core.utils.unpack import unpack
 
 CONTENT = bytes(range(256)) * 4000
+HALF = len(CONTENT) * 2 // 5
+NO_FILE = "md5:" + "0" * 32
+OLD = {"Last-Modified": "Thu, 01 Jan 2015 00:00:00 GMT"}
+OTHER = bytes(reversed(CONTENT))
+HEADERS = {  # a server's headers, whether it honours If-Range, whether a download can be resumed without a checksum
+    "etag": ({"ETag": ""}, True, True),
+    "etag-alone": ({"ETag": ""}, False, True),
+    "date": (OLD, True, False),
+    "weak": ({"ETag": "W/"}, True, False),
+    "none": ({}, True, False),
+}
+MEMBERS = {f"a/{number}.bin": random.Random(number).randbytes(1280) for number in range(3)}
 
 
 class Server(BaseHTTPRequestHandler):
@@ -96,9 +109,6 @@ def md5(data):
     return f"md5:{hashlib.md5(data).hexdigest()}"
 
 
-HALF = len(CONTENT) * 2 // 5
-
-
 @pytest.mark.parametrize(
     ("part", "stops", "asked_for"),
     [
@@ -119,35 +129,37 @@ def test_a_file_is_fetched_once_and_checked(serve, tmp_path, part, stops, asked_
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
-OLD = {"Last-Modified": "Thu, 01 Jan 2015 00:00:00 GMT"}
-OTHER = bytes(reversed(CONTENT))
-HEADERS = {  # a server's headers, whether it honours If-Range, whether a download can be resumed without a checksum
-    "etag": ({"ETag": ""}, True, True),
-    "etag-alone": ({"ETag": ""}, False, True),
-    "date": (OLD, True, False),
-    "weak": ({"ETag": "W/"}, True, False),
-    "none": ({}, True, False),
-}
+CHANGED = [
+    *itertools.product(HEADERS, [{}], [OTHER, OTHER[:-1], OTHER[:5000], OTHER[:1000], CONTENT + b"x"]),
+    # The server ignores where to begin, or another file has the tag of the first.
+    *itertools.product(["etag-alone"], [{"shift": 10}, {"shift": 5000}], [CONTENT]),
+    *itertools.product(["etag-alone"], [{"tag": "a"}], [OTHER[:-1], OTHER[:1000]]),
+]
 
 
-@pytest.mark.parametrize("other", [OTHER, OTHER[:-1], OTHER[:5000], OTHER[:1000], CONTENT + b"x"])
-@pytest.mark.parametrize("kind", HEADERS)
-def test_halves_of_two_files_are_not_joined(serve, tmp_path, kind, other):
-    file, files, _ = cut_off(serve, tmp_path, kind)
+@pytest.mark.parametrize(("kind", "settings", "other"), CHANGED)
+def test_halves_of_two_files_are_not_joined(serve, tmp_path, kind, settings, other):
+    file, files, _ = cut_off(serve, tmp_path, kind, **settings)
     files["x.bin"] = other
     assert fetch(file, tmp_path).read_bytes() == other
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
-@pytest.mark.parametrize("kind", [*HEADERS, "earlier version"])
-def test_without_a_checksum_only_a_known_file_is_resumed(serve, tmp_path, kind):
-    known = kind if kind in HEADERS else "etag"
-    file, _, asked = cut_off(serve, tmp_path, known)
-    if kind == "earlier version":
-        (origin,) = tmp_path.glob("*.origin")
-        origin.write_text("\n".join(origin.read_text().split("\n")[:2]))  # no length yet
+# What a note on a part becomes, and whether the part is resumed. An earlier version wrote no length.
+NOTES = [(lambda old: b"\n".join(old.split(b"\n")[:2]), True)]
+NOTES += [(lambda old, new=new: new, False) for new in (b"\xff\xfe\x00", b"", b"\n\n\n\n")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "resumed"),
+    [*((kind, bytes, each[2]) for kind, each in HEADERS.items()), *(("etag", *each) for each in NOTES)],
+)
+def test_without_a_checksum_only_a_known_file_is_resumed(serve, tmp_path, kind, change, resumed):
+    file, _, asked = cut_off(serve, tmp_path, kind)
+    for origin in tmp_path.glob("*.origin"):
+        origin.write_bytes(change(origin.read_bytes()))
     assert fetch(file, tmp_path).read_bytes() == CONTENT
-    assert asked == [("x.bin", "bytes=5000-" if HEADERS[known][2] else None)]
+    assert asked == [("x.bin", "bytes=5000-" if resumed else None)]
 
 
 def cut_off(serve, tmp_path, kind="etag-alone", **more):
@@ -161,17 +173,6 @@ def cut_off(serve, tmp_path, kind="etag-alone", **more):
     settings.update(stops=0, answers=0)
     asked.clear()
     return file, files, asked
-
-
-@pytest.mark.parametrize(
-    ("settings", "other"),
-    [({"shift": 10}, CONTENT), ({"shift": 5000}, CONTENT), ({"tag": "a"}, OTHER[:-1]), ({"tag": "a"}, OTHER[:1000])],
-)
-def test_an_answer_with_other_bytes_starts_again(serve, tmp_path, settings, other):
-    """The server ignores where to begin, or another file has the tag of the first."""
-    file, files, _ = cut_off(serve, tmp_path, **settings)
-    files["x.bin"] = other
-    assert fetch(file, tmp_path).read_bytes() == other
 
 
 @pytest.mark.parametrize("known", [None, len(CONTENT)])
@@ -197,21 +198,20 @@ def test_packing_that_is_not_the_files_own_is_refused(serve, tmp_path, packing, 
             assert fetch(RemoteFile(f"{url}/{name}"), tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(("files", "said"), [({"x.bin": b""}, "the file has 0 bytes"), ({}, "404")])
-def test_answers_that_are_not_the_file(serve, tmp_path, files, said):
+@pytest.mark.parametrize(
+    ("files", "published", "said"),
+    [
+        ({"x.bin": b""}, (), "the file has 0 bytes"), ({}, (), "404"),
+        ({"x.bin": CONTENT}, (None, NO_FILE), "published one is 0.*x.bin.wrong"),
+        ({"x.bin": CONTENT}, (len(CONTENT) + 1, NO_FILE), "published file has"),
+    ],
+)  # fmt: skip
+def test_another_file_than_the_published_one_is_not_taken(serve, tmp_path, files, published, said):
     url, asked = serve(files)
-    with pytest.raises(DataError, match=said):
-        fetch(RemoteFile(f"{url}/x.bin"), tmp_path)
+    with pytest.raises(DataError, match=f"(?s){said}"):
+        fetch(RemoteFile(f"{url}/x.bin", *published), tmp_path)
     assert len(asked) == 1  # and is not asked for again
-    assert not (tmp_path / "x.bin").exists()
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"\n\n\n\n"])
-def test_a_damaged_note_on_the_part_starts_again(serve, tmp_path, content):
-    file, _, asked = cut_off(serve, tmp_path, "etag")
-    (origin,) = tmp_path.glob("*.origin")
-    origin.write_bytes(content)
-    assert (fetch(file, tmp_path).read_bytes(), asked) == (CONTENT, [("x.bin", None)])
+    assert [path.name for path in tmp_path.iterdir()] == ["x.bin.wrong"] * bool(files)
 
 
 @pytest.mark.parametrize("name", ["x.bin", "x.bin.lock", "x.bin.part", "x.bin.part.origin"])
@@ -240,16 +240,6 @@ def test_processes_that_fetch_one_file_take_turns(serve, tmp_path, known):
     assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
 
 
-@pytest.mark.parametrize(("size", "said"), [(None, "published one is 0"), (len(CONTENT) + 1, "published file has")])
-def test_another_file_than_the_published_one_is_set_aside(serve, tmp_path, size, said):
-    url, _ = serve({"x.bin": CONTENT})
-    with pytest.raises(DataError, match=said) as caught:
-        fetch(RemoteFile(f"{url}/x.bin", size, "md5:" + "0" * 32), tmp_path)
-    if size is None:
-        assert "x.bin.wrong" in str(caught.value)
-        assert [path.name for path in tmp_path.iterdir()] == ["x.bin.wrong"]
-
-
 def test_without_a_network_the_place_to_put_it_is_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot fetch http://127\.0\.0\.1:9/x\.tar .*put it at .*x\.tar"):
         fetch(RemoteFile("http://127.0.0.1:9/x.tar"), tmp_path / "a")
@@ -262,11 +252,16 @@ def tar(path, members, kind="gz"):
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-                archive.addfile(info)
-            else:
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+                info.type, info.linkname, content = tarfile.SYMTYPE, content, b""
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def zipped(path, members, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
     return path
 
 
@@ -274,9 +269,8 @@ def tar(path, members, kind="gz"):
 def test_nothing_leaves_the_folder(tmp_path, name):
     inner = tmp_path / "deep" / "inner"
     inner.mkdir(parents=True)
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr(name, b"x")
-    for path in (tar(tmp_path / "x.tar.gz", {name: b"x"}), tmp_path / "x.zip"):
+    content = {name: b"x"}
+    for path in (tar(tmp_path / "x.tar.gz", content), zipped(tmp_path / "x.zip", content)):
         with pytest.raises(DataError, match="points outside the target folder"):
             unpack(path, inner)
     assert not list(tmp_path.rglob("out"))
@@ -284,17 +278,11 @@ def test_nothing_leaves_the_folder(tmp_path, name):
         unpack(tar(tmp_path / "l.tar.gz", {"a": "/etc/passwd"}), tmp_path)
 
 
-MEMBERS = {f"a/{number}.bin": random.Random(number).randbytes(1280) for number in range(3)}
-
-
 def packed(path, kind):
     if not kind.startswith("zip"):
         return tar(path, MEMBERS, kind)
     method = {"zip": zipfile.ZIP_DEFLATED, "zip-lzma": zipfile.ZIP_LZMA, "zip-bz2": zipfile.ZIP_BZIP2}[kind]
-    with zipfile.ZipFile(path, "w", method) as archive:
-        for name, content in MEMBERS.items():
-            archive.writestr(name, content)
-    return path
+    return zipped(path, MEMBERS, method)
 
 
 def check_damaged(path, contents):

@@ -23,6 +23,19 @@ pairs_module, blocks_module, indices_module, supcon_module = (
 
 B, D = 6, 4
 Rows = Callable[..., Tensor]
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+TERMS = {
+    entry.name: entry.name for entry in registry.entries() if entry.kind != "diagnostic"
+} | {
+    "cross_entropy": "cross_entropy(classes=3)", "cacr k": "cacr(k=1, intra_batch=true, cost=rbf)",
+    "triplet hardest": "triplet(mode=hardest)", "bilinear": "infonce(similarity=bilinear, joint=true) + dp",
+    "blocks k": "blocks(b=1, k=2)", "blocks hinge": "blocks(loss=hinge)", "learned": "hcl(temperature=learned) + dp",
+    "fixed sigmoid": "siglip(temperature=0.1, bias=-1)",
+    "proximal": "infonce(temperature=0.01) + 0.1*cllr(solver=proximal)",
+}  # fmt: skip
+
+
+SCALARS = "align_uniform", "blocks", "dp", "rbf"
 
 
 def constructors(rows: Rows, labels: Tensor, device: torch.device) -> Iterator[tuple[str, Callable[[], Pairs]]]:
@@ -54,24 +67,6 @@ def constructors(rows: Rows, labels: Tensor, device: torch.device) -> Iterator[t
     yield "sides", lambda: Pairs.both(x, y, labels)
     yield "points", lambda: Pairs.of_points(x)
     yield "views with others", lambda: Pairs.from_views([x, y], labels).without(dropped.repeat(2, 1))
-
-
-TERMS = {
-    entry.name: entry.name for entry in registry.entries() if entry.kind != "diagnostic"
-} | {
-    "cross_entropy": "cross_entropy(classes=3)",
-    "cacr k": "cacr(k=1, intra_batch=true, cost=rbf)",
-    "triplet hardest": "triplet(mode=hardest)",
-    "bilinear": "infonce(similarity=bilinear, joint=true) + dp",
-    "blocks k": "blocks(b=1, k=2)",
-    "blocks hinge": "blocks(loss=hinge)",
-    "learned": "hcl(temperature=learned) + dp",
-    "fixed sigmoid": "siglip(temperature=0.1, bias=-1)",
-    "proximal": "infonce(temperature=0.01) + 0.1*cllr(solver=proximal)",
-}  # fmt: skip
-
-
-SCALARS = "align_uniform", "blocks", "dp", "rbf"
 
 
 def may_wait(text: str, name: str) -> bool:
@@ -139,16 +134,6 @@ def test_without_reading_the_values_are_the_same(text, monkeypatch):
     torch.testing.assert_close(every(), read, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("text", ["blocks", "blocks(k=2)", "blocks(loss=hinge)"])
-def test_anchors_without_positives_are_nobodys_blocks_without_reading(monkeypatch, text):
-    generator = torch.Generator().manual_seed(1)
-    f, g = (torch.randn(5, D, dtype=torch.float64, generator=generator) for _ in range(2))
-    pairs = Pairs.from_window(f, g, torch.tensor([0, 0, 1, 2, 2]))  # a document of one sentence has no block
-    read = float(objective(text)(pairs).loss)
-    monkeypatch.setattr(blocks_module, "reads_at_once", lambda x: False)
-    assert float(objective(text)(pairs).loss) == pytest.approx(read, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     "wait",
     [
@@ -165,9 +150,6 @@ def test_the_stand_in_sees(wait):
 
 
 # On a GPU CUDA itself raises where a step would wait.
-
-
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 @pytest.mark.parametrize("text", [pytest.param(text, marks=ON_GPU) for text in TERMS.values()], ids=TERMS)

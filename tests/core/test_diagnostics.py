@@ -15,6 +15,11 @@ from dipole.core.objectives import tiles
 from dipole.core.train.evaluation import diagnose_pairs
 
 N, WIDTH = 11, 4
+LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2, 2, 1, 0, 0])
+SHARPNESS = {
+    "cacr(k=1, t_neg=3)": 3.0, "infonce + 0.5*cacr(t_neg=0.9)": 0.9, "infonce": 2.0, None: 2.0,
+    "cacr(k=1, t_neg=0.9, negative_weights=reversed)": -0.9,
+}  # fmt: skip
 
 
 @pytest.fixture(params=[512, 4], ids=["one tile", "several tiles"], autouse=True)
@@ -25,9 +30,6 @@ def tile(request, monkeypatch):
 
 def points(seed: int = 0) -> torch.Tensor:
     return torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-LABELS = torch.tensor([0, 1, 2, 0, 1, 0, 2, 2, 1, 0, 0])
 
 
 def cosine(x, y) -> float:
@@ -206,12 +208,6 @@ def test_as_functions_they_hold_to_their_ranges(name, options, said):
     given = Pairs.from_views([points(), points(1)]) if name in ("alignment", "pair_histogram") else points()
     with pytest.raises(OptionError, match=f"{name}: {said}"):
         getattr(diagnostics, name)(given, **options)
-
-
-SHARPNESS = {
-    "cacr(k=1, t_neg=3)": 3.0, "infonce + 0.5*cacr(t_neg=0.9)": 0.9, "infonce": 2.0, None: 2.0,
-    "cacr(k=1, t_neg=0.9, negative_weights=reversed)": -0.9,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "t_neg"), SHARPNESS.items())

@@ -18,6 +18,8 @@ from tests.ranks import from_ranks
 PAGE = Path(__file__).parents[2] / "docs" / "background" / "core.md"
 OF_PAGE = {"Objective": Objective, "torch": torch}
 exec(re.search(r"^class VICReg.*?(?=^```)", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0], OF_PAGE)
+SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
+SLOW = [pytest.param(SIZES[name], id=name, marks=pytest.mark.slow) for name in ("equal", "three")]
 
 
 class Memory(Objective):
@@ -175,10 +177,6 @@ def outcomes_of_rank(rank, sizes, every):
     dist.all_reduce(together)
     torch.nn.utils.vector_to_parameters(together / len(sizes), grads)
     return found
-
-
-SIZES = {"equal": (5, 5), "unequal": (7, 3), "three": (4, 5, 1)}
-SLOW = [pytest.param(SIZES[name], id=name, marks=pytest.mark.slow) for name in ("equal", "three")]
 
 
 @pytest.fixture(scope="module", params=[pytest.param(SIZES["unequal"], id="unequal"), *SLOW])
