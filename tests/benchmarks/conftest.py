@@ -1,12 +1,14 @@
 """Runs folders made by hand: records, learning curves and suite descriptions, as `dipole bench` leaves them."""
 
 import json
+import time
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import CellEntry, ColumnEntry, JobEntry, Manifest, RowEntry, write_manifest
 from dipole.benchmarks.run.engine import Engine, run_here
 from dipole.benchmarks.run_records import read_records
@@ -40,9 +42,8 @@ def suite_text(rows, columns=(("knn", "knn/accuracy"),), recipe="digits-simclr",
     scale = {"recipe": recipe, "seeds": list(seeds), "set": list(set)}
     of = [{"name": label, "metric": metric} for label, metric in columns]
     base = {"base": rows[0][0]} if len(rows) > 1 else {}
-    return toml_text(
-        {"name": "tiny", "title": "tiny", **base, "columns": of, "rows": named, "scale": {"small": scale | more}}
-    )
+    table = {"name": "tiny", "title": "tiny", **base, "columns": of, "rows": named}
+    return toml_text({**table, "scale": {"small": scale | more}})
 
 
 OF_EVERY_RUN = {
@@ -116,6 +117,13 @@ class RunsFolder:
         columns = [column if isinstance(column, tuple) else (column, "vision") for column in columns]
         return self.read(self.suite(name, rows, columns, values, seeds, **more))
 
+    def table4(self, value, columns=None, **more):
+        """Write LMCL Table 4 with its printed rows and its first columns."""
+        printed = published.tables()["lmcl-table4"].rows
+        rows = [(row.label, "infonce", printed[0].label if row is not printed[0] else None) for row in printed]
+        measured = [(column, "text") for column in list(printed[0].cells)[:columns]]
+        return self.suite("lmcl-table4", rows, measured, value, published="lmcl-table4", **more)
+
     def read(self, manifest):
         """Return what a report makes of the records of a suite."""
         return SuiteResults(manifest, read_records(self.path).records)
@@ -124,6 +132,22 @@ class RunsFolder:
 @pytest.fixture
 def runs_folder(tmp_path):
     return RunsFolder(tmp_path / "runs")
+
+
+def wait_for(condition, what, seconds=300):
+    """Return what a condition gives once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def written(folder, text, name="mine"):
+    """Write a suite. Return its path."""
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
 
 
 JOB = {"hash": "x", "command": [], "processes": 1, "cells": []}

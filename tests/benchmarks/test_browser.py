@@ -6,13 +6,13 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 import urllib.request
+from contextlib import closing, suppress
 
 import pytest
 
 from dipole.benchmarks.report.write import write_report
-from tests.benchmarks.conftest import RunsFolder
+from tests.benchmarks.conftest import RunsFolder, wait_for
 
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"`{{7*7}}=1+1|</td>'
 DRIVER = shutil.which("chromedriver")
@@ -31,7 +31,7 @@ class Chromium:
             port = probe.getsockname()[1]
         self.driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.base = f"http://127.0.0.1:{port}"
-        self._wait()
+        wait_for(self._is_ready, "chromedriver", 30)
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={size[0]},{size[1]}"]
         options = {"binary": BROWSER, "args": flags}
         if size[0] < 500:
@@ -61,15 +61,14 @@ class Chromium:
             self.driver.terminate()
             self.driver.wait()
 
-    def _wait(self):
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            try:
-                if self._call("GET", "/status", None)["ready"]:
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise RuntimeError("chromedriver does not answer")
+    def until(self, script):
+        """Wait until a script returns a true value."""
+        wait_for(lambda: self.run(script), script, 20)
+
+    def _is_ready(self):
+        with suppress(OSError):
+            return self._call("GET", "/status", None)["ready"]
+        return False
 
     def _call(self, method, path, body):
         data = None if body is None else json.dumps(body).encode()
@@ -80,9 +79,8 @@ class Chromium:
 
 @pytest.fixture(scope="module")
 def browser():
-    found = Chromium()
-    yield found
-    found.close()
+    with closing(Chromium()) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +164,6 @@ def test_filters_rows_by_words_and_a_button_changes_the_colours(page):
     assert page.log() == []
 
 
-def test_a_phone_shows_it_without_sideways_scrolling(report):
-    phone = Chromium(size=(390, 844))
-    try:
-        phone.open(report.as_uri())
-        assert phone.run("return innerWidth") == 390
-        assert phone.run("return document.documentElement.scrollWidth") <= 390
-        assert phone.log() == []
-    finally:
-        phone.close()
-
-
 def test_works_without_scripts(page, report):
     """Served with a policy that forbids all scripts, every table and picture is still there."""
     text = report.read_bytes()
@@ -245,14 +232,12 @@ def wide_report(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
 def test_nothing_is_clipped_or_runs_over(wide_report, size):
-    browser = Chromium(size=size)
-    try:
+    with closing(Chromium(size=size)) as browser:
         browser.open(wide_report)
+        assert browser.run("return innerWidth") <= size[0]
         assert browser.run(CUT, False) == []
         assert browser.run(CLIPPED) == []
         assert browser.log() == []
-    finally:
-        browser.close()
 
 
 def test_paper_has_every_column_and_the_folded_tables(browser, wide_report):
@@ -286,7 +271,7 @@ def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser,
       box.dispatchEvent(new PointerEvent('pointerenter'));
     """
     browser.run(script)
-    wait_for(browser, "return 'live' in box.dataset")
+    browser.until("return 'live' in box.dataset")
     opacity = "box.querySelectorAll('.mark-symbol path')].map(path => path.getAttribute('opacity'))"
     opacities = f"return [...new Set([...{opacity})]"
     before = browser.run(opacities)
@@ -295,13 +280,13 @@ def test_a_chart_under_the_pointer_has_values_and_a_legend_that_selects(browser,
       for (const kind of ['pointerdown', 'pointerup', 'mousedown', 'mouseup', 'click'])
         symbol.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: at.x + 3, clientY: at.y + 3 }));
     """)
-    wait_for(browser, f"{opacities.replace('return ', 'const now = ')}; return now.length > {len(before)}")
+    browser.until(f"{opacities.replace('return ', 'const now = ')}; return now.length > {len(before)}")
     browser.run("""
       const dot = box.querySelector('.role-mark.mark-symbol path'), at = dot.getBoundingClientRect();
       for (const kind of ['pointerover', 'pointermove', 'mouseover', 'mousemove'])
         dot.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX: at.x + 3, clientY: at.y + 3 }));
     """)
-    wait_for(browser, "return document.querySelector('#vg-tooltip-element')?.textContent.includes('training step')")
+    browser.until("return document.querySelector('#vg-tooltip-element')?.textContent.includes('training step')")
     assert browser.log() == []
 
 
@@ -313,13 +298,6 @@ def test_charts_in_a_fold_are_drawn_when_it_is_opened(browser, wide_report):
     assert browser.run(f"return {folds}.map(fold => fold.querySelectorAll('svg').length).join()") == "0,0"
     browser.run(f"for (const fold of {folds}) fold.open = true")
     count = f"{folds}.reduce((sum, fold) => sum + fold.querySelectorAll('figure svg.marks').length, 0)"
-    wait_for(browser, f"return {count} === {folds}.reduce((n, fold) => n + fold.querySelectorAll('figure').length, 0)")
+    browser.until(f"return {count} === {folds}.reduce((n, fold) => n + fold.querySelectorAll('figure').length, 0)")
     assert browser.run(CLIPPED) == []
     assert browser.log() == []
-
-
-def wait_for(browser, script):
-    deadline = time.monotonic() + 20
-    while not browser.run(script):
-        assert time.monotonic() < deadline, script
-        time.sleep(0.1)

@@ -26,6 +26,7 @@ from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.utils.errors import ConfigError
 from dipole.core.utils.process import describe_self
+from tests.benchmarks.conftest import wait_for
 from tests.systems import KILL_SELF, kill, was_killed
 
 SHORT = [f"train.{part}" for part in ("batch_size=32", "checkpoint_every=1", "log_every=1")]
@@ -165,10 +166,7 @@ def test_ray_restarts_the_job_of_a_lost_node_and_trains_as_one_process_does(two_
     engine.on_node = held
     with ThreadPoolExecutor(1) as pool:
         results = pool.submit(lambda: list(engine.run(tasks, runs)))
-        deadline = time.monotonic() + 120
-        while len(list(started.iterdir())) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: len(list(started.iterdir())) > 1, "second process", 120)
         cluster.remove_node(second, allow_graceful=False)
         ended.touch()
         results = results.result(300)
@@ -247,17 +245,14 @@ def test_renewal_keeps_a_lock_fresh(tmp_path, monkeypatch):
     with locked(tmp_path, "job"):
         path = tmp_path / "job.json"
         os.utime(path, (1, 1))
-        deadline = time.monotonic() + 10
-        while path.stat().st_mtime == 1 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert path.stat().st_mtime > 1
+        wait_for(lambda: path.stat().st_mtime > 1, "renewal", 10)
 
 
 def made_up(folder, age=0.0, **owner):
     """A lock of the process that describes itself, with something else in its place, last renewed `age` s ago."""
     path = folder / "job.json"
     path.write_text(json.dumps(json.loads(describe_self()) | owner))
-    os.utime(path, (time.time() - age, time.time() - age))
+    os.utime(path, (time.time() - age,) * 2)
     return path
 
 
@@ -299,7 +294,6 @@ def test_a_worker_in_a_name_space_of_its_own_is_seen_and_missed(tmp_path):
             pass
         other.kill()
     assert is_held(path)
-    old = time.time() - job_lock.STALE_AFTER - 1
-    os.utime(path, (old, old))
+    os.utime(path, (time.time() - job_lock.STALE_AFTER - 1,) * 2)
     with locked(tmp_path, "job"):
         pass

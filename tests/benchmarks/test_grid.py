@@ -1,6 +1,5 @@
 """Grids: what they multiply out to, and what is said of one that is wrong."""
 
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from dipole.benchmarks.results_file import SHIPPED, read_results_file, results_f
 from dipole.benchmarks.suite import read_suite, suites
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError
+from tests.benchmarks.conftest import written
 
 SUITE = """
 name = "mine"
@@ -41,12 +41,6 @@ objective = "align_uniform"
 recipe = "digits-simclr"
 seeds = [0]
 """
-
-
-def written(tmp_path, text):
-    path = tmp_path / "mine.toml"
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 @pytest.mark.parametrize("path", results_files(SHIPPED), ids=lambda path: path.name)
@@ -136,9 +130,7 @@ def test_a_suite_that_is_written_out_has_the_same_cells_and_no_grid(name, tmp_pa
     assert main(["show", str(path if name == "mine" else name), "--expand"]) == 0
     text = capsys.readouterr().out
     assert "grid" not in tomllib.loads(text)
-    again = tmp_path / "again.toml"
-    again.write_text(text)
-    ours, theirs = read_suite(again), read_suite(path)
+    ours, theirs = read_suite(written(tmp_path, text, "again")), read_suite(path)
     assert ours.scale.keys() == theirs.scale.keys()
     for scale in ours.scale:
         mine, other = ours.at(scale, seeds=1), theirs.at(scale, seeds=1)

@@ -43,10 +43,8 @@ def test_published_tables_hold_the_known_cells():
     assert (catch.mean, catch.std) == (842, 27)
     assert published.table("lmcl-table5").trials == 3
     assert published.table("lmcl-table4").trials is None
-    row = "MoCoV2 / WebVision v1"
-    assert (
-        published.table("cacr-table4").value(row, "top1") == published.table("cacr-table4").find(row).cells["top1"].mean
-    )
+    table, row = published.table("cacr-table4"), "MoCoV2 / WebVision v1"
+    assert table.value(row, "top1") == table.find(row).cells["top1"].mean
     with pytest.raises(DataError, match="lmcl-table4"):
         published.table("lmcl-tabel4")
     assert published.table("lmcl-table5").find("SAC") is None
@@ -354,7 +352,7 @@ def test_a_suite_of_ones_own_is_counted_nowhere(runs_folder, tmp_path):
     assert {cell.comparison.verdict for cell in unfit.cells} == {NOT_DECIDABLE}
 
 
-def test_a_claim_of_another_suite_does_not_rest_on_it():
+def test_a_claim_about_two_tables_rests_on_no_suite_that_lacks_results_or_is_marked():
     """arora-c06 is about two tables: without one of them its comparisons have no data."""
     marked, other = shipped("arora-table2-cifar100"), shipped("arora-table2-text")
     asked = SuiteResults(marked.manifest.model_copy(update={"not_decidable": ""}), marked.records)
@@ -362,10 +360,13 @@ def test_a_claim_of_another_suite_does_not_rest_on_it():
     def told(results, *others):
         return next(each for each in results.claims(others) if each.claim.id == "arora-c06")
 
-    assert told(asked, other).missing == 0
+    both, alone = told(asked, asked, other), told(asked)
+    assert (both.missing, both.items) == (0, told(asked, other).items)
+    assert len(alone.items) < len(both.items)
     unfit = SuiteResults(other.manifest.model_copy(update={"not_decidable": WHY}), other.records)
-    assert told(asked, unfit).items == told(asked).items
-    assert told(asked, unfit).missing > 0
+    for lacking in (unfit, SuiteResults(other.manifest, {})):
+        assert told(asked, lacking).items == alone.items
+        assert told(asked, lacking).missing > 0
     assert (told(unfit, asked).verdict, why(told(unfit, asked))) == (NOT_DECIDABLE, WHY)
 
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from dipole.benchmarks import results_file
-from dipole.benchmarks.claims import published
 from dipole.benchmarks.manifest import read_manifests, write_manifest
 from dipole.benchmarks.report.write import make_report
 from dipole.benchmarks.results_command import add, contents
@@ -19,41 +18,19 @@ from dipole.benchmarks.suite import read_suite
 from dipole.benchmarks.suite_results import gather
 from dipole.core.cli import main
 from dipole.core.utils.errors import ConfigError, DataError, RecordError
-from tests.benchmarks.conftest import Here, damaged
+from tests.benchmarks.conftest import Here, damaged, suite_text, written
 from tests.hostile import ODD, changed, places
+from tests.runs import refused
 from tests.systems import posix
 
-TOY = """
-name = "mine"
-title = "A toy"
-base = "infonce"
-[[columns]]
-name = "k-means"
-metric = "kmeans/accuracy"
-[[rows]]
-method = "infonce"
-objective = "infonce"
-[scale.small]
-recipe = "lmcl-toy"
-shared_process = true
-seeds = [0]
-set = ["train.steps=5", "toy.points=60", "toy.starts=4", "train.batch_size=30", "toy.inits=2"]
-"""
+POINTS = ("train.steps=5", "toy.points=60", "toy.starts=4", "train.batch_size=30", "toy.inits=2")
+COLUMNS = [("k-means", "kmeans/accuracy")]
+TOY = suite_text([("infonce", "infonce")], COLUMNS, "lmcl-toy", set=POINTS, shared_process=True)
 
 
 def table4(folder, **more):
-    """A published table with claims, rows as printed and values that follow the seed."""
-    printed = published.tables()["lmcl-table4"]
-    labels = [row.label for row in printed.rows]
-    columns = list(printed.rows[0].cells)[:3]
-    return folder.suite(
-        "lmcl-table4",
-        [(label, "infonce", labels[0] if label != labels[0] else None) for label in labels],
-        [(column, "text") for column in columns],
-        lambda row, column, seed: 0.7 + 0.01 * labels.index(row) + 0.003 * seed + 0.001 * columns.index(column),
-        published="lmcl-table4",
-        **more,
-    )
+    """A published table with claims and values that follow the seed."""
+    return folder.table4(lambda row, column, seed: 0.7 + 0.003 * seed + len(row + column) / 500, columns=3, **more)
 
 
 def seen(places):
@@ -191,29 +168,25 @@ def test_what_is_no_results_file_is_a_problem_of_the_report(runs_folder, tmp_pat
     assert problems.id == "problems"
     assert report.facts["problems"] == "1"
     assert "odd.jsonl" in repr(problems.tables)
-    with pytest.raises(RecordError, match=r"odd\.jsonl"):
-        results_file.known_runs([path])
+    refused(RecordError, r"odd\.jsonl", results_file.known_runs, [path])
 
 
 def test_places_that_are_none(tmp_path, runs_folder):
-    with pytest.raises(DataError, match="no runs folder"):
-        make_report([tmp_path / "none"])
-    with pytest.raises(DataError, match="dipole results add"):
-        results_file.known_runs([tmp_path / "none"])
-    with pytest.raises(DataError, match="dipole results add"):
-        contents([tmp_path / "none"])
+    refused(DataError, "no runs folder", make_report, [tmp_path / "none"])
+    refused(DataError, "dipole results add", results_file.known_runs, [tmp_path / "none"])
+    refused(DataError, "dipole results add", contents, [tmp_path / "none"])
     runs_folder.record()
-    with pytest.raises(ConfigError, match="no suite was run"):
-        add([runs_folder.path], tmp_path / "kept")
+    refused(ConfigError, "no suite was run", add, [runs_folder.path], tmp_path / "kept")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="give a folder"):
-        add([runs_folder.path], tmp_path / "file")
+    refused(ConfigError, "give a folder", add, [runs_folder.path], tmp_path / "file")
+    suite = written(tmp_path, 'name = "mine"')
+    said = r"mine\.toml is a suite or a recipe. Give the folder of its runs"
+    refused(RecordError, said, results_file.read_results_file, suite)
 
 
 def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(every, "make_engine", lambda *_, **__: Here())
-    suite, second = tmp_path / "mine.toml", tmp_path / "second"
-    suite.write_text(TOY)
+    suite, second = written(tmp_path, TOY), tmp_path / "second"
     sized = read_suite(str(suite)).at("small")
     (job,) = sized.jobs()
     runs_folder.count = int(job.hash, 16) - 1  # its name
@@ -242,8 +215,7 @@ def test_bench_makes_no_run_again_that_is_known(runs_folder, tmp_path, capsys, m
 @pytest.mark.slow
 def test_all_suites_run_from_the_shortest_and_go_on_where_they_were(tmp_path, monkeypatch, capsys):
     for name, steps in (("a-long", 40), ("b-short", 5)):
-        text = TOY.replace('"mine"', f'"{name}"').replace("train.steps=5", f"train.steps={steps}")
-        (tmp_path / f"{name}.toml").write_text(text)
+        written(tmp_path, TOY.replace('"tiny"', f'"{name}"').replace("train.steps=5", f"train.steps={steps}"), name)
     paths = {name: tmp_path / f"{name}.toml" for name in ("a-long", "b-short")}
     monkeypatch.setattr(every, "suites", lambda: paths)  # what is shipped takes days
     monkeypatch.setattr(every, "read_suite", lambda name: read_suite(paths[name]))
@@ -300,9 +272,8 @@ def test_a_seed_of_other_data_is_not_mixed_in(runs_folder, tmp_path, capsys):
 def test_a_report_names_runs_of_other_data_and_of_other_results(runs_folder, tmp_path):
     table4(runs_folder, seeds=(0, 1, 2))
     add([runs_folder.path], tmp_path / "kept")
-    damaged(
-        runs_folder, f"{1:012x}/record.json", results={"text": 0.1}, data={"name": "none", "fingerprint": "another"}
-    )
+    data = {"name": "none", "fingerprint": "another"}
+    damaged(runs_folder, f"{1:012x}/record.json", results={"text": 0.1}, data=data)
     for order in ([runs_folder.path, tmp_path / "kept"], [tmp_path / "kept", runs_folder.path]):
         assert "other results than the same run elsewhere" in seen(order)
     assert "was measured on other data (fingerprint another)" in seen(runs_folder.path)
@@ -323,9 +294,3 @@ def test_data_that_follow_the_seed_are_no_strangers():
     assert strangers([run(0, "a")], [run(2, "c")]) == {}
     assert list(strangers([run(0, "a"), run(0, "a", "y"), run(0, "c")])) == ["x0c"]
     assert strangers([run(0, "a"), run(0, "a", "y"), run(0, "c", imbalance=20.0)]) == {}
-
-
-def test_a_suite_in_place_of_a_results_file_is_named(tmp_path):
-    (tmp_path / "mine.toml").write_text('name = "mine"')
-    with pytest.raises(RecordError, match=r"mine\.toml is a suite or a recipe. Give the folder of its runs"):
-        results_file.read_results_file(tmp_path / "mine.toml")

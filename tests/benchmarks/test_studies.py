@@ -142,6 +142,10 @@ def test_each_setting_is_compared_with_infonce_of_its_seeds_and_batch():
         assert by_p[0][1] == pytest.approx(min(1, by_p[0][0] * len(by_p)))
 
 
+def first_pull(domain, **setting):
+    return fmean(cell["first pull"] for cell in POLARIZATION_KEPT[domain][study.Setting(**setting).key].values())
+
+
 def test_what_the_page_says_stands_in_the_numbers():
     sure = {
         d: {k: test.difference for k, (_, test, p) in study.tests(POLARIZATION_KEPT, d).items() if p < 0.05}
@@ -153,14 +157,8 @@ def test_what_the_page_says_stands_in_the_numbers():
         assert study.Setting(batch=256).key in sure[domain]
         assert study.Setting(weight=0.3).key in sure[domain]
     for domain in POLARIZATION_KEPT:  # the pull grows with the batch; of a mean it does not
-        pulls = [
-            fmean(c["first pull"] for c in POLARIZATION_KEPT[domain][study.Setting(batch=b).key].values())
-            for b in (16, 256)
-        ]
-        means = study.Setting(reduction="mean", batch=16), study.Setting(reduction="mean", batch=256)
-        flat = [fmean(c["first pull"] for c in POLARIZATION_KEPT[domain][s.key].values()) for s in means]
-        assert pulls[1] > 15 * pulls[0]
-        assert flat[1] < 4 * flat[0]
+        assert first_pull(domain, batch=256) > 15 * first_pull(domain, batch=16)
+        assert first_pull(domain, batch=256, reduction="mean") < 4 * first_pull(domain, batch=16, reduction="mean")
 
 
 @pytest.mark.slow

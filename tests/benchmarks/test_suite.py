@@ -25,7 +25,8 @@ from dipole.core.cli import main
 from dipole.core.record import Histogram, read_record
 from dipole.core.train.recipe import load_recipe
 from dipole.core.utils.errors import ConfigError
-from tests.benchmarks.conftest import suite_text
+from tests.benchmarks.conftest import suite_text, written
+from tests.runs import refused
 
 SUITE = """
 name = "mine"
@@ -63,9 +64,7 @@ protocol = { dataset = "digits" }
 
 @pytest.fixture
 def suite_file(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(SUITE)
-    return path
+    return written(tmp_path, SUITE)
 
 
 def recorded(runs_folder, jobs, values):
@@ -97,8 +96,7 @@ def test_cells_with_equal_settings_share_a_run_whose_command_repeats_it(suite_fi
 
 
 def test_bad_settings_are_reported_together(tmp_path):
-    path = tmp_path / "bad.toml"
-    path.write_text(SUITE.replace('infonce(temperature=0.5)"', 'infonse"').replace("0.002", "-1"))
+    path = written(tmp_path, SUITE.replace('infonce(temperature=0.5)"', 'infonse"').replace("0.002", "-1"))
     with pytest.raises(ConfigError) as caught:
         read_suite(path).at("small").jobs()
     assert "infonse" in str(caught.value)
@@ -107,10 +105,8 @@ def test_bad_settings_are_reported_together(tmp_path):
     # A problem that several cells share is said once.
     assert str(caught.value).count("infonse'") == 1
     assert "row 'plain', column 'linear' and 2 more" in str(caught.value)
-    with pytest.raises(ConfigError, match="lmcl-table4"):
-        read_suite("lmcl-tabel4")
-    with pytest.raises(ConfigError, match="small"):
-        read_suite(path).at("paper")
+    refused(ConfigError, "lmcl-table4", read_suite, "lmcl-tabel4")
+    refused(ConfigError, "small", read_suite(path).at, "paper")
 
 
 @pytest.mark.parametrize(
@@ -133,10 +129,7 @@ def test_bad_settings_are_reported_together(tmp_path):
     ],
 )
 def test_a_wrong_suite_is_refused_by_name(tmp_path, old, new, message):
-    path = tmp_path / "wrong.toml"
-    path.write_text(SUITE.replace(old, new, 1))
-    with pytest.raises(ConfigError, match=message):
-        read_suite(path)
+    refused(ConfigError, message, read_suite, written(tmp_path, SUITE.replace(old, new, 1)))
 
 
 def test_plan_counts_and_learns_from_records(suite_file, runs_folder):
@@ -187,9 +180,8 @@ def test_columns_of_the_same_runs_and_metric_are_one_test(runs_folder):
     rows = [("a", "infonce", None), ("b", "dcl", "a")]
     gaps = {"x": (1.0, 1.5, 1.2), "z": (0.1, -0.1, 0.2)}
     values = {("b", x): [gap / 100 for gap in each] for x, each in gaps.items()}
-    manifest = runs_folder.suite(
-        "s", rows, [("x", "vision"), ("z", "vision")], lambda r, c, s: 0.5 + s / 100 + values.get((r, c), [0] * 3)[s]
-    )
+    measured = [("x", "vision"), ("z", "vision")]
+    manifest = runs_folder.suite("s", rows, measured, lambda r, c, s: 0.5 + s / 100 + values.get((r, c), [0] * 3)[s])
     (x, z), jobs = manifest.columns, manifest.jobs
     again = [cell.model_copy(update={"column": f"again {cell.column}"}) for job in jobs for cell in job.cells]
     jobs = [job.model_copy(update={"cells": [*job.cells, one]}) for job, one in zip(jobs, again, strict=True)]
@@ -251,10 +243,7 @@ def test_control_tables_carry_a_row_without_contrast(name, tmp_path):
     # Only a row that says it is a control may go beyond the printed ones.
     text = suites()[name].read_text()
     assert "control = true" in text
-    path = tmp_path / "other.toml"
-    path.write_text(text.replace("control = true", "control = false"))
-    with pytest.raises(ConfigError, match="no row of"):
-        read_suite(path)
+    refused(ConfigError, "no row of", read_suite, written(tmp_path, text.replace("control = true", "control = false")))
 
 
 def test_seeds_of_the_command_replace_those_of_the_scale_and_are_read_once(suite_file):
@@ -290,9 +279,8 @@ def test_overrides_that_are_wrong_everywhere_or_that_the_suite_says_itself_are_r
 
 def test_a_suite_that_hides_its_differences_is_held_against_the_shipped_one(tmp_path):
     """The paper's table filled from digits, and no word of it: the differences are found, so no verdict is given."""
-    path = tmp_path / "mine.toml"
     text = suite_text([("SimCLR (CL)", "infonce(temperature=0.5)")], [("CIFAR-10", "knn/accuracy")])
-    path.write_text('published = "cacr-table6"\n' + text.replace("scale.small", "scale.paper"))
+    path = written(tmp_path, 'published = "cacr-table6"\n' + text.replace("scale.small", "scale.paper"))
     sized = read_suite(path).at("paper")
     assert sized.protocol["metric"] == "knn/accuracy in place of linear/accuracy"
     assert "digits in place of cifar10" in sized.protocol["vision.data.source"]
@@ -324,11 +312,8 @@ def test_rows_that_read_one_run_differently_share_it(tmp_path, runs_folder):
     sized = read_suite(path).at("small")
     jobs = sized.jobs()
     assert [len(job.cells) for job in jobs] == [2, 2]
-    records = recorded(
-        runs_folder,
-        jobs,
-        lambda job: {"results": {"linear/accuracy": 0.9 + job.config.seed / 100, "knn/accuracy": 0.8}},
-    )
+    results = {seed: {"linear/accuracy": 0.9 + seed / 100, "knn/accuracy": 0.8} for seed in (0, 1)}
+    records = recorded(runs_folder, jobs, lambda job: {"results": results[job.config.seed]})
     written = sized.manifest(jobs)
     path = write_manifest(tmp_path / "runs", written)
     assert read_manifests(tmp_path / "runs") == ([written], [])
@@ -382,8 +367,7 @@ def test_a_row_may_have_another_recipe_and_objective_at_one_scale(suite_file):
                 assert large.kernel(224) == tiny.kernel(96)
     text = suite_file.read_text()
     suite_file.write_text(text + '\n[scale.small.change.nobody]\nrecipe = "x"\n')
-    with pytest.raises(ConfigError, match="change: 'nobody' is no row of scale 'small'"):
-        read_suite(suite_file)
+    refused(ConfigError, "change: 'nobody' is no row of scale 'small'", read_suite, suite_file)
 
 
 @pytest.mark.parametrize("name", ["lmcl-table5", "cllr-table4"])
@@ -411,8 +395,7 @@ def test_detection_is_filled_by_what_is_added_to_the_runs():
 def test_names_with_markup_are_shown_as_they_are_written(tmp_path, runs_folder):
     """The terminal reads [/x] as the end of a style; a name is none."""
     name = "[/x] [bold]"
-    path = tmp_path / "hostile.toml"
-    path.write_text(SUITE.replace("Two objectives on digits", name).replace('"knn"', f'"{name}"'))
+    path = written(tmp_path, SUITE.replace("Two objectives on digits", name).replace('"knn"', f'"{name}"'))
     sized = read_suite(path).at("small")
     console = Console(file=io.StringIO(), width=200)
     print_plan(console, sized, make_plan(sized, sized.jobs(), {}, 1, None))

@@ -1,6 +1,7 @@
 """Environments of tests that run in processes of their own: a module that is imported there in no time."""
 
 import os
+import time
 
 import gymnasium
 
@@ -31,15 +32,17 @@ class Failing(gymnasium.Wrapper):
 
 
 class Dying(DotEnv):
-    """Ends its process in a step of its life, once; a file remembers it."""
+    """Ends its process in a step of its life, or does not answer, once; a file remembers it."""
 
-    def __init__(self, marker, at):
+    def __init__(self, marker, at, hangs=False):
         super().__init__()
-        self.marker, self.at, self.life = marker, at, 0
+        self.marker, self.at, self.hangs, self.life = marker, at, hangs, 0
 
     def step(self, action):
         self.life += 1
         if self.life == self.at and not os.path.exists(self.marker):
             open(self.marker, "w").close()
+            if self.hangs:
+                time.sleep(600)
             os._exit(3)
         return super().step(action)

@@ -20,6 +20,7 @@ from dipole.core.utils.errors import ConfigError, DipoleError, TrainingError
 from dipole.core.utils.modes import in_mode
 from dipole.rl import ContrastiveCallback, DotEnv, make_env
 from dipole.rl.callbacks.contrastive import distinct, equal
+from tests.runs import refused
 
 NET = {"net_arch": [8]}
 REPLAY = {"buffer_size": 100, "learning_starts": 16, "batch_size": 8}
@@ -84,35 +85,15 @@ def test_several_positives_are_several_views():
     assert views == [2] + [size for size in range(11, 17) for _ in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"updates": 0}, "updates must be an integer >= 1, got 0"),
-        ({"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
-        ({"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
-        ({"tau": 2}, "tau must be a number from 0 to 1, got 2"),
-        ({"augmentation": "crop"}, "augmentation must be a function"),
-        ({"encoder": 3}, "encoder must be a function that finds a module"),
-        ({"objective": "infonse"}, "infonce"),
-        ({"objective": "none"}, "Leave the callback out"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_training(arguments, said):
-    with pytest.raises(DipoleError, match=said):
-        ContrastiveCallback(**arguments)
-
-
 def test_a_callback_belongs_to_one_agent_and_stops_before_a_step_that_is_not_finite():
     agent, callback = sac(), ContrastiveCallback("infonce", batch_size=16)
     agent.learn(12, callback=callback)
     agent.learn(8, callback=callback, reset_num_timesteps=False)
-    with pytest.raises(ConfigError, match=r"belongs to another agent.*make one for each"):
-        sac().learn(12, callback=callback)
+    refused(ConfigError, r"belongs to another agent.*make one for each", sac().learn, 12, callback=callback)
     sac().learn(12, callback=ContrastiveCallback(callback.contrast, batch_size=8))
     before = [p.detach().clone() for p in callback.encoder.parameters()]
     callback.augmentation = lambda images: images.float() * torch.nan
-    with pytest.raises(TrainingError, match="the term infonce is nan"):
-        callback._step(agent.replay_buffer.sample(8).observations)
+    refused(TrainingError, "the term infonce is nan", callback._step, agent.replay_buffer.sample(8).observations)
     assert all(torch.equal(a, b) for a, b in zip(before, callback.encoder.parameters(), strict=True))
 
 
@@ -160,6 +141,14 @@ SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize th
 @pytest.mark.parametrize(
     ("make", "settings", "said"),
     [
+        (sac, {"updates": 0}, "updates must be an integer >= 1, got 0"),
+        (sac, {"batch_size": 1}, "batch_size must be an integer >= 2, got 1"),
+        (sac, {"learning_rate": -1}, "learning_rate must be a number from 0 to inf, got -1"),
+        (sac, {"tau": 2}, "tau must be a number from 0 to 1, got 2"),
+        (sac, {"augmentation": "crop"}, "augmentation must be a function"),
+        (sac, {"encoder": 3}, "encoder must be a function that finds a module"),
+        (sac, {"objective": "infonse"}, "infonce"),
+        (sac, {"objective": "none"}, "Leave the callback out"),
         (sac, {"objective": "tuple"}, r"tuple cannot run inside an agent: .*labels"),
         (lambda: made(SAC, "Pendulum-v1", "MlpPolicy", policy_kwargs={}), {}, "needs an agent that observes images"),
         (lambda: made(SAC, policy="MlpPolicy"), {}, "FlattenExtractor has nothing to train: give the agent one"),
@@ -174,7 +163,7 @@ SEES = r"\(3, 36, 36\), and the agent sees .*\(9, 36, 36\).*Make VecNormalize th
         (ppo, {"encoder": lambda model: model.policy}, "makes a tuple of two observations"),
     ],
 )
-def test_errors_of_the_first_step_are_raised_before_training(make, settings, said):
+def test_wrong_arguments_and_errors_of_the_first_step_are_raised_before_training(make, settings, said):
     agent = make()
     with pytest.raises(DipoleError, match=said):
         agent.learn(1, callback=ContrastiveCallback(**{"objective": "infonce", **settings}))
@@ -274,10 +263,6 @@ def test_saved_agents_continue_the_callback_and_load_without_dipole(tmp_path, wi
             np.testing.assert_array_equal(np.array(actions, wanted.dtype), wanted)
 
 
-def envs(count):
-    return DummyVecEnv([lambda: DotEnv(size=36)] * count)
-
-
 def every(steps):
     return lambda callback: EveryNTimesteps(steps, callback)
 
@@ -296,8 +281,8 @@ def every(steps):
     ],
 )
 def test_off_policy_agents_step_whenever_they_learn(wrap, settings, steps, expected):
-    env, batch = envs(settings.pop("env", 1)), settings.pop("batch", 8)
-    agent = made(SAC, env, gradient_steps=0, **settings)
+    batch, count = settings.pop("batch", 8), settings.pop("env", 1)
+    agent = made(SAC, DummyVecEnv([lambda: DotEnv(size=36)] * count), gradient_steps=0, **settings)
     callback = ContrastiveCallback("infonce", batch_size=batch)
     losses = record_losses(callback)
     with warnings.catch_warnings():
@@ -427,7 +412,12 @@ def counted(first, last, total):
     return [(step, total) for step in range(first, last + 1)]
 
 
-def test_a_callback_tells_step_and_total():
+def test_a_callback_and_an_agent_tell_step_and_total(tiny_agent):
+    for every_steps in (1, 2):
+        term = Counts()
+        tiny_agent(objective=term, contrast_every=every_steps).learn(20)
+        assert term.seen
+        assert term.seen == counted(1, len(term.seen), len(term.seen))
     term = Counts()
     agent, callback = sac(train_freq=2), ContrastiveCallback(term, batch_size=12, updates=3)
     agent.learn(21, callback=callback)  # 11 rollouts of 2 steps, the first 5 of which have fewer than 12 observations
@@ -441,14 +431,6 @@ def test_a_callback_tells_step_and_total():
     sac(train_freq=(1, "episode")).learn(40, callback=ContrastiveCallback(term, batch_size=8))
     assert {total for _, total in term.seen} == {None}  # the number of episodes is unknown
     assert [step for step, _ in term.seen] == list(range(1, len(term.seen) + 1))
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_an_agent_tells_step_and_total(tiny_agent, every):
-    term = Counts()
-    tiny_agent(objective=term, contrast_every=every).learn(20)
-    assert term.seen
-    assert term.seen == counted(1, len(term.seen), len(term.seen))
 
 
 def test_two_callbacks_of_an_agent_are_saved_one_by_one(tmp_path):

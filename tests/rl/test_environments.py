@@ -21,6 +21,7 @@ from dipole.rl.config import RLConfig
 from dipole.rl.envs import registry
 from dipole.rl.envs.suite import rendering, tasks
 from dipole.rl.envs.suite.rendering import INSTALL, PACKAGES, RenderingError, choose_backend, import_suite, osmesa_works
+from tests.runs import refused
 
 REPEATS = {
     "finger-spin": 2, "cartpole-swingup": 8, "reacher-easy": 4, "cheetah-run": 4, "walker-walk": 2,
@@ -175,8 +176,7 @@ def test_lqr_draws_its_springs_from_the_seed(opengl):
 )
 @pytest.mark.usefixtures("opengl")
 def test_wrong_keywords_of_an_environment_raise_errors(task, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        make_env(task, **settings)
+    refused(ConfigError, said, make_env, task, **settings)
 
 
 @pytest.mark.usefixtures("opengl")
@@ -184,11 +184,9 @@ def test_wrong_keywords_of_an_environment_raise_errors(task, settings, said):
 def test_step_outside_an_episode_raises_an_error(task):
     env = DotEnv() if task == "dot" else ControlEnv(task, size=24, rendering="fast", action_repeat=300)
     action = np.zeros(env.action_space.shape, np.float32)
-    with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) first"):
-        env.step(action)
+    refused(gymnasium.error.ResetNeeded, r"call reset\(\) first", env.step, action)
     env.reset(seed=0)
-    with pytest.raises(ConfigError, match=r"has the shape \(\d,\), got \(7,\)"):
-        env.step(np.zeros(7))
+    refused(ConfigError, r"has the shape \(\d,\), got \(7,\)", env.step, np.zeros(7))
     while not env.step(action)[3]:
         pass
     with pytest.raises(gymnasium.error.ResetNeeded):
@@ -236,8 +234,7 @@ def test_without_a_backend_the_error_names_the_packages(monkeypatch):
     monkeypatch.setattr(rendering, "BACKENDS", {"egl": lambda: False, "osmesa": lambda: True})
     for value, said in [("vulkan", "only egl, osmesa and glfw draw"), ("glfw", "no display"), ("egl", "does not work")]:
         monkeypatch.setenv("MUJOCO_GL", value)
-        with pytest.raises(RenderingError, match=f"MUJOCO_GL={value} is set.*{said}"):
-            choose_backend()
+        refused(RenderingError, f"MUJOCO_GL={value} is set.*{said}", choose_backend)
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setenv("PYOPENGL_PLATFORM", "")
     assert choose_backend() == "osmesa"
@@ -279,8 +276,7 @@ def test_a_mujoco_that_dm_control_cannot_load_is_refused(monkeypatch, opengl):
     import mujoco
 
     monkeypatch.setattr(mujoco, "__version__", "4.0.0")
-    with pytest.raises(DipoleError, match=r"mujoco 4.0.0 does not work.*mujoco>=3.17,<4"):
-        import_suite()
+    refused(DipoleError, r"mujoco 4.0.0 does not work.*mujoco>=3.17,<4", import_suite)
 
 
 def test_the_dot_rewards_nearness():
@@ -331,15 +327,13 @@ def test_environments_are_listed_once_and_ids_are_tasks():
     assert set(registry.names()) == {*tasks.names(), *distracted, "dot", "dot-discrete"}
     for spelling in ("ball-in-cup-catch", "ball_in_cup/catch", "Ball_In_Cup-Catch"):
         assert registry.find(spelling).name == "ball_in_cup-catch"
-    with pytest.raises(RegistryError, match=r"'dot' is already registered by dipole\.rl\.envs\.dot"):
-        environment("dot")(make_env)
+    refused(RegistryError, r"'dot' is already registered by dipole\.rl\.envs\.dot", environment("dot"), make_env)
     assert RLConfig(task="dipole/dot-v0").environment() == {}
     assert RLConfig(task="cheetah-run", camera=1).environment()["camera"] == 1
     with pytest.raises(ValueError, match="rendering has no effect on the task 'dot', whose settings are size, frame_"):
         RLConfig(task="dot", rendering="fast")
     assert make_env("dipole/dot-v0", size=20).observation_space.shape == (9, 20, 20)
-    with pytest.raises(ConfigError, match=r"unknown task 'nothing:Here-v0': .*nothing"):
-        make_env("nothing:Here-v0")
+    refused(ConfigError, r"unknown task 'nothing:Here-v0': .*nothing", make_env, "nothing:Here-v0")
 
 
 def test_code_of_an_environment_changes_the_run_id(tmp_path, monkeypatch):

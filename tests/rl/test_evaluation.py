@@ -23,6 +23,7 @@ from dipole.rl.episodes import Evaluation, aggregate, evaluate, score_at, scores
 from dipole.rl.episodes.at_once import episode_seed, evaluate_each
 from dipole.rl.episodes.trial import trial
 from tests.rl.in_workers import Failing
+from tests.runs import refused
 from tests.systems import links
 
 
@@ -47,12 +48,10 @@ def test_a_link_is_not_written_through_and_a_missing_matplotlib_is_named(tiny_ag
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "evaluations.jsonl").symlink_to(tmp_path / "mine.txt")
     callback = EvaluationCallback(DotEnv(), folder=tmp_path, episodes=1)
-    with pytest.raises(TrainingError, match=r"evaluations\.jsonl: it is not a regular file"):
-        tiny_agent().learn(1, callback=callback)
+    refused(TrainingError, r"evaluations\.jsonl: it is not a regular file", tiny_agent().learn, 1, callback=callback)
     assert (tmp_path / "mine.txt").read_text() == "mine"
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=re.escape(install_line("rl"))):
-        episodes.plot_curves(CURVES, tmp_path / "curve.svg")
+    refused(ConfigError, re.escape(install_line("rl")), episodes.plot_curves, CURVES, tmp_path / "curve.svg")
 
 
 def test_diagnostics_match_their_definitions(tiny_agent):
@@ -92,13 +91,11 @@ def test_curves_and_videos_are_written(tmp_path):
     picture = episodes.plot_curves({"infonce": histories}, tmp_path / "curves.svg", "dot")
     drawn = picture.read_text()
     assert all(f"<!-- {text} -->" in drawn for text in ("environment steps", "dot", "infonce (3 seeds)"))
-    alone = episodes.plot_curves(
-        {"none": [[Evaluation(0, 0, (1.0, 3.0)), Evaluation(9, 9, (2.0, 8.0))]]}, tmp_path / "one.svg"
-    )
+    one = [Evaluation(0, 0, (1.0, 3.0)), Evaluation(9, 9, (2.0, 8.0))]
+    alone = episodes.plot_curves({"none": [one]}, tmp_path / "one.svg")
     assert "<!-- none (1 seed) -->" in alone.read_text()
     (tmp_path / "evaluations.jsonl").write_text(json.dumps({"steps": 1}) + "\n")
-    with pytest.raises(DataError, match="holds no evaluations"):
-        episodes.read_evaluations(tmp_path / "evaluations.jsonl")
+    refused(DataError, "holds no evaluations", episodes.read_evaluations, tmp_path / "evaluations.jsonl")
 
 
 WHITE = [np.zeros((8, 8, 3), np.uint8)]
@@ -124,8 +121,7 @@ CURVES = {"none": [[Evaluation(1, 1, (1.0,))], [Evaluation(2, 2, (1.0,))]]}
     ],
 )
 def test_wrong_arguments_of_evaluation_raise_errors(tiny_agent, tmp_path, error, said, call):
-    with pytest.raises(error, match=said):
-        call(tiny_agent(), tmp_path)
+    refused(error, said, call, tiny_agent(), tmp_path)
 
 
 def test_agents_of_sb3_are_evaluated_as_well_and_steps_start_again_with_their_count(tiny_agent):
@@ -134,8 +130,7 @@ def test_agents_of_sb3_are_evaluated_as_well_and_steps_start_again_with_their_co
     callback = EvaluationCallback(DotEnv(size=36), every=8, episodes=1)
     agent.learn(16, callback=callback)
     assert [each.environment_steps for each in callback.history] == [0, 8, 16]
-    with pytest.raises(ConfigError, match="is the training environment itself"):
-        agent.learn(10, callback=EvaluationCallback(env))
+    refused(ConfigError, "is the training environment itself", agent.learn, 10, callback=EvaluationCallback(env))
     agent = tiny_agent().learn(12)
     for steps, is_new, expected in ((13, True, 13), (7, False, 20)):
         agent.learn(steps, reset_num_timesteps=is_new)
@@ -165,12 +160,9 @@ def test_workers_give_the_returns_of_the_sequence(fails, workers, tiny_agent):
 
 def test_five_faults_in_a_row_stop(workers, tiny_agent):
     workers.env_method("fail", "always")
-    with pytest.raises(TrainingError, match=r"lost|in a row"):
-        evaluate_each(tiny_agent(), workers, 2, 0)
-    with pytest.raises(TrainingError, match=r"5 episodes in a row failed: .*lost"):
-        evaluate(tiny_agent(), Failing("always"), 1)
-    with pytest.raises(ConfigError, match="made for observations"):
-        evaluate_each(tiny_agent(), make_env("dot", size=36), 1)
+    refused(TrainingError, r"lost|in a row", evaluate_each, tiny_agent(), workers, 2, 0)
+    refused(TrainingError, r"5 episodes in a row failed: .*lost", evaluate, tiny_agent(), Failing("always"), 1)
+    refused(ConfigError, "made for observations", evaluate_each, tiny_agent(), make_env("dot", size=36), 1)
 
 
 def test_workers_of_an_evaluation_change_no_result(tmp_path):
@@ -199,8 +191,7 @@ def test_videos_are_drawn_at_their_size(tiny_agent, tmp_path, opengl):
     trial(tmp_path / "agent.zip", episodes=1, video=tmp_path / "dot.gif", size=96)
     with Image.open(tmp_path / "dot.gif") as image:
         assert image.size == (96, 96)
-    with pytest.raises(ConfigError, match="give --video"):
-        trial(tmp_path / "agent.zip", episodes=1, size=96)
+    refused(ConfigError, "give --video", trial, tmp_path / "agent.zip", episodes=1, size=96)
     with pytest.raises(ConfigError, match="at most 4096"):  # before the memory of a frame is asked for
         trial(tmp_path / "agent.zip", episodes=1, video=tmp_path / "dot.gif", size=100_000)
     walker = make_env("walker-walk", size=32, render_size=80, rendering="fast")

@@ -24,6 +24,7 @@ from dipole.rl.episodes.play import evaluate
 from dipole.rl.episodes.trial import trial
 from dipole.rl.export import name_of
 from tests.rl.conftest import QUICK
+from tests.runs import refused
 
 SETTINGS = [*QUICK, "objective=infonce(similarity=bilinear) + 0.5*dp", "train.steps=90", "train.evaluate_every=90"]
 SETTINGS += ["train.checkpoint_every=90", "train.learning_rate=3e-4", "rl.hidden=[32]", "rl.beta=0.8"]
@@ -72,8 +73,7 @@ def test_damaged_run_raises_an_error_that_names_it(run, tmp_path):
     told = json.loads(kept.read_text())
     for wrong in ({}, {**told, "observation_space": {}}, {**told, "n_envs": "many"}, []):
         kept.write_text(json.dumps(wrong))
-        with pytest.raises(CheckpointError, match=r"is damaged.*--overwrite"):
-            load_run(RunFolder(folder), "cpu")
+        refused(CheckpointError, r"is damaged.*--overwrite", load_run, RunFolder(folder), "cpu")
 
 
 _PLAIN = """
@@ -188,8 +188,7 @@ def test_another_task_is_seen_as_the_agent_sees(tiny_agent, tmp_path):
     agent = tiny_agent(make_env("dot", size=36, frame_stack=2))
     agent.save(tmp_path / "agent.zip")
     assert len(trial(tmp_path / "agent.zip", "dot", episodes=1).returns) == 1
-    with pytest.raises(ConfigError, match="does not say what its task is: give --env"):
-        trial(tmp_path / "agent.zip")
+    refused(ConfigError, "does not say what its task is: give --env", trial, tmp_path / "agent.zip")
 
 
 @pytest.mark.parametrize(
@@ -219,10 +218,8 @@ def test_no_code_of_a_received_file_is_run(exported, tmp_path):
     for wrong in ("{", "[]", "{}", '{"format": 1}', '{"format": 1, "code": [], "own_terms": [], "settings": 3}'):
         with zipfile.ZipFile(trap, "w") as bad:
             bad.writestr(FILE, wrong)
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            open_agent(trap, ContrastiveSAC, device="cpu")
-    with pytest.raises(CheckpointError, match="holds no description"):
-        open_agent(exported / "sac.zip", ContrastiveSAC, device="cpu")
+        refused(CheckpointError, "cannot be read", open_agent, trap, ContrastiveSAC, device="cpu")
+    refused(CheckpointError, "holds no description", open_agent, exported / "sac.zip", ContrastiveSAC, device="cpu")
 
 
 def test_load_asks_for_settings_that_are_code(tiny_agent, tmp_path):

@@ -1,7 +1,5 @@
 """Faults and wrappers: environments that raise, workers that die, checkpoints that continue or say why not."""
 
-import os
-import time
 from functools import partial
 
 import gymnasium
@@ -18,6 +16,7 @@ from dipole.rl import CheckpointCallback, ContrastiveSAC, DotEnv, WorkerVecEnv, 
 from dipole.rl.envs.running.faults import PATIENCE, Guard, guarded
 from tests.rl.conftest import assert_resumes, same
 from tests.rl.in_workers import Dying
+from tests.runs import refused
 
 
 class Failing(DotEnv):
@@ -63,21 +62,22 @@ def test_a_step_that_raises_ends_the_episode_as_truncated_and_training_goes_on(t
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_an_environment_that_is_broken_for_good_stops_the_run(tiny_agent, workers, in_worker):
     env = workers([partial(Failing, range(10, 200))]) if in_worker else Failing(at=range(10, 200))
-    with (
-        pytest.warns(RuntimeWarning),
-        pytest.raises(TrainingError, match=f"fault number {PATIENCE} in a row|5 faults in"),
-    ):
-        tiny_agent(env).learn(40)
+    with pytest.warns(RuntimeWarning):
+        refused(TrainingError, f"fault number {PATIENCE} in a row|5 faults in", tiny_agent(env).learn, 40)
 
 
-def test_a_dead_worker_is_restarted(tiny_agent, tmp_path, workers):
-    env = workers([partial(Dying, str(tmp_path / "died"), 57), DotEnv])
-    said = r"environment 0 failed at its step 57 \(episode 2 after seed 0\).*exit code 3"
+@pytest.mark.parametrize(
+    ("at", "episode", "hangs", "reason"),
+    [(57, 2, False, "exit code 3"), (21, 1, True, r"no answer for 2 seconds \(timeout\)")],
+)
+def test_a_worker_that_dies_or_hangs_is_restarted(tiny_agent, tmp_path, workers, at, episode, hangs, reason):
+    env = workers([partial(Dying, str(tmp_path / "died"), at, hangs), DotEnv], timeout=2 if hangs else 60)
     agent = tiny_agent(env)
+    said = rf"environment 0 failed at its step {at} \(episode {episode} after seed 0\).*{reason}"
     with pytest.warns(RuntimeWarning, match=said):
         agent.learn(120)
-    assert (agent.num_timesteps, len(agent.faults), env.counters()["_episodes"][0]) == (120, 1, 3)
-    assert not agent.replay_buffer.valid[0, 56]
+    assert (agent.num_timesteps, len(agent.faults), env.counters()["_episodes"][0]) == (120, 1, episode + 1)
+    assert not agent.replay_buffer.valid[0, at - 1]
     assert agent.replay_buffer.valid[1, :60].all()
 
 
@@ -104,26 +104,8 @@ def test_a_worker_that_dies_between_two_calls_is_restarted(tiny_agent, tmp_path,
     assert not any(process.is_alive() for process in env.processes)
 
 
-class Unmakeable(DotEnv):
-    def __init__(self):
-        raise OSError("no such world")
-
-
-@pytest.mark.parametrize(
-    ("functions", "settings", "said"),
-    [
-        ([DotEnv, Unmakeable], {}, "could not be made in its worker process"),
-        ([DotEnv], {"timeout": 0}, "timeout must be a number"),
-        ([DotEnv], {"start_method": "foo"}, r"start_method must be one of '\w+', .*, got 'foo'"),
-        *(
-            (functions, {}, r"functions that make one|has no len|not iterable")
-            for functions in ([], [DotEnv()], DotEnv)
-        ),
-    ],
-)
-def test_workers_that_cannot_be_made_raise_one_error(functions, settings, said):
-    with pytest.raises((ConfigError, TypeError), match=said):
-        WorkerVecEnv(functions, **settings)
+def unmakeable():
+    raise OSError("no such world")
 
 
 @pytest.mark.parametrize("task", ["dot", "dot in a worker", "cheetah-run"])
@@ -172,9 +154,7 @@ def test_correlated_action_noise_resumes_bit_for_bit(tiny_agent, tmp_path, envs)
         resume(snapshots.checkpoints(tmp_path)[0], parts()[0], device="cpu", action_noise=other)
 
 
-def test_files_of_a_killed_writer_are_removed_and_no_state_of_the_environment_starts_a_new_episode(
-    tmp_path, tiny_agent
-):
+def test_files_of_a_killed_writer_are_removed_and_without_a_state_an_episode_starts(tmp_path, tiny_agent):
     left = tmp_path / ".agent-000000009.0123abcd.tmp"
     left.mkdir()
     (left / "agent.zip").write_bytes(b"half")
@@ -201,33 +181,10 @@ def test_a_failing_checkpoint_leaves_the_old_one(tiny_agent, tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(CheckpointError, match="free some space"):
-        snapshots.save(agent, folder)
+    refused(CheckpointError, "free some space", snapshots.save, agent, folder)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     assert resume(folder, make_env("dot"), device="cpu").num_timesteps == 12
-
-
-class Hanging(DotEnv):
-    """Does not answer at the 21st step of an episode, once."""
-
-    def __init__(self, marker):
-        super().__init__()
-        self.marker = marker
-
-    def step(self, action):
-        if self._steps == 20 and not os.path.exists(self.marker):
-            open(self.marker, "w").close()
-            time.sleep(600)
-        return super().step(action)
-
-
-def test_an_environment_that_hangs_is_ended(tiny_agent, tmp_path, workers):
-    agent = tiny_agent(workers([partial(Hanging, str(tmp_path / "hung")), DotEnv], timeout=2))
-    with pytest.warns(RuntimeWarning, match=r"at its step 21 \(episode 1 .*no answer for 2 seconds \(timeout\)"):
-        agent.learn(60)
-    assert agent.num_timesteps == 60
-    assert not agent.replay_buffer.valid[0, 20]
 
 
 class Numbers(gymnasium.Env):
@@ -375,17 +332,31 @@ def test_replay_holds_what_wrappers_above_a_normalizer_give(tiny_agent, name, tm
         assert np.abs(replay.states[:, : eyes.shape[1]]).max() <= 1  # positions, not normalised
 
 
+def above(make):
+    """Make an agent whose wrapper changes normalised observations."""
+    return ContrastiveSAC("CnnPolicy", make(), objective="none", device="cpu")
+
+
+CHANGES = r"changes normalised observations.* Make VecNormalize the outermost wrapper"
+NUMBERS = {"norm_obs_keys": ["numbers"]}
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "said"),
     [
-        lambda: VecFrameStack(vector(lambda: Last(True), norm_obs_keys=["numbers"]), 3),
-        lambda: VecFrameStack(vector(Numbers), 2),
-        lambda: VecExtractDictObs(vector(lambda: Last(True), norm_obs_keys=["numbers"]), "numbers"),
+        (lambda: WorkerVecEnv([DotEnv, unmakeable]), "could not be made in its worker process"),
+        (lambda: WorkerVecEnv([DotEnv], timeout=0), "timeout must be a number"),
+        (lambda: WorkerVecEnv([DotEnv], start_method="foo"), r"start_method must be one of '\w+', .*, got 'foo'"),
+        (lambda: WorkerVecEnv([]), "functions that make one"),
+        (lambda: WorkerVecEnv([DotEnv()]), "functions that make one"),
+        (lambda: WorkerVecEnv(DotEnv), r"functions that make one|has no len|not iterable"),
+        (lambda: above(lambda: VecFrameStack(vector(lambda: Last(True), **NUMBERS), 3)), CHANGES),
+        (lambda: above(lambda: VecFrameStack(vector(Numbers), 2)), CHANGES),
+        (lambda: above(lambda: VecExtractDictObs(vector(lambda: Last(True), **NUMBERS), "numbers")), CHANGES),
     ],
 )
-def test_wrappers_that_change_normalised_observations_are_refused(make):
-    with pytest.raises(ConfigError, match=r"changes normalised observations.* Make VecNormalize the outermost wrapper"):
-        ContrastiveSAC("CnnPolicy", make(), objective="none", device="cpu")
+def test_workers_and_wrappers_that_do_not_work_raise_one_error(make, said):
+    refused((ConfigError, TypeError), said, make)
 
 
 class Learned(gymnasium.RewardWrapper):

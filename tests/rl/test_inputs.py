@@ -15,14 +15,13 @@ from dipole.core.train.recipe import load_recipe
 from dipole.core.train.run import train
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.train.trained_run import evaluate_run
-from dipole.core.utils.errors import ConfigError
 from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, FrameReplayBuffer, make_env
 from dipole.rl.algorithms import open_agent
 from dipole.rl.envs.running.validate import stack
 from dipole.rl.episodes.play import evaluate
 from dipole.rl.export import save_plain
 from dipole.rl.sampling import FrameBatch
-from tests.rl.conftest import assert_resumes, same, tiny
+from tests.rl.conftest import assert_resumes, same
 
 SMALL = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 300, "seed": 0, "device": "cpu"}
 SEEING = {"image_size": 24, "filters": 4, "layers": 2, **SMALL}
@@ -240,36 +239,6 @@ def test_the_suite_gives_its_own_observation(inputs, opengl):
     for one, two in zip(ahead, again, strict=True):
         assert all(map(np.array_equal, one.values(), two.values())) if inputs == "both" else np.array_equal(one, two)
     assert env.render().shape == (32, 32, 3)
-
-
-class Odd(gymnasium.Env):
-    """Has a space and nothing else."""
-
-    action_space = gymnasium.spaces.Box(-1, 1, (2,))
-
-    def __init__(self, **parts):
-        self.observation_space = gymnasium.spaces.Dict(parts)
-
-
-IMAGE = gymnasium.spaces.Box(0, 255, (9, 28, 28), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: made(env=Odd(a=IMAGE, b=IMAGE)), "learns from one image in a dictionary, this one has 2"),
-        (lambda: made(env=Odd(a=IMAGE, b=gymnasium.spaces.Discrete(3))), r"'b' is Discrete\(3\)"),
-        (lambda: made("sac", "state", objective="infonce"), "sees no image here.*objective='none'"),
-        (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), "sees no image here.*objective='none'"),
-        (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), "policy must be 'CnnPolicy', got 'MlpPolicy'"),
-        (lambda: tiny(inputs="both"), "needs an image and a vector, in a dict"),
-        (lambda: tiny(inputs="words"), "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
-        (lambda: make_env("dot", inputs="stat"), "inputs must be 'pixels', 'state', 'both', got 'stat'.*Did you mean"),
-    ],
-)
-def test_inputs_that_do_not_fit_raise_errors(make, said):
-    with pytest.raises(ConfigError, match=said):
-        make()
 
 
 def test_vectors_with_nan_are_never_sampled():

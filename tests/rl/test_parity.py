@@ -77,9 +77,8 @@ class Plain:
 
     def __init__(self, policy, offset=0.0):
         self.encoder, self.key = Encoder(policy.encoder, offset), Encoder(policy.key_encoder, offset)
-        self.q, self.q_target = (
-            nn.ModuleList(MLP(net) for net in critic.q_networks) for critic in (policy.critic, policy.critic_target)
-        )
+        self.q = nn.ModuleList(MLP(net) for net in policy.critic.q_networks)
+        self.q_target = nn.ModuleList(MLP(net) for net in policy.critic_target.q_networks)
         self.W = nn.ParameterList([] if policy.contrast is None else [policy.contrast.terms[0].W.detach().clone()])
 
     def smaller(self, z, action, networks):

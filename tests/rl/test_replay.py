@@ -15,6 +15,7 @@ from dipole.core.utils.errors import ConfigError, TrainingError
 from dipole.rl import frames, replay
 from dipole.rl.augmentation import Centre, Crop, Custom, Shift, resolve, shift
 from dipole.rl.replay import FrameReplayBuffer
+from tests.runs import refused
 
 SIZE = 12
 ACTION = spaces.Box(-1, 1, (2,), np.float32)
@@ -37,14 +38,8 @@ def episodes(seed, stacking="repeat"):
         for left in reversed(range(rng.integers(1, 9))):
             after = [frame() for _ in range(3)] if stacking == "none" else [*before[1:], frame()]
             truncated = left == 0 and bool(rng.integers(2))
-            yield (
-                np.concatenate(before),
-                np.concatenate(after),
-                rng.uniform(-1, 1, 2),
-                rng.random(),
-                left == 0,
-                truncated,
-            )
+            stacks = np.concatenate(before), np.concatenate(after)
+            yield *stacks, rng.uniform(-1, 1, 2), rng.random(), left == 0, truncated
             before = after
 
 
@@ -93,8 +88,7 @@ def test_sampling_is_uniform_and_time_limits_can_be_declared_terminations():
     assert np.abs(counts[live] - expected).max() < 6 * np.sqrt(expected)
     assert counts.sum() == counts[live].sum()
     buffer = FrameReplayBuffer(20, space(), ACTION, "cpu", seed=0, handle_timeout_termination=False)
-    with pytest.raises(TrainingError, match="empty"):
-        buffer.sample(2)
+    refused(TrainingError, "empty", buffer.sample, 2)
     images = np.zeros((1, 9, SIZE, SIZE), np.uint8)
     buffer.add(images, images, np.zeros((1, 2)), np.zeros(1), np.array([True]), [{"TimeLimit.truncated": True}])
     assert buffer.sample(4).dones.tolist() == [[1.0]] * 4
@@ -135,13 +129,9 @@ def test_augmentations_by_name_and_shift_repeats_the_border():
     custom = resolve(lambda images: images[..., 2:10, 2:10], 9, SIZE, None, True)
     assert isinstance(custom, Custom)
     assert custom.size == 8
-    for given, said in (
-        (("crops", 9, 100, None), "Did you mean 'crop'"),
-        ((lambda images: images[0], 9, 100, None), "must return a tensor"),
-        (("crop", 9, 84, 100), "image_size must be between 1 and the rendered size 84"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            resolve(*given, True)
+    refused(ConfigError, "Did you mean 'crop'", resolve, "crops", 9, 100, None, True)
+    refused(ConfigError, "must return a tensor", resolve, lambda images: images[0], 9, 100, None, True)
+    refused(ConfigError, "image_size must be between 1 and the rendered size 84", resolve, "crop", 9, 84, 100, True)
     images = torch.arange(2 * 3 * 5 * 5).reshape(2, 3, 5, 5).to(torch.uint8)
     moved = shift(images, np.array([0, 4]), np.array([2, 3]), pad=2)
     for index, (top, left) in enumerate([(0, 2), (4, 3)]):
@@ -172,8 +162,7 @@ def test_buffers_that_do_not_fit_are_refused_and_frames_are_on_the_gpu_if_they_f
     needed = FrameReplayBuffer(60, space(), ACTION, "cpu", seed=0).nbytes
     monkeypatch.setattr(frames, "available_bytes", lambda device: 1_000_000_000)
     said = r"100,000 transitions.*needs 3,[01]\d\d,\d{3},\d{3} bytes.*1,000,000,000 bytes"
-    with pytest.raises(TrainingError, match=said):
-        FrameReplayBuffer(100_000, whole, ACTION, "cpu", seed=0)
+    refused(TrainingError, said, FrameReplayBuffer, 100_000, whole, ACTION, "cpu", seed=0)
     monkeypatch.setattr(FrameReplayBuffer, "_allocate", lambda self: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for free, device, kind in ((2 * needed, "cuda", "device"), (2 * needed - 1, "cuda", "host"), (1e9, "cpu", "host")):
@@ -194,16 +183,13 @@ def test_replay_on_disk_leaves_no_file_and_needs_free_space(tmp_path, monkeypatc
         FrameReplayBuffer(300, space(), ACTION, "cpu", storage="disk", seed=0)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"observation_space": spaces.Box(0, 1, (3, 8, 8), np.float32)}, "stores uint8 images"),
-        ({"frame_stack": 2}, "frame_stack 2 does not divide the 9 channels"),
-        *(({name: number}, f"{name} must be an integer >= 1, got {number}") for name, number in (
-            ("buffer_size", 0), ("buffer_size", -5), ("frame_stack", -3), ("frame_stack", 0), ("n_envs", 0))),
-        ({"seed": -1}, "seed must be an integer from 0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "said"), [
+    ({"observation_space": spaces.Box(0, 1, (3, 8, 8), np.float32)}, "stores uint8 images"),
+    ({"frame_stack": 2}, "frame_stack 2 does not divide the 9 channels"),
+    *(({name: number}, f"{name} must be an integer >= 1, got {number}") for name, number in (
+        ("buffer_size", 0), ("buffer_size", -5), ("frame_stack", -3), ("frame_stack", 0), ("n_envs", 0))),
+    ({"seed": -1}, "seed must be an integer from 0"),
+])  # fmt: skip
 def test_wrong_settings_of_replay_are_named(given, said):
     with pytest.raises(ConfigError, match=said):
         FrameReplayBuffer(**{"buffer_size": 10, "observation_space": space(), "action_space": ACTION, **given})

@@ -16,6 +16,7 @@ from dipole.rl import CheckpointCallback, DotEnv, make_env, plain_state, resume,
 from dipole.rl.plain_state import read, write
 from dipole.rl.replay import FrameReplayBuffer
 from tests.rl.conftest import same, tiny
+from tests.runs import refused
 from tests.systems import links, posix
 
 SIZE = 12
@@ -88,8 +89,7 @@ def test_a_save_writes_the_new_steps_alone_and_links_the_others(tmp_path):
     # Nothing of the first folder is needed, and a ring beyond memory is refused before it is made.
     shutil.rmtree(tmp_path / "one")
     other = filled(0, size=400)
-    with pytest.raises(TrainingError, match="needs"):
-        other.load_counters(buffer.counters() | {"ring": 10**15})
+    refused(TrainingError, "needs", other.load_counters, buffer.counters() | {"ring": 10**15})
     other.load_counters(buffer.counters())
     segments.read(tmp_path / "two", other, second)
     assert len(other) == 50
@@ -145,6 +145,11 @@ def a_pickle(folder, name):
     told(lambda manifest: manifest["bytes"].update({name: (folder / name).stat().st_size}))(folder)
 
 
+def a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 def flip(folder):
     (path,) = folder.glob("replay-*-*.npz")
     data = bytearray(path.read_bytes())
@@ -180,21 +185,14 @@ def checkpoint(tmp_path_factory):
         (lambda folder: a_pickle(folder, "replay.npz"), "cannot be read"),
         (lambda folder: a_pickle(folder, "state.json"), "cannot be read"),
         (lambda folder: a_pickle(folder, "agent.zip"), "cannot be read"),
-        pytest.param(
-            lambda f: ((f / "manifest.json").unlink(), os.mkfifo(f / "manifest.json")),
-            "damaged|incomplete",
-            marks=posix,
-        ),
-        pytest.param(
-            lambda f: ((f / "state.json").unlink(), os.mkfifo(f / "state.json")), "damaged|incomplete", marks=posix
-        ),
+        pytest.param(lambda folder: a_pipe(folder / "manifest.json"), "damaged|incomplete", marks=posix),
+        pytest.param(lambda folder: a_pipe(folder / "state.json"), "damaged|incomplete", marks=posix),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, said):
     folder = shutil.copytree(checkpoint, tmp_path / "agent-000000012")
     damage(folder)
-    with pytest.raises(CheckpointError, match=said):
-        resume(folder, make_env("dot"), device="cpu")
+    refused(CheckpointError, said, resume, folder, make_env("dot"), device="cpu")
 
 
 def alike(a, b):
@@ -253,5 +251,4 @@ def test_objects_are_refused_with_their_place(tiny_agent, tmp_path):
 )
 def test_names_and_links_out_of_the_folder_are_refused(tmp_path, name):
     (tmp_path / "agent-000000012").symlink_to("/")
-    with pytest.raises(CheckpointError, match="is no checkpoint of an agent"):
-        snapshots.named(tmp_path, name)
+    refused(CheckpointError, "is no checkpoint of an agent", snapshots.named, tmp_path, name)

@@ -5,6 +5,7 @@ import re
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from dipole.core.utils.errors import ConfigError, OptionError, TrainingError
@@ -12,6 +13,7 @@ from dipole.rl import ContrastiveDrQ, ContrastiveSAC, DotEnv, WorkerVecEnv, make
 from dipole.rl.envs import registry
 from dipole.rl.episodes.play import evaluate
 from tests.rl.conftest import tiny
+from tests.runs import refused
 
 STEPS = 30
 STATE = {"hidden": (16,), "batch_size": 8, "learning_starts": 10, "buffer_size": 100, "seed": 0, "device": "cpu"}
@@ -96,25 +98,9 @@ def test_wrong_interface_is_refused_at_the_first_step(tiny_agent, kind, wrapped)
     assert "Altered" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda: a_worker("int16"), ConfigError, CASES["int16"]),  # raised in the parent
-        (lambda: tiny(Altered("steps")).learn(STEPS), ConfigError, r"\['environment_steps'\] must be an integer >= 0"),
-        (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
-        (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
-        (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
-    ],
-)
-def test_other_wrong_answers_raise_one_error(call, error, said):
-    with pytest.raises(error, match=said):
-        call()
-
-
 def test_observations_that_change_later_are_refused_and_other_episodes_are_passed_over(tiny_agent):
     agent = tiny_agent(Altered("shape", at=17))
-    with pytest.raises(ConfigError, match=r"Altered gives an observation of the shape \(9, 27, 28\)"):
-        agent.learn(STEPS)
+    refused(ConfigError, r"Altered gives an observation of the shape \(9, 27, 28\)", agent.learn, STEPS)
     assert len(agent.replay_buffer) == 16
     agent = tiny_agent(gymnasium.wrappers.TimeLimit(Altered("episode"), 9)).learn(STEPS)
     assert [each["l"] for each in agent.ep_info_buffer] == [9, 9, 9]  # those of SB3's Monitor
@@ -141,21 +127,54 @@ class Spaces(gymnasium.Env):
         return *self.answer(self.count), False, self.count % 10 == 0, {}
 
 
+def of_action(space, kind=ContrastiveSAC):
+    return kind("CnnPolicy", Spaces(action=space))
+
+
+def of_observation(space):
+    return ContrastiveSAC("MultiInputPolicy", Spaces(space))
+
+
+IMAGE = BOX(0, 255, (9, 28, 28), np.uint8)
+BOUNDS = "needs continuous actions with finite bounds"
+IMAGES = r"needs uint8 images \(C, H, W\), vectors, or a dictionary of both"
+BLIND_SAID = "sees no image here.*objective='none'"
+NESTED = spaces.Dict({"a": spaces.Dict({"b": BOX(-1, 1, (3,))})})
+
+
 @pytest.mark.parametrize(
-    ("kind", "spaces", "said"),
+    ("call", "error", "said"),
     [
-        (ContrastiveSAC, {"action": BOX(-1, 1, (0,))}, "needs continuous actions with finite bounds"),
-        (ContrastiveSAC, {"action": BOX(1, 1, (2,))}, "low below high"),
-        (ContrastiveSAC, {"action": BOX(0, 5, (2,), np.int32)}, "a Box of floats"),
-        (ContrastiveDrQ, {"action": gymnasium.spaces.Discrete(3)}, "needs continuous actions with finite bounds"),
-        *((ContrastiveSAC, {"observation": space}, r"needs uint8 images \(C, H, W\), vectors, or a dictionary of both")
-          for space in (gymnasium.spaces.Text(5), gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
-                        gymnasium.spaces.Dict({"a": gymnasium.spaces.Dict({"b": BOX(-1, 1, (3,))})}))),
+        (lambda: a_worker("int16"), ConfigError, CASES["int16"]),  # raised in the parent
+        (lambda: tiny(Altered("steps")).learn(STEPS), ConfigError, r"\['environment_steps'\] must be an integer >= 0"),
+        (lambda: tiny(batch_size=10**9), OptionError, "a batch of images of 1000000000 x 9 x 28 x 28 takes .* GB"),
+        (lambda: tiny(Altered("reset raises")).learn(1), TrainingError, "no world.*reset of .* Altered cannot be used"),
+        (lambda: evaluate(tiny(), BLIND, 1, frames=[]), ConfigError, "render of .* Altered returned None.*'rgb_array'"),
+        (lambda: of_action(BOX(-1, 1, (0,))), ConfigError, BOUNDS),
+        (lambda: of_action(BOX(-np.inf, np.inf, (2,))), ConfigError, BOUNDS),
+        (lambda: of_action(spaces.Discrete(3)), ConfigError, BOUNDS),
+        (lambda: of_action(BOX(1, 1, (2,))), ConfigError, "low below high"),
+        (lambda: of_action(BOX(0, 5, (2,), np.int32)), ConfigError, "a Box of floats"),
+        (lambda: of_action(spaces.Discrete(3), ContrastiveDrQ), ConfigError, BOUNDS),
+        (lambda: of_observation(spaces.Text(5)), ConfigError, IMAGES),
+        (lambda: of_observation(spaces.Sequence(spaces.Discrete(3))), ConfigError, IMAGES),
+        (lambda: of_observation(NESTED), ConfigError, IMAGES),
+        (
+            lambda: of_observation(spaces.Dict(a=IMAGE, b=IMAGE)),
+            ConfigError,
+            "one image in a dict.*this one has 2",
+        ),
+        (lambda: of_observation(spaces.Dict(a=IMAGE, b=spaces.Discrete(3))), ConfigError, r"'b' is Discrete\(3\)"),
+        (lambda: tiny(make_env("dot", inputs="state"), objective="infonce"), ConfigError, BLIND_SAID),
+        (lambda: ContrastiveSAC("CnnPolicy", make_env("dot", inputs="state")), ConfigError, BLIND_SAID),
+        (lambda: ContrastiveSAC("MlpPolicy", make_env("dot")), ConfigError, "must be 'CnnPolicy', got 'MlpPolicy'"),
+        (lambda: tiny(inputs="both"), ConfigError, "needs an image and a vector, in a dict"),
+        (lambda: tiny(inputs="words"), ConfigError, "inputs: 'words' is not allowed. Allowed: auto, pixels, state"),
+        (lambda: make_env("dot", inputs="stat"), ConfigError, "'pixels', 'state', 'both', got 'stat'.*Did you mean"),
     ],
-)  # fmt: skip
-def test_wrong_spaces_are_refused(kind, spaces, said):
-    with pytest.raises(ConfigError, match=said):
-        kind("MultiInputPolicy" if "observation" in spaces else "CnnPolicy", Spaces(**spaces))
+)
+def test_what_no_agent_can_learn_from_raises_one_error(call, error, said):
+    refused(error, said, call)
 
 
 class Poisoned(DummyVecEnv):
@@ -209,8 +228,7 @@ def test_observation_of_a_custom_vecenv_that_is_not_finite_raises_an_error():
     vectors = BOX(-np.inf, np.inf, (4,), np.float32)
     env = Unseen([lambda: Spaces(vectors, answer=lambda step: (np.full(4, np.nan if step == 13 else 0.5, "f4"), 1.0))])
     agent = ContrastiveSAC("MlpPolicy", env, objective="none", **STATE)
-    with pytest.raises(TrainingError, match=r"the observation is not finite: environment 0 of .* at agent step 13"):
-        agent.learn(STEPS)
+    refused(TrainingError, r"the observation is not finite: environment 0 of .* at agent step 13", agent.learn, STEPS)
 
 
 class Many:
@@ -229,24 +247,19 @@ class Spaceless(gymnasium.Env):
     pass
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        (None, r"an environment is needed, got None"),
-        (DotEnv, r"DotEnv is a class and no environment: make one of it, DotEnv\(\.\.\.\)"),
-        (Many(), r"Many is an environment of PettingZoo"), (Old(), r"Old is no gymnasium\.Env\. This is gym's API"),
-        (make_env, r"make_env is no environment\. Call it"), ([DotEnv()], r"list is no environment"),
-        (Spaceless(), r"Spaceless has no observation_space"), ("Nowhere-v0", r"unknown task 'Nowhere-v0'"),
-        ("dott", r"unknown task 'dott'.*dot"),
-        (gymnasium.vector.SyncVectorEnv([DotEnv]), r"SyncVectorEnv is a vector environment of gymnasium"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("env", "said"), [
+    (None, r"an environment is needed, got None"),
+    (DotEnv, r"DotEnv is a class and no environment: make one of it, DotEnv\(\.\.\.\)"),
+    (Many(), r"Many is an environment of PettingZoo"), (Old(), r"Old is no gymnasium\.Env\. This is gym's API"),
+    (make_env, r"make_env is no environment\. Call it"), ([DotEnv()], r"list is no environment"),
+    (Spaceless(), r"Spaceless has no observation_space"), ("Nowhere-v0", r"unknown task 'Nowhere-v0'"),
+    ("dott", r"unknown task 'dott'.*dot"),
+    (gymnasium.vector.SyncVectorEnv([DotEnv]), r"SyncVectorEnv is a vector environment of gymnasium"),
+])  # fmt: skip
 def test_wrong_types_of_environments_raise_errors(env, said):
-    with pytest.raises(ConfigError, match=said):
-        ContrastiveSAC("CnnPolicy", env)
+    refused(ConfigError, said, ContrastiveSAC, "CnnPolicy", env)
     if env not in ("Nowhere-v0", "dott"):
-        with pytest.raises(ConfigError, match=said):
-            evaluate(None, env, 1)
+        refused(ConfigError, said, evaluate, None, env, 1)
 
 
 def test_tasks_are_named_and_factories_checked(tiny_agent, monkeypatch):
@@ -254,5 +267,4 @@ def test_tasks_are_named_and_factories_checked(tiny_agent, monkeypatch):
     assert tiny_agent("dipole/dot-v0").learn(2).num_timesteps == 2
     monkeypatch.setattr(registry, "_environments", dict(registry._environments))
     registry.environment("nothing")(lambda: None)
-    with pytest.raises(ConfigError, match=re.escape("the task 'nothing' made None, which is no gymnasium.Env")):
-        make_env("nothing")
+    refused(ConfigError, re.escape("the task 'nothing' made None, which is no gymnasium.Env"), make_env, "nothing")
