@@ -169,12 +169,12 @@ def test_lists_give_several_and_missing_cells_are_counted(tmp_path):
     with pytest.warns(UserWarning, match=r"of 4 rows 2 have no 'a' or no 'p' and are skipped, 1 lack a negative"):
         found = read_pairs(write_rows(tmp_path / "t.jsonl", rows), ["a", "p", "n"])
     texts = [*found.texts, None]
-    assert [[texts[i] for i in row] for row in np.column_stack([found.anchor, found.positive, found.negatives])] == [
-        ["one", "two", "four", "five"], ["one", "three", "four", "five"], ["eight", "nine", None, None]
-    ]  # fmt: skip
+    numbers = np.column_stack([found.anchor, found.positive, found.negatives])
+    wanted = [["one", "two", "four", "five"], ["one", "three", "four", "five"], ["eight", "nine", None, None]]
+    assert [[texts[i] for i in row] for row in numbers] == wanted
     assert (found.incomplete, found.fewer) == (2, 1)
-    with pytest.raises(DataError, match="none of 2 rows has both 'a' and 'p'"):
-        read_pairs(write_rows(tmp_path / "t.jsonl", [{"a": "x", "p": ""}] * 2), ["a", "p"])
+    halves = write_rows(tmp_path / "t.jsonl", [{"a": "x", "p": ""}] * 2)
+    refused(DataError, "none of 2 rows has both 'a' and 'p'", read_pairs, halves, ["a", "p"])
 
 
 def test_duplicates_wait_on_any_number_of_ranks_and_after_a_resume(tmp_path):

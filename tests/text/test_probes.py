@@ -178,12 +178,10 @@ def test_fits_leave_the_global_generators_alone():
 
 def toy_task(n=240, d=8, kind="nested"):
     x, y = blobs(n, d, 2, seed=3)
-    sentences = [[["w"] * (1 + i % 7) for i in range(n)]]
-    if kind == "nested":
-        return Task("toy", kind, {"all": Split(sentences, list(y))}, 2), {"all": x}
-    cut = n // 3 * 2
-    splits = {"train": Split([sentences[0][:cut]], list(y[:cut])), "test": Split([sentences[0][cut:]], list(y[cut:]))}
-    return Task("toy", kind, splits, 2), {"train": x[:cut], "test": x[cut:]}
+    sentences, cut = [["w"] * (1 + i % 7) for i in range(n)], n // 3 * 2
+    parts = {"all": slice(None)} if kind == "nested" else {"train": slice(cut), "test": slice(cut, None)}
+    splits = {name: Split([sentences[part]], list(y[part])) for name, part in parts.items()}
+    return Task("toy", kind, splits, 2), {name: x[part] for name, part in parts.items()}
 
 
 def sklearn_nested(x, y, k, grid, **options):
@@ -217,7 +215,7 @@ def test_senteval_sklearn_and_fast_follow_the_nested_protocol():
     assert fast.dev == pytest.approx(exact[0], abs=0.1)
 
 
-def test_holdout_grids_and_scaled_halves():
+def test_holdout_grids_scaled_halves_and_devices():
     assert Settings("fast").grid("nested") == [0.25, 0.5, 1, 2, 4, 8]
     assert Settings("fast").grid("holdout") == [0.5, 1, 2, 4, 8, 16, 32]
     assert Settings("skip-thoughts").grid("nested") == [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -225,6 +223,8 @@ def test_holdout_grids_and_scaled_halves():
     x = np.array([[3.0, 4.0, 0.0, 0.0], [0.0, 2.0, 5.0, 12.0]])
     assert halves_normalised(x, 2) == pytest.approx(np.array([[0.6, 0.8, 0, 0], [0, 1, 5 / 13, 12 / 13]]))
     refused(OptionError, "cannot be cut", halves_normalised, np.ones((1, 3)), 2)
+    for device in ("nowhere", "cuda:99"):
+        refused(OptionError, "device must be an available one", check_device, device)
 
 
 @pytest.mark.parametrize("protocol", ["fast", "senteval-sklearn", "senteval-torch", "skip-thoughts"])
@@ -260,8 +260,3 @@ def test_classifiers_on_a_device_answer_what_they_do_here(protocol, classifier, 
         found = classify(task, {"all": split}, {"all": x}, there)
     assert (found.dev, found.folds, found.chosen) == (wanted.dev, wanted.folds, wanted.chosen)
     assert np.array_equal(found.predicted, wanted.predicted)
-
-
-@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
-def test_a_device_that_is_not_here_is_one_message(device):
-    refused(OptionError, "device must be an available one", check_device, device)

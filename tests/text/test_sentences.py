@@ -1,7 +1,6 @@
 """Corpora as ids: equal to a plain loop, on any number of processes, after kills and damage; and their cache."""
 
 import gzip
-import json
 import multiprocessing
 import os
 import shutil
@@ -39,8 +38,7 @@ def books(tmp_path):
     folder.mkdir()
     for number in range(7):
         (folder / f"{number}.txt").write_text(text_of(number, 600), encoding="utf-8")
-    with gzip.open(folder / "7.txt.gz", "wt", encoding="utf-8") as file:
-        file.write(text_of(7, 600))
+    (folder / "7.txt.gz").write_bytes(gzip.compress(text_of(7, 600).encode()))
     return folder
 
 
@@ -64,11 +62,9 @@ def plain(folder, size, max_length, lower, limit):
     return index, ids, [d for d, _ in flat]
 
 
-def encoded(source, folder=None, processes=1, limit=None, lower=False, size=1500, **options):
-    return encode_pieces(
-        read_pieces(str(source)), Cut(9, lower), vocabulary_size=20, limit=limit, folder=folder, processes=processes,
-        size=size, **options,
-    )  # fmt: skip
+def encoded(source, folder=None, processes=1, limit=None, lower=False, **options):
+    options = {"folder": folder, "processes": processes, "limit": limit, "size": 1500} | options
+    return encode_pieces(read_pieces(str(source)), Cut(9, lower), vocabulary_size=20, **options)
 
 
 def ids_of(sentences):
@@ -171,16 +167,14 @@ def damages(data):
 
 
 def test_damaged_ids_are_made_again(tmp_path):
-    leaflets = tmp_path / "pages"
-    leaflets.mkdir()
-    (leaflets / "a.txt").write_text(text_of(0, 100), encoding="utf-8")
-    tokens, expected = encoded(leaflets)
-    folder = tmp_path / "ids"
-    encoded(leaflets, folder)
+    leaflet, folder = tmp_path / "a.txt", tmp_path / "ids"
+    leaflet.write_text(text_of(0, 100), encoding="utf-8")
+    tokens, expected = encoded(leaflet)
+    encoded(leaflet, folder)
     for name in sorted(FILES | {"tokenizer.json"}):
         for damage in damages((folder / name).read_bytes()):
             (folder / name).write_bytes(damage)
-            found, sentences = encoded(leaflets, folder)
+            found, sentences = encoded(leaflet, folder)
             assert np.array_equal(sentences.tokens, expected.tokens)
             assert sentences.fingerprint == expected.fingerprint
             assert found.fingerprint == tokens.fingerprint
@@ -201,8 +195,7 @@ def test_a_corpus_that_changes_or_disappears_during_reading_is_not_cached(books,
                 (books / "2.txt").unlink()
             yield piece
 
-    with pytest.raises(DataError, match=r"the corpus cannot be read: .*2\.txt No such file"):
-        encode_pieces(pieces(), Cut(9), folder=folder)
+    refused(DataError, r"cannot be read: .*2\.txt No such file", encode_pieces, pieces(), Cut(9), folder=folder)
 
 
 def fill(folder, barrier, number):
@@ -259,16 +252,10 @@ def test_damaged_json_of_a_cache_is_made_again(tmp_path, monkeypatch):
         assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        json.JSONDecodeError("x", "", 0),
-        *(each("x") for each in (zipfile.BadZipFile, KeyError, EOFError, OSError, Exception)),
-    ],
-)
+@pytest.mark.parametrize("error", [zipfile.BadZipFile, KeyError, EOFError, OSError, ValueError, Exception])
 def test_any_error_of_a_reader_means_no_cache(error):
     def read():
-        raise error
+        raise error("x")
 
     assert core_cache.found(read) is None
 
@@ -284,10 +271,8 @@ def test_caches_are_named_by_content_not_by_path_and_date(books, tmp_path):
     moved = shutil.copytree(books, tmp_path / "moved")
     assert corpus_folder(settings.model_copy(update={"corpus": str(moved)}), None) == first
     book = books / "1.txt"
-    before = book.stat()
-    text = book.read_text("utf-8")
-    with book.open("r+", encoding="utf-8") as file:
-        file.write(text[1:2] + text[0:1])
+    before, data = book.stat(), book.read_bytes()
+    book.write_bytes(data[1:2] + data[:1] + data[2:])
     os.utime(book, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (book.stat().st_size, book.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     assert corpus_folder(settings, None) != first

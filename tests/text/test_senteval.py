@@ -90,8 +90,7 @@ def test_usepytorch_or_protocol_selects(tiny, given, protocol):
 
 def test_a_missing_task_stops_before_anything_is_encoded(tiny, tmp_path):
     batcher = Batcher()
-    with pytest.raises(DataError, match=r"rt-polarity\.pos"):
-        senteval.SE(params(tiny), batcher).eval(["CR", "MR"])
+    refused(DataError, r"rt-polarity\.pos", senteval.SE(params(tiny), batcher).eval, ["CR", "MR"])
     assert not batcher.seen
     refused(DataError, r"custrev.pos.*downstream", load_task, "CR", tmp_path / "absent")
     refused(DataError, "Did you mean 'MRPC'", load_task, "MRPS", tmp_path)
@@ -160,7 +159,7 @@ def test_relatedness_learns_from_soft_targets():
 
 
 def test_the_six_tasks_stand_beside_the_published_rows():
-    ours = {task: senteval.Result({"acc": 70.0 + i, "devacc": 71.0}) for i, task in enumerate(senteval.SIX_TASKS)}
+    ours = {task: senteval.Result({"acc": 70.0 + i, "devacc": 71.0}) for i, task in enumerate(SIX_TASKS)}
     for result in ours.values():
         result.protocol = "fast"
     lines = six_task_table({"ours": ours}).splitlines()
@@ -171,17 +170,6 @@ def test_the_six_tasks_stand_beside_the_published_rows():
     assert any("CLLR" in line for line in lines)
     assert "fast" in lines[-2]
     assert "exchanged" in lines[-1]
-
-
-@pytest.fixture
-def copy(shared_data, tmp_path):
-    """A writable copy of one task of the real data."""
-
-    def make(name):
-        shutil.copytree(shared_data / "senteval/downstream" / name, tmp_path / "downstream" / name)
-        return tmp_path / "downstream" / name
-
-    return make
 
 
 def test_tasks_have_the_published_sizes(shared_data):
@@ -214,9 +202,9 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("file", "damage", "message"), DAMAGES)
-def test_damage_is_noticed(copy, tmp_path, file, damage, message):
-    name = file.partition("/")[0]
-    path = copy(name).parent / file
+def test_damage_is_noticed(shared_data, tmp_path, file, damage, message):
+    name, path = file.partition("/")[0], tmp_path / "downstream" / file
+    shutil.copytree(shared_data / "senteval/downstream" / name, path.parent)
     path.write_bytes(damage(path.read_bytes()))
     refused(DataError, message, load_task, name, tmp_path)
     if name == "CR":  # lost lines may be allowed

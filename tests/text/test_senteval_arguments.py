@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import scipy.sparse
 import torch
 
 from dipole.core.cli import main
+from dipole.core.evaluation import logistic
 from dipole.core.train.run_folder import RunFolder
 from dipole.core.utils.errors import DataError, OptionError
 from dipole.text import senteval
@@ -97,31 +99,32 @@ def test_repeated_tasks_bytes_and_known_files(shared_data):
     assert load_task("CR", shared_data / "senteval").changed == ()
 
 
+def uneven(params, batch):
+    return np.ones((len(batch), 3 + (len(batch[0]) > 4)))
+
+
+def constant(value, params, batch):
+    return np.full((len(batch), 3), value)
+
+
+HUGE = {"nhid": 10**9}
+
+
 @pytest.mark.parametrize(
     ("given", "tasks", "error", "message"),
     [
         *(({}, tasks, OptionError, "tasks must be names") for tasks in (None, [], set(), 3, [None], b"CR")),
         ({"kfold": 21}, "CR", DataError, "20 samples, fewer than the 21 folds"),
-        (
-            {"batcher": lambda p, b: np.ones((len(b), 3 + (len(b[0]) > 4))), "batch_size": 8},
-            "CR", DataError, "vectors of 3 and 4 numbers",
-        ),
-        (
-            {"usepytorch": True, "classifier": {"nhid": 10**9}},
-            "CR", OptionError, r"classifiers of 1000000000 hidden units of .* takes .* GB",
-        ),
+        ({"batcher": uneven, "batch_size": 8}, "CR", DataError, "vectors of 3 and 4 numbers"),
+        ({"usepytorch": True, "classifier": HUGE}, "CR", OptionError, "of 1000000000 hidden units of .* takes .* GB"),
         *(
-            (
-                {"batcher": lambda p, b, value=value: np.full((len(b), 3), value), "protocol": protocol},
-                "CR", DataError, r"reach 1e\+30|NaN or infinity",
-            )
+            ({"batcher": partial(constant, value), "protocol": protocol}, "CR", DataError, r"1e\+30|NaN or infinity")
             for value, protocol in product((1e30, np.nan, np.inf), ("fast", "senteval-sklearn"))
         ),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_do_not_fit_are_refused(tiny, given, tasks, error, message):
-    with pytest.raises(error, match=message):
-        engine(tiny, **given).eval(tasks)
+    refused(error, message, engine(tiny, **given).eval, tasks)
     assert engine(tiny, model=object(), word_vec={}, samples=3).params.samples == 3
 
 
@@ -209,8 +212,7 @@ def test_a_folder_that_may_not_be_read(tiny):
     folder = tiny / "downstream/CR"
     folder.chmod(0)
     try:
-        with pytest.raises(DataError, match=r"cannot be read .* look at its permissions"):
-            engine(tiny).eval("CR")
+        refused(DataError, r"cannot be read .* look at its permissions", engine(tiny).eval, "CR")
     finally:
         folder.chmod(0o755)
 
@@ -219,8 +221,8 @@ def test_a_folder_that_may_not_be_read(tiny):
 def test_a_split_without_samples(kind):
     full, empty = Split([[["a"], ["b"]]], [0, 1]), Split([[]], [])
     splits = {"all": empty} if kind == "nested" else {"train": full, "test": empty}
-    with pytest.raises(DataError, match=r"toy: no samples in (all|test)"):
-        score(Task("toy", kind, splits, 2), {("a",): np.ones(2), ("b",): np.zeros(2)}, Settings())
+    task, vectors = Task("toy", kind, splits, 2), {("a",): np.ones(2), ("b",): np.zeros(2)}
+    refused(DataError, r"toy: no samples in (all|test)", score, task, vectors, Settings())
 
 
 def test_word_content_has_no_hidden_units():
@@ -240,8 +242,6 @@ def test_word_content_has_no_hidden_units():
 
 
 def test_what_has_not_converged_is_said(monkeypatch):
-    from dipole.core.evaluation import logistic
-
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 5))
     y = (x[:, 0] + draw.normal(size=200) > 0).astype(int)
@@ -251,24 +251,17 @@ def test_what_has_not_converged_is_said(monkeypatch):
         assert classify(task, task.splits, {"all": x}, Settings("fast", 2)).unconverged > 18
 
 
-@pytest.fixture
-def benchmark(tmp_path):
+@pytest.mark.parametrize("value", ["x", None, float("nan"), np.ones(2)])
+def test_scores_and_similarities_lie_in_their_range(tmp_path, value):
     """An STS Benchmark of ten pairs a split."""
     folder = tmp_path / "downstream/STS/STSBenchmark"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     for split in ("train", "dev", "test"):
         lines = [f"main\tx\t2012\t{i}\t{i / 2}\ta{i} b\tb{i} a a\n" for i in range(10)]
         (folder / f"sts-{split}.csv").write_text("".join(lines))
-    return tmp_path
-
-
-@pytest.mark.parametrize("value", ["x", None, float("nan"), np.ones(2)])
-def test_scores_and_similarities_lie_in_their_range(benchmark, value):
-    asked = engine(benchmark, similarity=lambda left, right: value)
-    with pytest.raises(DataError, match=r"STSBenchmark-cosine: similarity returned .*; it must be a finite number"):
-        asked.eval("STSBenchmark-cosine")
-    with (benchmark / "downstream/STS/STSBenchmark/sts-test.csv").open("a") as file:
+    asked, task = engine(tmp_path, similarity=lambda left, right: value), "STSBenchmark-cosine"
+    refused(DataError, rf"{task}: similarity returned .*; it must be a finite number", asked.eval, task)
+    with (folder / "sts-test.csv").open("a") as file:
         file.write("main\tx\t2012\t10\t9\ta b\tb a a\n")
     for task in ("STSBenchmark", "STSBenchmark-cosine"):
-        with pytest.raises(DataError, match=r"sts-test\.csv, line 11: the score 9 is none of 0 to 5"):
-            engine(benchmark).eval(task)
+        refused(DataError, r"sts-test\.csv, line 11: the score 9 is none of 0 to 5", engine(tmp_path).eval, task)

@@ -5,8 +5,11 @@ import json
 import shutil
 
 import numpy as np
+import pandas
+import pyarrow.parquet
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from dipole.core.cli import main
 from dipole.core.train.inference import embed
@@ -158,13 +161,10 @@ def test_damaged_models_and_formats_of_another_domain_are_refused(plain, tmp_pat
 
 
 def test_sentences_are_read_from_every_kind_of_file(tmp_path):
-    import pandas
-
     texts = ["one, two", 'a "quoted" one', "third"]
     table = pandas.DataFrame({"id": ["a", "b", "c"], "sentence": texts})
     (tmp_path / "s.txt").write_text("\n".join(texts))
-    with gzip.open(tmp_path / "s.txt.gz", "wt") as file:
-        file.write("\r\n".join(texts) + "\r\n")
+    (tmp_path / "s.txt.gz").write_bytes(gzip.compress(("\r\n".join(texts) + "\r\n").encode()))
     table.to_csv(tmp_path / "s.csv", index=False)
     table.to_csv(tmp_path / "s.tsv", index=False, sep="\t")
     table.to_parquet(tmp_path / "s.parquet")
@@ -191,16 +191,12 @@ def test_sentences_are_read_from_every_kind_of_file(tmp_path):
 )
 def test_what_is_no_file_of_sentences_is_refused(tmp_path, name, content, column, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        list(read_sentences(str(tmp_path / name), column).rows)
+    refused(DataError, message, lambda: list(read_sentences(str(tmp_path / name), column).rows))
 
 
 def test_both_formats_hold_the_same_rows_and_nothing_of_inputs_that_end_in_an_error(tmp_path):
-    import pyarrow.parquet
-
     rows = [{"id": f"s{i}", "text": f"word{i % 24} word{i % 5}"} for i in range(23)]
-    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given, encoder = str(tmp_path / "s.jsonl"), make_encoder("bow")
+    given, encoder = write_rows(tmp_path / "s.jsonl", rows), make_encoder("bow")
     for suffix in ("npy", "parquet"):
         found = embed(SentenceEmbedder(encoder), given, tmp_path / f"o.{suffix}", batch_size=5, quiet=True)
         assert found == (23, encoder.width)
@@ -263,8 +259,6 @@ ENCODERS = {
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow][: k != "projected"]) for k in ENCODERS])
 def test_onnx_gives_the_same_vectors(tmp_path, kind):
-    from dipole.text.export import export_as
-
     encoder = ENCODERS[kind]()
     export_as("onnx", encoder, tmp_path, Record())
     found = open_folder(tmp_path, CPU, None).vectors([*SENTENCES, *SENTENCES[:1]]).numpy()
@@ -273,8 +267,6 @@ def test_onnx_gives_the_same_vectors(tmp_path, kind):
 
 @pytest.mark.parametrize("to", ["sentence-transformers", "transformers", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_every_folder_has_a_card_that_the_hub_reads(tmp_path, to):
-    from huggingface_hub import ModelCard
-
     export_as(to, make_encoder("bow"), tmp_path, Record())
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.license == "unknown"
